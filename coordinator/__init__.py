@@ -1,0 +1,1 @@
+"""What runs on the server: it decides, it never trains."""

@@ -1,0 +1,1 @@
+"""Grouping devices by their updates, on the Gram matrix."""

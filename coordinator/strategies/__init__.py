@@ -1,0 +1,1 @@
+"""One method per file; base.py says what a method is."""

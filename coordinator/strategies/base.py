@@ -1,0 +1,65 @@
+"""What a method is: a generator of exchanges over a serialisable state. No network, no clock, no disk, no torch.
+
+`round` yields `{client: Fit | Probe}`, is sent `{client: Reply}`, and returns the next state. A missing key is a device
+that did not answer. Draw only from `rng`; go through clients in sorted order, so that a replay is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar, cast
+
+import numpy as np
+
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema
+
+Exchange = Mapping[ClientId, Fit | Probe]
+Replies = Mapping[ClientId, Reply]
+Fleet = Mapping[ClientId, int]  # enrolled clients and their number of training samples
+Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is served their mixture of probabilities
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a method carries from round to round; plain arrays and numbers, so that any method can be stored and replayed.
+
+    `centers` is [n_centers, schema.size]; `assignment` maps a client to its center (hard methods; empty before the first
+    clustering); `extra` holds whatever else a method needs, by name.
+    """
+
+    centers: Array
+    assignment: Mapping[ClientId, int] = field(default_factory=dict)
+    extra: Mapping[str, Array] = field(default_factory=dict)
+
+
+Round = Generator[Exchange, Replies, State]
+
+
+class Strategy(Protocol):
+    """One method. Frozen dataclass of its settings; all state is in `State`."""
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
+        """The state before the first round, from one common initial model [schema.size]."""
+        ...
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """One round. The input state is left as it was."""
+        ...
+
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:
+        """What serves `who`; None is a device that never trained and has not chosen yet."""
+        ...
+
+
+T = TypeVar("T")
+
+
+def drive(exchanges: Generator[Exchange, Replies, T], ask: Callable[[Exchange], Replies]) -> T:
+    """Run a generator of exchanges to its end; `ask` is the network, the emulator, or a log of stored replies."""
+    try:
+        exchange = next(exchanges)
+        while True:
+            exchange = exchanges.send(ask(exchange))
+    except StopIteration as done:
+        return cast("T", done.value)

@@ -1,0 +1,203 @@
+"""What a device is asked and what it answers: `Fit`, `Probe`, `Reply`, over one flat vector per model.
+
+A model is a flat vector [schema.size]: the parameters in the order of the schema, then the buffers (batch norm's running
+statistics). `vector[:schema.n_params]` are the parameters; proximal terms and distances use those only. Wire vectors are
+float32; in-process runs may use float64. Data only: nothing here trains, sends, or knows a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+ClientId = str
+Array = NDArray[Any]
+Flat = NDArray[Any]  # [schema.size], float32 on the wire
+Tensors = Mapping[str, Array]
+OWN: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`
+
+WANTS = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
+SPLITS = frozenset({"train", "test"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorSpec:
+    """One tensor of a model: its torch name, `p` (parameter) or `b` (buffer), and its shape."""
+
+    name: str
+    role: Literal["p", "b"]
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name or "#" in self.name:
+            raise ValueError(f"tensor name {self.name!r} must be non-empty and hold no '#'")
+        if self.role not in ("p", "b"):
+            raise ValueError(f"role of {self.name} is {self.role!r}; use 'p' or 'b'")
+        if len(self.shape) > 8 or any(d < 1 for d in self.shape):
+            raise ValueError(f"shape of {self.name} is {self.shape}; at most 8 dimensions, each at least 1")
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The tensors of a model in order, parameters first, and which parameters form the classifier layer."""
+
+    tensors: tuple[TensorSpec, ...]
+    classifier: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [t.name for t in self.tensors]
+        if not names or len(set(names)) != len(names):
+            raise ValueError("a schema needs at least one tensor and no name twice")
+        roles = [t.role for t in self.tensors]
+        if roles != sorted(roles, reverse=True):
+            raise ValueError("parameters come before buffers in a schema")
+        missing = set(self.classifier) - {t.name for t in self.tensors if t.role == "p"}
+        if missing:
+            raise ValueError(f"classifier names {sorted(missing)} are no parameters of the schema")
+
+    @cached_property
+    def n_params(self) -> int:
+        """Number of trained values; they come first in the flat vector."""
+        return sum(t.size for t in self.tensors if t.role == "p")
+
+    @cached_property
+    def size(self) -> int:
+        """Number of all values, buffers included."""
+        return sum(t.size for t in self.tensors)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each tensor lies in the flat vector."""
+        out, at = {}, 0
+        for t in self.tensors:
+            out[t.name] = slice(at, at + t.size)
+            at += t.size
+        return out
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the canonical JSON of [[name, role, shape], ...] sorted by the UTF-8 bytes of the name."""
+        rows = sorted(([t.name, t.role, list(t.shape)] for t in self.tensors), key=lambda r: str(r[0]).encode())
+        text = json.dumps(rows, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def split(self, flat: Flat) -> dict[str, Array]:
+        """[size] -> name -> array in torch's shape; views, not copies."""
+        if flat.shape != (self.size,):
+            raise ValueError(f"vector of shape {flat.shape} does not fit a schema of {self.size} values")
+        return {t.name: flat[self.slices[t.name]].reshape(t.shape) for t in self.tensors}
+
+    def join(self, tensors: Tensors) -> Flat:
+        """Name -> array, exactly the schema's names and shapes -> [size]."""
+        if set(tensors) != set(self.slices):
+            raise ValueError(f"names differ from the schema: {sorted(set(tensors) ^ set(self.slices))}")
+        wrong = [t.name for t in self.tensors if tensors[t.name].shape != t.shape]
+        if wrong:
+            raise ValueError(f"shapes differ from the schema: {wrong}")
+        return np.concatenate([np.ravel(tensors[t.name]) for t in self.tensors])
+
+
+def _finite(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
+
+    `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each step
+    is SGD with momentum; velocity starts at zero. `rows` is "ones" or "posterior:m". Batches follow `seed` (PROTOCOL.md).
+    """
+
+    start: Flat | Literal["own"]
+    steps: int
+    lr: float
+    batch: int
+    seed: int
+    init: Flat | None = None  # used when `own` is absent
+    anchor: Flat | None = None
+    linear: Flat | None = None
+    mu: float = 0.0
+    momentum: float = 0.0
+    rows: str = "ones"
+    slot: str = "main"
+
+    def __post_init__(self) -> None:
+        """Refuse a task that no device could carry out."""
+        for name in ("lr", "momentum", "mu"):
+            _finite(name, getattr(self, name))
+        _counts(self.batch, self.seed)
+        if not 1 <= self.steps <= 1_000_000:
+            raise ValueError(f"steps must be 1 to 1,000,000, got {self.steps}")
+        if self.mu > 0 and self.anchor is None:
+            raise ValueError("mu > 0 needs an anchor")
+        if self.rows != "ones" and not self.rows.removeprefix("posterior:").isdecimal():
+            raise ValueError(f"rows must be 'ones' or 'posterior:m', got {self.rows!r}")
+        vectors = [v for v in (self.start, self.init, self.anchor, self.linear) if isinstance(v, np.ndarray)]
+        if len({v.shape for v in vectors}) > 1:
+            raise ValueError("start, init, anchor and linear must have one shape")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """Evaluate 1 to 16 candidate models, each [schema.size], on local data, batch norm in inference mode.
+
+    `want` is a subset of WANTS, `split` says on which local data ("train"; "test" for held-out samples), `prior` holds
+    one weight per model (posterior only), `limit` caps the number of samples.
+    """
+
+    models: Sequence[Flat]
+    want: frozenset[str]
+    batch: int
+    seed: int
+    prior: Sequence[float] | None = None
+    split: str = "train"
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _counts(self.batch, self.seed)
+        if not 1 <= len(self.models) <= 16:
+            raise ValueError(f"a probe carries 1 to 16 models, got {len(self.models)}")
+        if not self.want or not self.want <= WANTS:
+            raise ValueError(f"want must be some of {sorted(WANTS)}, got {sorted(self.want)}")
+        if self.split not in SPLITS:
+            raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
+        if self.prior is not None and len(self.prior) != len(self.models):
+            raise ValueError("prior needs one weight per model")
+
+
+def _counts(batch: int, seed: int) -> None:
+    if not 1 <= batch <= 65_536:
+        raise ValueError(f"batch must be 1 to 65,536, got {batch}")
+    if not 0 <= seed < 2**53:
+        raise ValueError(f"seed must be 0 to 2^53 - 1, got {seed}")
+
+
+Task = Fit | Probe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a device answered. Only what was asked for is present; M is the number of candidate models."""
+
+    n: int  # samples behind this answer (training samples; test samples when split was "test")
+    update: Flat | None = None  # the fitted model [schema.size], decoded
+    losses: Array | None = None  # [M] float64, mean loss
+    votes: Array | None = None  # [M] int64, samples for which the candidate has the least loss
+    posterior: Array | None = None  # [M] float64, mean responsibilities
+    grad: Flat | None = None  # [n_params], mean gradient
+    confusion: Array | None = None  # [M, C, C] int64, rows true class, columns predicted

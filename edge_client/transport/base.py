@@ -1,0 +1,79 @@
+"""What a transport promises: events are pulled by one thread, publishing never blocks on the network.
+
+The conformance suite (tests/conformance/test_transports.py) runs over every implementation:
+
+* a message published at QoS 1 while connected is received at least once by every matching subscription;
+* messages on one topic from one sender arrive in order; a retained message is delivered on subscribing;
+* the first event after a (re)connection is `Connected`; sessions are clean, so the receiver subscribes again then;
+* `Lost` is reported once per broken connection, and reconnecting goes on by itself with full jitter;
+* the will is published by the broker when the connection dies without `close`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class Message:
+    """One publication: a topic, its bytes, and whether the broker had it retained."""
+
+    topic: str
+    payload: bytes
+    retained: bool = False
+
+
+@dataclass(frozen=True)
+class Connected:
+    """A fresh, clean session with the broker; nothing is subscribed yet."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The connection broke; `reason` is for logs."""
+
+    reason: str
+
+
+Event = Message | Connected | Lost
+
+
+@dataclass(frozen=True)
+class Will:
+    """Published retained at QoS 1 by the broker if this client vanishes."""
+
+    topic: str
+    payload: bytes
+
+
+class Transport(Protocol):
+    """A connection to one broker. Everything at QoS 1. Thread-safe for `publish`; one thread calls `receive`."""
+
+    def connect(self) -> None:
+        """Start; returns at once. Raises NetworkError if the first connection fails within the configured time."""
+        ...
+
+    def subscribe(self, *filters: str) -> None:
+        """Subscribe; retained messages that match arrive as events."""
+        ...
+
+    def unsubscribe(self, *filters: str) -> None:
+        """Stop receiving what these filters match."""
+        ...
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        """Queue one message at QoS 1; an empty retained payload deletes the retained message."""
+        ...
+
+    def receive(self, timeout_s: float) -> Event | None:
+        """Wait for the next event, at most `timeout_s`; None when nothing came."""
+        ...
+
+    def wake(self) -> None:
+        """Make a `receive` that waits in another thread return None soon (for shutting down)."""
+        ...
+
+    def close(self) -> None:
+        """Flush what was published, disconnect cleanly (no will), free everything. Idempotent."""
+        ...

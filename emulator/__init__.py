@@ -1,0 +1,1 @@
+"""A fleet without a fleet: real clients over MQTT, or many in one process with virtual time."""

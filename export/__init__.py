@@ -1,0 +1,1 @@
+"""A torch model becomes a file that another runtime loads."""
