@@ -22,10 +22,10 @@ Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is serv
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a method carries from round to round; plain arrays and numbers, so that any method can be stored and replayed.
+    """What a method carries from round to round; plain arrays and numbers, so that any method can be stored.
 
-    `centers` is [n_centers, schema.size]; `assignment` maps a client to its center (hard methods; empty before the first
-    clustering); `extra` holds whatever else a method needs, by name.
+    `centers` is [n_centers, schema.size]; `assignment` maps a client to its center (hard methods; empty before the
+    first clustering); `extra` holds whatever else a method needs, by name.
     """
 
     centers: Array

@@ -1,8 +1,10 @@
-"""What an engine promises: it runs one training program. Feeds and results carry the manifest's names, in torch's layout.
+"""What an engine promises: it runs one training program.
+
+Feeds and results carry the manifest's names, in torch's layout.
 
 Names (PROTOCOL.md, program.json): `w/<parameter>`, `buffers/<buffer>`, `velocity/<parameter>`, `anchor/<parameter>`,
-`linear/<parameter>`, `x`, `y`, `q`, `lr`, `momentum`, `mu` go in; a step gives `w/...`, `buffers/...`, `velocity/...` and
-`loss` back, so that `feeds | result` is the next step's feed. Scalars are 0-d arrays of the program's float dtype.
+`linear/<parameter>`, `x`, `y`, `q`, `lr`, `momentum`, `mu` go in; a step gives `w/...`, `buffers/...`, `velocity/...`
+and `loss` back, so that `feeds | result` is the next step's feed. Scalars are 0-d arrays of the program's float dtype.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ def open_engine(name: str, program: Program, files: Mapping[str, Path], *, threa
     """Open the containers of `program` with the runtime `name`; `files` maps a function to its container on disk.
 
     `files` may hold only "step" or only "evaluate"; using an absent one raises KeyError.
-    Raises RuntimeMissing when the runtime is not installed or does not work, ProgramRefused when it cannot load the file.
+    Raises RuntimeMissing when the runtime is not installed or does not work, ProgramRefused when it cannot load a file.
     """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
-    module = import_module(f"edge_client.engines.{name}")  # the runtime itself is imported in there, only when asked for
+    module = import_module(f"edge_client.engines.{name}")  # imports its runtime only when asked
     return cast("Engine", module.open_program(program, files, threads=threads))

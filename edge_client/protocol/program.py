@@ -10,12 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edge_client.errors import Malformed
-from edge_client.protocol.task import Schema, TensorSpec
+from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
 
 FORMAT_VERSION = 1
 FUNCTIONS = ("step", "evaluate", "infer")
 LIMIT_BYTES = 1 << 20  # program.json
 CONTAINER_LIMIT_BYTES = 256 << 20
+MAX_TEXT = 512
+MAX_PORTS = 32_768
+HEX_DIGITS = 64
 Batch = int | Literal["any"]
 Dim = int | Literal["batch"]
 
@@ -99,9 +102,11 @@ class Program:
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Program:
         """Read what `to_json` wrote, parsed by the strict reader. Raises Malformed("bad_program")."""
+        if raw.get("v") != FORMAT_VERSION:
+            raise Malformed(
+                "bad_version", f"program.json version {raw.get('v')!r:.40}; this side reads {FORMAT_VERSION}"
+            )
         try:
-            if raw["v"] != FORMAT_VERSION:
-                raise Malformed("bad_version", f"program.json version {raw['v']}, this client reads {FORMAT_VERSION}")
             program = Program(
                 model=_text(raw["model"]),
                 loss=_one_of(raw["loss"], "cross-entropy", "squared-error"),
@@ -129,8 +134,6 @@ class Program:
                 versions={_text(k): _text(v) for k, v in raw["versions"].items()},
                 parity={_text(k): float(v) for k, v in raw["parity"].items()},
             )
-        except Malformed:
-            raise
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise Malformed("bad_program", f"program.json: {wrong!r}") from wrong
         for engine, files in program.containers.items():
@@ -140,7 +143,7 @@ class Program:
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= 512:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
         raise ValueError(f"expected a short text, got {value!r:.80}")
     return value
 
@@ -158,19 +161,19 @@ def _count(value: object) -> int:
 
 
 def _dims(values: object) -> tuple[int, ...]:
-    if not isinstance(values, list) or len(values) > 8:
+    if not isinstance(values, list) or len(values) > MAX_DIMS:
         raise ValueError(f"expected a shape, got {values!r:.80}")
     return tuple(_count(v) for v in values)
 
 
 def _hash(value: object) -> str:
-    if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+    if not isinstance(value, str) or len(value) != HEX_DIGITS or set(value) - set("0123456789abcdef"):
         raise ValueError(f"expected a sha256, got {value!r:.80}")
     return value
 
 
 def _ports(rows: object) -> tuple[Port, ...]:
-    if not isinstance(rows, list) or len(rows) > 32_768:
+    if not isinstance(rows, list) or len(rows) > MAX_PORTS:
         raise ValueError("expected a list of ports")
     return tuple(
         Port(

@@ -1,8 +1,8 @@
 """What a device is asked and what it answers: `Fit`, `Probe`, `Reply`, over one flat vector per model.
 
-A model is a flat vector [schema.size]: the parameters in the order of the schema, then the buffers (batch norm's running
-statistics). `vector[:schema.n_params]` are the parameters; proximal terms and distances use those only. Wire vectors are
-float32; in-process runs may use float64. Data only: nothing here trains, sends, or knows a file.
+A model is a flat vector [schema.size]: the parameters in the order of the schema, then the buffers (batch norm's
+running statistics). `vector[:schema.n_params]` are the parameters; proximal terms and distances use those only. Wire
+vectors are float32; in-process runs may use float64. Data only: nothing here trains, sends, or knows a file.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ OWN: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot
 
 WANTS = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
 SPLITS = frozenset({"train", "test"})
+MAX_DIMS = 8
+MAX_STEPS = 1_000_000
+MAX_BATCH = 65_536
+MAX_MODELS = 16  # candidates in one probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +45,8 @@ class TensorSpec:
             raise ValueError(f"tensor name {self.name!r} must be non-empty and hold no '#'")
         if self.role not in ("p", "b"):
             raise ValueError(f"role of {self.name} is {self.role!r}; use 'p' or 'b'")
-        if len(self.shape) > 8 or any(d < 1 for d in self.shape):
-            raise ValueError(f"shape of {self.name} is {self.shape}; at most 8 dimensions, each at least 1")
+        if len(self.shape) > MAX_DIMS or any(d < 1 for d in self.shape):
+            raise ValueError(f"shape of {self.name} is {self.shape}; at most {MAX_DIMS} dimensions, each at least 1")
 
     @property
     def size(self) -> int:
@@ -119,8 +123,8 @@ def _finite(name: str, value: float) -> None:
 class Fit:
     """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
 
-    `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each step
-    is SGD with momentum; velocity starts at zero. `rows` is "ones" or "posterior:m". Batches follow `seed` (PROTOCOL.md).
+    `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
+    step is SGD with momentum; velocity starts at zero. `rows` is "ones" or "posterior:m". Batches follow `seed`.
     """
 
     start: Flat | Literal["own"]
@@ -141,8 +145,8 @@ class Fit:
         for name in ("lr", "momentum", "mu"):
             _finite(name, getattr(self, name))
         _counts(self.batch, self.seed)
-        if not 1 <= self.steps <= 1_000_000:
-            raise ValueError(f"steps must be 1 to 1,000,000, got {self.steps}")
+        if not 1 <= self.steps <= MAX_STEPS:
+            raise ValueError(f"steps must be 1 to {MAX_STEPS}, got {self.steps}")
         if self.mu > 0 and self.anchor is None:
             raise ValueError("mu > 0 needs an anchor")
         if self.rows != "ones" and not self.rows.removeprefix("posterior:").isdecimal():
@@ -170,8 +174,8 @@ class Probe:
 
     def __post_init__(self) -> None:
         _counts(self.batch, self.seed)
-        if not 1 <= len(self.models) <= 16:
-            raise ValueError(f"a probe carries 1 to 16 models, got {len(self.models)}")
+        if not 1 <= len(self.models) <= MAX_MODELS:
+            raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")
         if not self.want or not self.want <= WANTS:
             raise ValueError(f"want must be some of {sorted(WANTS)}, got {sorted(self.want)}")
         if self.split not in SPLITS:
@@ -181,8 +185,8 @@ class Probe:
 
 
 def _counts(batch: int, seed: int) -> None:
-    if not 1 <= batch <= 65_536:
-        raise ValueError(f"batch must be 1 to 65,536, got {batch}")
+    if not 1 <= batch <= MAX_BATCH:
+        raise ValueError(f"batch must be 1 to {MAX_BATCH}, got {batch}")
     if not 0 <= seed < 2**53:
         raise ValueError(f"seed must be 0 to 2^53 - 1, got {seed}")
 

@@ -1,0 +1,266 @@
+"""A broker for one machine: the `mosquitto` found here, else amqtt inside this process. Loopback only, no accounts.
+
+`start_broker` returns once clients can connect, and `Broker.stop` leaves neither process nor file behind. For a fleet
+that spans machines use a real broker with certificates (PROTOCOL.md, access), and pass its URL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from edge_client.errors import NetworkError, RuntimeMissing, UsageError
+
+KINDS = ("auto", "mosquitto", "amqtt")
+START_TIMEOUT_S = 10.0
+PORT_ATTEMPTS = 3
+SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # not on the PATH of every user
+MOSQUITTO_CONF = """\
+listener {port} 127.0.0.1
+allow_anonymous true
+persistence false
+set_tcp_nodelay true
+max_inflight_messages 64
+max_queued_messages 100000
+max_packet_size 1114112
+memory_limit 1073741824
+log_dest stdout
+log_type error
+log_type warning
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Broker:
+    """A running broker: `url` is what clients connect to, `kind` is "mosquitto", "amqtt" or "external"."""
+
+    url: str
+    kind: str
+    pid: int | None = None  # the broker's own process; None when it runs in this one or elsewhere
+    _stop: Callable[[], None] = field(default=lambda: None, repr=False)
+
+    def stop(self) -> None:
+        """End the broker and remove what it wrote. Idempotent; an external broker is left alone."""
+        self._stop()
+
+    def __enter__(self) -> Broker:  # noqa: PYI034 - typing.Self needs 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def find_mosquitto() -> str | None:
+    """The path of the `mosquitto` program, also where only root's PATH looks."""
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(SYSTEM_FOLDERS))
+
+
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def check_free(port: int) -> None:
+    """Raise NetworkError when something on this machine listens on `port` already."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError as wrong:
+        raise NetworkError(
+            f"port {port} cannot be used: {wrong.strerror or wrong}",
+            hint="choose another port, or end the program that listens there",
+        ) from wrong
+
+
+def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None) -> Broker:
+    """Start a broker, or check the one at a URL.
+
+    `prefer` is "auto" (mosquitto when it is installed and works, else amqtt), "mosquitto", "amqtt", or the URL of a
+    broker that runs already. `folder` takes the generated configuration; `port` is a free one when not given.
+    Raises NetworkError for a port in use or an unreachable URL, RuntimeMissing for an absent or broken broker.
+    """
+    if "://" in prefer:
+        return _external(prefer)
+    if prefer not in KINDS:
+        raise UsageError(
+            f"unknown broker {prefer!r}", hint=f"use one of {', '.join(KINDS)}, or a URL like mqtt://host:1883"
+        )
+    if prefer == "amqtt":
+        return _start_amqtt(port)
+    program = find_mosquitto()
+    if prefer == "mosquitto" and program is None:
+        raise RuntimeMissing("mosquitto is not installed", hint="apt install mosquitto, or use --broker amqtt")
+    if program is None:
+        return _start_amqtt(port)
+    try:
+        return _start_mosquitto(program, folder, port)
+    except RuntimeMissing:
+        if prefer == "mosquitto":
+            raise
+        return _start_amqtt(port)
+
+
+def _external(url: str) -> Broker:
+    parts = urlsplit(url)
+    try:
+        host, port = parts.hostname, parts.port or (8883 if parts.scheme == "mqtts" else 1883)
+    except ValueError:
+        host, port = None, 0
+    if parts.scheme not in ("mqtt", "mqtts") or not host:
+        raise UsageError(f"{url!r} is no broker URL", hint="write it as mqtt://host:1883 or mqtts://host:8883")
+    try:
+        socket.create_connection((host, port), timeout=START_TIMEOUT_S).close()
+    except OSError as wrong:
+        raise NetworkError(
+            f"no broker answers at {url}: {wrong.strerror or wrong}",
+            hint="start it, or leave --broker out: a broker on this machine is then started",
+        ) from wrong
+    return Broker(url=url, kind="external")
+
+
+def _start_mosquitto(program: str, folder: Path, port: int | None) -> Broker:
+    if port is not None:
+        return _try_mosquitto(program, folder, port)
+    for _ in range(PORT_ATTEMPTS - 1):  # a port found free can be taken before the broker binds it
+        with contextlib.suppress(NetworkError):
+            return _try_mosquitto(program, folder, free_port())
+    return _try_mosquitto(program, folder, free_port())
+
+
+def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
+    check_free(port)
+    folder.mkdir(parents=True, exist_ok=True)
+    conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
+    conf.write_text(MOSQUITTO_CONF.format(port=port))
+    # Its own session: a Ctrl-C in the terminal reaches us, and we end the broker after the clients.
+    with log.open("wb") as out:
+        try:
+            process = subprocess.Popen(
+                [program, "-c", str(conf)], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+            )
+        except OSError as wrong:
+            conf.unlink(missing_ok=True)
+            raise RuntimeMissing(f"{program} cannot be started: {wrong}", hint="use --broker amqtt") from wrong
+
+    def stop() -> None:
+        end_process(process)
+        conf.unlink(missing_ok=True)
+        log.unlink(missing_ok=True)
+
+    try:
+        _wait_for(port, lambda: process.poll() is None, lambda: log.read_text(errors="replace"), program)
+    except BaseException:
+        stop()
+        raise
+    return Broker(url=f"mqtt://127.0.0.1:{port}", kind="mosquitto", pid=process.pid, _stop=stop)
+
+
+def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], program: str) -> None:
+    """Return once the broker that we started listens on `port`."""
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        # Alive is asked after connecting: whoever answers while ours has died is a stranger.
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            if alive() and "in use" not in log():
+                return
+        if not alive() or "in use" in log():
+            break
+        time.sleep(0.02)
+    if "in use" in log():  # taken since we looked
+        check_free(port)
+    raise RuntimeMissing(
+        f"{program} does not start: {log().strip()[-500:] or 'it says nothing'}", hint="use --broker amqtt"
+    )
+
+
+def end_process(process: subprocess.Popen[bytes], *, patience_s: float = 5.0) -> None:
+    """SIGTERM, and SIGKILL for what has not left after `patience_s`; returns when the process is gone."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _start_amqtt(port: int | None) -> Broker:
+    try:
+        from amqtt.broker import Broker as AmqttBroker
+    except ImportError as missing:
+        raise RuntimeMissing(
+            "neither mosquitto nor amqtt is installed",
+            hint="pip install 'fedcenters[emulator]', or apt install mosquitto",
+        ) from missing
+    # It reports every lost client as an error; clients report their own trouble better.
+    for name in ("amqtt", "transitions"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    chosen = port or free_port()
+    check_free(chosen)
+    config = {
+        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}},
+        # No persistence plugin: it decodes retained payloads as text.
+        "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
+    }
+    started: list[BaseException | None] = []
+    ready, loop, leave = threading.Event(), asyncio.new_event_loop(), asyncio.Event()
+
+    async def serve() -> None:
+        broker = AmqttBroker(config, loop=loop)
+        await broker.start()
+        started.append(None)
+        ready.set()
+        await leave.wait()
+        await broker.shutdown()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_until_complete(serve())
+        except BaseException as wrong:  # noqa: BLE001 - handed to the thread that waits
+            started.append(wrong)
+        finally:
+            _finish(loop)
+            ready.set()
+
+    thread = threading.Thread(target=run, name="amqtt", daemon=True)
+    thread.start()
+    ready.wait(START_TIMEOUT_S)
+
+    def stop() -> None:
+        if thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop closed on its own
+                loop.call_soon_threadsafe(leave.set)
+            thread.join(START_TIMEOUT_S)
+
+    if not started or started[0] is not None:
+        stop()
+        raise NetworkError(
+            f"the embedded broker cannot listen on port {chosen}: {started[0] if started else 'it does not answer'}",
+            hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
+        ) from (started[0] if started else None)
+    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="amqtt", _stop=stop)
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what is left, so that nothing warns about a destroyed pending task, and close the loop."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    with contextlib.suppress(Exception):
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

@@ -1,0 +1,42 @@
+"""Fixtures that several rooms share: brokers, a free port, and how hard hypothesis looks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from emulator import broker as brokers
+
+IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
+
+# "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
+settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("long", max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A TCP port on loopback that nothing listens on."""
+    return brokers.free_port()
+
+
+@pytest.fixture
+def mosquitto(tmp_path: Path) -> Iterator[brokers.Broker]:
+    """A fresh mosquitto for one test; `.url` is its address. Mark the test with `@pytest.mark.broker`."""
+    if brokers.find_mosquitto() is None:
+        absent = "mosquitto is not installed (apt install mosquitto)"
+        pytest.fail(absent) if IN_CI else pytest.skip(absent)
+    with brokers.start_broker(tmp_path / "mosquitto", "mosquitto") as broker:
+        yield broker
+
+
+@pytest.fixture
+def amqtt_broker(tmp_path: Path) -> Iterator[brokers.Broker]:
+    """A fresh embedded broker for one test; `.url` is its address. It speaks MQTT 3.1.1 only."""
+    with brokers.start_broker(tmp_path / "amqtt", "amqtt") as broker:
+        yield broker

@@ -1,0 +1,136 @@
+"""The rooms stay apart: what each package may name, what importing it really loads, and what the top level holds.
+
+import-linter reads import statements (make check); these tests look at what an import runs, which a linter cannot see.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("edge_client", "coordinator", "export", "emulator")
+BASE = {"numpy", "safetensors", "cryptography", "edge_client"}  # a device's dependencies, paho apart
+RUNTIME_OF = {
+    "edge_client/transport/mqtt.py": {"paho"},
+    "edge_client/engines/onnx.py": {"onnxruntime"},
+    "edge_client/engines/litert.py": {"ai_edge_litert"},
+    "edge_client/engines/pt2.py": {"torch"},
+    "edge_client/config.py": {"tomli"},
+}
+TORCH_MAY_BE_NAMED_IN = (
+    "coordinator/models/",
+    "coordinator/clustering/",
+    "coordinator/aggregate.py",
+    "export/",
+    "emulator/engines/",
+    "edge_client/engines/pt2.py",
+)
+
+
+def modules(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imported_names(file: Path) -> set[str]:
+    """Top-level names of every import statement, those inside functions included."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {a.name.split(".")[0] for a in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module.split(".")[0])
+    return names
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    return {name.split(".")[0] for name in done.stdout.split()} | set(done.stdout.split())
+
+
+def dotted(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@pytest.mark.parametrize("file", modules("edge_client"), ids=str)
+def test_a_device_names_only_what_a_board_installs(file: Path) -> None:
+    allowed = BASE | set(sys.stdlib_module_names) | RUNTIME_OF.get(str(file.relative_to(ROOT)), set())
+    assert imported_names(file) <= allowed
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_torch_is_named_only_where_models_live(room: str) -> None:
+    named = [str(f.relative_to(ROOT)) for f in modules(room) if imported_names(f) & {"torch", "litert_torch"}]
+    assert [f for f in named if not f.startswith(TORCH_MAY_BE_NAMED_IN)] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_package_init_runs_anything(room: str) -> None:
+    for file in (f for f in modules(room) if f.name == "__init__.py"):
+        body = ast.parse(file.read_text(encoding="utf-8")).body
+        assert all(isinstance(node, (ast.Expr, ast.Assign)) for node in body), file
+
+
+def test_the_protocol_loads_neither_a_transport_nor_an_engine() -> None:
+    imports = ", ".join(dotted(f) for f in modules("edge_client/protocol"))
+    heavy = {"paho", "onnxruntime", "ai_edge_litert", "torch", "edge_client.client", "edge_client.engines.onnx"}
+    assert not loaded_by(f"import {imports}") & heavy
+
+
+def test_a_whole_client_loads_no_runtime_before_it_is_asked_for_one() -> None:
+    imports = ", ".join(dotted(f) for f in modules("edge_client"))
+    heavy = {"onnxruntime", "ai_edge_litert", "torch", "sklearn", "scipy", "coordinator", "export", "emulator"}
+    assert not loaded_by(f"import {imports}") & heavy
+
+
+def test_every_module_of_the_client_imports_with_the_base_dependencies_alone() -> None:
+    forbidden = {"onnxruntime", "ai_edge_litert", "torch", "typer", "rich", "sklearn", "scipy", "onnx"}
+    block = (
+        "class Wall:\n"
+        f"    blocked = {sorted(forbidden)}\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in self.blocked: raise ImportError('not on a board: ' + name)\n"
+        "import sys; sys.meta_path.insert(0, Wall())\n"
+    )
+    imports = "\n".join(f"import {dotted(f)}" for f in modules("edge_client"))
+    done = subprocess.run(
+        [sys.executable, "-c", block + imports], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("room", ["coordinator", "export", "emulator"])
+def test_help_answers_without_loading_torch(room: str) -> None:
+    assert "torch" not in loaded_by(f"import {room}.cli")
+
+
+def test_no_other_distribution_provides_our_top_level_names() -> None:
+    owners = importlib.metadata.packages_distributions()
+    for room in ROOMS:
+        assert set(owners.get(room, ["fedcenters"])) == {"fedcenters"}
+
+
+def test_every_error_has_an_exit_code_of_its_branch_and_shows_its_hint() -> None:
+    from edge_client import errors
+
+    branches = {
+        errors.UsageError: 2,
+        errors.ConfigError: 3,
+        errors.RuntimeMissing: 3,
+        errors.NetworkError: 4,
+        errors.ProtocolError: 5,
+        errors.ProgramRefused: 5,
+    }
+    for kind, code in branches.items():
+        assert kind.exit_code == code
+        assert str(kind("what broke", hint="what to do")).endswith("\n\nhint: what to do")
+    assert errors.Malformed("bad_json", "x").exit_code == 5
+    assert errors.DeviceRefused("hot", retry_s=60).exit_code == 6
+    assert errors.FedcentersError("x").exit_code == 70
