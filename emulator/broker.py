@@ -256,11 +256,13 @@ def _start_amqtt(port: int | None) -> Broker:
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Cancel what is left, so that nothing warns about a destroyed pending task, and close the loop."""
+    """Close what amqtt leaves behind, half-closed connections and waiting tasks, so that nothing warns later."""
+    for transport in list(getattr(loop, "_transports", {}).values()):  # asyncio offers no public list of them
+        transport.abort()
     left = asyncio.all_tasks(loop)
     for task in left:
         task.cancel()
     with contextlib.suppress(Exception):
-        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        loop.run_until_complete(asyncio.gather(*left, asyncio.sleep(0), return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()

@@ -102,6 +102,8 @@ class Program:
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Program:
         """Read what `to_json` wrote, parsed by the strict reader. Raises Malformed("bad_program")."""
+        if not isinstance(raw, Mapping):
+            raise Malformed("bad_program", "program.json is not a JSON object")
         if raw.get("v") != FORMAT_VERSION:
             raise Malformed(
                 "bad_version", f"program.json version {raw.get('v')!r:.40}; this side reads {FORMAT_VERSION}"

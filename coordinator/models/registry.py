@@ -1,0 +1,79 @@
+"""The models that a fleet can train, by name. One row per model; a name with a colon is an import path.
+
+A model is a plain torch module that maps a batch of samples [batch, *input] to logits [batch, classes]. Nothing here
+knows a method, a device or a file. The same seed gives the same weights; torch's global generator stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Literal
+
+import torch
+from torch import nn
+
+from coordinator.models import zoo
+from edge_client.errors import ConfigError
+
+Loss = Literal["cross-entropy", "squared-error"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A module with the facts that a training program needs: one sample's shape, the width of the logits, the loss."""
+
+    name: str
+    module: nn.Module
+    input: tuple[int, ...]
+    classes: int
+    loss: Loss = "cross-entropy"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """How to make a model and what it takes; a user's factory may return one with its own module."""
+
+    make: Callable[[], nn.Module]
+    input: tuple[int, ...]
+    classes: int
+    loss: Loss = "cross-entropy"
+
+
+MODELS = {
+    "digits-mlp": Entry(make=zoo.digits_mlp, input=(1, 8, 8), classes=10),
+    "wecfl-cnn": Entry(make=zoo.wecfl_cnn, input=(1, 28, 28), classes=10),
+    "gn-cnn": Entry(make=zoo.GnCnn, input=(1, 28, 28), classes=10),
+}
+
+
+def build(name: str, *, seed: int) -> Model:
+    """The model called `name`, or `package.module:Factory`, a callable without arguments that returns an `Entry`."""
+    entry = _imported(name) if ":" in name else _known(name)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = entry.make()
+    return Model(name=name, module=module, input=entry.input, classes=entry.classes, loss=entry.loss)
+
+
+def _known(name: str) -> Entry:
+    if name not in MODELS:
+        near = get_close_matches(name, MODELS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(MODELS)}, or package.module:Factory"
+        raise ConfigError(f"unknown model {name!r}", hint=hint)
+    return MODELS[name]
+
+
+def _imported(path: str) -> Entry:
+    module_name, _, factory = path.partition(":")
+    try:
+        entry = getattr(import_module(module_name), factory)()
+    except (ImportError, AttributeError) as missing:
+        raise ConfigError(f"model {path!r} cannot be imported: {missing}", hint="check the path and PYTHONPATH") from None
+    if not isinstance(entry, Entry):
+        raise ConfigError(
+            f"model {path!r} returned {type(entry).__name__}", hint="return a coordinator.models.registry.Entry"
+        )
+    return entry
