@@ -1,0 +1,227 @@
+"""Codecs: a flat vector to a tensor file and back, and the statistics of a Probe.
+
+A flat vector is [schema.size], parameters then buffers (task.py). Decoding always gives finite float32, or Malformed.
+The three codecs are f32 (as is), f16 (each tensor divided by a power of two) and i8 (rows of matrices scaled to
+-127..127; other tensors as is). Knows no round, no norm bound and no network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from edge_client.errors import Malformed
+from edge_client.protocol import tensors
+from edge_client.protocol.task import Array, Flat, Reply, Schema
+
+SCALE = "#s"  # a scale's name is its tensor's with this suffix; no tensor name holds '#'
+_LEAST_SCALE = np.float32(2.0**-126)  # below: subnormal, which some processors flush to zero
+_BOUND = np.float32(2.0**127)  # from here on, a rounded value times its scale could be infinite
+_NEVER = np.int8(-128)
+_CANDIDATES_MAX = 16
+_STATISTICS = {"loss": ("float64", 1), "votes": ("int64", 1), "posterior": ("float64", 1), "confusion": ("int64", 3)}
+
+
+def encode(flat: Flat, schema: Schema, *, codec: str, kind: str, base: str | None = None) -> bytes:
+    """[schema.size] -> tensor file. A delta has a `base`: a sha256 or "zero". NaN and inf: Malformed("not_finite")."""
+    pack = {"f32": _pack_f32, "f16": _pack_f16, "i8": _pack_i8}.get(codec)
+    if pack is None:
+        raise Malformed("bad_codec", f"unknown codec {codec!r:.80}")
+    with np.errstate(over="ignore"):  # what does not fit float32 is found as infinity
+        vector = np.asarray(flat, dtype=np.float32)
+    _finite(vector)
+    stored: dict[str, Array] = {}
+    for name, value in schema.split(vector).items():
+        stored |= pack(name, value)
+    return tensors.pack(stored, kind=kind, codec=codec, schema=schema.sha256, base=base)
+
+
+def decode(data: bytes, schema: Schema, *, kind: str, codec: str | None = None, base: str | None = None) -> Flat:
+    """Tensor file from anyone -> finite float32 [schema.size].
+
+    `kind` must agree; `codec` and `base` too where given. Malformed: bad_codec, bad_schema, not_finite, bad_version.
+    """
+    stored, meta = tensors.unpack(data)
+    if meta.kind != kind:
+        raise Malformed("bad_schema", f"the file holds a {meta.kind}, expected a {kind}")
+    if (codec is not None and meta.codec != codec) or (base is not None and meta.base != base):
+        raise Malformed("bad_codec", f"codec {meta.codec} on base {meta.base}; expected {codec} on {base}")
+    if meta.schema != schema.sha256:
+        raise Malformed("bad_schema", f"the file's schema is {meta.schema}, expected {schema.sha256}")
+    _check_form(stored, _form(schema, meta.codec))
+    return _joined(stored, schema)
+
+
+def encode_feedback(delta: Flat, residual: Flat | None, schema: Schema, *, codec: str, base: str) -> tuple[bytes, Flat]:
+    """Send Q(delta + residual), keep what it lost -> (file, new residual [schema.size] float32)."""
+    with np.errstate(over="ignore", invalid="ignore"):  # found as not finite by encode
+        wanted = np.asarray(delta, dtype=np.float32)
+        wanted = wanted if residual is None else wanted + np.asarray(residual, dtype=np.float32)
+    data = encode(wanted, schema, codec=codec, kind="delta", base=base)
+    return data, wanted - decode(data, schema, kind="delta")
+
+
+def encode_stats(reply: Reply, schema: Schema) -> bytes:
+    """A Probe's answer as a tensor file of kind "stats"; `n` travels in `rdy`."""
+    given = {
+        "loss": (reply.losses, np.float64),
+        "votes": (reply.votes, np.int64),
+        "posterior": (reply.posterior, np.float64),
+        "confusion": (reply.confusion, np.int64),
+    }
+    stored: dict[str, Array] = {k: np.asarray(v, dtype=dtype) for k, (v, dtype) in given.items() if v is not None}
+    if reply.grad is not None:
+        grad = np.asarray(reply.grad, dtype=np.float32)
+        for t in _params(schema):
+            stored[f"grad/{t}"] = grad[schema.slices[t]].reshape(_shapes(schema)[t])
+    if reply.update is not None or not stored:
+        raise ValueError("statistics hold at least one of losses, votes, posterior, grad and confusion, and no update")
+    for value in stored.values():
+        _finite(value)
+    return tensors.pack(stored, kind="stats", codec="f32", schema=schema.sha256)
+
+
+def decode_stats(data: bytes, schema: Schema, n: int, *, models: int | None = None) -> Reply:
+    """Statistics from anyone over `n` samples (of `models` candidates, where given) -> Reply. Raises Malformed."""
+    stored, meta = tensors.unpack(data)
+    if meta.kind != "stats" or meta.codec != "f32" or meta.schema != schema.sha256:
+        raise Malformed("bad_schema", f"not statistics in f32 of schema {schema.sha256}: {meta}")
+    grads = {k: v for k, v in stored.items() if k.startswith("grad/")}
+    plain = {k: v for k, v in stored.items() if k not in grads}
+    _check_stats(plain, n, models)
+    grad: Flat | None = None
+    if grads:
+        _check_form(grads, {f"grad/{t}": ("float32", _shapes(schema)[t]) for t in _params(schema)})
+        grad = np.concatenate([np.ravel(grads[f"grad/{t}"]) for t in _params(schema)])
+        _finite(grad)
+    return Reply(
+        n=n,
+        losses=plain.get("loss"),
+        votes=plain.get("votes"),
+        posterior=plain.get("posterior"),
+        confusion=plain.get("confusion"),
+        grad=grad,
+    )
+
+
+def _pack_f32(name: str, value: Array) -> dict[str, Array]:
+    return {name: value}
+
+
+def _pack_f16(name: str, value: Array) -> dict[str, Array]:
+    """T / s with s = 2^e and max |T| = m 2^e, 0.5 <= m < 1: without the scale small deltas would underflow."""
+    _below_bound(name, value)
+    scale = np.float32(2.0 ** int(np.frexp(np.abs(value).max())[1]))
+    if scale < _LEAST_SCALE or not value.any():
+        return {name: np.zeros(value.shape, np.float16), name + SCALE: np.zeros(1, np.float32)}
+    with np.errstate(under="ignore"):
+        return {name: (value / scale).astype(np.float16), name + SCALE: np.array([scale], np.float32)}
+
+
+def _pack_i8(name: str, value: Array) -> dict[str, Array]:
+    """Rows along axis 0, s = max |row| / 127, q = rint(row / s) with ties to even; below two dimensions as is."""
+    if value.ndim < 2:  # noqa: PLR2004 - a matrix has two
+        return {name: value}
+    _below_bound(name, value)
+    rows = value.reshape(len(value), -1)
+    scale = np.abs(rows).max(axis=1) / np.float32(127)
+    scale[scale < _LEAST_SCALE] = 0
+    divisor = np.where(scale > 0, scale, np.float32(1))[:, None]
+    with np.errstate(under="ignore"):
+        q = np.clip(np.rint(rows / divisor), -127, 127)
+    q[scale == 0] = 0
+    return {name: q.astype(np.int8).reshape(value.shape), name + SCALE: scale}
+
+
+def _below_bound(name: str, value: Array) -> None:
+    if (np.abs(value) >= _BOUND).any():
+        raise Malformed("not_finite", f"tensor {name!r:.80} has values of 2^127 and more; only f32 carries them")
+
+
+def _params(schema: Schema) -> list[str]:
+    return [t.name for t in schema.tensors if t.role == "p"]
+
+
+def _shapes(schema: Schema) -> dict[str, tuple[int, ...]]:
+    return {t.name: t.shape for t in schema.tensors}
+
+
+def _form(schema: Schema, codec: str) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name -> (dtype, shape) of every tensor that a file of this schema and codec holds."""
+    form: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for t in schema.tensors:
+        if codec == "f16":
+            form |= {t.name: ("float16", t.shape), t.name + SCALE: ("float32", (1,))}
+        elif codec == "i8" and len(t.shape) > 1:
+            form |= {t.name: ("int8", t.shape), t.name + SCALE: ("float32", (t.shape[0],))}
+        else:
+            form[t.name] = ("float32", t.shape)
+    return form
+
+
+def _check_form(stored: Mapping[str, Array], form: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+    if set(stored) != set(form):
+        odd = sorted(set(stored) ^ set(form))
+        raise Malformed("bad_schema", f"{len(odd)} tensors too many or missing, for example {odd[0]!r:.80}")
+    for name, (dtype, shape) in form.items():
+        if (stored[name].dtype.name, stored[name].shape) != (dtype, shape):
+            found = f"{stored[name].dtype} {stored[name].shape}"
+            raise Malformed("bad_schema", f"tensor {name!r:.80} is {found}, expected {dtype} {shape}")
+
+
+def _joined(stored: Mapping[str, Array], schema: Schema) -> Flat:
+    """Undo the scales -> float32 [schema.size], finite."""
+    out = np.empty(schema.size, np.float32)
+    for t in schema.tensors:
+        value, scale = stored[t.name], stored.get(t.name + SCALE)
+        into = out[schema.slices[t.name]].reshape(t.shape)
+        if scale is None:
+            into[...] = value
+            continue
+        _finite(scale)
+        if (scale < 0).any() or (value.dtype == np.int8 and (value == _NEVER).any()):
+            raise Malformed(
+                "bad_codec", f"tensor {t.name!r:.80} has a negative scale or a -128; no encoder writes those"
+            )
+        beside = (len(scale),) + (1,) * (value.ndim - 1) if value.ndim else ()  # f16: one scale; i8: one per row
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # overflow is found below
+            np.multiply(value, scale.reshape(beside), out=into)
+    _finite(out)
+    return out
+
+
+def _finite(value: Array) -> None:
+    if not np.isfinite(value).all():
+        raise Malformed("not_finite", f"{int((~np.isfinite(value)).sum())} values are NaN or infinite")
+
+
+def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None:
+    for name, value in plain.items():
+        if (value.dtype.name, value.ndim) != _STATISTICS.get(name):
+            raise Malformed("bad_schema", f"statistic {name!r:.80} is {value.dtype} of shape {value.shape}")
+        _finite(value)
+    candidates = {len(value) for name, value in plain.items() if name != "confusion"}
+    candidates |= set() if models is None else {models}
+    confusion = plain.get("confusion")
+    if confusion is not None:
+        if confusion.shape[1] != confusion.shape[2]:
+            raise Malformed("bad_schema", f"a confusion matrix of shape {confusion.shape} is not square")
+        candidates |= {len(confusion)} - {1}  # one matrix may stand for the mixture of all candidates
+    if len(candidates) > 1 or max(candidates, default=1) > _CANDIDATES_MAX:
+        raise Malformed("bad_schema", f"statistics of {sorted(candidates)} candidates; one number up to 16 is expected")
+    _check_counts(plain, n)
+
+
+def _check_counts(plain: Mapping[str, Array], n: int) -> None:
+    """Votes and confusions count samples: none negative, at most n in all."""
+    for name in ("votes", "confusion"):
+        value = plain.get(name)
+        if value is None:
+            continue
+        sums = value.sum(axis=None if name == "votes" else (1, 2), dtype=np.float64)  # float64: no sum wraps around
+        if (value < 0).any() or np.any(sums > n):
+            raise Malformed("bad_field", f"{name} count {np.max(sums):.0f} samples or negative ones; n is {n}")
+    posterior = plain.get("posterior")
+    if posterior is not None and (posterior < 0).any():
+        raise Malformed("bad_field", "posterior must not be negative")

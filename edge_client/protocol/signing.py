@@ -1,0 +1,63 @@
+"""Signatures of blobs: Ed25519 over a short text that names the blob, its kind and the federation.
+
+Keys are raw bytes: 32 private, 32 public. The public keys that a device trusts come with its configuration, never over
+MQTT. Making a key needs randomness, so that is the caller's.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.topics import check_federation
+
+
+def text_of(federation: str, kind: str, sha256: str, size: int) -> bytes:
+    """What is signed."""
+    return f"fedcenters/v1/blob\n{check_federation(federation)}\n{kind}\n{sha256}\n{size}\n".encode("ascii")
+
+
+def public_key(private: bytes) -> bytes:
+    """The public key [32 bytes] of a private one [32 bytes]."""
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
+
+
+def key_id(public: bytes) -> str:
+    """The 16 hex digits that name a public key."""
+    return hashlib.sha256(public).hexdigest()[:16]
+
+
+def sign(private: bytes, federation: str, kind: str, sha256: str, size: int) -> str:
+    """Signature in hex."""
+    return Ed25519PrivateKey.from_private_bytes(private).sign(text_of(federation, kind, sha256, size)).hex()
+
+
+def verify(public: bytes, federation: str, kind: str, sha256: str, size: int, sig: str) -> None:
+    """Return if `sig` is right; Malformed("bad_signature") otherwise."""
+    try:
+        key = Ed25519PublicKey.from_public_bytes(public)
+        key.verify(bytes.fromhex(sig), text_of(federation, kind, sha256, size))
+    except (InvalidSignature, ValueError, UnicodeError) as wrong:
+        raise Malformed("bad_signature", f"{kind} {sha256:.16} was not signed by key {key_id(public)}") from wrong
+
+
+def signed(manifest: Manifest, private: bytes, federation: str) -> Manifest:
+    """The same manifest with `key` and `sig`."""
+    sig = sign(private, federation, manifest.kind, manifest.sha256, manifest.size)
+    return replace(manifest, key=key_id(public_key(private)), sig=sig)
+
+
+def verify_manifest(manifest: Manifest, trusted: Sequence[bytes], federation: str) -> None:
+    """Return if one of the `trusted` public keys signed this manifest for this federation; Malformed otherwise."""
+    for public in trusted:
+        if manifest.sig is not None and manifest.key == key_id(public):
+            verify(public, federation, manifest.kind, manifest.sha256, manifest.size, manifest.sig)
+            return
+    raise Malformed("bad_signature", f"{manifest.kind} {manifest.sha256:.16} is signed by no key that is trusted here")

@@ -1,0 +1,109 @@
+"""Tasks as messages: `Fit` and `Probe` to the job fields of a `task` message, and back on the device.
+
+Vectors do not travel in messages: `put` stores one as a blob and names it, `get` gives the decoded vector of a
+manifest. Both are the caller's, so nothing here knows a disk, a codec, or a connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.task import OWN, Fit, Flat, Probe
+
+Put = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
+Get = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
+
+
+def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
+    """The job fields of a `task` message. The same task gives the same fields, so that a replay can be compared."""
+    if isinstance(task, Probe):
+        return _probe_fields(task, put)
+    fields: dict[str, Any] = {
+        "job": "fit",
+        "start": OWN if isinstance(task.start, str) else put(task.start, "model").to_json(),
+        "lr": float(task.lr),
+        "momentum": float(task.momentum),
+        "mu": float(task.mu),
+        "steps": int(task.steps),
+        "batch": int(task.batch),
+        "seed": int(task.seed),
+        "rows": task.rows,
+        "slot": task.slot,
+    }
+    if task.anchor is not None:
+        fields["anchor"] = "start" if task.anchor is task.start else put(task.anchor, "model").to_json()
+    if task.init is not None:
+        fields["init"] = put(task.init, "model").to_json()
+    if task.linear is not None:
+        fields["linear"] = put(task.linear, "linear").to_json()
+    return fields
+
+
+def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "job": "probe",
+        "models": [put(model, "model").to_json() for model in task.models],
+        "want": sorted(task.want),
+        "batch": int(task.batch),
+        "seed": int(task.seed),
+        "split": task.split,
+    }
+    if task.prior is not None:
+        fields["prior"] = [float(p) for p in task.prior]
+    if task.limit is not None:
+        fields["limit"] = int(task.limit)
+    return fields
+
+
+def task_manifests(message: Mapping[str, Any]) -> list[Manifest]:
+    """The vectors that a device must fetch for this `task` (read by messages.read), each blob once."""
+    named = [message.get(field) for field in ("start", "init", "anchor", "linear")] + list(message.get("models", []))
+    blobs = [Manifest.from_json(value) for value in named if isinstance(value, dict)]
+    return list({blob.sha256: blob for blob in blobs}.values())
+
+
+def task_from(message: Mapping[str, Any], get: Get) -> Fit | Probe:
+    """The task of a `task` message (read by messages.read). Each blob is asked of `get` once. Raises Malformed."""
+    vectors = {blob.sha256: get(blob) for blob in task_manifests(message)}
+    try:
+        return _fit(message, vectors) if message["job"] == "fit" else _probe(message, vectors)
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise Malformed("bad_task", str(wrong)) from wrong
+
+
+def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
+    def named(field: str) -> Flat | None:
+        if message.get(field) == "start":  # the anchor may be the start; not "own", which messages.read refuses
+            field = "start"
+        return vectors[message[field]["sha256"]] if field in message else None
+
+    start: Flat | Literal["own"] = OWN if message["start"] == OWN else vectors[message["start"]["sha256"]]
+    return Fit(
+        start=start,
+        init=named("init"),
+        anchor=named("anchor"),
+        linear=named("linear"),
+        lr=message["lr"],
+        momentum=message["momentum"],
+        mu=message["mu"],
+        steps=message["steps"],
+        batch=message["batch"],
+        seed=message["seed"],
+        rows=message.get("rows", "ones"),
+        slot=message.get("slot", "main"),
+    )
+
+
+def _probe(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Probe:
+    return Probe(
+        models=[vectors[blob["sha256"]] for blob in message["models"]],
+        want=frozenset(message["want"]),
+        batch=message["batch"],
+        seed=message["seed"],
+        prior=message.get("prior"),
+        split=message.get("split", "train"),
+        limit=message.get("limit"),
+    )

@@ -1,0 +1,19 @@
+"""Tries to show two readers two files: a tensor or a metadata key written twice (the library takes the last)."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.protocol.tensors import unpack
+from tests.attacks.files import FC, tensor_file
+from tests.attacks.memory import refused_within
+
+ONE = '"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}'
+
+
+@pytest.mark.parametrize(
+    "header",
+    [f"{ONE},{ONE}", f"{ONE},{FC}", ONE.replace('"shape":[4]', '"shape":[9],"shape":[4]'), f'{ONE},"\\u0061":{{}}'],
+)
+def test_a_name_written_twice_is_refused(header: str) -> None:
+    assert refused_within(100_000, lambda: unpack(tensor_file(header, bytes(4)))) == "bad_schema"

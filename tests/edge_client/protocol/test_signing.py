@@ -1,0 +1,62 @@
+"""Signatures: one key, one federation, one kind, one blob."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.signing import key_id, public_key, sign, signed, verify, verify_manifest
+
+PRIVATE, OTHER = bytes(range(32)), bytes(32)
+PUBLIC = public_key(PRIVATE)
+MANIFEST = signed(manifest_of(b"program", "program"), PRIVATE, "demo")
+
+
+def test_what_was_signed_is_accepted() -> None:
+    verify_manifest(MANIFEST, [public_key(OTHER), PUBLIC], "demo")
+    assert MANIFEST.key == key_id(PUBLIC)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        replace(MANIFEST, size=8),
+        replace(MANIFEST, sha256="0" * 64),
+        replace(MANIFEST, kind="container"),
+        replace(MANIFEST, sig="0" * 128),
+        replace(MANIFEST, key="0" * 16),
+        replace(MANIFEST, key=None, sig=None),
+        replace(MANIFEST, key=key_id(public_key(OTHER))),
+    ],
+)
+def test_a_signature_covers_everything_but_the_way_it_is_cut(changed: object) -> None:
+    with pytest.raises(Malformed) as refused:
+        verify_manifest(changed, [PUBLIC, public_key(OTHER)], "demo")  # type: ignore[arg-type]
+    assert refused.value.code == "bad_signature"
+    verify_manifest(replace(MANIFEST, block=4096), [PUBLIC], "demo")
+
+
+@pytest.mark.parametrize("trusted", [[], [public_key(OTHER)]])
+def test_only_a_pinned_key_counts(trusted: list[bytes]) -> None:
+    with pytest.raises(Malformed):
+        verify_manifest(MANIFEST, trusted, "demo")
+
+
+def test_another_federations_signature_is_no_signature() -> None:
+    with pytest.raises(Malformed):
+        verify_manifest(MANIFEST, [PUBLIC], "demo-2")
+
+
+@pytest.mark.parametrize("sig", ["", "zz", "00", "0" * 128, "ä" * 128])
+@pytest.mark.parametrize("public", [PUBLIC, b"", bytes(31), b"\xff" * 32])
+def test_garbage_is_refused_by_name(public: bytes, sig: str) -> None:
+    with pytest.raises(Malformed) as refused:
+        verify(public, "demo", "program", MANIFEST.sha256, MANIFEST.size, sig)
+    assert refused.value.code == "bad_signature"
+
+
+def test_signatures_are_deterministic() -> None:
+    assert sign(PRIVATE, "demo", "program", MANIFEST.sha256, MANIFEST.size) == MANIFEST.sig

@@ -1,0 +1,127 @@
+"""Topics: what is built is read back, and nothing else is."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_client.errors import Malformed
+from edge_client.protocol.topics import (
+    LIMIT_BYTES,
+    LIMIT_SLASHES,
+    Route,
+    Topics,
+    check_cid,
+    check_federation,
+    check_run,
+    label,
+    shard_of,
+)
+
+CIDS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
+LABELS = st.from_regex(r"[0-9a-f]{16}", fullmatch=True)
+NUMBERS = st.integers(0, 65_535)
+LONGEST = Topics("f" * 32)
+DEMO = Topics("demo")
+
+
+def all_topics(topics: Topics, cid: str, label: str, shard: int, index: int) -> dict[str, Route]:
+    return {
+        topics.coord(): Route(kind="coord"),
+        topics.catalog(): Route(kind="cat"),
+        topics.shared_block(label, index): Route(kind="bb", label=label, index=index),
+        topics.state(cid): Route(kind="st", cid=cid),
+        topics.request(cid): Route(kind="rq", cid=cid),
+        topics.upload(shard, cid, label, index): Route(kind="in", cid=cid, label=label, shard=shard, index=index),
+        topics.down(cid): Route(kind="t", cid=cid),
+        topics.down_block(cid, label, index): Route(kind="b", cid=cid, label=label, index=index),
+    }
+
+
+@given(CIDS, LABELS, NUMBERS, NUMBERS)
+def test_every_topic_is_read_back_as_what_it_was_built_from(cid: str, label: str, shard: int, index: int) -> None:
+    for topic, route in all_topics(DEMO, cid, label, shard, index).items():
+        assert DEMO.parse(topic) == route
+
+
+def test_the_longest_topic_stays_below_every_brokers_bounds() -> None:
+    built = all_topics(LONGEST, "c" * 64, "0" * 16, 65_535, 65_535)
+    assert max(len(topic) for topic in built) == 135 < LIMIT_BYTES
+    assert max(topic.count("/") for topic in built) == LIMIT_SLASHES
+
+
+@given(st.text(max_size=300) | st.text(alphabet="fcv1demo/strqinb+#0129", max_size=80).map("fc/v1/demo/".__add__))
+def test_any_text_is_read_as_a_route_that_builds_it_or_refused(text: str) -> None:
+    try:
+        route = DEMO.parse(text)
+    except Malformed:
+        return
+    parts = (route.cid or "x", route.label or "0" * 16, route.shard or 0, route.index or 0)
+    assert text in all_topics(DEMO, *parts)
+
+
+@pytest.mark.parametrize("cid", ["", "a" * 65, "+", "#", "a/b", "a b", "coordinator.0", "ä", "a\n", "a\0"])
+def test_no_device_is_called_what_could_be_a_wildcard_or_a_coordinator(cid: str) -> None:
+    with pytest.raises(Malformed):
+        check_cid(cid)
+    with pytest.raises(Malformed):
+        DEMO.request(cid)
+
+
+@pytest.mark.parametrize("index", ["-1", "+1", "01", "1.0", "65536", "99999999999999999999", "", "٣", "1\n"])
+def test_block_numbers_in_topics_have_one_spelling(index: str) -> None:
+    with pytest.raises(Malformed):
+        DEMO.parse(f"fc/v1/demo/dn/dev-1/b/0123456789abcdef/{index}")
+
+
+@pytest.mark.parametrize("number", [-1, 65_536])
+def test_no_topic_is_built_for_a_number_out_of_range(number: int) -> None:
+    with pytest.raises(Malformed):
+        DEMO.upload(number, "dev-1", "0" * 16, 0)
+
+
+def test_a_topic_of_another_federation_is_refused() -> None:
+    with pytest.raises(Malformed):
+        DEMO.parse(Topics("demo2").request("dev-1"))
+
+
+@pytest.mark.parametrize("name", ["", "Demo", "a_b", "a" * 33, "a/b", None, 7])
+def test_federations_are_lower_case_and_short(name: object) -> None:
+    with pytest.raises(Malformed):
+        check_federation(name)
+
+
+def test_runs_are_lower_case_and_short() -> None:
+    assert check_run("r1") == "r1"
+    with pytest.raises(Malformed):
+        check_run("R-1")
+
+
+def test_filters_are_the_fewest_that_cover_a_role() -> None:
+    assert DEMO.device_filters("dev-1") == ("fc/v1/demo/bc/+", "fc/v1/demo/dn/dev-1/#")
+    assert DEMO.coordinator_filters(2) == (
+        "fc/v1/demo/st/+",
+        "fc/v1/demo/rq/+",
+        "fc/v1/demo/in/0/#",
+        "fc/v1/demo/in/1/#",
+    )
+    assert DEMO.client_id("dev-1") == "demo.dev-1"
+
+
+@given(CIDS, st.integers(1, 65_536))
+def test_a_device_has_one_shard(cid: str, shards: int) -> None:
+    assert shard_of(cid, shards) == zlib.crc32(cid.encode()) % shards
+
+
+@pytest.mark.parametrize("shards", [0, -1, 65_537])
+def test_there_is_at_least_one_shard_and_no_more_than_topics_can_name(shards: int) -> None:
+    with pytest.raises(Malformed):
+        shard_of("dev-1", shards)
+
+
+def test_a_label_needs_a_whole_hash() -> None:
+    with pytest.raises(Malformed):
+        label("e96760a87768717b")

@@ -1,0 +1,92 @@
+"""PROTOCOL.md against the code: every kind, field, code and limit that the code knows is in the document."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from edge_client.protocol import blocks, kinds, messages, tensors, topics
+from edge_client.protocol.messages import canonical, read
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Schema, TensorSpec
+
+DOCUMENT = (Path(__file__).parents[2] / "PROTOCOL.md").read_text(encoding="utf-8")
+SECTIONS = dict(re.findall(r"^## (\d+)\. .*?\n(.*?)(?=^## |\Z)", DOCUMENT, re.DOTALL | re.MULTILINE))
+MESSAGES, ANSWERS = SECTIONS["7"], SECTIONS["13"]
+KEY = {"run", "round", "exchange"}
+
+
+def words(text: str) -> set[str]:
+    """Whatever stands in backquotes, cut at spaces."""
+    return {word for quoted in re.findall(r"`([^`]+)`", text) for word in quoted.split()}
+
+
+def about(kind: str) -> str:
+    """The paragraphs of section 7 that begin with the kind in bold, up to the next one."""
+    parts = re.split(r"(?=\*\*`)|(?=^###)", MESSAGES, flags=re.MULTILINE)
+    return "\n".join(part for part in parts if part.startswith(f"**`{kind}`**"))
+
+
+@pytest.mark.parametrize("kind", sorted(kinds.KINDS))
+def test_every_field_of_a_kind_is_in_its_paragraph(kind: str) -> None:
+    tables = [kinds.TABLES[kind], *([kinds.TABLES["near-answer"]] if kind == "near" else [])]
+    if kind == "task":
+        tables += [kinds.table_of("task", {"job": job}, down=False) for job in ("fit", "probe")]
+    fields = set[str]().union(*tables) - set(kinds.COMMON)
+    text = about(kind)
+    assert text
+    assert sorted(fields - words(text) - (KEY if "KEY" in text else set())) == []
+
+
+def test_fields_of_every_message_are_listed() -> None:
+    assert {"v", "k", *kinds.COMMON, *kinds.EPOCH} <= words(MESSAGES)
+
+
+def test_every_kind_stands_in_the_table_of_topics() -> None:
+    assert words(SECTIONS["2"]) >= kinds.KINDS
+
+
+@pytest.mark.parametrize(
+    ("where", "codes"), [("err", kinds.ERR_CODES), ("ack", kinds.ACK_STATUSES), ("nack", kinds.NACK_CODES)]
+)
+def test_every_answer_is_listed_with_where_it_occurs(where: str, codes: tuple[str, ...]) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([a-z ]+) \|", ANSWERS, re.MULTILINE)
+    assert {code for code, places in rows if where in places.split()} == set(codes)
+
+
+def test_the_limits_are_the_codes() -> None:
+    printed = set(re.findall(r"\d+(?:,\d{3})*", DOCUMENT))
+    numbers = [
+        *(messages.LIMIT_BYTES, blocks.INLINE_MAX, blocks.BLOCK_STEP, blocks.BLOCK_MAX, blocks.TOTAL_MAX),
+        *(blocks.BLOCK_DEFAULT, blocks.BITMAP_MAX_BYTES, tensors.HEADER_MAX_BYTES, tensors.TENSORS_MAX),
+        *(topics.LIMIT_NUMBER, kinds.GET_MAX_BLOCKS, kinds.CENTERS_MAX, kinds.DETAIL_MAX, messages.DEPTH_MAX),
+    ]
+    assert [n for n in numbers if f"{n:,}" not in printed] == []
+    assert (blocks.LIMITS["program"], blocks.LIMITS["container"], blocks.BLOB_MAX) == (1 << 20, 256 << 20, 4 << 30)
+    assert set(blocks.LIMITS) <= words(SECTIONS["4"])
+
+
+def test_every_field_of_program_json_is_in_its_table() -> None:
+    schema = Schema((TensorSpec(name="w", role="p", shape=(1,)),))
+    program = Program(
+        model="m",
+        loss="cross-entropy",
+        optimizer="sgd",
+        schema=schema,
+        input=(1,),
+        classes=2,
+        dtype="float32",
+        functions={},
+        containers={},
+        batch={},
+        opset=18,
+        versions={},
+    )
+    assert set(program.to_json()) <= words(SECTIONS["8"])
+
+
+def test_the_printed_task_is_a_message_in_canonical_form() -> None:
+    (printed,) = re.findall(r"```json\n(.*?)\n```", SECTIONS["15"], re.DOTALL)
+    assert canonical(read(printed.encode(), "t")) == printed.encode()

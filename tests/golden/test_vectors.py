@@ -1,0 +1,193 @@
+"""The recorded bytes of protocol version 1. A change here is a change of the protocol and needs a new number."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client.protocol import blocks, compress, messages, signing, tensors, topics
+from edge_client.protocol.task import Reply, Schema, TensorSpec
+
+HERE = Path(__file__).parent
+VECTORS: dict[str, Any] = json.loads((HERE / "vectors.json").read_text(encoding="utf-8"))
+P = bytes(range(256)) * 40
+MANIFEST = blocks.manifest_of(P, "program", block=4096)
+SCHEMA = Schema(tuple(TensorSpec(name=n, role=r, shape=tuple(s)) for n, r, s in VECTORS["schema"]["rows"]))
+VECTOR = np.array(VECTORS["vector"], np.float32)
+TIME_MS = 1_700_000_000_000
+
+
+def stats() -> bytes:
+    given = VECTORS["stats"]
+    reply = Reply(
+        n=given["n"],
+        losses=np.array(given["loss"]),
+        votes=np.array(given["votes"]),
+        confusion=np.array(given["confusion"]),
+    )
+    return compress.encode_stats(reply, SCHEMA)
+
+
+def tensor_file(name: str) -> bytes:
+    if name == "stats":
+        return stats()
+    kind, codec = name.split("_")
+    return compress.encode(VECTOR, SCHEMA, codec=codec, kind=kind, base=MANIFEST.sha256 if kind == "delta" else None)
+
+
+def control_message(kind: str) -> bytes:
+    key = {"run": "r1", "round": 3}
+    update = blocks.manifest_of(stats(), "stats", inline=True)
+    fields: dict[str, dict[str, Any]] = {
+        "get": {"ident": "a1", "sha256": MANIFEST.sha256, "block": 4096, "at": [[0, 2]]},
+        "task": {
+            **key,
+            "ident": "c1-7",
+            "epoch": 1,
+            "exchange": 0,
+            "left_ms": 60_000,
+            "job": "fit",
+            "anchor": "start",
+            "lr": 0.05,
+            "momentum": 0.0,
+            "mu": 0.1,
+            "steps": 20,
+            "batch": 16,
+            "seed": 7,
+            "schema": SCHEMA.sha256,
+            "program": signing.signed(MANIFEST, bytes(range(32)), "demo"),
+            "container": blocks.manifest_of(P, "container"),
+            "start": blocks.manifest_of(tensor_file("model_f32"), "model"),
+            "reply": {"codec": "i8", "base": "start", "max_size": 1_048_736},
+        },
+        "rdy": {
+            **key,
+            "ident": "d1-2",
+            "exchange": 1,
+            "attempt": 0,
+            "n": 4,
+            "what": "stats",
+            "update": update,
+            "seconds": 0.5,
+        },
+        "ack": {
+            **key,
+            "ident": "c1-9",
+            "epoch": 1,
+            "exchange": 1,
+            "attempt": 0,
+            "sha256": update.sha256,
+            "status": "ok",
+        },
+    }
+    return messages.write(kind, t_ms=TIME_MS, **fields[kind])
+
+
+def named(data: bytes) -> dict[str, Any]:
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def test_a_blob_is_named_by_its_hash_and_routed_by_its_label() -> None:
+    assert named(P) | {"label": topics.label(MANIFEST.sha256)} == VECTORS["p"]
+
+
+def test_the_block_of_hello() -> None:
+    assert blocks.pack(b"hello", 0, 1).hex() == VECTORS["block_hello"]
+
+
+def test_the_three_blocks_of_p() -> None:
+    bodies = [P[slice(*blocks.body_range(MANIFEST, i))] for i in range(3)]
+    packed = [blocks.pack(body, i, 3) for i, body in enumerate(bodies)]
+    assert [block[:16].hex() for block in packed] == VECTORS["block_headers_of_p"]
+    assert len(bodies[-1]) == VECTORS["last_body_of_p"]
+    assert b"".join(blocks.unpack(block, MANIFEST, i) for i, block in enumerate(packed)) == P
+
+
+def test_the_manifest_of_p() -> None:
+    assert messages.canonical(MANIFEST.to_json()).decode() == VECTORS["manifest_of_p"]
+    assert len(VECTORS["manifest_of_p"]) == 120
+
+
+def test_a_bitmap_counts_from_the_least_significant_bit() -> None:
+    given = VECTORS["bitmap"]
+    bitmap = blocks.Bitmap(given["total"])
+    assert [bitmap.add(i) for i in given["have"]] == [True] * 3
+    assert bitmap.to_base64() == given["base64"]
+
+
+def test_the_shard_of_a_device() -> None:
+    given = VECTORS["shard"]
+    assert zlib.crc32(given["cid"].encode()) == given["crc32"]
+    assert topics.shard_of(given["cid"], given["shards"]) == given["shard"]
+
+
+def test_a_schema_is_hashed_sorted_by_name() -> None:
+    assert SCHEMA.sha256 == VECTORS["schema"]["sha256"]
+
+
+def test_i8_rounds_ties_to_even_and_keeps_a_row_of_zeros() -> None:
+    stored, _ = tensors.unpack(tensor_file("delta_i8"))
+    assert stored["fc.weight"].tolist() == VECTORS["i8"]["q"]
+    assert stored["fc.weight#s"].tobytes().hex() == VECTORS["i8"]["s"]
+    decoded = compress.decode(tensor_file("delta_i8"), SCHEMA, kind="delta", codec="i8", base=MANIFEST.sha256)
+    assert np.array_equal(decoded[:3], np.array(VECTORS["i8"]["decoded_row_0"], np.float32))
+
+
+def test_f16_scales_by_a_power_of_two() -> None:
+    schema = Schema((TensorSpec(name="t", role="p", shape=(2,)),))
+    file = compress.encode(np.array(VECTORS["f16"]["t"]), schema, codec="f16", kind="model")
+    stored, _ = tensors.unpack(file)
+    assert stored["t#s"].tobytes().hex() == VECTORS["f16"]["s"]
+    assert stored["t"].tobytes().hex() == VECTORS["f16"]["q"]
+
+
+@pytest.mark.parametrize("name", list(VECTORS["files"]))
+def test_tensor_files_keep_their_bytes(name: str) -> None:
+    data = tensor_file(name)
+    assert named(data) | {"header": int.from_bytes(data[:8], "little")} == VECTORS["files"][name]
+
+
+@pytest.mark.parametrize("kind", list(VECTORS["messages"]))
+def test_control_messages_keep_their_bytes_and_are_read_back(kind: str) -> None:
+    payload = control_message(kind)
+    assert named(payload) == VECTORS["messages"][kind]
+    assert messages.canonical(messages.read(payload)) == payload
+
+
+def test_keys_and_signatures() -> None:
+    key = VECTORS["key"]
+    private, public = bytes.fromhex(key["private"]), bytes.fromhex(key["public"])
+    assert signing.public_key(private) == public
+    assert signing.key_id(public) == key["id"]
+    assert signing.sign(private, "demo", "program", MANIFEST.sha256, MANIFEST.size) == VECTORS["signature_of_p"]
+
+
+def test_batches_follow_numpys_permutation_of_the_seed() -> None:
+    given = VECTORS["batches"]
+    rng = np.random.Generator(np.random.PCG64(given["seed"]))
+    assert rng.permutation(given["n"]).tolist() == given["first_pass"]
+    assert rng.permutation(given["n"]).tolist() == given["second_pass"]
+
+
+def strings(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        for item in value.values():
+            yield from strings(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings(item)
+    elif isinstance(value, str):
+        yield value
+
+
+def test_the_document_prints_every_vector() -> None:
+    document = (HERE.parents[1] / "PROTOCOL.md").read_text(encoding="utf-8")
+    recorded = {text for name, value in VECTORS.items() if name != "about" for text in strings(value)}
+    assert sorted(text for text in recorded if text not in document) == []
