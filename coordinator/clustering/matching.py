@@ -1,0 +1,33 @@
+"""Keeping names: which new cluster continues which old one, and one order for clusters that have no past."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.protocol.task import Array
+
+I64 = NDArray[np.int64]
+
+
+def match(distances: Array) -> I64:
+    """[n_old, n_new] distances -> for each new one its old one, one to one, least total distance.
+
+    At most n_old new ones. Hungarian method.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    if distances.ndim != 2 or distances.shape[1] > distances.shape[0]:  # noqa: PLR2004 - a matrix
+        raise ValueError(f"need as many old clusters as new ones, got {distances.shape}")
+    new, old = linear_sum_assignment(distances.T)
+    out = np.empty(distances.shape[1], dtype=np.int64)
+    out[new] = old
+    return out
+
+
+def canonical(labels: I64) -> I64:
+    """[n] -> the same partition, numbered in the order of first appearance."""
+    _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
+    rank = np.empty(len(first), dtype=np.int64)
+    rank[np.argsort(first)] = np.arange(len(first))
+    return rank[inverse]

@@ -1,0 +1,110 @@
+"""What a round achieved, from one confusion matrix per device (rows true class, columns predicted, counts).
+
+micro-X = sum_i n_i X_i / sum_i n_i and macro-X = mean_i X_i, for X in {accuracy, F1} of each device on its own n_i
+held-out samples with the model that it would be served. A device's F1 is the mean over the classes that occur in its
+labels or its predictions. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_client.protocol.task import Array, ClientId
+
+
+@dataclass(frozen=True, kw_only=True)
+class Average:
+    """One quantity over a fleet; None when no device answered."""
+
+    micro: float | None
+    macro: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any."""
+
+    accuracy: Average
+    f1: Average
+    per_device: Mapping[ClientId, float]
+    per_center: tuple[float | None, ...]
+    assignment: Mapping[ClientId, int]
+
+
+def report(confusions: Mapping[ClientId, Array], assignment: Mapping[ClientId, int], *, n_centers: int) -> Report:
+    """From confusion matrices [C, C] of the devices that answered, and everybody's center."""
+    clients = [c for c in sorted(confusions) if confusions[c].sum() > 0]
+    n = np.array([confusions[c].sum() for c in clients], dtype=np.float64)
+    right = np.array([accuracy(confusions[c]) for c in clients])
+    center = np.array([assignment.get(c, -1) for c in clients])
+    return Report(
+        accuracy=_average(right, n),
+        f1=_average(np.array([f1(confusions[c]) for c in clients]), n),
+        per_device={c: float(x) for c, x in zip(clients, right, strict=True)},
+        per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
+        assignment=dict(sorted(assignment.items())),
+    )
+
+
+def accuracy(confusion: Array) -> float:
+    """Share of right answers in a non-empty matrix [C, C]."""
+    return float(np.trace(confusion) / confusion.sum())
+
+
+def f1(confusion: Array) -> float:
+    """Mean of 2 TP / (2 TP + FP + FN) over the classes that occur in the labels or in the predictions."""
+    occurs = confusion.sum(axis=0) + confusion.sum(axis=1)  # TP + FP + TP + FN
+    seen = occurs > 0
+    return float(np.mean(2 * np.diag(confusion)[seen] / occurs[seen]))
+
+
+def _average(values: Array, n: Array) -> Average:
+    if len(values) == 0:
+        return Average(micro=None, macro=None)
+    return Average(micro=float(n @ values / n.sum()), macro=float(values.mean()))
+
+
+def ari(truth: Sequence[int], found: Sequence[int]) -> float:
+    """Adjusted Rand index of two labelings: 1 for the same partition, about 0 for chance."""
+    from sklearn.metrics import adjusted_rand_score
+
+    return float(adjusted_rand_score(truth, found))
+
+
+def nmi(truth: Sequence[int], found: Sequence[int]) -> float:
+    """Normalised mutual information of two labelings, 0 to 1."""
+    from sklearn.metrics import normalized_mutual_info_score
+
+    return float(normalized_mutual_info_score(truth, found))
+
+
+def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
+    outcome: Report,
+    *,
+    run: str,
+    method: str,
+    round: int,  # noqa: A002 - the protocol's word
+    of: int,
+    bytes_down: int,
+    bytes_up: int,
+    seconds: float,
+) -> dict[str, Any]:
+    """One JSON object of metrics.jsonl."""
+    return {
+        "event": "round",
+        "run": run,
+        "method": method,
+        "round": round,
+        "of": of,
+        "accuracy": {"micro": outcome.accuracy.micro, "macro": outcome.accuracy.macro},
+        "f1": {"micro": outcome.f1.micro, "macro": outcome.f1.macro},
+        "per_device": dict(outcome.per_device),
+        "per_center": list(outcome.per_center),
+        "assignment": dict(outcome.assignment),
+        "bytes": {"down": bytes_down, "up": bytes_up},
+        "seconds": seconds,
+    }

@@ -1,0 +1,286 @@
+"""One open exchange as a pure state machine: who was asked, who may upload, what is accepted, when it closes.
+
+`advance(exchange, event, now_s) -> (exchange, commands)`. The caller stores what an `Ack` with status "ok" accepts and
+what a `Close` closes, and only then carries the commands out in order. Times are seconds on one monotonic clock of the
+caller's, real or virtual. No network, no disk, no clock, no blobs: an update is its sha256 here.
+
+The rules (PROTOCOL.md, rounds):
+
+* the first complete, verified update of a client is accepted ("ok"); the same hash again is "dup", another one
+  "superseded"; after closing everything new is "late"; a client that was not asked is "rejected";
+* a credit is one open upload. Without a free one a `Ready` waits in a queue in silence; a full queue answers "busy".
+  A credit that hears nothing for 30 s goes back; after 8 s of silence the client is told to go on once more;
+* the exchange closes when everybody answered (a refusal is an answer), or at the deadline with whoever answered.
+  `Close.enough` says whether the quorum was met. So every exchange ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from edge_client.protocol.task import ClientId
+
+GO_AGAIN_S = 8.0  # silence of an upload after which the client is told once more to go on
+CREDIT_IDLE_S = 30.0  # silence after which a credit returns to the pool
+QUEUE_LIMIT = 4_096  # waiting uploads; a client beyond that is told to come back
+BUSY_RETRY_S = 60.0
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A client holds a result of this hash and size and asks to upload it."""
+
+    cid: ClientId
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of an open upload arrived; it only keeps the credit alive."""
+
+    cid: ClientId
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A client's update arrived whole (in blocks or inline) and passed every check."""
+
+    cid: ClientId
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A client will not answer (its nack), or its update failed a check; `retry_s` is its own wish, not a promise."""
+
+    cid: ClientId
+    code: str
+    retry_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time passed; send it at `wakes_at_s` or whenever convenient."""
+
+
+V = TypeVar("V")
+Event = Ready | Block | Stored | Refused | Tick
+
+
+@dataclass(frozen=True)
+class Go:
+    """Tell the client to upload the result of this hash, from the first missing block."""
+
+    cid: ClientId
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Ack:
+    """Answer the client about this hash: ok, dup, superseded, late or rejected. "ok" is stored before it is sent."""
+
+    cid: ClientId
+    sha256: str
+    status: str
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Answer a Ready: too many wait already, ask again after `retry_s`."""
+
+    cid: ClientId
+    retry_s: float
+
+
+@dataclass(frozen=True)
+class Close:
+    """The exchange is over with exactly these clients' updates; stored, together with the keys, before it is used."""
+
+    keys: frozenset[ClientId]
+    enough: bool  # at least `quorum` of them
+
+
+Command = Go | Ack | Busy | Close
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upload:
+    """An open credit: the hash it is for, when the client was last heard and when it was last told to go (seconds)."""
+
+    sha256: str
+    heard_s: float
+    go_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenExchange:
+    """The state of one exchange: (run, round, number) is its key, `accepted` maps a client to the hash that counts."""
+
+    run: str
+    round: int
+    number: int
+    asked: frozenset[ClientId]
+    quorum: int
+    closes_at_s: float
+    credits: int
+    accepted: Mapping[ClientId, str] = field(default_factory=dict)
+    refused: Mapping[ClientId, str] = field(default_factory=dict)  # client -> code
+    uploads: Mapping[ClientId, Upload] = field(default_factory=dict)
+    queue: Mapping[ClientId, str] = field(default_factory=dict)  # client -> hash, first come first served
+    closed: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse an exchange that could never work."""
+        if self.credits < 1 or self.quorum < 0:
+            raise ValueError(f"credits must be at least 1 and quorum not negative: {self.credits}, {self.quorum}")
+        strangers = (set(self.accepted) | set(self.refused)) - self.asked
+        if strangers:
+            raise ValueError(f"{sorted(strangers)} answered but were not asked")
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When the next Tick changes something, if nothing else happens before; infinity when closed."""
+        if self.closed:
+            return float("inf")
+        due = [min(u.heard_s + CREDIT_IDLE_S, max(u.heard_s, u.go_s) + GO_AGAIN_S) for u in self.uploads.values()]
+        return min([self.closes_at_s, *due])
+
+
+Step = tuple[OpenExchange, list[Command]]
+
+
+def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
+    *,
+    run: str,
+    round: int,  # noqa: A002 - the protocol's word
+    number: int,
+    asked: Collection[ClientId],
+    quorum: int,
+    now_s: float,
+    deadline_s: float,
+    credits: int = 32,  # noqa: A002 - the protocol's word
+    accepted: Mapping[ClientId, str] | None = None,
+    refused: Mapping[ClientId, str] | None = None,
+) -> OpenExchange:
+    """Open an exchange that closes `deadline_s` seconds from `now_s`; `accepted`, `refused` are what a log remembers.
+
+    The first Tick closes it if everybody in `asked` has answered already, or nobody was asked.
+    """
+    return OpenExchange(
+        run=run,
+        round=round,
+        number=number,
+        asked=frozenset(asked),
+        quorum=quorum,
+        closes_at_s=now_s + deadline_s,
+        credits=credits,
+        accepted=dict(accepted or {}),
+        refused=dict(refused or {}),
+    )
+
+
+def advance(exchange: OpenExchange, event: Event, now_s: float) -> Step:
+    """What an event changes, and what to do about it. The given exchange is left as it was."""
+    if isinstance(event, Tick):
+        return _tick(exchange, now_s)
+    if isinstance(event, Ready | Stored) and (status := _final_status(exchange, event)):
+        return exchange, [Ack(event.cid, event.sha256, status)]
+    if exchange.closed or event.cid not in exchange.asked:
+        return exchange, []
+    if isinstance(event, Ready):
+        return _ready(exchange, event, now_s)
+    if isinstance(event, Block):
+        return _heard(exchange, event.cid, now_s), []
+    return _answered(exchange, event, now_s)
+
+
+def _final_status(exchange: OpenExchange, event: Ready | Stored) -> str:
+    """The status of an update that cannot be accepted (any more), or an empty text."""
+    if event.cid not in exchange.asked:
+        return "rejected"
+    stored = exchange.accepted.get(event.cid)
+    if stored is not None:
+        return "dup" if stored == event.sha256 else "superseded"
+    return "late" if exchange.closed else ""
+
+
+def _ready(exchange: OpenExchange, event: Ready, now_s: float) -> Step:
+    """Give a credit, or queue; a client that was recomputing (or refused before) is welcome with its new hash."""
+    refused = _without(exchange.refused, event.cid)
+    if event.cid in exchange.uploads:
+        upload = Upload(sha256=event.sha256, heard_s=now_s, go_s=now_s)
+        uploads = {**exchange.uploads, event.cid: upload}
+        return replace(exchange, uploads=uploads, refused=refused), [Go(event.cid, event.sha256)]
+    if event.cid not in exchange.queue and len(exchange.queue) >= QUEUE_LIMIT:
+        return exchange, [Busy(event.cid, BUSY_RETRY_S)]
+    queue = {**exchange.queue, event.cid: event.sha256}
+    return _grant(replace(exchange, queue=queue, refused=refused), now_s)
+
+
+def _heard(exchange: OpenExchange, cid: ClientId, now_s: float) -> OpenExchange:
+    upload = exchange.uploads.get(cid)
+    if upload is None:
+        return exchange
+    return replace(exchange, uploads={**exchange.uploads, cid: replace(upload, heard_s=now_s)})
+
+
+def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> Step:
+    """An update that counts, or a refusal; a refusal after an accepted update changes nothing."""
+    commands: list[Command] = []
+    if isinstance(event, Stored):
+        accepted = {**exchange.accepted, event.cid: event.sha256}
+        exchange = replace(exchange, accepted=accepted, refused=_without(exchange.refused, event.cid))
+        commands.append(Ack(event.cid, event.sha256, "ok"))
+    elif event.cid not in exchange.accepted:
+        exchange = replace(exchange, refused={**exchange.refused, event.cid: event.code})
+    exchange = replace(
+        exchange, uploads=_without(exchange.uploads, event.cid), queue=_without(exchange.queue, event.cid)
+    )
+    if exchange.asked == exchange.accepted.keys() | exchange.refused.keys():
+        closed, close = _close(exchange)
+        return closed, [*commands, *close]
+    granted, go = _grant(exchange, now_s)
+    return granted, [*commands, *go]
+
+
+def _tick(exchange: OpenExchange, now_s: float) -> Step:
+    if exchange.closed:
+        return exchange, []
+    if now_s >= exchange.closes_at_s or exchange.asked == exchange.accepted.keys() | exchange.refused.keys():
+        return _close(exchange)
+    uploads, again = {}, []
+    for cid, upload in exchange.uploads.items():
+        if now_s >= upload.heard_s + CREDIT_IDLE_S:
+            continue  # the credit returns; what was received stays, and the client asks again
+        silent = now_s >= max(upload.heard_s, upload.go_s) + GO_AGAIN_S
+        uploads[cid] = replace(upload, go_s=now_s) if silent else upload
+        again += [Go(cid, upload.sha256)] if silent else []
+    granted, go = _grant(replace(exchange, uploads=uploads), now_s)
+    return granted, [*again, *go]
+
+
+def _grant(exchange: OpenExchange, now_s: float) -> Step:
+    """Give free credits to those who wait, first come first served."""
+    if exchange.closed:
+        return exchange, []
+    free = max(0, exchange.credits - len(exchange.uploads))
+    chosen = list(exchange.queue.items())[:free]
+    if not chosen:
+        return exchange, []
+    fresh = {cid: Upload(sha256=sha256, heard_s=now_s, go_s=now_s) for cid, sha256 in chosen}
+    queue = {cid: sha256 for cid, sha256 in exchange.queue.items() if cid not in fresh}
+    granted = replace(exchange, uploads={**exchange.uploads, **fresh}, queue=queue)
+    return granted, [Go(cid, sha256) for cid, sha256 in chosen]
+
+
+def _close(exchange: OpenExchange) -> Step:
+    keys = frozenset(exchange.accepted)
+    done = replace(exchange, closed=True, uploads={}, queue={})
+    return done, [Close(keys, enough=len(keys) >= exchange.quorum)]
+
+
+def _without(mapping: Mapping[ClientId, V], cid: ClientId) -> Mapping[ClientId, V]:
+    return {k: v for k, v in mapping.items() if k != cid} if cid in mapping else mapping

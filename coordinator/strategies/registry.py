@@ -1,0 +1,59 @@
+"""Methods by name: `make("fesem", **{"clusters": 3, "local-steps": 20})`, with names as users type them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.fedprox import FedProx
+from coordinator.strategies.fesem import FeSEM
+from edge_client.errors import ConfigError, UsageError
+
+METHODS: dict[str, type[FedAvg | FedProx | FeSEM]] = {"fedavg": FedAvg, "fedprox": FedProx, "fesem": FeSEM}
+Setting = int | float | str
+_TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}
+
+
+def make(name: str, **settings: Setting) -> Strategy:
+    """The method `name` with `settings` in kebab-case. Texts are read as the setting's own type.
+
+    Raises UsageError for an unknown method, ConfigError for an unknown setting or a value that does not fit.
+    """
+    if name not in METHODS:
+        raise UsageError(f"unknown method {name!r}", hint=_nearest(name, METHODS))
+    method = METHODS[name]
+    types = {f.name.replace("_", "-"): str(f.type) for f in fields(method)}
+    values = {}
+    for key, value in settings.items():
+        if key not in types:
+            raise ConfigError(f"{name} has no setting {key!r}", hint=_nearest(key, types))
+        values[key.replace("-", "_")] = _read(key, value, types[key])
+    return method(**values)  # type: ignore[arg-type]  # _read gave each its field's type
+
+
+def settings_of(strategy: Strategy) -> dict[str, Setting]:
+    """Every setting of a method in kebab-case, defaults included, for the record of a run."""
+    return {f.name.replace("_", "-"): getattr(strategy, f.name) for f in fields(strategy)}  # type: ignore[arg-type]  # a dataclass
+
+
+def _read(key: str, value: Setting, kind: str) -> Setting:
+    """The value in the setting's own type; a text is parsed, a number never becomes a text, and no digit is dropped."""
+    words = {"int": "a whole number", "float": "a number", "str": "a word"}
+    wrong = ConfigError(f"{key} is {value!r}", hint=f"use {words[kind]}")
+    try:
+        read: Setting = _TYPES[kind](value)
+    except (ValueError, OverflowError, TypeError):
+        raise wrong from None
+    if isinstance(value, bool) or (not isinstance(value, str) and read != value):
+        raise wrong
+    return read
+
+
+def _nearest(wrong: str, valid: Iterable[str]) -> str:
+    names = sorted(valid)
+    close = difflib.get_close_matches(wrong, names, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return f"{guess}use one of {', '.join(names)}"

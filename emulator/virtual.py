@@ -1,0 +1,189 @@
+"""Devices in one process and a network in virtual time, behind the same `ask` that the server offers a strategy.
+
+`coordinator.rounds` decides what counts and when an exchange closes, exactly as on the server; devices take virtual
+seconds by their profile and run the client's own training code. No broker, no sockets, no sleeping.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coordinator import rounds
+from coordinator.strategies.base import Exchange, Fleet, Replies
+from edge_client.dataset import Local
+from edge_client.engines.base import Engine
+from edge_client.errors import Malformed
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import ClientId, Fit, Flat, Probe, Reply, Task
+from edge_client.training import fit, probe
+from emulator.devices import Profile
+
+INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
+STATS_BYTES = 1_024  # about what an answered probe weighs
+
+
+def f32_delta(task: Fit, vector: Flat) -> Flat:
+    """What the server decodes when a device sends `vector` in codec f32: base + float32(vector - base)."""
+    base = task.start if isinstance(task.start, np.ndarray) else task.anchor
+    base32 = np.zeros(vector.shape, np.float32) if base is None else base.astype(np.float32)
+    return base32 + (vector.astype(np.float32) - base32)
+
+
+def exact(task: Fit, vector: Flat) -> Flat:  # noqa: ARG001 - as f32_delta
+    """No rounding, for runs in float64."""
+    return vector
+
+
+@dataclass(kw_only=True)
+class Devices:
+    """Emulated devices that share one engine; each has its own data and its own models, by slot."""
+
+    engine: Engine
+    program: Program
+    local: Mapping[ClientId, Local]
+    wire: Callable[[Fit, Flat], Flat] = f32_delta
+    own: dict[tuple[ClientId, str], Flat] = field(default_factory=dict)
+
+    @property
+    def fleet(self) -> Fleet:
+        """Every device and its number of training samples."""
+        return {c: len(self.local[c].train) for c in sorted(self.local)}
+
+    def answer(self, who: ClientId, task: Task) -> Reply:
+        """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
+        local = self.local[who]
+        if isinstance(task, Probe):
+            return probe(self.engine, self.program, task, local)
+        vector = fit(self.engine, self.program, task, local.train, own=self.own.get((who, task.slot))).vector
+        self.own[who, task.slot] = vector
+        return Reply(n=len(local.train), update=self.wire(task, vector))
+
+
+class VirtualNetwork:
+    """Asks devices and keeps the time. `ask` is what a generator of exchanges needs; state lives between exchanges."""
+
+    def __init__(
+        self,
+        devices: Devices,
+        profiles: Mapping[ClientId, Profile],
+        *,
+        deadline_s: float = 600.0,
+        inline_bytes: int = INLINE_BYTES,
+    ) -> None:
+        self._devices, self._profiles, self._deadline_s = devices, profiles, deadline_s
+        self.inline_bytes = inline_bytes
+        self._round, self._number = 0, itertools.count()
+        self.now_s = self.opened_s = 0.0
+        self.bytes_down = self.bytes_up = 0
+
+    def open_round(self, number: int) -> None:
+        """Count exchanges, bytes and seconds from here."""
+        self._round, self._number, self.opened_s = number, itertools.count(), self.now_s
+        self.bytes_down = self.bytes_up = 0
+
+    def ask(self, exchange: Exchange) -> Replies:
+        """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""
+        opened = rounds.open_exchange(
+            run="simulation",
+            round=self._round,
+            number=next(self._number),
+            asked=exchange,
+            quorum=1,
+            now_s=self.now_s,
+            deadline_s=self._deadline_s,
+        )
+        return _Play(self, exchange, opened).until_closed()
+
+    def send(self, who: ClientId, task: Task) -> float:
+        """Deliver a task; -> when the device will have finished."""
+        size, profile = task_bytes(task), self._profiles[who]
+        self.bytes_down += size
+        return self.now_s + profile.down_s(size) + profile.work_s(task, self._devices.fleet[who])
+
+    def upload_ends_s(self, who: ClientId, size: int) -> float:
+        """Let a device send `size` bytes; -> when they will have arrived."""
+        self.bytes_up += size
+        return self.now_s + self._profiles[who].up_s(size)
+
+    def work(self, who: ClientId, task: Task) -> Reply | str:
+        """The device's answer, or the code of its refusal."""
+        try:
+            return self._devices.answer(who, task)
+        except Malformed as refusal:
+            return refusal.code
+
+
+class _Play:
+    """One exchange in virtual time: a heap of what is due, and the commands of the state machine."""
+
+    def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: rounds.OpenExchange) -> None:
+        self._network, self._exchange, self._state = network, exchange, opened
+        self._due: list[tuple[float, int, rounds.Event | ClientId]] = []  # a client: it has finished its work
+        self._order = itertools.count()  # what is due at the same time happens in the order it was planned
+        self._answers: dict[ClientId, tuple[str, Reply]] = {}
+        self._uploading: set[ClientId] = set()
+        self._keys: frozenset[ClientId] | None = None
+        for who in sorted(exchange):
+            self._plan(network.send(who, exchange[who]), who)
+        self._happens(rounds.Tick())  # nobody asked: closed already
+
+    def until_closed(self) -> Replies:
+        while self._keys is None:
+            if not self._due or self._state.wakes_at_s <= self._due[0][0]:
+                self._network.now_s = self._state.wakes_at_s
+                self._happens(rounds.Tick())
+            else:
+                self._network.now_s, _, event = heapq.heappop(self._due)
+                self._happens(self._finished(event) if isinstance(event, str) else event)
+        return {c: self._answers[c][1] for c in sorted(self._keys)}
+
+    def _plan(self, at_s: float, event: rounds.Event | ClientId) -> None:
+        heapq.heappush(self._due, (at_s, next(self._order), event))
+
+    def _finished(self, who: ClientId) -> rounds.Event:
+        task = self._exchange[who]
+        answer = self._network.work(who, task)
+        if isinstance(answer, str):
+            return rounds.Refused(who, answer)
+        size = reply_bytes(answer)
+        digest = _digest(answer)
+        self._answers[who] = (digest, answer)
+        if size > self._network.inline_bytes:
+            return rounds.Ready(who, digest, size)
+        self._plan(self._network.upload_ends_s(who, size), rounds.Stored(who, digest))
+        return rounds.Tick()
+
+    def _happens(self, event: rounds.Event) -> None:
+        self._state, commands = rounds.advance(self._state, event, self._network.now_s)
+        for command in commands:
+            if isinstance(command, rounds.Go) and command.cid not in self._uploading:
+                self._uploading.add(command.cid)
+                ends_s = self._network.upload_ends_s(command.cid, reply_bytes(self._answers[command.cid][1]))
+                self._plan(ends_s, rounds.Stored(command.cid, command.sha256))
+            elif isinstance(command, rounds.Close):
+                self._keys = command.keys
+
+
+def task_bytes(task: Task) -> int:
+    """Bytes of the float32 models that a task carries; an anchor that is the start travels once."""
+    if isinstance(task, Probe):
+        return sum(4 * model.size for model in task.models)
+    vectors = {id(v): v for v in (task.start, task.init, task.anchor, task.linear) if isinstance(v, np.ndarray)}
+    return sum(4 * vector.size for vector in vectors.values())
+
+
+def reply_bytes(reply: Reply) -> int:
+    """Bytes of a float32 update or gradient, or about those of a probe's statistics."""
+    vectors = [v for v in (reply.update, reply.grad) if v is not None]
+    return sum(4 * vector.size for vector in vectors) or STATS_BYTES
+
+
+def _digest(reply: Reply) -> str:
+    data = b"" if reply.update is None else np.ascontiguousarray(reply.update).tobytes()
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.metrics import ari
+from coordinator.strategies.base import State, drive
+from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.fesem import FeSEM
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Fit, Flat, Reply, Schema, TensorSpec
+from tests.softmax import grouped_fleet, play, schema, start_of
+
+LOCAL = grouped_fleet(9, 3)
+FLEET = {c: len(local.train) for c, local in LOCAL.items()}
+TRUTH = [i % 3 for i in range(9)]
+METHOD = FeSEM(clusters=3, local_steps=10, batch_size=8)
+
+
+def answer(state: State, models: dict[str, Flat], method: FeSEM = METHOD) -> State:
+    """One round in which device c answers models[c]."""
+    replies = {c: Reply(n=10, update=model) for c, model in models.items()}
+    round_ = method.round(state, schema(), dict.fromkeys(models, 10), np.random.default_rng(0))
+    return drive(round_, lambda _: replies)
+
+
+def settled(centers: np.ndarray, assignment: dict[str, int]) -> State:
+    return State(centers=centers, assignment=assignment, extra={"start": start_of()})
+
+
+def asked(state: State, method: FeSEM = METHOD) -> dict[str, Fit]:
+    exchange = next(method.round(state, schema(), FLEET, np.random.default_rng(0)))
+    return {c: task for c, task in exchange.items() if isinstance(task, Fit)}
+
+
+@pytest.mark.parametrize("buffered", [False, True])
+def test_one_cluster_without_a_pull_and_weights_by_samples_is_fedavg(buffered: bool) -> None:  # noqa: FBT001
+    one = FeSEM(clusters=1, lam=0.0, weights="samples", local_steps=4, batch_size=8)
+    same = FedAvg(local_steps=4, batch_size=8)
+    ours, theirs = (play(method, LOCAL, buffered=buffered).centers for method in (one, same))
+    np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("representation", ["classifier", "all"])
+@pytest.mark.parametrize("e_step", ["nearest", "k-means"])
+def test_known_groups_are_recovered_and_kept(representation: str, e_step: str) -> None:
+    method = FeSEM(clusters=3, local_steps=10, batch_size=8, representation=representation, e_step=e_step)
+    first, last = (play(method, LOCAL, rounds=r).assignment for r in (1, 4))
+    assert ari(TRUTH, [last[c] for c in sorted(LOCAL)]) == 1.0
+    assert first == last
+
+
+def test_the_first_round_starts_everybody_from_the_common_model_without_a_pull() -> None:
+    state = METHOD.begin(start_of(), schema(), FLEET, np.random.default_rng(0))
+    tasks = asked(state)
+    assert sorted(tasks) == sorted(FLEET)
+    assert all((np.asarray(t.start) == start_of()).all() and t.mu == 0 and t.anchor is None for t in tasks.values())
+    assert len({t.seed for t in tasks.values()}) == len(tasks)
+
+
+def test_later_rounds_start_at_the_own_center_and_pull_small_devices_harder() -> None:
+    state = play(METHOD, LOCAL, rounds=1)
+    mean = np.mean(list(FLEET.values()))
+    for c, task in asked(state).items():
+        center = state.centers[state.assignment[c]]
+        assert (np.asarray(task.start) == center).all()
+        assert task.anchor is not None
+        assert (task.anchor == center).all()
+        assert task.mu == pytest.approx(2 * METHOD.lam * mean / FLEET[c])
+
+
+def test_a_pull_that_diverges_is_refused_with_the_devices_name() -> None:
+    fleet = {"big": 1_000, "tiny": 1}  # mu of tiny = 2 * 0.05 * 500.5 / 1 = 50.05; learning rate 0.1
+    with pytest.raises(ConfigError, match="tiny"):
+        METHOD.begin(start_of(), schema(), fleet, np.random.default_rng(0))
+
+
+def test_e_then_m_devices_join_the_nearest_center_which_becomes_their_plain_mean() -> None:
+    far = np.zeros((3, schema().size))
+    far[1], far[2] = 10.0, 20.0
+    models = {"a": far[0] + 1, "b": far[0] - 2, "c": far[1] + 1}
+    after = answer(settled(far, {"a": 0, "b": 1, "c": 2}), models)
+    assert after.assignment == {"a": 0, "b": 0, "c": 1}
+    np.testing.assert_allclose(after.centers[:, 0], [-0.5, 11.0, 20.0])  # nobody is near the third: it stays
+
+
+def test_clustering_anew_keeps_the_numbers_of_the_centers() -> None:
+    far = np.zeros((3, schema().size))
+    far[1], far[2] = 10.0, 20.0
+    models = {"a": far[2] + 1, "b": far[0] + 1, "c": far[1] + 1}
+    after = answer(settled(far, {"a": 2, "b": 0, "c": 1}), models, FeSEM(clusters=3, e_step="k-means"))
+    assert after.assignment == {"a": 2, "b": 0, "c": 1}
+
+
+def test_the_first_clustering_is_numbered_by_the_devices_order() -> None:
+    assert [play(METHOD, LOCAL, rounds=1).assignment[f"d{i:02d}"] for i in range(3)] == [0, 1, 2]
+
+
+def test_a_device_that_appears_later_trains_once_from_the_common_start() -> None:
+    state = play(METHOD, LOCAL, rounds=2, silent=["d08"])
+    assert "d08" not in state.assignment
+    late = asked(state)["d08"]
+    assert (np.asarray(late.start) == start_of()).all()
+    assert late.mu == 0
+
+
+def test_a_device_that_misses_a_round_keeps_its_center() -> None:
+    far = np.repeat([[0.0], [10.0], [20.0]], schema().size, axis=1)
+    after = answer(settled(far, {"a": 0, "away": 2}), {"a": far[1]})
+    assert after.assignment == {"a": 1, "away": 2}
+
+
+def test_a_device_without_a_center_is_served_the_most_common_one() -> None:
+    state = settled(np.arange(3.0)[:, None] * np.ones(schema().size), {"a": 1, "b": 1, "c": 0})
+    assert [METHOD.predictor(state, who)[0][1][0] for who in (None, "new", "c")] == [1.0, 1.0, 0.0]
+
+
+def test_the_classifier_alone_decides_unless_all_parameters_are_asked_for() -> None:
+    two = Schema(
+        (TensorSpec(name="body", role="p", shape=(8,)), TensorSpec(name="head", role="p", shape=(2,))), ("head",)
+    )
+    state = State(centers=np.repeat([[0.0], [1.0]], 10, axis=1), assignment={"a": 0}, extra={"start": np.zeros(10)})
+    update = np.array([0.0] * 8 + [1.0] * 2)  # the body lies with the first center, the head with the second
+    for kind, expected in (("classifier", 1), ("all", 0)):
+        round_ = FeSEM(clusters=2, representation=kind).round(state, two, {"a": 10}, np.random.default_rng(0))
+        assert drive(round_, lambda _: {"a": Reply(n=10, update=update)}).assignment == {"a": expected}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"clusters": 0}, {"lam": -1.0}, {"restarts": 0}, {"representation": "x"}, {"e_step": "x"}, {"weights": "x"}],
+)
+def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        FeSEM(**wrong)  # type: ignore[arg-type]
+    assert refused.value.hint

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.admission import ZERO, Question, admit
+from edge_client.errors import Malformed
+from edge_client.protocol import compress, tensors
+from edge_client.protocol.task import OWN, Fit, Flat, Probe, Reply, Task
+from tests.softmax import CLASSES, schema
+
+SCHEMA = schema()
+BASE = "ab" * 32
+START: Flat = np.linspace(-1, 1, SCHEMA.size, dtype=np.float32)
+DELTA: Flat = np.linspace(0, 0.5, SCHEMA.size, dtype=np.float32)
+FIT = Fit(start=START, steps=1, lr=0.1, batch=8, seed=0)
+
+
+def question(task: Task = FIT, **changes: Any) -> Question:
+    fields: dict[str, Any] = {"codec": "f32", "base": BASE, "base_vector": START, "max_update_rms": 10.0}
+    return Question(task=task, schema=SCHEMA, samples=50, **(fields | changes))
+
+
+def delta(vector: Flat = DELTA, *, codec: str = "f32", base: str = BASE) -> bytes:
+    return compress.encode(vector, SCHEMA, codec=codec, kind="delta", base=base)
+
+
+def probe(*want: str, models: int = 2, **more: Any) -> Probe:
+    return Probe(models=[START] * models, want=frozenset(want), batch=8, seed=0, **more)
+
+
+def stats(n: int = 10, **values: Any) -> bytes:
+    return compress.encode_stats(Reply(n=n, **values), SCHEMA)
+
+
+def code_of(asked: Question, data: bytes, n: int = 10) -> str:
+    with pytest.raises(Malformed) as refused:
+        admit(asked, data, n)
+    return refused.value.code
+
+
+def test_an_update_is_the_base_plus_the_delta_in_float32() -> None:
+    reply = admit(question(), delta(), 30)
+    assert reply.update is not None
+    assert reply.update.dtype == np.float32
+    np.testing.assert_array_equal(reply.update, START + DELTA)
+
+
+def test_no_device_weighs_more_than_the_samples_that_it_was_enrolled_with() -> None:
+    assert admit(question(), delta(), 2**31).n == 50
+    assert admit(question(), delta(), 7).n == 7
+
+
+def test_a_delta_from_nothing_is_the_model_itself() -> None:
+    own = Fit(start=OWN, init=START, steps=1, lr=0.1, batch=8, seed=0)
+    reply = admit(question(own, base=ZERO, base_vector=None), delta(base=ZERO), 5)
+    assert reply.update is not None
+    np.testing.assert_array_equal(reply.update, DELTA)
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04 a zip", b"\x80\x05 a pickle", b"\xff" * 64])
+def test_what_is_no_tensor_file_is_bad_schema(data: bytes) -> None:
+    assert code_of(question(), data) == "bad_schema"
+
+
+def test_another_codec_or_another_base_than_asked_is_bad_codec() -> None:
+    assert code_of(question(), delta(codec="f16")) == "bad_codec"
+    assert code_of(question(), delta(base="cd" * 32)) == "bad_codec"
+
+
+def test_a_model_where_a_delta_was_asked_for_is_bad_schema() -> None:
+    assert code_of(question(), compress.encode(DELTA, SCHEMA, codec="f32", kind="model")) == "bad_schema"
+
+
+def test_a_delta_that_is_not_finite_is_refused() -> None:
+    split = dict(SCHEMA.split(np.where(np.arange(SCHEMA.size) == 3, np.nan, DELTA).astype(np.float32)))
+    data = tensors.pack(split, kind="delta", codec="f32", schema=SCHEMA.sha256, base=BASE)
+    assert code_of(question(), data) == "not_finite"
+
+
+def test_a_huge_finite_update_is_rejected_by_the_norm_bound() -> None:
+    assert code_of(question(), delta(np.full(SCHEMA.size, 11.0, np.float32))) == "rejected"
+    assert code_of(question(), delta(np.full(SCHEMA.size, 3e38, np.float32))) == "rejected"
+
+
+def test_an_overflow_of_the_sum_is_not_finite() -> None:
+    start = np.full(SCHEMA.size, 3e38, np.float32)
+    asked = question(base_vector=start, max_update_rms=1e39)
+    assert code_of(asked, delta(start)) == "not_finite"
+
+
+def test_statistics_hold_what_was_asked_for_and_nothing_else() -> None:
+    losses, votes = np.array([0.5, 0.25]), np.array([4, 6])
+    reply = admit(question(probe("loss", "votes")), stats(losses=losses, votes=votes), 10)
+    np.testing.assert_array_equal(reply.losses, losses)
+    np.testing.assert_array_equal(reply.votes, votes)
+    assert code_of(question(probe("loss", "votes")), stats(losses=losses)) == "bad_schema"
+    assert code_of(question(probe("loss")), stats(losses=losses, votes=votes)) == "bad_schema"
+    assert code_of(question(probe("loss", models=3)), stats(losses=losses)) == "bad_schema"
+
+
+def test_counts_add_up_to_the_claimed_samples() -> None:
+    confusion = np.zeros((2, CLASSES, CLASSES), np.int64)
+    confusion[:, 0, 0] = 10
+    asked = question(probe("confusion"))
+    assert admit(asked, stats(confusion=confusion), 10).confusion is not None
+    assert code_of(asked, stats(confusion=confusion), n=11) == "rejected"
+    assert code_of(question(probe("votes")), stats(votes=np.array([3, 3])), n=10) == "rejected"
+
+
+def test_a_prior_asks_for_one_confusion_matrix_of_the_mixture() -> None:
+    one = np.zeros((1, CLASSES, CLASSES), np.int64)
+    one[0, 1, 1] = 10
+    assert admit(question(probe("confusion", prior=[0.5, 0.5])), stats(confusion=one), 10).confusion is not None
+    assert code_of(question(probe("confusion")), stats(confusion=one)) == "bad_schema"
+
+
+def test_the_kind_of_answer_follows_from_the_question() -> None:
+    assert (question().what, question(probe("loss")).what) == ("delta", "stats")

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from coordinator.config import CoordinatorConfig, from_environment, from_table, read
+from edge_client.errors import ConfigError
+
+MINIMAL: dict[str, Any] = {
+    "federation": "demo",
+    "broker": "mqtt://127.0.0.1:1883",
+    "folder": "run",
+    "model": {"name": "digits-mlp"},
+    "runs": [{"method": "fesem", "rounds": 5, "clusters": 3}, {"method": "fedavg", "rounds": 2}],
+}
+
+
+def table(**changes: Any) -> dict[str, Any]:
+    return MINIMAL | {key.replace("_", "-"): value for key, value in changes.items()}
+
+
+def test_a_minimal_file_is_enough_and_the_defaults_are_filled_in(tmp_path: Path) -> None:
+    config = from_table(MINIMAL, base=tmp_path)
+    assert config.folder == tmp_path / "run"
+    assert [run.name for run in config.runs] == ["fesem", "fedavg"]
+    assert config.runs[0].settings == {"clusters": 3}
+    assert config.served_run == "fesem"
+    assert config.model.engines == ("onnx", "litert", "pt2")
+
+
+def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: Path) -> None:
+    config = from_table(table(deadline_s=5, formats=["onnx"], reference="x.npz", quorum=1.0), base=tmp_path)
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(config.to_toml()))
+    assert read(path, environ={}) == config
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"min_device": 3}, "unknown key min-device\n\nhint: did you mean min-devices?"),
+        ({"federation": "Demo"}, "federation"),
+        ({"quorum": 1.5}, "quorum is a share"),
+        ({"block": 5000}, "multiple of 4096"),
+        ({"block": True}, "block"),
+        ({"seed": -1}, "seed is 0 to"),
+        ({"codec": "f8"}, "codec is 'f8'"),
+        ({"deadline_s": "soon"}, "deadline-s must be a positive number"),
+        ({"deadline_s": 0}, "deadline-s must be a positive number"),
+        ({"min_devices": 1.5}, "min-devices must be a whole number"),
+        ({"formats": ["tflight"]}, "formats is 'tflight'"),
+        ({"formats": "onnx"}, "formats must be a list"),
+        ({"below_quorum": "retry"}, "use some of: stop, continue"),
+        ({"bundle_run": "other"}, "bundle-run is 'other'"),
+        ({"runs": []}, "at least one [[runs]]"),
+        ({"runs": [{"method": "fedavg"}]}, "needs method and rounds"),
+        ({"runs": [{"method": "fedavg", "rounds": 0}]}, "runs.rounds"),
+        ({"runs": [{"method": "fedavg", "rounds": 1, "name": "../x"}]}, "names a folder"),
+        ({"runs": [{"method": "fedavg", "rounds": 1}] * 2}, "each with its own name"),
+        ({"model": {"name": "digits-mlp", "engines": []}}, "model.engines is empty"),
+        ({"model": {"name": "digits-mlp", "engines": ["onnx"]}}, 'add "pt2" to model.engines'),
+        ({"model": {"name": "digits-mlp", "batchsize": 3}}, "did you mean model.batch-size?"),
+        ({"model": {}}, "name"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_hint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        from_table(table(**changes), base=tmp_path)
+    assert message in str(refused.value)
+    assert refused.value.hint
+
+
+@pytest.mark.parametrize("key", ["federation", "broker", "folder", "model", "runs"])
+def test_what_is_needed_is_asked_for(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{key}' is missing"):
+        from_table({k: v for k, v in MINIMAL.items() if k != key}, base=tmp_path)
+
+
+def test_a_flag_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(tomli_w.dumps(MINIMAL | {"seed": 1}))
+    environ = {"FEDCENTERS_BROKER": "mqtt://env:1", "FEDCENTERS_SEED": "7"}
+    assert read(path, environ=environ).broker == "mqtt://env:1"
+    assert read(path, environ=environ, broker="mqtt://flag:1").broker == "mqtt://flag:1"
+    assert read(path, environ=environ).seed == 7
+
+
+def test_variables_that_are_not_ours_are_left_alone() -> None:
+    assert from_environment({"FEDCENTERS_DATA": "x", "HOME": "/"}) == {}
+
+
+def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read"):
+        read(tmp_path / "absent.toml")
+    (tmp_path / "bad.toml").write_text("= 3")
+    with pytest.raises(ConfigError, match="is no TOML file"):
+        read(tmp_path / "bad.toml")
+
+
+def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) -> None:
+    def lesson(**changes: Any) -> Any:
+        return from_table(table(**changes), base=tmp_path).lesson()
+
+    assert lesson() == lesson(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
+    assert lesson() != lesson(seed=2)
+    assert lesson() != lesson(codec="i8")
+    assert lesson() != lesson(runs=[{"method": "fesem", "rounds": 5, "clusters": 4}])
+
+
+def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> None:
+    good = from_table(MINIMAL, base=tmp_path)
+    with pytest.raises(ConfigError):
+        CoordinatorConfig(
+            federation="a/b", broker=good.broker, folder=good.folder, model=good.model, runs=good.runs
+        )

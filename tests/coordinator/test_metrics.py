@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import json
+import warnings
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
+
+from coordinator.metrics import Average, accuracy, ari, f1, nmi, report, round_record
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
+def test_accuracy_and_f1_are_scikit_learns(pairs: list[tuple[int, int]]) -> None:
+    truth, found = np.array(pairs).T
+    matrix = confusion_matrix(truth, found, labels=np.arange(5))
+    assert np.isclose(accuracy(matrix), accuracy_score(truth, found))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a class that occurs on one side only
+        assert np.isclose(f1(matrix), f1_score(truth, found, average="macro", zero_division=0))
+
+
+def test_micro_pools_samples_and_macro_counts_devices_equally() -> None:
+    outcome = report({"a": np.diag([3, 3]), "b": np.array([[1, 1], [0, 0]])}, {"a": 0, "b": 1}, n_centers=3)
+    assert outcome.accuracy == Average(micro=7 / 8, macro=3 / 4)
+    assert outcome.per_device == {"a": 1.0, "b": 0.5}
+    assert outcome.per_center == (1.0, 0.5, None)
+
+
+def test_relabelled_centers_change_no_score_and_permute_per_center() -> None:
+    matrices = {c: np.random.default_rng(i).integers(1, 9, (3, 3)) for i, c in enumerate("abcd")}
+    first = report(matrices, dict(zip("abcd", [0, 1, 1, 0], strict=True)), n_centers=2)
+    second = report(matrices, dict(zip("abcd", [1, 0, 0, 1], strict=True)), n_centers=2)
+    assert (first.accuracy, first.f1, first.per_device) == (second.accuracy, second.f1, second.per_device)
+    assert first.per_center == second.per_center[::-1]
+
+
+def test_silence_gives_no_score_and_still_valid_json() -> None:
+    outcome = report({}, {"a": 0}, n_centers=1)
+    assert outcome.accuracy == Average(micro=None, macro=None)
+    record = round_record(outcome, run="r", method="m", round=1, of=2, bytes_down=3, bytes_up=4, seconds=0.5)
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
+    assert record["bytes"] == {"down": 3, "up": 4}
+
+
+def test_partition_scores_do_not_care_about_names() -> None:
+    assert ari([0, 0, 1, 1], [5, 5, 2, 2]) == 1.0
+    assert nmi([0, 0, 1, 1], [5, 5, 2, 2]) == 1.0
+    assert ari([0, 0, 1, 1], [0, 0, 0, 0]) == 0.0
