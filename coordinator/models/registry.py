@@ -71,7 +71,9 @@ def _imported(path: str) -> Entry:
     try:
         entry = getattr(import_module(module_name), factory)()
     except (ImportError, AttributeError) as missing:
-        raise ConfigError(f"model {path!r} cannot be imported: {missing}", hint="check the path and PYTHONPATH") from None
+        raise ConfigError(
+            f"model {path!r} cannot be imported: {missing}", hint="check the path and PYTHONPATH"
+        ) from None
     if not isinstance(entry, Entry):
         raise ConfigError(
             f"model {path!r} returned {type(entry).__name__}", hint="return a coordinator.models.registry.Entry"

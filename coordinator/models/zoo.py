@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 
 def digits_mlp() -> nn.Module:
@@ -17,7 +17,7 @@ def digits_mlp() -> nn.Module:
 
 
 def wecfl_cnn() -> nn.Module:
-    """The Fashion-MNIST network of WeCFL (Ma et al. 2022), 28x28; 29,034 parameters. The paper prints BN16 twice: a typo."""
+    """The Fashion-MNIST network of WeCFL (Ma et al. 2022), 28x28; 29,034 parameters. Its second BN16 is a misprint."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 5, padding=2),  # 16, 28, 28
         nn.BatchNorm2d(16),

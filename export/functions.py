@@ -1,0 +1,175 @@
+"""The three functions of a training program, over flat lists of tensors, and the names and shapes of their ports.
+
+    step(w, buffers, velocity, anchor, linear, x, y, q, lr, momentum, mu) -> (w', buffers', velocity', loss)
+    evaluate(w, buffers, x, y) -> (loss per sample, logits)        batch norm in inference mode
+    infer(w, buffers, x) -> logits
+
+Step: g = d/dw [sum q_j loss_j] + linear + mu (w - anchor); velocity' = momentum velocity + g; w' = w - lr velocity'.
+Flat: one tensor per parameter or buffer in the schema's order, then the rest. Nothing here knows a file or a runtime.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from edge_client.protocol.program import Dim, Function, Port
+from edge_client.protocol.task import Schema
+
+Loss = Literal["cross-entropy", "squared-error"]
+Flatten = tuple[Tensor, ...]
+Graph = Callable[..., Flatten]
+SCALARS = ("lr", "momentum", "mu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a program is made from. `module` is ours alone: a copy without integer buffers (see `source_of`)."""
+
+    name: str
+    module: nn.Module
+    schema: Schema
+    input: tuple[int, ...]
+    classes: int
+    loss: Loss
+    dtype: str  # "float32" or "float64"
+
+    @property
+    def params(self) -> list[str]:
+        """Parameter names in the schema's order."""
+        return [t.name for t in self.schema.tensors if t.role == "p"]
+
+    @property
+    def buffers(self) -> list[str]:
+        """Buffer names in the schema's order."""
+        return [t.name for t in self.schema.tensors if t.role == "b"]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Torch's shape of a parameter or buffer."""
+        return next(t.shape for t in self.schema.tensors if t.name == name)
+
+
+def private_copy(module: nn.Module, dtype: str) -> nn.Module:
+    """A copy in `dtype` on the CPU without batch norm's counter, an integer that nobody trains and no tracer likes."""
+    mine = copy.deepcopy(module).cpu().to(getattr(torch, dtype))
+    for layer in mine.modules():
+        if getattr(layer, "num_batches_tracked", None) is not None:
+            layer.num_batches_tracked = None  # type: ignore[assignment]
+    return mine
+
+
+def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+    """[batch]: cross-entropy against probabilities, or the squared error's mean over the targets of a sample."""
+    if loss == "cross-entropy":
+        return -(y * torch.log_softmax(out, -1)).sum(-1)
+    return ((out - y) ** 2).flatten(1).mean(1)
+
+
+def step_graph(source: Source) -> Graph:
+    """One proximal step of SGD with momentum, as a function of flat tensors."""
+    params, buffers, module = source.params, source.buffers, source.module
+
+    def step(*flat: Tensor) -> Flatten:
+        rest = iter(flat)
+        w, b, velocity, anchor, linear = (_named(names, rest) for names in (params, buffers, params, params, params))
+        x, y, q, lr, momentum, mu = rest
+        module.train()
+
+        def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            written = {name: value.clone() for name, value in b.items()}  # batch norm writes into these
+            out = functional_call(module, {**w, **written}, (x,))
+            return (q * per_sample_loss(source.loss, out, y)).sum(), written
+
+        g, (loss, written) = grad_and_value(objective, has_aux=True)(w)
+        v = {k: momentum * velocity[k] + (g[k] + linear[k] + mu * (w[k] - anchor[k])) for k in params}
+        return (*(w[k] - lr * v[k] for k in params), *(written[k] for k in buffers), *v.values(), loss)
+
+    return step
+
+
+def evaluate_graph(source: Source) -> Graph:
+    """Loss per sample [batch] and logits [batch, classes]."""
+
+    def evaluate(*flat: Tensor) -> Flatten:
+        (out,) = infer_graph(source)(*flat[:-1])
+        return per_sample_loss(source.loss, out, flat[-1]), out
+
+    return evaluate
+
+
+def infer_graph(source: Source) -> Graph:
+    """Logits [batch, classes]."""
+
+    def infer(*flat: Tensor) -> Flatten:
+        rest = iter(flat)
+        w, b = _named(source.params, rest), _named(source.buffers, rest)
+        (x,) = rest
+        return (functional_call(source.module.eval(), {**w, **b}, (x,)),)
+
+    return infer
+
+
+GRAPHS = {"step": step_graph, "evaluate": evaluate_graph, "infer": infer_graph}
+
+
+def _named(names: Sequence[str], values: Iterator[Tensor]) -> dict[str, Tensor]:
+    return {name: next(values) for name in names}
+
+
+def ports(source: Source, function: str) -> Function:
+    """The ordered inputs and outputs of one function; engines go by these names."""
+
+    def port(name: str, shape: Sequence[Dim] = ()) -> Port:
+        return Port(name=name, dtype=source.dtype, shape=tuple(shape))
+
+    def group(prefix: str, names: Sequence[str]) -> list[Port]:
+        return [port(f"{prefix}/{n}", source.shape(n)) for n in names]
+
+    w, b = group("w", source.params), group("buffers", source.buffers)
+    x, logits = port("x", ("batch", *source.input)), port("logits", ("batch", source.classes))
+    y = port("y", ("batch", source.classes))
+    if function == "infer":
+        return Function(inputs=(*w, *b, x), outputs=(logits,))
+    if function == "evaluate":
+        return Function(inputs=(*w, *b, x, y), outputs=(port("loss", ("batch",)), logits))
+    velocity = group("velocity", source.params)
+    pulls = [*group("anchor", source.params), *group("linear", source.params)]
+    scalars = [port(name) for name in SCALARS]
+    return Function(
+        inputs=(*w, *b, *velocity, *pulls, x, y, port("q", ("batch",)), *scalars),
+        outputs=(*w, *b, *velocity, port("loss")),
+    )
+
+
+def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Tensor]:
+    """Inputs to trace and to measure with: near the model's own weights, w != anchor, nothing zero, q not constant.
+
+    Every tensor is its own object: the same one passed twice would be merged by the exporters without a word.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, source.dtype)
+    state = {k: v.detach() for k, v in (*source.module.named_parameters(), *source.module.named_buffers())}
+
+    def normal(shape: Sequence[int], scale: float) -> Tensor:
+        return torch.randn(list(shape), generator=draw, dtype=dtype) * scale
+
+    def value(port: Port) -> Tensor:
+        kind, _, name = port.name.partition("/")
+        shape = [batch if d == "batch" else d for d in port.shape]
+        if kind in ("w", "anchor"):
+            return state[name] + normal(shape, 0.05)
+        if kind == "buffers":
+            return state[name] * (1 + normal(shape, 0.1).abs()) + 0.1
+        if kind in ("velocity", "linear", "x"):
+            return normal(shape, 1.0 if kind == "x" else 0.05)
+        if kind in ("y", "q"):
+            return torch.softmax(normal(shape, 1.0), -1)
+        return torch.tensor({"lr": 0.1, "momentum": 0.5, "mu": 0.01}[kind], dtype=dtype)
+
+    return [value(port) for port in ports(source, function).inputs]

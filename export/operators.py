@@ -1,0 +1,44 @@
+"""Which core operators a training program may hold: those that ONNX, LiteRT and .pt2 files all express.
+
+Names are torch's, without overload ("aten.mul"). A model that needs another one is refused when it is compiled, never
+on a device. To add one: add its row, and a model that uses it to tests/conformance.
+"""
+
+from __future__ import annotations
+
+
+class Unsupported(Exception):
+    """An operator in a form that no decomposition covers; `operator` and `reason` are for the person's message."""
+
+    def __init__(self, operator: str, reason: str) -> None:
+        super().__init__(f"{operator}: {reason}")
+        self.operator, self.reason = operator, reason
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(f"aten.{name}" for name in text.split())
+
+
+# They draw numbers while the graph runs; traced, they would repeat one draw for ever or differ between runtimes.
+RANDOM = _names("""
+    alpha_dropout bernoulli bernoulli_ dropout feature_dropout multinomial native_dropout normal normal_ rand rand_like
+    randint randint_like randn randn_like randperm rrelu_with_noise rrelu_with_noise_ uniform uniform_
+""")
+
+ELEMENTWISE = _names("""
+    _to_copy abs add bitwise_and bitwise_not bitwise_or clamp clamp_max clamp_min cos div elu eq erf exp ge gelu gt
+    hardtanh le leaky_relu log log1p logical_and logical_not logical_or lt maximum minimum mul ne neg pow reciprocal
+    relu rsqrt rsub sigmoid sign sin sqrt sub tanh where
+""")
+REDUCTIONS = _names("_log_softmax _softmax amax amin mean sum")
+PRODUCTS = _names("addmm bmm convolution mm")
+POOLS = _names("avg_pool2d max_pool2d_with_indices")
+SHAPES = _names("""
+    _unsafe_view alias cat clone constant_pad_nd copy expand flip permute select slice squeeze stack sym_numel sym_size
+    unsqueeze view
+""")
+CONSTANTS = _names(
+    "arange full full_like lift_fresh_copy new_ones new_zeros ones ones_like scalar_tensor zeros zeros_like"
+)
+
+SUPPORTED = ELEMENTWISE | REDUCTIONS | PRODUCTS | POOLS | SHAPES | CONSTANTS

@@ -1,0 +1,45 @@
+"""Third-party exporters talk on stdout and stderr; ours do not. What they raise still comes through."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+CHATTY = ("torch.onnx", "torch.utils._pytree", "torchao", "root", "onnxscript", "onnx_ir", "absl", "litert_torch")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence Python warnings, the loggers above, and C++ libraries that write to descriptors 1 and 2 themselves."""
+    loggers = [logging.getLogger(name) for name in CHATTY]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), _descriptors_to_null():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+@contextmanager
+def _descriptors_to_null() -> Iterator[None]:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(fd) for fd in (1, 2)]
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for fd in (1, 2):
+            os.dup2(null, fd)
+        yield
+    finally:
+        for fd, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, fd)
+            os.close(copy)
+        os.close(null)

@@ -1,0 +1,64 @@
+"""Models by name: the same seed gives the same weights, and a wrong name gets a useful answer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from coordinator.models.registry import MODELS, Entry, build
+from edge_client.errors import ConfigError
+
+
+def mine() -> Entry:
+    return Entry(make=lambda: nn.Linear(3, 2), input=(3,), classes=2, loss="squared-error")
+
+
+def no_entry() -> int:
+    return 3
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(name: str) -> None:
+    one, same, other = (build(name, seed=s).module.state_dict() for s in (1, 1, 2))
+    assert all(torch.equal(one[k], same[k]) for k in one)
+    assert any(not torch.equal(one[k], other[k]) for k in one)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_a_model_maps_its_input_to_its_classes(name: str) -> None:
+    model = build(name, seed=0)
+    assert model.module(torch.zeros(2, *model.input)).shape == (2, model.classes)
+
+
+@pytest.mark.parametrize(("name", "count"), [("digits-mlp", 4_810), ("wecfl-cnn", 29_034)])
+def test_parameter_counts_are_those_of_the_papers(name: str, count: int) -> None:
+    assert sum(p.numel() for p in build(name, seed=0).module.parameters()) == count
+
+
+def test_building_leaves_torchs_global_generator_as_it_was() -> None:
+    before = torch.random.get_rng_state()
+    build("digits-mlp", seed=5)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_a_users_model_comes_by_import_path() -> None:
+    model = build("tests.coordinator.models.test_registry:mine", seed=0)
+    assert (model.input, model.classes, model.loss) == ((3,), 2, "squared-error")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digit-mlp", "did you mean 'digits-mlp'"),
+        ("zzz", "digits-mlp, wecfl-cnn, gn-cnn"),
+        ("no.such.module:Factory", "cannot be imported"),
+        ("json:NoSuchName", "cannot be imported"),
+        ("tests.coordinator.models.test_registry:no_entry", "returned int"),
+    ],
+)
+def test_a_wrong_name_is_answered_with_a_hint(name: str, said: str) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        build(name, seed=0)
+    assert said in str(wrong.value)
+    assert "hint: " in str(wrong.value)

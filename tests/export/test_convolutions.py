@@ -1,0 +1,73 @@
+"""A convolution's gradients, written as convolutions, are autograd's."""
+
+# ruff: noqa: FBT003 - these functions have torch's own signatures
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from export.convolutions import convolution_backward
+from export.operators import Unsupported
+
+TOLERANCE = 1e-11  # float64; sums of fewer than a thousand products
+
+small = st.integers(1, 3)
+
+
+@settings(max_examples=150)
+@given(
+    size=st.integers(4, 9),
+    kernel=st.tuples(small, small),
+    stride=st.tuples(small, small),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    groups=st.sampled_from([(1, 2, 3), (2, 4, 2), (3, 3, 6)]),
+)
+def test_gradients_are_autograds_for_any_stride_padding_dilation_and_groups(
+    size: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: tuple[int, int, int],
+) -> None:
+    count, ins, outs = groups
+    draw = torch.Generator().manual_seed(0)
+    x = torch.randn(2, ins, size, size + 1, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(outs, ins // count, *kernel, generator=draw, dtype=torch.float64, requires_grad=True)
+    bias = torch.zeros(outs, dtype=torch.float64, requires_grad=True)
+    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    assume(reach[0] <= size and reach[1] <= size + 1)
+    out = torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, count)
+    grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    expected = torch.autograd.grad(out, [x, weight, bias], grad)
+    got = convolution_backward(
+        grad, x.detach(), weight.detach(), [outs], stride, padding, dilation, False, [0, 0], count, [True] * 3
+    )
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours is not None
+        assert torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_one_dimension_works_as_two_do() -> None:
+    x = torch.arange(12, dtype=torch.float64).reshape(2, 1, 6).requires_grad_()
+    weight = torch.tensor([[[1.0, -2.0, 0.5]]], dtype=torch.float64, requires_grad=True)
+    out = torch.nn.functional.conv1d(x, weight, stride=2, padding=1)
+    expected = torch.autograd.grad(out.sum(), [x, weight])
+    ones = torch.ones_like(out)
+    got = convolution_backward(
+        ones, x.detach(), weight.detach(), None, [2], [1], [1], False, [0], 1, [True, True, False]
+    )
+    assert got[2] is None
+    for ours, theirs in zip(got, expected, strict=False):
+        assert ours is not None
+        assert torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+def test_a_transposed_convolution_is_refused_by_name() -> None:
+    x = torch.zeros(1, 1, 2, 2)
+    with pytest.raises(Unsupported, match="transposed"):
+        convolution_backward(x, x, x, None, [1, 1], [0, 0], [1, 1], True, [0, 0], 1, [True] * 3)

@@ -1,0 +1,123 @@
+"""compile_program: what it writes, what it leaves alone, what it refuses; vectors and schemas."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from edge_client.errors import ProgramRefused, UsageError
+from edge_client.protocol.program import FUNCTIONS
+from export.program import compile_program, load_vector, schema_of, vector_of
+from tests.programs import BATCH, compiled, model
+
+
+def compile_small(module: nn.Module, **settings: Any) -> None:  # noqa: ANN401 - compile_program's own
+    usual: dict[str, Any] = {"input": (6,), "classes": 3, "engines": ("pt2",)}
+    compile_program(module, name="mine", **usual | settings)
+
+
+def test_every_container_is_there_under_its_hash_and_nothing_else() -> None:
+    made = compiled("digits-mlp")
+    named = {c.sha256: c.size for files in made.program.containers.values() for c in files.values()}
+    assert {sha: len(data) for sha, data in made.files.items()} == named
+    assert all(hashlib.sha256(data).hexdigest() == sha for sha, data in made.files.items())
+    assert all(set(files) == set(FUNCTIONS) for files in made.program.containers.values())
+
+
+def test_one_tflite_file_holds_every_function() -> None:
+    assert len({c.sha256 for c in compiled("digits-mlp").program.containers["litert"].values()}) == 1
+
+
+def test_only_litert_fixes_the_batch() -> None:
+    assert compiled("digits-mlp").program.batch == {"onnx": "any", "litert": BATCH, "pt2": "any"}
+
+
+def test_compiling_leaves_the_module_as_it_was() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    before = copy.deepcopy(module.state_dict())
+    compile_small(module)
+    assert not module.training
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_squared_error_trains_towards_targets() -> None:
+    compile_small(nn.Linear(6, 3), loss="squared-error")
+
+
+def test_a_schema_has_parameters_then_buffers_and_no_integers() -> None:
+    schema = schema_of(model("wecfl-cnn").module)
+    assert "".join(t.role for t in schema.tensors) == "p" * 10 + "b" * 4
+    assert not any("num_batches" in t.name for t in schema.tensors)
+    assert schema.n_params == 29_034
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        ("digits-mlp", ("3.weight", "3.bias")),
+        ("wecfl-cnn", ("9.weight", "9.bias")),
+        ("gn-cnn", ("head.weight", "head.bias")),
+    ],
+)
+def test_the_classifier_is_the_last_linear_layer(name: str, classifier: tuple[str, ...]) -> None:
+    assert schema_of(model(name).module).classifier == classifier
+
+
+@pytest.mark.parametrize("name", ["digits-mlp", "wecfl-cnn", "gn-cnn"])
+def test_a_vector_put_in_comes_out_again(name: str) -> None:
+    module = copy.deepcopy(model(name).module)
+    schema = schema_of(module)
+    vector = np.random.default_rng(0).random(schema.size, dtype=np.float32)
+    load_vector(module, schema, vector)
+    assert np.array_equal(vector_of(module, schema), vector)
+
+
+def test_a_vector_does_not_share_memory_with_the_module() -> None:
+    module = nn.Linear(6, 3)
+    vector_of(module, schema_of(module))[:] = 7.0
+    assert not torch.any(module.weight == 7.0)
+
+
+def test_a_frozen_parameter_is_refused_by_name() -> None:
+    module = nn.Linear(6, 3)
+    module.bias.requires_grad = False
+    with pytest.raises(ProgramRefused, match="bias"):
+        compile_small(module)
+
+
+def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:
+    with pytest.raises(ProgramRefused, match="does not take samples of shape"):
+        compile_small(nn.Linear(6, 3), input=(5,))
+
+
+def test_a_wrong_number_of_classes_is_refused_with_both_shapes() -> None:
+    with pytest.raises(ProgramRefused, match=r"gives \(2, 3\).*expected \(2, 10\)"):
+        compile_small(nn.Linear(6, 3), classes=10)
+
+
+def test_float64_for_litert_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match="float64"):
+        compile_small(nn.Linear(6, 3), dtype="float64", engines=("litert",))
+
+
+def test_an_unknown_engine_is_named_with_those_that_exist() -> None:
+    with pytest.raises(UsageError, match=r"tvm[\s\S]*onnx, litert, pt2"):
+        compile_small(nn.Linear(6, 3), engines=("tvm",))
+
+
+def test_compiling_writes_nothing_to_stdout_or_stderr() -> None:
+    code = """
+from torch import nn
+from export.program import compile_program
+compile_program(nn.Linear(6, 3), name="mine", input=(6,), classes=3)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("", "")
