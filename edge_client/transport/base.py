@@ -11,6 +11,7 @@ The conformance suite (tests/conformance/test_transports.py) runs over every imp
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,6 +48,10 @@ class Will:
     payload: bytes
 
 
+# A function is called before each connection attempt, from any thread: a device's will carries its birth number.
+WillSource = Will | Callable[[], Will] | None
+
+
 class Transport(Protocol):
     """A connection to one broker. Everything at QoS 1. Thread-safe for `publish`; one thread calls `receive`."""
 
@@ -63,7 +68,14 @@ class Transport(Protocol):
         ...
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Queue one message at QoS 1; an empty retained payload deletes the retained message."""
+        """Queue one message at QoS 1; an empty retained payload deletes the retained message.
+
+        Between `Lost` and `Connected` nothing is kept: after `Connected` both sides say again what is still open.
+        """
+        ...
+
+    def drain(self, most: int, timeout_s: float) -> bool:
+        """Wait until at most `most` messages lack the broker's acknowledgement; False if that takes longer."""
         ...
 
     def receive(self, timeout_s: float) -> Event | None:

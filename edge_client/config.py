@@ -1,0 +1,161 @@
+"""ClientConfig: a TOML file plus FEDCENTERS_* variables, checked once.
+
+Keys are kebab-case; relative paths are relative to the file. A variable such as FEDCENTERS_BROKER replaces the key
+`broker`. Nothing is created here, and no network is touched.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_client.engines.base import ENGINES
+from edge_client.errors import ConfigError, FedcentersError
+from edge_client.protocol.topics import check_cid, check_federation
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENVIRONMENT = "FEDCENTERS_"
+KEY_HEX = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """Everything that a device has to know before its first connection."""
+
+    federation: str
+    device_id: str
+    broker: str  # mqtt://host:port or mqtts://host:port
+    data: Path  # folder with train.npz and perhaps test.npz
+    state: Path  # folder that survives power cuts; one per device
+    signing_keys: tuple[bytes, ...]  # raw Ed25519 public keys [32 bytes] whose programs may run here
+    engine: str = "onnx"
+    threads: int = 1  # one per session: a board does other things, too
+    ca: Path | None = None  # PEM file; None trusts the system's authorities
+    cache_mib: int = 1024  # programs and models kept for later
+    min_battery_percent: int = 20  # 0: never look
+
+
+def load(path: Path, environment: Mapping[str, str]) -> ClientConfig:
+    """Read and check one file. Raises ConfigError naming the file and the key."""
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except FileNotFoundError as missing:
+        raise ConfigError(f"no configuration at {path}", hint="pass --config FILE") from missing
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
+        raise ConfigError(f"cannot read {path}: {wrong}", hint="the file must be TOML, see toml.io") from wrong
+    return from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
+
+
+def from_mapping(raw: Mapping[str, Any], *, folder: Path, where: str) -> ClientConfig:
+    """Check the keys and values of one configuration; `where` is named in errors."""
+    unknown = sorted(set(raw) - set(_READERS))
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], _READERS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_READERS)}"
+        raise ConfigError(f"{where}: unknown key {unknown[0]!r}", hint=hint)
+    missing = [key for key in _REQUIRED if key not in raw]
+    if missing:
+        raise ConfigError(f"{where}: {missing[0]!r} is missing", hint=_HINTS[missing[0]])
+    return ClientConfig(**{key.replace("-", "_"): _read(key, value, folder, where) for key, value in raw.items()})
+
+
+def _read(key: str, value: object, folder: Path, where: str) -> Any:  # noqa: ANN401 - the type of the key's field
+    try:
+        return _READERS[key](value, folder)
+    except (FedcentersError, ValueError) as wrong:
+        message = wrong.message if isinstance(wrong, FedcentersError) else str(wrong)
+        raise ConfigError(f"{where}: {key} = {value!r}: {message}", hint=_HINTS[key]) from wrong
+
+
+def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
+    """FEDCENTERS_DEVICE_ID=x -> {"device-id": "x"}; numbers and lists are read by their key's reader."""
+    names = {ENVIRONMENT + key.upper().replace("-", "_"): key for key in _READERS}
+    return {key: environment[name] for name, key in names.items() if environment.get(name)}
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise ValueError("expected a text")
+    return value
+
+
+def _federation(value: object, _folder: Path) -> str:
+    return check_federation(value)
+
+
+def _cid(value: object, _folder: Path) -> str:
+    return check_cid(value)
+
+
+def _broker(value: object, _folder: Path) -> str:
+    from edge_client.transport.mqtt import parse_url  # paho is needed only where a broker is
+
+    parse_url(_text(value))
+    return _text(value)
+
+
+def _engine(value: object, _folder: Path) -> str:
+    if value not in ENGINES:
+        raise ValueError(f"expected one of {', '.join(ENGINES)}")
+    return str(value)
+
+
+def _path(value: object, folder: Path) -> Path:
+    return folder / _text(value)
+
+
+def _keys(value: object, _folder: Path) -> tuple[bytes, ...]:
+    texts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts:
+        raise ValueError("expected a list with at least one key")
+    if any(not isinstance(text, str) or len(text) != KEY_HEX for text in texts):
+        raise ValueError(f"a key is {KEY_HEX} hex digits")
+    return tuple(bytes.fromhex(text) for text in texts)
+
+
+def _count(low: int, high: int) -> Callable[[object, Path], int]:
+    def read(value: object, _folder: Path) -> int:
+        number = int(value) if isinstance(value, str) and value.isdecimal() else value
+        if not isinstance(number, int) or isinstance(number, bool) or not low <= number <= high:
+            raise ValueError(f"expected a whole number from {low} to {high}")
+        return number
+
+    return read
+
+
+_READERS: Mapping[str, Callable[[object, Path], Any]] = {
+    "federation": _federation,
+    "device-id": _cid,
+    "broker": _broker,
+    "data": _path,
+    "state": _path,
+    "signing-keys": _keys,
+    "engine": _engine,
+    "threads": _count(1, 1024),
+    "ca": _path,
+    "cache-mib": _count(16, 1 << 24),
+    "min-battery-percent": _count(0, 100),
+}
+_REQUIRED = ("federation", "device-id", "broker", "data", "state", "signing-keys")
+_HINTS = {
+    "federation": "the name that the coordinator uses: lower-case letters, digits and '-', at most 32",
+    "device-id": "letters, digits, '_' and '-', at most 64; unique in the federation",
+    "broker": 'for example broker = "mqtts://broker.example:8883"',
+    "data": "the folder with train.npz",
+    "state": "a folder of this device's own that survives a restart",
+    "signing-keys": "the coordinator's public keys in hex; it writes them to signing.pub",
+    "engine": f"one of {', '.join(ENGINES)}",
+    "threads": "1 is right for most boards",
+    "ca": "the PEM file of the authority that signed the broker's certificate",
+    "cache-mib": "how much disk programs and models may take, in MiB",
+    "min-battery-percent": "0 to train at any charge",
+}

@@ -1,0 +1,126 @@
+"""Fetching blobs, one after another, through whatever brings blocks. No loop of its own: the caller pumps events.
+
+It knows how blocks become blobs in a folder and how fast to ask; what the blobs mean is for others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from edge_client.errors import Malformed
+from edge_client.protocol import blocks
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.topics import label
+from edge_client.protocol.transfer import WINDOW_MAX, Pull
+from edge_client.transport.blobs import BlobFolder, Partial
+
+log = logging.getLogger(__name__)
+
+SendGet = Callable[[Manifest, list[list[int]]], str]  # sends one `get`; gives its message id
+PATIENCE_S = 60.0  # the longest time between two looks at a transfer
+GETS_KNOWN = 64  # ids of requests that an error answer may still name
+
+
+class Downloads:
+    """A queue of blobs to fetch. `failed` holds the code of what stopped it, for a `nack`."""
+
+    def __init__(self, folder: BlobFolder, send_get: SendGet, *, window: int = WINDOW_MAX) -> None:
+        self._folder, self._send_get, self._window = folder, send_get, window
+        self._queue: deque[Manifest] = deque()
+        self._partial: Partial | None = None
+        self._pull: Pull | None = None
+        self._gets: deque[str] = deque(maxlen=GETS_KNOWN)
+        self._not_before_s = 0.0
+        self._bad_hashes = 0
+        self.failed: Malformed | None = None
+
+    def start(self, manifests: Iterable[Manifest]) -> None:
+        """Want these blobs, instead of what was wanted before. Inline ones are stored at once."""
+        self.pause()
+        self._queue.clear()
+        self.failed, self._bad_hashes, self._not_before_s = None, 0, 0.0
+        for manifest in manifests:
+            if manifest.inline is not None:
+                self._folder.put(manifest.inline)
+            elif not self._folder.has(manifest.sha256):
+                self._queue.append(manifest)
+
+    def step(self, now_s: float) -> float | None:
+        """Ask for what is due; -> seconds until it should be called again, None once all is here. Raises `failed`."""
+        while self._queue and self._pull is None and self.failed is None:
+            self._begin(self._queue[0])
+        if self.failed is not None:
+            raise self.failed
+        if self._pull is None:
+            return None
+        if now_s < self._not_before_s:
+            return self._not_before_s - now_s
+        if runs := self._pull.ask(now_s):
+            self._gets.append(self._send_get(self._queue[0], runs))
+        if self._pull.exhausted:
+            raise Malformed("unreachable", f"no block of {self._queue[0].sha256:.16} came")
+        due = self._pull.next_due_s()
+        return PATIENCE_S if due is None else max(0.0, due - now_s)
+
+    def on_block(self, blob_label: str, index: int, payload: bytes) -> None:
+        """Take one block message; what belongs to no transfer or is damaged is dropped."""
+        partial, pull = self._partial, self._pull
+        if partial is None or pull is None or blob_label != label(partial.manifest.sha256):
+            return
+        try:
+            body = blocks.unpack(payload, partial.manifest, index)
+        except Malformed as wrong:
+            log.warning("dropped a block: %s", wrong.message)
+            return
+        if partial.write_block(index, body):
+            pull.arrived(index)
+        if partial.bitmap.complete:
+            self._finish(partial)
+
+    def on_error(self, request_id: str | None, code: str, not_before_s: float) -> None:
+        """An error answer to one of our requests: ask again after `not_before_s`, or fail. Others are ignored."""
+        if request_id not in self._gets and (request_id, code) != (None, "rate"):
+            return
+        if code in ("rate", "busy"):
+            self.link_lost()
+            self._not_before_s = not_before_s
+        else:
+            self.failed = Malformed("unreachable", f"the coordinator answered {code}")
+
+    def link_lost(self) -> None:
+        """Ask again for what was under way."""
+        if self._pull is not None:
+            self._pull.forget_asked()
+
+    def pause(self) -> None:
+        """Close the open file; what has arrived stays for the next time."""
+        if self._partial is not None:
+            self._partial.close()
+        self._partial = self._pull = None
+
+    def _begin(self, manifest: Manifest) -> None:
+        if self._folder.has(manifest.sha256):  # the same blob was wanted twice
+            self._next()
+            return
+        self._partial = self._folder.partial(manifest)
+        self._pull = Pull(self._partial.bitmap, window_max=self._window)
+        if self._partial.bitmap.complete:  # its last block came just before a power cut
+            self._finish(self._partial)
+
+    def _finish(self, partial: Partial) -> None:
+        try:
+            partial.finish()
+        except Malformed as wrong:
+            self._bad_hashes += 1
+            self._partial = self._pull = None
+            if wrong.code != "bad_hash" or self._bad_hashes > 1:
+                self.failed = wrong
+            return
+        self._next()
+
+    def _next(self) -> None:
+        self._queue.popleft()
+        self._partial = self._pull = None
+        self._bad_hashes = 0

@@ -1,0 +1,218 @@
+"""Blobs on disk: files named by their SHA-256, and the partial ones that a transfer is still filling.
+
+    folder/<sha256>                  a whole blob; it got this name only after its hash was checked
+    folder/partial/<sha256>.<block>  a transfer: the blob's bytes, then one bit per block that has arrived
+
+A power cut at any moment leaves whole blobs whole and a transfer to be continued. One process writes to a folder.
+Knows no topic and no message; what a blob means is for others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Bitmap, Manifest, body_range
+from edge_client.protocol.topics import check_sha256
+
+CHUNK_BYTES = 1 << 20
+FREE_SHARE = 0.9  # of the free disk; a full disk stops more than us
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Replace a file so that after a power cut it holds either its old bytes or the new ones."""
+    beside = path.with_name(path.name + ".tmp")
+    with beside.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    _publish(beside, path)
+
+
+def _publish(beside: Path, path: Path) -> None:
+    beside.replace(path)
+    if os.name == "posix":  # elsewhere a folder cannot be opened
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+class BlobFolder:
+    """Whole blobs up to `budget_bytes`. With `evict` the least recently used make room, else a full folder refuses."""
+
+    def __init__(self, path: Path, budget_bytes: int | None = None, *, evict: bool = False) -> None:
+        self._path, self._budget, self._evict = path, budget_bytes, evict
+        self._pinned: frozenset[str] = frozenset()
+        (path / "partial").mkdir(parents=True, exist_ok=True)
+
+    def has(self, sha256: str) -> bool:
+        """Whether the whole blob is here."""
+        return self._file(sha256).is_file()
+
+    def path(self, sha256: str) -> Path:
+        """Where the blob is, or would be; using it makes it the most recently used."""
+        file = self._file(sha256)
+        if self._evict:
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(file)
+        return file
+
+    def read(self, sha256: str) -> bytes:
+        """The blob's bytes, hashed again: cards and disks do rot. Malformed: "unknown_blob", or "bad_hash" and gone."""
+        try:
+            data = self.path(sha256).read_bytes()
+        except FileNotFoundError as missing:
+            raise Malformed("unknown_blob", f"no blob {sha256}") from missing
+        if hashlib.sha256(data).hexdigest() != sha256:
+            self.drop(sha256)
+            raise Malformed("bad_hash", f"blob {sha256} was damaged on disk")
+        return data
+
+    def put(self, data: bytes) -> str:
+        """Store bytes durably; returns their sha256."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        if not self.has(sha256):
+            self._make_room(len(data))
+            write_atomically(self._file(sha256), data)
+        return sha256
+
+    def drop(self, sha256: str) -> None:
+        """Forget a blob; no error if there is none."""
+        self._file(sha256).unlink(missing_ok=True)
+
+    def keep_only(self, wanted: Collection[str]) -> None:
+        """Forget every whole blob but these."""
+        for file in self._blobs():
+            if file.name not in wanted:
+                file.unlink(missing_ok=True)
+
+    def pin(self, wanted: Collection[str]) -> None:
+        """Never evict these (replaces the pins before)."""
+        self._pinned = frozenset(wanted)
+
+    def partial(self, manifest: Manifest) -> Partial:
+        """Begin or continue the transfer of a blob. Malformed("no_space") when it cannot fit."""
+        if self._budget is not None and manifest.size > self._budget:
+            raise Malformed("no_space", f"blob of {manifest.size} bytes, the folder holds at most {self._budget}")
+        if manifest.size > FREE_SHARE * shutil.disk_usage(self._path).free:
+            raise Malformed("no_space", f"blob of {manifest.size} bytes does not fit on the disk")
+        return Partial(self, manifest, self._path / "partial" / f"{manifest.sha256}.{manifest.block}")
+
+    def drop_partials(self) -> None:
+        """Forget all transfers that are not finished."""
+        for file in (self._path / "partial").iterdir():
+            file.unlink(missing_ok=True)
+
+    def take(self, file: Path, manifest: Manifest) -> Path:
+        """Move a checked file of `manifest.size` bytes in (for `Partial`)."""
+        self._make_room(manifest.size)
+        whole = self._file(manifest.sha256)
+        _publish(file, whole)
+        return whole
+
+    def _file(self, sha256: str) -> Path:
+        return self._path / check_sha256(sha256)  # the check keeps every path inside the folder
+
+    def _blobs(self) -> list[Path]:
+        return [file for file in self._path.iterdir() if len(file.name) == 64]  # noqa: PLR2004 - a sha256 in hex
+
+    def _make_room(self, size: int) -> None:
+        if self._budget is None:
+            return
+        stats = sorted((file.stat().st_mtime_ns, file.stat().st_size, file) for file in self._blobs())
+        total = sum(length for _, length, _ in stats) + size
+        for _, length, file in stats if self._evict else ():
+            if total <= self._budget:
+                break
+            if file.name not in self._pinned:
+                file.unlink(missing_ok=True)
+                total -= length
+        if total > self._budget:
+            raise Malformed("no_space", f"{size} bytes do not fit into the folder's {self._budget}")
+
+
+class Partial:
+    """One transfer: a file that fills, and `bitmap`, which says with what. Costs one descriptor and one bitmap."""
+
+    def __init__(self, folder: BlobFolder, manifest: Manifest, file: Path) -> None:
+        self.manifest = manifest
+        self._folder, self._file = folder, file
+        self._fd: int | None = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        self.bitmap = self._read_bitmap(self._fd)
+
+    def write_block(self, index: int, body: bytes) -> bool:
+        """Store the checked body of one block; False when it was here already."""
+        start, stop = body_range(self.manifest, index)
+        if len(body) != stop - start:
+            raise Malformed("bad_field", f"block of {len(body)} bytes, expected {stop - start}")
+        if self.bitmap.has(index):
+            return False
+        descriptor = self._open()
+        _write_at(descriptor, body, start)
+        self.bitmap.add(index)  # after the data: a crash in between only costs this block
+        byte = index >> 3
+        _write_at(descriptor, self.bitmap.to_bytes()[byte : byte + 1], self.manifest.size + byte)
+        return True
+
+    def finish(self) -> Path:
+        """The whole blob, its hash checked and durable. On Malformed("bad_hash") everything received is dropped."""
+        if not self.bitmap.complete:
+            raise Malformed("bad_range", f"{self.bitmap.count} of {self.bitmap.total} blocks have arrived")
+        if self._hash() != self.manifest.sha256:
+            self.abandon()
+            raise Malformed("bad_hash", "the blocks do not make the blob that the manifest names")
+        descriptor = self._open()
+        os.ftruncate(descriptor, self.manifest.size)
+        os.fsync(descriptor)
+        self.close()
+        return self._folder.take(self._file, self.manifest)
+
+    def abandon(self) -> None:
+        """Drop what has arrived."""
+        self.close()
+        self._file.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Stop for now; the folder's `partial` continues. Idempotent."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _open(self) -> int:
+        if self._fd is None:
+            raise Malformed("unknown_blob", "this transfer is closed")
+        return self._fd
+
+    def _read_bitmap(self, descriptor: int) -> Bitmap:
+        total = self.manifest.total
+        os.lseek(descriptor, self.manifest.size, os.SEEK_SET)
+        found = os.read(descriptor, (total + 7) // 8)
+        try:
+            return Bitmap.from_bytes(total, found.ljust((total + 7) // 8, b"\0"))
+        except Malformed:  # damaged; begin again
+            os.ftruncate(descriptor, 0)
+            return Bitmap(total)
+
+    def _hash(self) -> str:
+        digest, left = hashlib.sha256(), self.manifest.size
+        descriptor = self._open()
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        while left and (chunk := os.read(descriptor, min(CHUNK_BYTES, left))):
+            digest.update(chunk)
+            left -= len(chunk)
+        return digest.hexdigest()
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    """Write all of `data`; a plain `write` may store only a part of it."""
+    os.lseek(descriptor, offset, os.SEEK_SET)
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,273 @@
+"""MQTT through paho: one network thread per client, MQTT 5 where the broker speaks it, 3.1.1 otherwise.
+
+The only file that names paho. Every connection is a fresh paho client with a clean session, so that nothing queued for
+the last connection reaches the next one. Reconnecting waits with full jitter. It knows nothing of what it carries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+from urllib.parse import urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from edge_client.errors import ConfigError, NetworkError
+from edge_client.transport.base import Connected, Event, Lost, Message, Will, WillSource
+from edge_client.transport.filters import matches
+
+log = logging.getLogger(__name__)
+
+PORTS = {"mqtt": 1883, "mqtts": 8883}
+KEEPALIVE_S = 60
+STABLE_S = 60.0  # a connection that lasted this long resets the back-off
+LONGEST_WAIT_S = 120.0
+FIRST_WAIT_S = 0.5  # before the first connection somebody waits for us
+FLUSH_S = 5.0
+FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
+IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
+VERSION_PATIENCE_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
+TICK_S = 1.0  # how often paho looks after its keepalive
+
+_spoken: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
+
+
+def parse_url(url: str) -> tuple[str, int, bool]:
+    """`mqtt://host[:port]` or `mqtts://host[:port]` -> (host, port, whether TLS). Raises ConfigError."""
+    hint = "use mqtt://host:1883, or mqtts://host:8883 for TLS"
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as wrong:
+        raise ConfigError(f"broker URL {url!r}: {wrong}", hint=hint) from wrong
+    if parts.scheme not in PORTS or not parts.hostname or parts.path.strip("/"):
+        raise ConfigError(f"broker URL {url!r} is not an MQTT address", hint=hint)
+    return parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts"
+
+
+class MqttTransport:
+    """A `Transport` over one broker. `jitter(low, high)` draws the seconds to wait before the next attempt."""
+
+    def __init__(
+        self,
+        url: str,
+        client_id: str,
+        *,
+        will: WillSource = None,
+        ca: Path | None = None,
+        connect_timeout_s: float = 10.0,
+        jitter: Callable[[float, float], float] = random.uniform,
+    ) -> None:
+        self._host, self._port, self._tls = parse_url(url)
+        if ca is not None and not ca.is_file():
+            raise ConfigError(f"no certificate authority at {ca}", hint="point `ca` at a PEM file, or leave it out")
+        self._url, self._client_id, self._will, self._ca = url, client_id, will, ca
+        self._timeout_s, self._jitter = connect_timeout_s, jitter
+        self._events: SimpleQueue[Event | None] = SimpleQueue()
+        self._acknowledged = threading.Condition()  # guards the next two
+        self._session: _Session | None = None  # None while not connected
+        self._open = 0  # published and not yet acknowledged
+        self._reason = "no answer"
+        self._was_connected, self._closing = threading.Event(), threading.Event()
+        self._settled = threading.Event()  # connected once, or told not to wait for it
+        self._thread = threading.Thread(target=self._stay_connected, name=f"mqtt {client_id}", daemon=True)
+
+    def connect(self) -> None:
+        self._thread.start()
+        if not self._settled.wait(self._timeout_s):
+            self.close()
+            raise NetworkError(
+                f"cannot reach the MQTT broker at {self._url}: {self._reason}",
+                hint="check the address, and that the broker is running",
+            )
+
+    def subscribe(self, *filters: str) -> None:
+        if session := self._session:
+            for start in range(0, len(filters), FILTERS_PER_SUBSCRIBE):
+                session.subscribe(filters[start : start + FILTERS_PER_SUBSCRIBE])
+
+    def unsubscribe(self, *filters: str) -> None:
+        if filters and (session := self._session):
+            session.unsubscribe(filters)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        with self._acknowledged:
+            session = self._session
+            if session is None:
+                return
+            self._open += 1
+        session.paho.publish(topic, payload, qos=1, retain=retain)
+
+    def drain(self, most: int, timeout_s: float) -> bool:
+        with self._acknowledged:
+            self._acknowledged.wait_for(lambda: self._open <= most or self._session is None, timeout_s)
+            return self._session is not None and self._open <= most
+
+    def receive(self, timeout_s: float) -> Event | None:
+        try:
+            return self._events.get(timeout=timeout_s) if timeout_s > 0 else self._events.get_nowait()
+        except Empty:
+            return None
+
+    def wake(self) -> None:
+        self._settled.set()
+        self._events.put(None)
+
+    def close(self) -> None:
+        if not self._closing.is_set():
+            self.drain(0, FLUSH_S)
+        self._closing.set()
+        if session := self._session:
+            session.paho.disconnect()
+        if self._thread.is_alive():
+            self._thread.join(FLUSH_S)
+
+    def _stay_connected(self) -> None:
+        failures = 0
+        while not self._closing.is_set():
+            began = time.monotonic()
+            self._one_connection()
+            failures = 0 if time.monotonic() - began > STABLE_S else failures + 1
+            longest = LONGEST_WAIT_S if self._was_connected.is_set() else FIRST_WAIT_S
+            self._closing.wait(self._jitter(0.0, min(longest, 2.0**failures)))
+
+    def _one_connection(self) -> None:
+        """Live through one connection, from the first attempt to its end."""
+        try:
+            version = _spoken.get(self._url) or self._ask_version()
+            will = self._will() if callable(self._will) else self._will
+            session = _Session(self._client_id, version, will=will)
+            session.on_up, session.on_ack, session.on_message = self._up, self._ack, self._events.put
+            self._live(session)
+        except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
+            self._reason = str(wrong)
+
+    def _live(self, session: _Session) -> None:
+        try:
+            self._open_socket(session)
+            session.run(self._timeout_s, self._closing)
+        finally:
+            with self._acknowledged:
+                self._session, self._open = None, 0
+                self._acknowledged.notify_all()
+            if session.accepted:
+                log.info("connection to %s lost: %s", self._url, session.reason)
+                self._events.put(Lost(session.reason))
+        self._reason = session.reason
+        if not session.accepted:
+            _spoken.pop(self._url, None)
+
+    def _ask_version(self) -> MQTTProtocolVersion:
+        """Whether the broker takes MQTT 5. Asked apart, without properties and will.
+
+        A 3.1.1 broker reads those as something else; amqtt then waits for bytes that never come instead of refusing.
+        """
+        session = _Session(self._client_id, MQTTProtocolVersion.MQTTv5)
+        session.on_up = lambda session: session.paho.disconnect()
+        self._open_socket(session)
+        session.run(VERSION_PATIENCE_S, self._closing)
+        return MQTTProtocolVersion.MQTTv5 if session.accepted else MQTTProtocolVersion.MQTTv311
+
+    def _open_socket(self, session: _Session) -> None:
+        if self._tls:
+            session.paho.tls_set(ca_certs=str(self._ca) if self._ca else None)
+        session.connect(self._host, self._port, self._timeout_s)
+
+    def _up(self, session: _Session) -> None:
+        _spoken[self._url] = session.version
+        with self._acknowledged:
+            self._session, self._open = session, 0
+        self._events.put(Connected())
+        self._was_connected.set()
+        self._settled.set()
+
+    def _ack(self) -> None:
+        with self._acknowledged:
+            self._open -= 1
+            self._acknowledged.notify_all()
+
+
+class _Session:
+    """One paho client for one connection, run by the thread that made it. Set the three callbacks before `connect`."""
+
+    def __init__(self, client_id: str, version: MQTTProtocolVersion, *, will: Will | None = None) -> None:
+        self.version, self.accepted, self.reason = version, False, "no answer"
+        self.filters: set[str] = set()
+        self.on_up: Callable[[_Session], object] = lambda _session: None
+        self.on_ack: Callable[[], object] = lambda: None
+        self.on_message: Callable[[Message], object] = lambda _message: None
+        clean = None if version == MQTTProtocolVersion.MQTTv5 else True  # MQTT 5 says it when connecting
+        self.paho = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id, clean, protocol=version, reconnect_on_failure=False
+        )
+        self.paho.max_inflight_messages_set(IN_FLIGHT)
+        if will is not None:
+            self.paho.will_set(will.topic, will.payload, qos=1, retain=True)
+        self.paho.on_connect = self._connected
+        self.paho.on_disconnect = self._disconnected
+        self.paho.on_publish = lambda *_: self.on_ack()
+        self.paho.on_message = self._received
+        self.paho.on_socket_open = lambda _client, _data, sock: _no_delay(sock)
+        # With this callback set, paho leaves all writing to the thread in `run`, also for publishers in other threads.
+        self.paho.on_socket_register_write = lambda *_: None
+
+    def connect(self, host: str, port: int, timeout_s: float) -> None:
+        """Open the socket and say CONNECT. Raises OSError."""
+        self.paho.connect_timeout = timeout_s
+        if self.version == MQTTProtocolVersion.MQTTv5:
+            self.paho.connect(host, port, KEEPALIVE_S, clean_start=True)  # the session expires with the connection
+        else:
+            self.paho.connect(host, port, KEEPALIVE_S)
+
+    def run(self, patience_s: float, closing: threading.Event) -> None:
+        """Serve the socket until it breaks, or until the broker has said nothing for `patience_s` after CONNECT."""
+        until = time.monotonic() + patience_s
+        tick_s = min(TICK_S, patience_s)
+        while self.paho.loop(tick_s) == MQTTErrorCode.MQTT_ERR_SUCCESS:
+            if not self.accepted and (closing.is_set() or time.monotonic() > until):
+                return
+
+    def subscribe(self, filters: tuple[str, ...]) -> None:
+        """One SUBSCRIBE at QoS 1."""
+        self.filters |= set(filters)
+        if self.version == MQTTProtocolVersion.MQTTv5:
+            self.paho.subscribe([(f, SubscribeOptions(qos=1)) for f in filters])
+        else:
+            self.paho.subscribe([(f, 1) for f in filters])
+
+    def unsubscribe(self, filters: tuple[str, ...]) -> None:
+        """One UNSUBSCRIBE."""
+        self.filters -= set(filters)
+        self.paho.unsubscribe(list(filters))
+
+    def _received(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
+        # amqtt sends a new client every retained message that anybody subscribed to.
+        if any(matches(wanted, message.topic) for wanted in self.filters.copy()):
+            self.on_message(Message(message.topic, bytes(message.payload), bool(message.retain)))
+
+    def _connected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
+        if code.is_failure:
+            self.reason = f"refused: {code}"
+            return
+        self.accepted = True
+        self.on_up(self)
+
+    def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
+        if self.accepted or self.reason == "no answer":
+            self.reason = str(code)
+
+
+def _no_delay(sock: Any) -> None:  # noqa: ANN401 - a plain or a TLS socket
+    """Small acknowledgements wait for 40 ms and more behind Nagle's algorithm."""
+    with contextlib.suppress(OSError, AttributeError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,144 @@
+"""One task on this device: check the program, train or evaluate, and turn the outcome into the bytes that go up.
+
+Works on blobs that are here already. Sends nothing, waits for nothing, and keeps nothing: client.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_client import training
+from edge_client.config import ClientConfig
+from edge_client.dataset import Local
+from edge_client.engines.base import Engine
+from edge_client.errors import Malformed
+from edge_client.protocol import compress, signing, wire
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.messages import parse_json
+from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.task import Fit, Flat, Probe, Schema
+from edge_client.transport.blobs import BlobFolder
+
+OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
+Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
+Residual = Callable[[Schema], Flat | None]  # what compression has cost so far [schema.size]
+FUNCTION_OF = {"fit": "step", "probe": "evaluate"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a task gave: the update's bytes, and the vectors [schema.size] that stay on the device."""
+
+    what: str  # "delta" or "stats"
+    data: bytes
+    n: int
+    metrics: dict[str, float]
+    schema: Schema
+    own: tuple[str, Flat] | None = None  # (slot, model)
+    residual: Flat | None = None
+
+
+@dataclass
+class Workshop:
+    """Opens programs and runs tasks. `blobs` holds what was fetched; an opened engine is used again."""
+
+    config: ClientConfig
+    blobs: BlobFolder
+    local: Local
+    open_engine: OpenEngine
+
+    def __post_init__(self) -> None:
+        self._programs: dict[str, Program] = {}
+        self._engines: dict[str, Engine] = {}  # by the sha256 of the container; of one program only
+
+    def check_signature(self, manifest: Manifest) -> None:
+        """Before a byte of it is fetched: one of the pinned keys signed this program. Malformed("bad_signature")."""
+        signing.verify_manifest(manifest, self.config.signing_keys, self.config.federation)
+
+    def program(self, manifest: Manifest) -> Program:
+        """The fetched program. Malformed("bad_program") and the codes of its parts."""
+        if manifest.sha256 not in self._programs:
+            try:
+                raw = parse_json(self.blobs.read(manifest.sha256), LIMIT_BYTES)
+            except Malformed as wrong:
+                raise Malformed("bad_program", f"program.json: {wrong.message}") from wrong
+            if not isinstance(raw, dict):
+                raise Malformed("bad_program", "program.json is no object")
+            self._programs, self._engines = {manifest.sha256: Program.from_json(raw)}, {}
+        return self._programs[manifest.sha256]
+
+    def check_container(self, program: Program, function: str, manifest: Manifest) -> None:
+        """Before it is fetched: the signed program vouches for this file for our engine."""
+        files = program.containers.get(self.config.engine)
+        if not files or function not in files:
+            raise Malformed("no_engine", f"the program has no {function} for {self.config.engine}")
+        if (files[function].sha256, files[function].size) != (manifest.sha256, manifest.size):
+            raise Malformed("bad_program", f"container {manifest.sha256:.16} is not the one that the program lists")
+
+    def engine(self, program: Program, manifest: Manifest) -> Engine:
+        """The engine over a fetched container, opened once."""
+        if manifest.sha256 not in self._engines:
+            self.blobs.read(manifest.sha256)  # hashed again: a damaged container must not be loaded
+            files = program.containers[self.config.engine]
+            here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 == manifest.sha256}
+            name, threads = self.config.engine, self.config.threads
+            self._engines[manifest.sha256] = self.open_engine(name, program, here, threads=threads)
+        return self._engines[manifest.sha256]
+
+    def vector(self, manifest: Manifest, schema: Schema) -> Flat:
+        """A fetched model or linear term [schema.size], float32."""
+        return compress.decode(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
+
+    def run(self, message: Mapping[str, Any], *, own: Kept, residual: Residual) -> Outcome:
+        """Carry out a `task` message whose blobs are here. Raises Malformed with the code of the nack."""
+        program = self.program(Manifest.from_json(message["program"]))
+        schema = program.schema
+        if schema.sha256 != message["schema"]:
+            raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
+        engine = self.engine(program, Manifest.from_json(message["container"]))
+        task = wire.task_from(message, lambda manifest: self.vector(manifest, schema))
+        if isinstance(task, Probe):
+            reply = training.probe(engine, program, task, self.local)
+            data = compress.encode_stats(reply, schema)
+            outcome = Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema)
+        else:
+            result = training.fit(engine, program, task, self.local.train, own=own(task.slot, schema))
+            outcome = _update(result, task, message, schema, len(self.local.train), residual)
+        if len(outcome.data) > message["reply"]["max_size"]:
+            raise Malformed(
+                "too_big", f"an update of {len(outcome.data)} bytes, {message['reply']['max_size']} allowed"
+            )
+        return outcome
+
+
+def _update(
+    result: training.FitResult, task: Fit, message: Mapping[str, Any], schema: Schema, n: int, residual: Residual
+) -> Outcome:
+    """The difference to the base that the task names, in float32 so that both sides subtract the same numbers."""
+    vector = result.vector.astype(np.float32)
+    name, base = _base(task, message)
+    delta = vector if base is None else vector - base.astype(np.float32)
+    codec, rest = message["reply"]["codec"], None
+    if codec == "i8":
+        data, rest = compress.encode_feedback(delta, residual(schema), schema, codec=codec, base=name)
+    else:
+        data = compress.encode(delta, schema, codec=codec, kind="delta", base=name)
+    metrics = {"loss": result.loss}
+    return Outcome(what="delta", data=data, n=n, metrics=metrics, schema=schema, own=(task.slot, vector), residual=rest)
+
+
+def _base(task: Fit, message: Mapping[str, Any]) -> tuple[str, Flat | None]:
+    """-> (the base's sha256 or "zero", its values [schema.size]); the message was checked to hold what it names."""
+    named = message["reply"]["base"]
+    if named == "anchor" and message["anchor"] == "start":
+        named = "start"
+    if named == "zero":
+        return named, None
+    vector = task.start if named == "start" else task.anchor
+    if not isinstance(vector, np.ndarray):
+        raise Malformed("bad_task", f"the reply's base is {named}, but no such model was sent")
+    return message[named]["sha256"], vector

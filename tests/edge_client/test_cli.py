@@ -1,0 +1,203 @@
+"""The command line as a user meets it: help, errors with a hint and an exit code, and a clean way out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_client.cli import main, run_cli
+from edge_client.errors import (
+    ConfigError,
+    DeviceRefused,
+    FedcentersError,
+    NetworkError,
+    ProgramRefused,
+    ProtocolError,
+    RuntimeMissing,
+    UsageError,
+)
+from edge_client.protocol import messages
+from edge_client.protocol.topics import Topics
+from edge_client.transport.base import Connected, Message
+from edge_client.transport.mqtt import MqttTransport
+from emulator.broker import Broker
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_device(folder: Path, name: str = "dev-1", *, broker: str = "mqtt://127.0.0.1:1", **more: str) -> Path:
+    np.savez(folder / "train.npz", x=np.zeros((4, 5), np.float32), y=np.arange(4) % 2)
+    table = {
+        "federation": "demo",
+        "device-id": name,
+        "broker": broker,
+        "data": ".",
+        "state": f"state-{name}",
+        **more,
+    }
+    lines = [f'{key} = "{value}"' for key, value in table.items()]
+    path = folder / f"{name}.toml"
+    path.write_text("\n".join([*lines, f'signing-keys = ["{"ab" * 32}"]']) + "\n")
+    return path
+
+
+def test_no_command_prints_help_with_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    out = capsys.readouterr().out
+    assert "fedcenters-edge join --config" in out
+    assert "nearest" in out
+
+
+def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["train"])
+    assert left.value.code == 2
+    assert "nearest" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("x", hint="y"), 2),
+        (ConfigError("x", hint="y"), 3),
+        (RuntimeMissing("x", hint="y"), 3),
+        (NetworkError("x", hint="y"), 4),
+        (ProtocolError("x", hint="y"), 5),
+        (ProgramRefused("x", hint="y"), 5),
+        (DeviceRefused("x", retry_s=1, hint="y"), 6),
+        (FedcentersError("x", hint="y"), 70),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_every_foreseen_error_has_its_exit_code_and_ends_with_its_hint(
+    error: BaseException, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> int:
+        raise error
+
+    assert run_cli(fail) == code
+    told = capsys.readouterr().err
+    assert "Traceback" not in told
+    if not isinstance(error, KeyboardInterrupt):
+        assert told.splitlines()[-1] == "hint: y"
+
+
+def test_a_wrong_key_is_told_in_one_line_with_a_hint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_device(tmp_path, brokr="mqtt://x")
+    assert main(["join", "--config", str(path)]) == 3
+    told = capsys.readouterr().err
+    assert "unknown key 'brokr'" in told
+    assert "did you mean 'broker'?" in told
+
+
+def test_missing_data_is_told_before_the_broker_is_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_device(tmp_path)
+    (tmp_path / "train.npz").unlink()
+    assert main(["join", "--config", str(path)]) == 3
+    assert "no training data" in capsys.readouterr().err
+
+
+def test_the_client_loads_no_runtime_before_there_is_a_program() -> None:
+    code = "import sys, edge_client.cli; print(*sys.modules)"
+    loaded = set(
+        subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    )
+    assert "paho.mqtt" in loaded or "edge_client.client" in loaded
+    assert not loaded & {"torch", "onnxruntime", "ai_edge_litert", "typer", "rich", "sklearn", "scipy", "coordinator"}
+
+
+@contextmanager
+def process(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`fedcenters-edge ...` as a process of its own."""
+    command = [sys.executable, "-m", "edge_client.cli", *arguments]
+    with subprocess.Popen(command, text=True, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
+
+
+@contextmanager
+def watching(url: str) -> Iterator[MqttTransport]:
+    """A coordinator that only reads who is there."""
+    watcher = MqttTransport(url, "demo.coordinator.0")
+    watcher.connect()
+    assert watcher.receive(10) == Connected()
+    watcher.subscribe(*Topics("demo").coordinator_filters())
+    yield watcher
+    watcher.close()
+
+
+def next_state(watcher: MqttTransport) -> tuple[str, str]:
+    event = watcher.receive(30)
+    assert isinstance(event, Message)
+    return event.topic.rsplit("/", 1)[1], messages.read(event.payload)["s"]
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_devices_of_one_process_leave_together_and_say_so(
+    tmp_path: Path, mosquitto: Broker, number: signal.Signals, code: int
+) -> None:
+    paths = [write_device(tmp_path, name, broker=mosquitto.url) for name in ("dev-1", "dev-2")]
+    with watching(mosquitto.url) as watcher, process("join", *(f"--config={path}" for path in paths)) as devices:
+        assert sorted(next_state(watcher) for _ in paths) == [("dev-1", "on"), ("dev-2", "on")]
+        devices.send_signal(number)
+        assert sorted(next_state(watcher) for _ in paths) == [("dev-1", "off"), ("dev-2", "off")]
+        assert devices.wait(30) == code
+        _, talk = devices.communicate()
+    assert "Traceback" not in talk
+
+
+@pytest.mark.broker
+def test_a_killed_device_is_reported_lost_by_the_broker(tmp_path: Path, mosquitto: Broker) -> None:
+    path = write_device(tmp_path, broker=mosquitto.url)
+    with watching(mosquitto.url) as watcher, process("join", "--config", str(path)) as device:
+        assert next_state(watcher) == ("dev-1", "on")
+        device.kill()
+        assert next_state(watcher) == ("dev-1", "lost")
+
+
+@pytest.mark.broker
+def test_ctrl_c_during_a_visit_is_quiet(tmp_path: Path, mosquitto: Broker) -> None:
+    path = write_device(tmp_path, broker=mosquitto.url)
+    with watching(mosquitto.url) as watcher, process("nearest", "--config", str(path), "--json") as visitor:
+        assert next_state(watcher) == ("dev-1", "on")
+        visitor.send_signal(signal.SIGINT)
+        assert visitor.wait(30) == 130
+        out, talk = visitor.communicate()
+    assert out == ""
+    assert "Traceback" not in talk
+
+
+def test_an_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    from edge_client.nearest import Answer
+
+    answer = Answer(device="dev-1", center=1, losses={0: 2.0, 1: 0.5}, n=3, accuracy=1.0)
+    told = json.loads(json.dumps(answer.to_json()))
+    assert (told["center"], told["losses"], told["accuracy"]) == (1, {"0": 2.0, "1": 0.5}, 1.0)
+
+
+def test_a_state_folder_that_cannot_be_written_is_a_matter_of_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    path = write_device(tmp_path, state="file/state")
+    assert main(["join", "--config", str(path)]) == 3
+    assert "cannot write to the state folder" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail() -> int:
+        raise OSError(28, "No space left on device")
+
+    assert run_cli(fail) == 70
+    assert "this machine: [Errno 28] No space left on device" in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""Blobs on disk: whole or absent, transfers that go on after a restart, and a budget."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest, body_range, manifest_of
+from edge_client.transport import blobs
+from edge_client.transport.blobs import BlobFolder, Partial, write_atomically
+
+BLOCK = 4_096
+DATA = bytes(range(256)) * 80  # five blocks
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> BlobFolder:
+    return BlobFolder(tmp_path / "blobs")
+
+
+def named(data: bytes = DATA) -> Manifest:
+    return manifest_of(data, "model", block=BLOCK)
+
+
+def body(index: int, data: bytes = DATA) -> bytes:
+    start, stop = body_range(named(data), index)
+    return data[start:stop]
+
+
+def fill(partial: Partial, indices: Iterator[int] | range) -> None:
+    for index in indices:
+        partial.write_block(index, body(index))
+
+
+def code(wrong: pytest.ExceptionInfo[Malformed]) -> str:
+    return wrong.value.code
+
+
+def test_what_is_put_is_read_back(folder: BlobFolder) -> None:
+    sha256 = folder.put(DATA)
+    assert folder.has(sha256)
+    assert folder.read(sha256) == DATA == folder.path(sha256).read_bytes()
+
+
+def test_an_absent_blob_is_unknown(folder: BlobFolder) -> None:
+    assert not folder.has("0" * 64)
+    with pytest.raises(Malformed) as wrong:
+        folder.read("0" * 64)
+    assert code(wrong) == "unknown_blob"
+
+
+def test_a_blob_that_rotted_on_disk_is_noticed_and_gone(folder: BlobFolder) -> None:
+    sha256 = folder.put(DATA)
+    folder.path(sha256).write_bytes(DATA[:-1] + b"x")
+    with pytest.raises(Malformed) as wrong:
+        folder.read(sha256)
+    assert code(wrong) == "bad_hash"
+    assert not folder.has(sha256)
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a/b", "", "0" * 63, "G" * 64, "partial"])
+def test_no_name_leads_out_of_the_folder(folder: BlobFolder, name: str) -> None:
+    for use in (folder.has, folder.read, folder.path, folder.drop):
+        with pytest.raises(Malformed):
+            use(name)
+
+
+@given(order=st.permutations(range(5)), repeats=st.lists(st.integers(0, 4), max_size=5))
+def test_blocks_in_any_order_and_number_make_the_blob(
+    tmp_path_factory: pytest.TempPathFactory, order: list[int], repeats: list[int]
+) -> None:
+    folder = BlobFolder(tmp_path_factory.mktemp("blobs"))
+    partial = folder.partial(named())
+    new = [partial.write_block(index, body(index)) for index in [*order[:2], *repeats, *order]]
+    assert new.count(True) == 5
+    assert partial.finish().read_bytes() == DATA
+
+
+def test_a_transfer_goes_on_after_a_restart(folder: BlobFolder, tmp_path: Path) -> None:
+    before = folder.partial(named())
+    fill(before, iter([4, 1]))
+    before.close()
+    partial = BlobFolder(tmp_path / "blobs").partial(named())
+    assert partial.bitmap.missing(5) == [[0, 1], [2, 2]]
+    fill(partial, iter([0, 2, 3]))
+    partial.finish()
+    assert folder.read(named().sha256) == DATA
+    assert list((tmp_path / "blobs" / "partial").iterdir()) == []
+
+
+def test_an_unfinished_transfer_is_no_blob(folder: BlobFolder) -> None:
+    partial = folder.partial(named())
+    fill(partial, range(4))
+    assert not folder.has(named().sha256)
+    with pytest.raises(Malformed):
+        partial.finish()
+    partial.close()
+
+
+def test_good_blocks_with_a_wrong_whole_are_dropped(folder: BlobFolder) -> None:
+    partial = folder.partial(named())
+    for index in range(5):
+        partial.write_block(index, body(index, DATA[::-1]))
+    with pytest.raises(Malformed) as wrong:
+        partial.finish()
+    assert code(wrong) == "bad_hash"
+    assert not folder.has(named().sha256)
+    again = folder.partial(named())
+    assert again.bitmap.count == 0
+    again.close()
+
+
+def test_a_block_of_a_wrong_length_is_refused(folder: BlobFolder) -> None:
+    partial = folder.partial(named())
+    for index, wrong in ((0, body(0)[:-1]), (4, body(4) + b"x"), (5, b"x")):
+        with pytest.raises(Malformed):
+            partial.write_block(index, wrong)
+    assert partial.bitmap.count == 0
+    partial.close()
+
+
+def test_a_damaged_bitmap_begins_again(folder: BlobFolder, tmp_path: Path) -> None:
+    partial = folder.partial(named())
+    fill(partial, range(5))
+    partial.close()
+    file = tmp_path / "blobs" / "partial" / f"{named().sha256}.{BLOCK}"
+    file.write_bytes(file.read_bytes()[:-1] + b"\xff")  # claims blocks that do not exist
+    again = folder.partial(named())
+    assert again.bitmap.count == 0
+    again.close()
+
+
+def test_transfers_can_be_dropped_all_at_once(folder: BlobFolder, tmp_path: Path) -> None:
+    partial = folder.partial(named())
+    fill(partial, range(2))
+    partial.close()
+    folder.drop_partials()
+    assert list((tmp_path / "blobs" / "partial").iterdir()) == []
+
+
+def test_a_full_folder_refuses(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path, 1_000)
+    first = folder.put(bytes(600))
+    with pytest.raises(Malformed) as wrong:
+        folder.put(bytes(601))
+    assert code(wrong) == "no_space"
+    assert folder.has(first)
+
+
+def test_the_least_recently_used_makes_room_but_never_what_is_pinned(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path, 1_000, evict=True)
+    blobs_ = [folder.put(bytes([k]) * 300) for k in range(3)]
+    for age, sha256 in enumerate(blobs_):
+        os.utime(tmp_path / sha256, (age, age))
+    folder.read(blobs_[0])  # now the most recently used
+    folder.pin({blobs_[1]})
+    folder.put(b"x" * 300)
+    assert [folder.has(sha256) for sha256 in blobs_] == [True, True, False]
+
+
+def test_a_blob_above_the_budget_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path, 1_000, evict=True)
+    with pytest.raises(Malformed) as wrong:
+        folder.partial(named())
+    assert code(wrong) == "no_space"
+    assert list((tmp_path / "partial").iterdir()) == []
+
+
+def test_a_blob_that_does_not_fit_on_the_disk_is_refused(folder: BlobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=len(DATA)))
+    with pytest.raises(Malformed) as wrong:
+        folder.partial(named())
+    assert code(wrong) == "no_space"
+
+
+def test_only_what_is_wanted_is_kept(folder: BlobFolder) -> None:
+    keep, drop = folder.put(b"a"), folder.put(b"b")
+    folder.keep_only({keep})
+    assert folder.has(keep)
+    assert not folder.has(drop)
+
+
+def test_a_power_cut_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomically(tmp_path / "f", b"old")
+
+    def power_cut(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(blobs, "_publish", power_cut)
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"old"

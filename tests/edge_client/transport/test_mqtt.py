@@ -1,0 +1,219 @@
+"""What only real MQTT has: addresses, brokers that are not there or do not answer, protocol versions, back-off."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from edge_client.errors import ConfigError, NetworkError
+from edge_client.transport import mqtt
+from edge_client.transport.base import Connected, Lost
+from edge_client.transport.mqtt import MqttTransport, parse_url
+from emulator.broker import Broker, find_mosquitto, start_broker
+
+
+@contextmanager
+def listening(answer: bytes) -> Iterator[str]:
+    """A server that answers the first bytes of each connection with `answer` and says nothing more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    link, _ = server.accept()
+                except OSError:
+                    return
+                kept.append(link)
+                link.recv(1_024)
+                link.sendall(answer)
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"mqtt://127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        for link in kept:
+            link.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "parsed"),
+    [
+        ("mqtt://host", ("host", 1883, False)),
+        ("mqtt://127.0.0.1:7000", ("127.0.0.1", 7000, False)),
+        ("mqtts://broker.example", ("broker.example", 8883, True)),
+        ("mqtts://[::1]:1/", ("::1", 1, True)),
+    ],
+)
+def test_addresses_are_read(url: str, parsed: tuple[str, int, bool]) -> None:
+    assert parse_url(url) == parsed
+
+
+@pytest.mark.parametrize("url", ["", "host:1883", "http://host", "mqtt://", "mqtt://host:x", "mqtt://host/path"])
+def test_what_is_no_address_is_refused_with_an_example(url: str) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        parse_url(url)
+    assert "mqtt://host:1883" in wrong.value.hint
+
+
+def test_an_absent_authority_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no certificate authority at"):
+        MqttTransport("mqtts://host", "x", ca=tmp_path / "absent.pem")
+
+
+def test_a_broker_that_is_not_there_is_named_with_its_address_and_a_hint(free_port: int) -> None:
+    url = f"mqtt://127.0.0.1:{free_port}"
+    transport = MqttTransport(url, "x", connect_timeout_s=0.3)
+    with pytest.raises(NetworkError, match=url) as wrong:
+        transport.connect()
+    assert "broker is running" in wrong.value.hint
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    with listening(b"") as url, pytest.raises(NetworkError, match="cannot reach"):
+        MqttTransport(url, "x", connect_timeout_s=0.3).connect()
+
+
+def test_a_broker_that_refuses_us_is_quoted() -> None:
+    not_authorised = b"\x20\x02\x00\x05"
+    with listening(not_authorised) as url, pytest.raises(NetworkError, match="refused: Not authorized"):
+        MqttTransport(url, "x", connect_timeout_s=0.5).connect()
+
+
+@pytest.mark.broker
+def test_mosquitto_is_spoken_to_in_mqtt_5(mosquitto: Broker) -> None:
+    assert spoken(mosquitto.url) == MQTTProtocolVersion.MQTTv5
+
+
+def test_amqtt_is_spoken_to_in_3_1_1(amqtt_broker: Broker) -> None:
+    assert spoken(amqtt_broker.url) == MQTTProtocolVersion.MQTTv311
+
+
+def spoken(url: str) -> object:
+    transport = MqttTransport(url, "x")
+    transport.connect()
+    transport.close()
+    return mqtt._spoken[url]
+
+
+@pytest.mark.broker
+def test_attempts_wait_with_full_jitter_that_doubles_and_is_bounded(mosquitto: Broker) -> None:
+    spans: list[tuple[float, float]] = []
+    enough = threading.Event()
+
+    def jitter(low: float, high: float) -> float:
+        spans.append((low, high))
+        if len(spans) >= 12:
+            enough.set()
+        return 0.001
+
+    transport = MqttTransport(mosquitto.url, "x", jitter=jitter)
+    transport.connect()
+    assert transport.receive(10) == Connected()
+    mosquitto.stop()
+    assert isinstance(transport.receive(10), Lost)
+    assert enough.wait(20)
+    transport.close()
+    assert [low for low, _ in spans] == [0.0] * len(spans)
+    assert [high for _, high in spans][:9] == [2, 4, 8, 16, 32, 64, 120, 120, 120]
+
+
+@pytest.mark.broker
+def test_a_client_outlives_a_restart_of_its_broker(tmp_path: Path, free_port: int) -> None:
+    first = start_broker(tmp_path / "one", "mosquitto", port=free_port)
+    transport = MqttTransport(first.url, "x", jitter=lambda _low, _high: 0.05)
+    transport.connect()
+    assert transport.receive(10) == Connected()
+    first.stop()
+    assert isinstance(transport.receive(10), Lost)
+    transport.publish("a", b"into the void")
+    with start_broker(tmp_path / "two", "mosquitto", port=free_port):
+        assert transport.receive(20) == Connected()
+        transport.subscribe("a")
+        transport.publish("a", b"heard")
+        message = transport.receive(10)
+        assert getattr(message, "payload", None) == b"heard"
+        transport.close()
+
+
+def test_closing_twice_or_before_connecting_does_nothing() -> None:
+    transport = MqttTransport("mqtt://127.0.0.1:1", "x")
+    transport.close()
+    transport.close()
+    transport.publish("a", b"b")
+    transport.subscribe("a")
+    assert transport.receive(0) is None
+
+
+def test_waking_ends_the_wait_for_the_first_connection(free_port: int) -> None:
+    transport = MqttTransport(f"mqtt://127.0.0.1:{free_port}", "x", connect_timeout_s=60)
+    connecting = threading.Thread(target=transport.connect, daemon=True)
+    connecting.start()
+    transport.wake()
+    connecting.join(10)
+    assert not connecting.is_alive()
+    transport.close()
+
+
+@pytest.mark.broker
+@pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # paho leaves a failed handshake to the collector
+def test_over_tls_only_the_configured_authority_is_trusted(tmp_path: Path, free_port: int) -> None:
+    ours, strangers = tmp_path / "ours.pem", tmp_path / "strangers.pem"
+    write_certificate(ours, tmp_path / "key.pem")
+    write_certificate(strangers, tmp_path / "other-key.pem")
+    with tls_broker(tmp_path, ours, tmp_path / "key.pem", free_port) as url:
+        transport = MqttTransport(url, "x", ca=ours)
+        transport.connect()
+        assert transport.receive(10) == Connected()
+        transport.close()
+        with pytest.raises(NetworkError, match="certificate verify failed"):
+            MqttTransport(url, "y", ca=strangers, connect_timeout_s=2).connect()
+
+
+def write_certificate(path: Path, key_path: Path) -> None:
+    """A certificate for localhost that is its own authority."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.timezone.utc)
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    path.write_bytes(built.public_bytes(Encoding.PEM))
+    key_path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+
+
+@contextmanager
+def tls_broker(folder: Path, certificate: Path, key: Path, port: int) -> Iterator[str]:
+    mosquitto = find_mosquitto()
+    if mosquitto is None:
+        pytest.skip("mosquitto is not installed (apt install mosquitto)")
+    conf = folder / "tls.conf"
+    conf.write_text(
+        f"listener {port} 127.0.0.1\nallow_anonymous true\ncertfile {certificate}\nkeyfile {key}\nuser root\n"
+    )
+    with subprocess.Popen([mosquitto, "-c", str(conf)], stderr=subprocess.DEVNULL) as broker:
+        try:
+            yield f"mqtts://localhost:{port}"
+        finally:
+            broker.terminate()
