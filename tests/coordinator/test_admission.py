@@ -9,6 +9,7 @@ from coordinator.admission import ZERO, Question, admit
 from edge_client.errors import Malformed
 from edge_client.protocol import compress, tensors
 from edge_client.protocol.task import OWN, Fit, Flat, Probe, Reply, Task
+from tests.faults.world import Anything
 from tests.softmax import CLASSES, schema
 
 SCHEMA = schema()
@@ -18,7 +19,7 @@ DELTA: Flat = np.linspace(0, 0.5, SCHEMA.size, dtype=np.float32)
 FIT = Fit(start=START, steps=1, lr=0.1, batch=8, seed=0)
 
 
-def question(task: Task = FIT, **changes: Any) -> Question:
+def question(task: Task = FIT, **changes: Anything) -> Question:
     fields: dict[str, Any] = {"codec": "f32", "base": BASE, "base_vector": START, "max_update_rms": 10.0}
     return Question(task=task, schema=SCHEMA, samples=50, **(fields | changes))
 
@@ -27,11 +28,11 @@ def delta(vector: Flat = DELTA, *, codec: str = "f32", base: str = BASE) -> byte
     return compress.encode(vector, SCHEMA, codec=codec, kind="delta", base=base)
 
 
-def probe(*want: str, models: int = 2, **more: Any) -> Probe:
+def probe(*want: str, models: int = 2, **more: Anything) -> Probe:
     return Probe(models=[START] * models, want=frozenset(want), batch=8, seed=0, **more)
 
 
-def stats(n: int = 10, **values: Any) -> bytes:
+def stats(n: int = 10, **values: Anything) -> bytes:
     return compress.encode_stats(Reply(n=n, **values), SCHEMA)
 
 

@@ -8,6 +8,7 @@ import tomli_w
 
 from coordinator.config import CoordinatorConfig, from_environment, from_table, read
 from edge_client.errors import ConfigError
+from tests.faults.world import Anything
 
 MINIMAL: dict[str, Any] = {
     "federation": "demo",
@@ -18,7 +19,7 @@ MINIMAL: dict[str, Any] = {
 }
 
 
-def table(**changes: Any) -> dict[str, Any]:
+def table(**changes: Anything) -> dict[str, Any]:
     return MINIMAL | {key.replace("_", "-"): value for key, value in changes.items()}
 
 
@@ -101,7 +102,7 @@ def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
 
 
 def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) -> None:
-    def lesson(**changes: Any) -> Any:
+    def lesson(**changes: Anything) -> dict[str, Any]:
         return from_table(table(**changes), base=tmp_path).lesson()
 
     assert lesson() == lesson(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
@@ -113,6 +114,4 @@ def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) 
 def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> None:
     good = from_table(MINIMAL, base=tmp_path)
     with pytest.raises(ConfigError):
-        CoordinatorConfig(
-            federation="a/b", broker=good.broker, folder=good.folder, model=good.model, runs=good.runs
-        )
+        CoordinatorConfig(federation="a/b", broker=good.broker, folder=good.folder, model=good.model, runs=good.runs)

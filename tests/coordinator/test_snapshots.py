@@ -17,7 +17,9 @@ CIDS = st.text("abc-_9", min_size=1, max_size=8)
 
 
 @given(ANY, st.dictionaries(CIDS, st.integers(0, 9)), st.dictionaries(CIDS, ANY, max_size=3))
-def test_a_state_comes_back_with_the_same_bits(centers: Array, assignment: dict[str, int], extra: dict[str, Array]) -> None:
+def test_a_state_comes_back_with_the_same_bits(
+    centers: Array, assignment: dict[str, int], extra: dict[str, Array]
+) -> None:
     state = State(centers=centers, assignment=assignment, extra=extra)
     back = snapshots.from_bytes(snapshots.to_bytes(state))
     assert back.centers.dtype == centers.dtype

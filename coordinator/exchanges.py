@@ -1,0 +1,255 @@
+"""One exchange from its question to its replies: rounds.py decides, the store writes, then the devices are told.
+
+`hold` is the `ask` of a method's driver. It replays an exchange that is already closed, continues one that a crash left
+open, and opens a new one; all three give the same replies. It sends through the link and waits through `pump`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coordinator import rounds
+from coordinator.admission import admit
+from coordinator.link import WINDOW
+from coordinator.questions import Asked, Desk, write_questions
+from coordinator.store import Diverged, Key, StoredReply
+from coordinator.strategies.base import Exchange, Replies
+from coordinator.uploads import Uploads, have_field
+from edge_client.errors import Malformed, NetworkError
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.kinds import ACK_STATUSES, DETAIL_MAX
+from edge_client.protocol.task import ClientId, Reply
+
+HEARTBEAT_S = 5.0
+RETRY_MS = 30_000  # storage errors are rarely over sooner
+SHARD = 0  # one aggregator so far
+
+Pump = Callable[["LiveExchange"], None]
+
+
+def hold(key: Key, tasks: Exchange, desk: Desk, pump: Pump) -> Replies:
+    """Ask these tasks and wait for the replies. `pump` runs the event loop until the exchange is closed."""
+    asked = write_questions(key, tasks, desk)
+    hashes = {cid: a.sha256 for cid, a in asked.items()}
+    if not desk.store.knows(key):
+        desk.store.open_exchange(key, hashes, desk.config.deadline_s)
+    elif desk.store.task_hashes(key) != hashes:
+        raise Diverged(key)
+    replies: dict[ClientId, Reply] = {}
+    if desk.store.closed_with(key) is None:
+        live = LiveExchange(key, asked, desk)
+        live.begin()
+        pump(live)
+        replies = live.replies
+    stored = desk.store.replies(key)
+    closed = desk.store.closed_with(key) or []
+    return {cid: replies.get(cid) or _read_again(asked[cid], stored[cid], desk) for cid in closed}
+
+
+def _read_again(asked: Asked, stored: StoredReply, desk: Desk) -> Reply:
+    return admit(asked.question, desk.store.updates(stored.cid).read(stored.sha256), stored.n)
+
+
+class LiveExchange:
+    """The exchange that is open now. Its methods are called by the event loop, one event at a time."""
+
+    def __init__(self, key: Key, asked: Mapping[ClientId, Asked], desk: Desk) -> None:
+        self.key, self.asked, self.desk = key, asked, desk
+        self.replies: dict[ClientId, Reply] = {}
+        now_s = desk.clock.now_s()
+        self._state = rounds.open_exchange(
+            run=key.run,
+            round=key.round,
+            number=key.exchange,
+            asked=asked.keys(),
+            quorum=-int(-desk.config.quorum * len(asked) // 1),
+            now_s=now_s,
+            deadline_s=desk.store.left_s(key),
+            credits=desk.config.credits,
+            accepted={cid: reply.sha256 for cid, reply in desk.store.replies(key).items()},
+        )
+        self._beat_s = now_s
+        self._uploads = Uploads(desk.store)
+        self._sent: dict[ClientId, str] = {}  # id of the last task message
+        self._rdy: dict[ClientId, Mapping[str, Any]] = {}
+        self._checked: dict[ClientId, tuple[StoredReply, Reply]] = {}
+        self._warned: set[tuple[ClientId, str]] = set()
+        self._events: deque[rounds.Event] = deque()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the replies are final."""
+        return self._state.closed
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When `tick` has something to do."""
+        return min(self._state.wakes_at_s, self._beat_s + HEARTBEAT_S)
+
+    def begin(self) -> None:
+        """Grant the blobs and send every task that has no stored reply; also after the broker forgot everything."""
+        for cid, asked in self.asked.items():
+            self.desk.downloads.grant(cid, asked.blobs)
+        for cid in self.asked:
+            self.remind(cid)
+        self.tick()
+
+    def remind(self, cid: ClientId) -> None:
+        """Send the task again, unless the device has answered."""
+        if cid not in self.asked or cid in self._state.accepted or cid in self._state.refused or self.closed:
+            return
+        left_ms = max(0, int((self._state.closes_at_s - self.desk.clock.now_s()) * 1000))
+        self._sent[cid] = self.desk.link.tell(cid, "task", left_ms=left_ms, **self.asked[cid].fields)
+
+    def tick(self) -> None:
+        """Let time pass: deadlines, silent uploads, the heartbeat."""
+        now_s = self.desk.clock.now_s()
+        if now_s >= self._beat_s + HEARTBEAT_S:
+            self._beat_s = now_s
+            self.desk.store.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
+        self._apply(rounds.Tick())
+
+    def on_ready(self, cid: ClientId, rdy: Mapping[str, Any]) -> None:
+        """A device has a result of this exchange. Raises Malformed with the code of the error answer."""
+        asked = self.asked.get(cid)
+        if asked is None:
+            raise Malformed("closed", "you were not asked")
+        manifest = Manifest.from_json(rdy["update"])
+        if manifest.kind != asked.question.what:
+            raise Malformed("bad_field", f"asked for {asked.question.what}, got {manifest.kind}")
+        if manifest.size > asked.max_size:
+            raise Malformed("too_big", f"{manifest.size} bytes, at most {asked.max_size}")
+        self._rdy[cid] = rdy
+        self._apply(rounds.Ready(cid, manifest.sha256, manifest.size))
+
+    def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
+        """A block of an upload. What was not expected is dropped."""
+        if not self._uploads.expects(cid, label):
+            return
+        try:
+            whole = self._uploads.take(cid, index, message)
+        except Malformed as wrong:
+            self._refuse(cid, wrong)
+        except OSError as full:
+            self._retry(cid, full.strerror)
+        else:
+            self._events.append(rounds.Block(cid))
+            if whole is not None:
+                self._judge(cid, whole.read_bytes())
+        self._drain()
+
+    def on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
+        """A device will not answer. `unreachable` is asked once more: the blobs may have come meanwhile."""
+        ours = nack["re"] == self._sent.get(cid) if "run" not in nack else _key_of(nack) == self.key
+        if cid not in self.asked or not ours:
+            return
+        if nack["code"] == "unreachable" and self._first(cid, "unreachable"):
+            self.remind(cid)
+            return
+        retry_ms = nack.get("retry_ms")
+        self._apply(rounds.Refused(cid, nack["code"], None if retry_ms is None else retry_ms / 1000))
+
+    # -- decide, store, act
+
+    def _apply(self, event: rounds.Event) -> None:
+        self._events.append(event)
+        self._drain()
+
+    def _drain(self) -> None:
+        """Every event to its end; carrying out a command may add more events."""
+        while self._events:
+            after, commands = rounds.advance(self._state, self._events.popleft(), self.desk.clock.now_s())
+            for command in commands:
+                self._store(command)
+            before, self._state = self._state, after
+            for command in commands:
+                self._carry_out(command, before)
+
+    def _store(self, command: rounds.Command) -> None:
+        """What must be on disk before anybody hears of it."""
+        if isinstance(command, rounds.Ack) and command.status == "ok":
+            record, self.replies[command.cid] = self._checked[command.cid]
+            self.desk.store.put_reply(self.key, record)
+        elif isinstance(command, rounds.Close):
+            if not command.enough and self.desk.config.below_quorum == "stop":
+                self.desk.store.heartbeat(self.key, self.desk.config.deadline_s)  # a restart gives it a whole deadline
+                raise NetworkError(
+                    f"only {len(command.keys)} of {len(self.asked)} devices answered round {self.key.round} in time",
+                    hint='start again to repeat the exchange, or lower `quorum`, or set below-quorum = "continue"',
+                )
+            self.desk.store.close_exchange(self.key, command.keys)
+
+    def _carry_out(self, command: rounds.Command, before: rounds.OpenExchange) -> None:
+        if isinstance(command, rounds.Ack):
+            self._ack(command.cid, command.status, sha256=command.sha256)
+        elif isinstance(command, rounds.Busy):
+            rdy = self._rdy[command.cid]
+            self.desk.link.tell(command.cid, "err", re=rdy["id"], code="busy", retry_ms=int(command.retry_s * 1000))
+        elif isinstance(command, rounds.Go):
+            self._go(command.cid)
+        else:
+            self._uploads.abandon_all()
+            for cid in sorted(before.asked - before.accepted.keys() - before.refused.keys() - command.keys):
+                self.desk.link.tell(cid, "stop", **self.key._asdict(), why="the exchange is closed")
+
+    def _go(self, cid: ClientId) -> None:
+        """A credit: take the blob from the announcement itself, or ask for its blocks."""
+        rdy = self._rdy[cid]
+        manifest = Manifest.from_json(rdy["update"])
+        if manifest.inline is not None:
+            self._judge(cid, manifest.inline)
+            return
+        try:
+            have = self._uploads.begin(cid, manifest)
+        except (Malformed, OSError) as full:
+            self._retry(cid, str(full))
+            return
+        self.desk.link.tell(
+            cid, "go", re=rdy["id"], sha256=manifest.sha256, shard=SHARD, window=WINDOW, have=have_field(have)
+        )
+
+    def _judge(self, cid: ClientId, data: bytes) -> None:
+        """A whole blob with the right hash: acceptable, or refused for good?"""
+        rdy, question = self._rdy[cid], self.asked[cid].question
+        folder = self.desk.store.updates(cid)
+        try:
+            reply = admit(question, data, rdy["n"])
+        except Malformed as wrong:
+            folder.drop(rdy["update"]["sha256"])
+            self._refuse(cid, wrong)
+            return
+        try:
+            sha256 = folder.put(data)
+        except OSError as full:
+            self._retry(cid, full.strerror)
+            return
+        base = question.base if question.what == "delta" else ""
+        record = StoredReply(cid, sha256, len(data), rdy["n"], question.what, base, rdy["seconds"])
+        self._checked[cid] = (record, reply)
+        self._events.append(rounds.Stored(cid, sha256))
+
+    def _refuse(self, cid: ClientId, wrong: Malformed) -> None:
+        """Tell why. A wrong hash may be sent once more; everything else counts as this device's answer."""
+        code = wrong.code if wrong.code in ACK_STATUSES else "bad_schema"
+        self._ack(cid, code, detail=str(wrong)[:DETAIL_MAX])
+        if code != "bad_hash" or not self._first(cid, "bad_hash"):
+            self._events.append(rounds.Refused(cid, code))
+
+    def _retry(self, cid: ClientId, why: str | None) -> None:
+        self._ack(cid, "retry", detail=f"storage: {why}"[:DETAIL_MAX], retry_ms=RETRY_MS)
+
+    def _first(self, cid: ClientId, what: str) -> bool:
+        first = (cid, what) not in self._warned
+        self._warned.add((cid, what))
+        return first
+
+    def _ack(self, cid: ClientId, status: str, *, sha256: str | None = None, **more: Any) -> None:  # noqa: ANN401
+        rdy = self._rdy[cid]
+        about = {"attempt": rdy["attempt"], "sha256": sha256 or rdy["update"]["sha256"]}
+        self.desk.link.tell(cid, "ack", **self.key._asdict(), **about, status=status, **more)
+
+
+def _key_of(message: Mapping[str, Any]) -> Key:
+    return Key(message["run"], message.get("round", -1), message.get("exchange", -1))

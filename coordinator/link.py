@@ -1,0 +1,78 @@
+"""The coordinator's voice: every message that it sends is built here, with its epoch, a fresh id and the time.
+
+Counts the bytes of payload that go down. Decides nothing and remembers nothing of what it said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.clock import Clock
+from edge_client.protocol import blocks, messages
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.topics import Topics, label
+from edge_client.transport.base import Transport, Will
+
+WINDOW = 16  # blocks that a device may have open, either way
+PROTOCOLS = (1,)
+SOURCES = ("mqtt",)
+
+
+@dataclass
+class Link:
+    """One voice per process start: `epoch` says who leads, `boot` (16 hex digits) that the process is a new one."""
+
+    topics: Topics
+    clock: Clock
+    epoch: int
+    boot: str
+    block: int
+    spread_ms: int
+    transport: Transport | None = None
+    bytes_down: int = 0
+    _count: int = field(default=0, repr=False)
+
+    def tell(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
+        """One control message to one device; -> its id."""
+        self._publish(self.topics.down(cid), self._write(kind, fields))
+        return f"c{self.epoch}-{self._count}"
+
+    def send_block(self, cid: str, manifest: Manifest, index: int, body: bytes) -> None:
+        """One block to one device."""
+        message = blocks.pack(body, index, manifest.total)
+        self._publish(self.topics.down_block(cid, label(manifest.sha256), index), message)
+
+    def publish_record(self, *, online: bool) -> None:
+        """The retained record that says who leads."""
+        self._publish(self.topics.coord(), self._record(online=online), retain=True)
+
+    def publish_catalog(self, version: int, catalog: Manifest) -> None:
+        """The retained pointer to the catalog of centers."""
+        self._publish(self.topics.catalog(), self._write("cat", {"ver": version, "catalog": catalog}), retain=True)
+
+    def will(self) -> Will:
+        """What the broker says for us when we vanish."""
+        return Will(self.topics.coord(), self._record(online=False))
+
+    def _record(self, *, online: bool) -> bytes:
+        fields = {
+            "boot": self.boot,
+            "online": online,
+            "proto": list(PROTOCOLS),
+            "spread_ms": self.spread_ms,
+            "block": self.block,
+            "window": WINDOW,
+            "src": list(SOURCES),
+        }
+        return self._write("coord", fields)
+
+    def _write(self, kind: str, fields: dict[str, Any]) -> bytes:
+        self._count += 1
+        ident = f"c{self.epoch}-{self._count}"
+        return messages.write(kind, ident=ident, t_ms=self.clock.unix_ms(), epoch=self.epoch, **fields)
+
+    def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if self.transport is not None:
+            self.bytes_down += len(payload)
+            self.transport.publish(topic, payload, retain=retain)

@@ -1,0 +1,78 @@
+"""The training program of this federation: compiled and signed once, then read from the store at every restart.
+
+torch is imported only when there is something to compile.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from coordinator import snapshots
+from coordinator.config import CoordinatorConfig
+from coordinator.security import SigningKey
+from coordinator.store import Store
+from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.program import LIMIT_BYTES, Container, Program
+from edge_client.protocol.task import Flat
+
+FACT = "program"  # names the stored program and the first model in the store's facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A program ready to be sent, its signed manifest, and the first model [schema.size] float32 of every run."""
+
+    program: Program
+    manifest: Manifest
+    initial: Flat
+    block: int
+
+    def container(self, engine: str, function: str) -> Manifest:
+        """The manifest of the file that runs `function` on `engine`."""
+        return _named(self.program.containers[engine][function], self.block)
+
+    def blobs(self) -> list[Manifest]:
+        """Everything that any device may have to fetch to run the program."""
+        files = {c.sha256: c for functions in self.program.containers.values() for c in functions.values()}
+        return [self.manifest, *(_named(c, self.block) for c in files.values())]
+
+
+def prepare(config: CoordinatorConfig, store: Store, key: SigningKey) -> Prepared:
+    """The stored program, or a newly compiled one."""
+    facts = json.loads(store.once(FACT, lambda: _compile(config, store)))
+    data = store.blobs.read(facts["program"])
+    manifest = key.signed(manifest_of(data, "program", block=config.block), config.federation)
+    return Prepared(
+        program=Program.from_json(parse_json(data, LIMIT_BYTES)),
+        manifest=manifest,
+        initial=snapshots.array_from_bytes(store.blobs.read(facts["initial"])),
+        block=config.block,
+    )
+
+
+def _compile(config: CoordinatorConfig, store: Store) -> str:
+    """Build the model, trace it for each engine, store every file; -> the fact that names them."""
+    from coordinator.models.registry import build
+    from export.program import compile_program, vector_of
+
+    model = build(config.model.name, seed=config.seed)
+    compiled = compile_program(
+        model.module,
+        name=model.name,
+        input=model.input,
+        classes=model.classes,
+        loss=model.loss,
+        batch=config.model.batch_size,
+        engines=config.model.engines,
+    )
+    for data in compiled.files.values():
+        store.blobs.put(data)
+    program = store.blobs.put(canonical(compiled.program.to_json()))
+    initial = store.blobs.put(snapshots.array_to_bytes(vector_of(model.module, compiled.program.schema)))
+    return json.dumps({"program": program, "initial": initial})
+
+
+def _named(container: Container, block: int) -> Manifest:
+    return Manifest(sha256=container.sha256, size=container.size, block=block, kind="container")

@@ -1,0 +1,278 @@
+"""The coordinator's life: lead, gather a fleet, train, publish the centers, serve whoever asks. Decides nothing itself.
+
+One thread pulls events from a transport; rounds.py decides, the store writes first, the link speaks. `dial(will)` makes
+a transport and `clock` says what time is, so the same server runs over MQTT, and in virtual time over a broker in
+memory.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coordinator.clock import Clock
+from coordinator.config import CoordinatorConfig
+from coordinator.downloads import Downloads
+from coordinator.exchanges import LiveExchange, hold
+from coordinator.fleet import Fleet
+from coordinator.journal import Journal
+from coordinator.link import Link
+from coordinator.programs import Prepared, prepare
+from coordinator.publish import publish
+from coordinator.questions import Desk
+from coordinator.reception import Reception, Superseded
+from coordinator.security import open_key
+from coordinator.store import Store
+from coordinator.training import Outcome, School, strategy_of, train
+from edge_client.errors import ConfigError, FedcentersError, Malformed, NetworkError
+from edge_client.protocol import messages
+from edge_client.protocol.topics import Topics
+from edge_client.transport.base import Connected, Lost, Message, Transport, Will
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
+NAP_S = 1.0  # the longest wait of the event loop
+SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
+
+Dial = Callable[[Will | None], Transport]
+Watch = Callable[[Mapping[str, Any]], None]
+
+
+class Stopped(BaseException):
+    """The server was asked to stop. No Exception: nothing that a compiler catches may swallow it."""
+
+
+class Server:
+    """One coordinator process. `watch` is told every event of metrics.jsonl as it happens."""
+
+    def __init__(
+        self, config: CoordinatorConfig, store: Store, *, dial: Dial, clock: Clock, watch: Watch = lambda _: None
+    ) -> None:
+        self.config, self.clock, self.store = config, clock, store
+        for run in config.runs:
+            strategy_of(run, config)  # a wrong method or setting is told before anything is done
+        _check_lesson(config, store)
+        self.key = open_key(config.folder)
+        self.journal = Journal(config.folder / "metrics.jsonl", store, watch)
+        self._dial, self._stopping = dial, False
+        self._topics = Topics(config.federation)
+        self._transport: Transport | None = None
+        self._leading = True
+        self._began_s = clock.now_s()
+
+    def run(self) -> None:
+        """Everything, until the work is done or `stop` is called. Raises what else ended it."""
+        try:
+            self._lead()
+            self._serve()
+        except Stopped:
+            pass
+        except FedcentersError as wrong:
+            self._leading = self._leading and not isinstance(wrong, Superseded)
+            self.journal.write("error", message=str(wrong))
+            raise
+        finally:
+            self._leave()
+
+    def stop(self) -> None:
+        """Ask the server to end cleanly; from a signal handler or another thread."""
+        self._stopping = True
+        if self._transport is not None:
+            self._transport.wake()
+
+    @property
+    def asking(self) -> bool:
+        """Whether an exchange is open."""
+        return self._transport is not None and self.reception.live is not None
+
+    @property
+    def offering(self) -> bool:
+        """Whether the centers are published."""
+        return self._transport is not None and self.reception.catalog is not None
+
+    def _serve(self) -> None:
+        prepared = self._prepare()
+        self._gather(prepared)
+        self._publish(self._train(prepared), prepared)
+        if not self.config.exit_when_done:
+            self._pump(lambda: False)
+
+    # -- the stations of a life
+
+    def _lead(self) -> None:
+        """Take a higher epoch than anyone before, connect with a will, say so."""
+        epoch = self.store.next_epoch(self._epoch_seen())
+        self.link = Link(
+            topics=self._topics,
+            clock=self.clock,
+            epoch=epoch,
+            boot=secrets.token_hex(8),
+            block=self.config.block,
+            spread_ms=SPREAD_PER_DEVICE_MS * len(self.store.enrolled()),
+        )
+        self.downloads = Downloads(self.store.blobs, self.link)
+        self.reception = Reception(
+            clock=self.clock,
+            store=self.store,
+            link=self.link,
+            downloads=self.downloads,
+            fleet=Fleet(self.config.max_devices),
+            journal=self.journal,
+        )
+        self.link.transport = self._transport = self._dial(self.link.will())
+        self._transport.connect()
+        self.journal.write("start", epoch=epoch, federation=self.config.federation, unix_ms=self.clock.unix_ms())
+
+    def _epoch_seen(self) -> int:
+        """The epoch of the retained record, else 0; on a connection of its own, since our will needs our epoch."""
+        look = self._dial(None)
+        look.connect()
+        try:
+            until_s = self.clock.now_s() + LOOK_S
+            while (left_s := until_s - self.clock.now_s()) > 0 and not self._stopping:
+                event = look.receive(left_s)
+                if isinstance(event, Connected):
+                    look.subscribe(self._topics.coord())
+                elif isinstance(event, Message) and event.topic == self._topics.coord():
+                    return _epoch_in(event.payload)
+            return 0
+        finally:
+            look.close()
+
+    def _prepare(self) -> Prepared:
+        began_s = self.clock.now_s()
+        prepared = prepare(self.config, self.store, self.key)
+        self.store.once("lesson", lambda: _lesson(self.config))
+        self.downloads.share(prepared.blobs())
+        self.reception.schema = prepared.program.schema
+        engines = {engine: prepared.program.parity.get(engine) for engine in prepared.program.containers}
+        seconds = round(self.clock.now_s() - began_s, 3)
+        self.journal.write("program", model=self.config.model.name, parity=engines, seconds=seconds)
+        return prepared
+
+    def _gather(self, prepared: Prepared) -> None:
+        """Wait for the fleet of the first start; it stays the same for all runs and restarts."""
+        if self.store.enrolled():
+            return
+        fleet, engines, needed = self.reception.fleet, prepared.program.containers, self.config.min_devices
+        until_s = self.clock.now_s() + self.config.start_timeout_s
+        if not self._pump(lambda: len(fleet.ready(engines)) >= needed, until_s):
+            raise NetworkError(
+                f"{len(fleet.ready(engines))} of {needed} devices came within {self.config.start_timeout_s:g} s",
+                hint=f"start more devices, or lower min-devices; engines that can train: {', '.join(engines)}",
+            )
+        self.store.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
+
+    def _train(self, prepared: Prepared) -> list[Outcome]:
+        members = self.store.enrolled()
+        school = School(
+            seed=self.config.seed,
+            batch=self.config.model.batch_size,
+            store=self.store,
+            journal=self.journal,
+            meter=self._meter,
+            schema=prepared.program.schema,
+            initial=prepared.initial,
+            fleet={cid: n for cid, (n, _) in members.items()},
+        )
+        desk = Desk(
+            config=self.config,
+            clock=self.clock,
+            store=self.store,
+            link=self.link,
+            downloads=self.downloads,
+            prepared=prepared,
+            members=members,
+        )
+        return train(self.config, school, lambda key, tasks: hold(key, tasks, desk, self._await))
+
+    def _publish(self, outcomes: list[Outcome], prepared: Prepared) -> None:
+        """Offer the centers; only then tell that they are there."""
+        catalog, manifest, events = publish(outcomes, self.config, self.store, prepared)
+        self.downloads.share([manifest, *catalog.blobs()])
+        self.reception.catalog, self.reception.catalog_blob = catalog, manifest
+        self.link.publish_catalog(catalog.version, manifest)
+        for event in events:
+            self.journal.show(event)
+        if self.store.get("done") is None:
+            done = {"event": "done", "seconds": round(self.clock.now_s() - self._began_s, 3)}
+            self.store.remember("done", "yes", [done])
+            self.journal.show(done)
+
+    def _leave(self) -> None:
+        """Say goodbye, unless another one leads: the record is the other's now."""
+        if self._transport is not None:
+            if self._leading:
+                self.link.publish_record(online=False)
+            self._transport.close()
+
+    # -- the event loop
+
+    def _await(self, live: LiveExchange) -> None:
+        """Run the loop until the exchange is closed."""
+        self.reception.live = live
+        self._pump(lambda: live.closed)
+        self.reception.live = None
+
+    def _pump(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
+        """Take events until `done`; -> False when `until_s` came first. Raises Stopped."""
+        while not done():
+            if self._stopping:
+                raise Stopped
+            live, now_s = self.reception.live, self.clock.now_s()
+            if now_s >= until_s:
+                return False
+            if live is not None and now_s >= live.wakes_at_s:
+                live.tick()
+                continue
+            wake_s = min(until_s, now_s + NAP_S, math.inf if live is None else live.wakes_at_s)
+            self._take(wake_s - now_s)
+        return True
+
+    def _take(self, timeout_s: float) -> None:
+        event = None if self._transport is None else self._transport.receive(timeout_s)
+        if isinstance(event, Message):
+            self.reception.take(event)
+        elif isinstance(event, Connected):
+            self._on_connected()
+        elif isinstance(event, Lost):
+            log.warning("the broker is gone (%s); connecting again", event.reason)
+
+    def _on_connected(self) -> None:
+        """The broker has forgotten this connection, and maybe everything: say everything again."""
+        if self._transport is not None:
+            self._transport.subscribe(self._topics.coord(), *self._topics.coordinator_filters())
+        self.link.publish_record(online=True)
+        catalog, blob = self.reception.catalog, self.reception.catalog_blob
+        if catalog is not None and blob is not None:
+            self.link.publish_catalog(catalog.version, blob)
+        if self.reception.live is not None:
+            self.reception.live.begin()
+
+    def _meter(self) -> tuple[float, int, int]:
+        return self.clock.now_s(), self.link.bytes_down, self.reception.bytes_up
+
+
+def _check_lesson(config: CoordinatorConfig, store: Store) -> None:
+    """A folder continues what it began with, nothing else."""
+    if store.get("lesson") not in (None, _lesson(config)):
+        raise ConfigError(
+            f"{config.folder} holds a training with other settings",
+            hint="choose another folder, or restore the settings in its config.toml",
+        )
+
+
+def _lesson(config: CoordinatorConfig) -> str:
+    return json.dumps(config.lesson(), sort_keys=True)
+
+
+def _epoch_in(payload: bytes) -> int:
+    try:
+        return int(messages.read(payload, "coord")["epoch"])
+    except Malformed:
+        return 0

@@ -1,0 +1,52 @@
+"""A method's state as bytes and back: one safetensors file, so that a restart continues with the same bits.
+
+`centers` and `extra/<name>` keep their dtypes and shapes; the assignment is JSON beside them. No disk, no clock.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from coordinator.strategies.base import State
+from edge_client.errors import Malformed
+from edge_client.protocol.task import Array, Flat
+
+_EXTRA = "extra/"
+
+
+def to_bytes(state: State) -> bytes:
+    """One state -> one file. Equal states give equal bytes."""
+    tensors = {"centers": state.centers} | {_EXTRA + name: array for name, array in state.extra.items()}
+    head = {"assignment": dict(sorted(state.assignment.items())), "v": 1}
+    note = json.dumps(head, sort_keys=True, separators=(",", ":"))
+    return bytes(save({k: np.asarray(v, order="C") for k, v in sorted(tensors.items())}, metadata={"fc": note}))
+
+
+def from_bytes(data: bytes) -> State:
+    """What `to_bytes` wrote. Raises Malformed("bad_schema") when it did not."""
+    try:
+        tensors = load(data)
+        size = int.from_bytes(data[:8], "little")
+        head: dict[str, Any] = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["fc"])
+        return State(
+            centers=tensors.pop("centers"),
+            assignment={str(who): int(center) for who, center in head["assignment"].items()},
+            extra={name.removeprefix(_EXTRA): array for name, array in tensors.items()},
+        )
+    except (SafetensorError, KeyError, TypeError, ValueError) as wrong:
+        raise Malformed("bad_schema", f"stored state: {wrong!r}") from wrong
+
+
+def array_to_bytes(vector: Flat) -> bytes:
+    """One array -> one file."""
+    return bytes(save({"vector": np.asarray(vector, order="C")}))
+
+
+def array_from_bytes(data: bytes) -> Array:
+    """What `array_to_bytes` wrote."""
+    return load(data)["vector"]

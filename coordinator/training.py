@@ -1,0 +1,104 @@
+"""The runs, one after another: rounds of a method from its last stored state to its last round.
+
+A restart calls the same functions: what is stored is replayed, what is not is asked. Knows the store and the methods;
+how devices are asked is an argument.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.config import CoordinatorConfig, RunConfig
+from coordinator.journal import Journal
+from coordinator.metrics import round_record
+from coordinator.runs import BEGIN, one_round, round_rng
+from coordinator.store import Key, Store
+from coordinator.strategies.base import Exchange, Replies, State, Strategy, drive
+from coordinator.strategies.registry import Setting, make
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import ClientId, Flat, Schema
+
+Ask = Callable[[Key, Exchange], Replies]
+Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished run: its method with settings, and its last state."""
+
+    run: RunConfig
+    strategy: Strategy
+    state: State
+
+
+def strategy_of(run: RunConfig, config: CoordinatorConfig) -> Strategy:
+    """The method of a run; its batch size is the program's unless it says otherwise."""
+    batch = config.model.batch_size
+    settings: Mapping[str, Setting] = {"batch-size": batch, **run.settings}
+    if settings["batch-size"] != batch and "litert" in config.model.engines:
+        raise ConfigError(
+            f"run {run.name} has batch-size {settings['batch-size']}, but LiteRT's program is compiled for {batch}",
+            hint="set the same number as batch-size under [model], or leave it out of the run",
+        )
+    return make(run.method, **settings)
+
+
+def train(config: CoordinatorConfig, school: School, ask: Ask) -> list[Outcome]:
+    """Every run of the configuration to its end."""
+    strategies = [strategy_of(run, config) for run in config.runs]  # complain before the first round, not after it
+    return [school.finish(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class School:
+    """What all runs share: the fleet with its numbers of samples, the common first model, where things are written."""
+
+    seed: int
+    batch: int
+    store: Store
+    journal: Journal
+    meter: Meter
+    schema: Schema
+    initial: Flat
+    fleet: Mapping[ClientId, int]
+
+    def finish(self, run: RunConfig, strategy: Strategy, ask: Ask) -> Outcome:
+        """The rounds of one run that are not stored yet."""
+        run_id = self.store.run_id(run.name, lambda: secrets.token_hex(8))
+        begun = self.store.last_state(run_id)
+        if begun is None:
+            state = strategy.begin(self.initial, self.schema, self.fleet, round_rng(self.seed, BEGIN))
+            self.store.put_state(run_id, BEGIN, state)
+            begun = (BEGIN, state)
+        number, state = begun
+        while number < run.rounds:
+            number += 1
+            state = self._round(run, run_id, number, strategy, state, ask)
+        return Outcome(run=run, strategy=strategy, state=state)
+
+    def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
+        """One round; its state and its line for metrics.jsonl are stored together."""
+        exchange = -1
+
+        def ask_next(tasks: Exchange) -> Replies:
+            nonlocal exchange
+            exchange += 1
+            return ask(Key(run_id, number, exchange), tasks)
+
+        before = self.meter()
+        rng = round_rng(self.seed, number)
+        exchanges = one_round(strategy, state, self.schema, self.fleet, rng, batch=self.batch)
+        after, report = drive(exchanges, ask_next)
+        seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
+        numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
+        events = [round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)]
+        if number == run.rounds:
+            last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
+            events.append({"event": "run-done", **last, "rounds": run.rounds})
+        self.store.put_state(run_id, number, after, events)
+        for event in events:
+            self.journal.show(event)
+        return after

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from coordinator.cli import app, in_words
+from emulator.broker import Broker
+from tests.faults.world import Anything, Federation
+
+CONFIG: dict[str, Any] = {
+    "federation": "demo",
+    "broker": "mqtt://127.0.0.1:1",
+    "folder": "run",
+    "model": {"name": "digits-mlp"},
+    "runs": [{"method": "fedavg", "rounds": 1}],
+}
+
+
+def written(tmp_path: Path, **changes: Anything) -> str:
+    path = tmp_path / "config.toml"
+    path.write_text(tomli_w.dumps(CONFIG | changes))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "message"),
+    [
+        ({"brocker": "x"}, 3, "did you mean broker?"),
+        ({"runs": [{"method": "fedavgg", "rounds": 1}]}, 2, "unknown method 'fedavgg'"),
+        ({"runs": [{"method": "fedavg", "rounds": 1, "lr": 1}]}, 3, "fedavg has no setting 'lr'"),
+        ({"runs": [{"method": "fedavg", "rounds": 1, "batch-size": 8}]}, 3, "LiteRT's program is compiled for 16"),
+        ({"folder": "/proc/nowhere"}, 3, "cannot write to /proc/nowhere"),
+        ({"broker": "http://x"}, 3, "is not an MQTT address"),
+    ],
+)
+def test_what_is_wrong_with_a_configuration_is_one_message_with_a_hint(
+    tmp_path: Path, changes: dict[str, Any], code: int, message: str
+) -> None:
+    result = CliRunner().invoke(app, ["serve", written(tmp_path, **changes)])
+    assert (result.exit_code, result.stdout) == (code, "")
+    assert message in result.stderr
+    assert "hint: " in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_without_arguments_it_shows_help_with_an_example() -> None:
+    result = CliRunner().invoke(app, [])
+    assert "example: fedcenters-coordinator serve" in result.output
+
+
+def test_help_needs_nothing_heavy() -> None:
+    code = "import sys, coordinator.cli; print([m for m in ('torch', 'numpy', 'paho', 'sklearn') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert out.stdout.strip() == "[]"
+
+
+def test_status_prints_one_object_or_a_few_lines(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    folder = str(fed.config.folder)
+    assert json.loads(CliRunner().invoke(app, ["status", folder, "--json"]).stdout)["done"] is True
+    assert "fesem (fesem): round 2/2, accuracy" in CliRunner().invoke(app, ["status", folder]).stdout
+    assert CliRunner().invoke(app, ["status", str(tmp_path)]).exit_code == 3
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_signal_ends_it_cleanly(tmp_path: Path, mosquitto: Broker, number: signal.Signals, code: int) -> None:
+    config = written(tmp_path, broker=mosquitto.url, model={"name": "digits-mlp", "engines": ["onnx"]}, formats=[])
+    command = [sys.executable, "-m", "coordinator.cli", "serve", config]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    assert process.stderr is not None
+    assert "leading demo, epoch 1" in process.stderr.readline()
+    process.send_signal(number)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in rest
+
+
+def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    sentences = [in_words(event) for event in fed.events]
+    assert not [sentence for sentence in sentences if "{" in sentence]
+    assert in_words({"event": "something new"}) == "{'event': 'something new'}"

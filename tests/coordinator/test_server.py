@@ -1,0 +1,101 @@
+"""The stations of a coordinator's life; what happens when they are disturbed is in tests/faults."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import RunConfig
+from edge_client.errors import ConfigError, NetworkError
+from edge_client.protocol import messages
+from tests.faults.world import BALLAST, TOPICS, Federation, Spy
+
+
+def test_a_training_ends_with_centers_a_catalog_and_a_full_record(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, ballast=BALLAST)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    folder = fed.config.folder
+    assert sorted(p.name for p in (folder / "centers" / "fesem").iterdir()) == [
+        "center-0.safetensors",
+        "center-1.safetensors",
+    ]
+    assert messages.read(fed.world.broker.retained[TOPICS.catalog()], "cat")["ver"] == 1
+    told = [json.loads(line)["event"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert told == ["start", "program", *["joined"] * 4, "round", "round", "run-done", "bundle", "done"]
+    assert {r["device"] for r in fed.events if r["event"] == "joined"} == {"d00", "d01", "d02", "d03"}
+
+
+def test_runs_follow_each_other_over_the_same_fleet_and_the_first_is_served(tmp_path: Path) -> None:
+    settings = {"local-steps": 2}
+    runs = (
+        RunConfig(method="fesem", rounds=1, name="centers", settings={**settings, "clusters": 2}),
+        RunConfig(method="fedavg", rounds=2, name="global", settings=settings),
+    )
+    fed = Federation.of(tmp_path, runs=runs)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    assert [(r["run"], r["round"]) for r in fed.rounds()] == [("centers", 1), ("global", 1), ("global", 2)]
+    bundle = next(event for event in fed.events if event["event"] == "bundle")
+    assert (bundle["run"], [card["devices"] for card in bundle["centers"]]) == ("centers", [2, 2])
+
+
+def test_it_ends_by_itself_where_that_is_wanted(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, exit_when_done=True)
+    process = fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: process.ended)
+    fed.world.end()
+    assert process.error is None
+    assert messages.read(fed.world.broker.retained[TOPICS.coord()], "coord")["online"] is False
+
+
+def test_too_few_devices_are_told_after_the_time_to_start(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, start_timeout_s=30.0)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    with pytest.raises(NetworkError, match="3 of 4 devices came within 30 s"):
+        fed.finish()
+    fed.world.end()
+    assert fed.events[-1]["event"] == "error"
+
+
+def test_a_device_without_an_engine_that_was_compiled_is_not_waited_for(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, start_timeout_s=30.0, devices=1)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    caps = {"engine": "litert", "n": 10}
+    spy.publish(TOPICS.state("d00"), messages.write("st", ident="x", t_ms=0, s="on", bd=1, caps=caps))
+    with pytest.raises(NetworkError, match="engines that can train: onnx"):
+        fed.finish()
+    fed.world.end()
+
+
+def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
+    runs = (RunConfig(method="fedavg", rounds=1, name="x", settings={"learning-rat": 1}),)
+    fed = Federation.of(tmp_path, runs=runs)
+    fed.start_coordinator()
+    with pytest.raises(ConfigError, match="learning-rat"):
+        fed.finish()
+    assert not (fed.config.folder / "metrics.jsonl").exists()
+
+
+def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    first = fed.world.broker.retained[TOPICS.catalog()]
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    again = fed.world.broker.retained[TOPICS.catalog()]
+    assert messages.read(first, "cat")["catalog"] == messages.read(again, "cat")["catalog"]
+    assert [event["event"] for event in fed.events].count("bundle") == 1

@@ -1,0 +1,130 @@
+"""A coordinator that is killed at any moment and started again finishes with the same bits as one that never was."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from coordinator.config import RunConfig
+from coordinator.runs import round_rng
+from coordinator.store import Diverged
+from tests.faults.world import BALLAST, Anything, Federation
+
+DEVICES = 3
+WRITES = 34  # of an undisturbed life: checked below, so that no write is left out when there are more of them
+
+
+class Undisturbed(NamedTuple):
+    states: dict[str, bytes]
+    rounds: list[dict[str, Any]]
+    writes: int
+
+
+def federation(folder: Path, **changes: Anything) -> Federation:
+    return Federation.of(folder, ballast=BALLAST, devices=DEVICES, **changes)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    fed = federation(tmp_path_factory.mktemp("undisturbed"))
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.finish()
+    assert fed.store is not None
+    writes = fed.store.writes
+    fed.world.end()
+    return Undisturbed(fed.final_states(), fed.rounds(), writes)
+
+
+def test_the_kills_below_reach_every_write_of_the_store(undisturbed: Undisturbed) -> None:
+    assert undisturbed.writes == WRITES
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+@pytest.mark.parametrize("fatal", range(1, WRITES + 1))
+def test_a_kill_at_any_write_changes_no_bit_of_the_outcome(
+    tmp_path: Path, undisturbed: Undisturbed, fatal: int, *, before: bool
+) -> None:
+    fed = federation(tmp_path)
+    victim = fed.start_coordinator(fatal=fatal, before=before)
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.states
+    assert fed.rounds() == undisturbed.rounds
+
+
+def test_a_coordinator_that_is_killed_again_and_again_still_gets_there(
+    tmp_path: Path, undisturbed: Undisturbed
+) -> None:
+    fed = federation(tmp_path)
+    fed.start_devices(DEVICES)
+    for _ in range(60):
+        victim = fed.start_coordinator(fatal=8)
+        fed.world.run(lambda: victim.ended or fed.happened("done"))  # noqa: B023 - used at once
+        if fed.happened("done"):
+            break
+    fed.world.end()
+    assert fed.final_states() == undisturbed.states
+
+
+def test_the_downtime_does_not_count_against_the_deadline(tmp_path: Path) -> None:
+    fed = federation(tmp_path, deadline_s=100.0)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES - 1)
+    mute = fed.start_mute_device("d02")
+    fed.world.run(lambda: fed.live_since(20.0))
+    fed.world.kill("coordinator.0")
+    fed.world.clock.time_s += 1_000.0
+    fed.start_coordinator()
+    fed.world.kill(mute.name)
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: fed.happened("round"), limit_s=70.0)
+    fed.world.end()
+
+
+def test_other_settings_do_not_continue_a_training(tmp_path: Path) -> None:
+    fed = federation(tmp_path)
+    fed.start_coordinator(fatal=20)
+    fed.start_devices(DEVICES)
+    victim = fed.world.participants["coordinator.0"]
+    fed.world.run(lambda: victim.ended)
+    changed = federation(tmp_path, seed=99)
+    changed.start_coordinator()
+    with pytest.raises(Exception, match="holds a training with other settings"):
+        changed.world.run(lambda: False)
+    fed.world.end()
+
+
+def test_a_method_that_asks_something_else_than_before_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = federation(tmp_path)
+    victim = fed.start_coordinator(fatal=12)
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: victim.ended)
+    monkeypatch.setattr("coordinator.training.round_rng", lambda seed, number: round_rng(seed + 1, number))
+    fed.start_coordinator()
+    with pytest.raises(Diverged, match="asks other things than before the restart"):
+        fed.finish()
+    fed.world.end()
+
+
+def test_several_runs_continue_in_the_run_that_was_killed(tmp_path: Path) -> None:
+    settings = {"local-steps": 2, "batch-size": 8}
+    runs = tuple(RunConfig(method="fedavg", rounds=1, name=name, settings=settings) for name in ("one", "two"))
+    fed = federation(tmp_path, runs=runs)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: fed.happened("round"))
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert [(r["run"], r["round"]) for r in fed.rounds()] == [("one", 1), ("two", 1)]
+    states = fed.final_states()
+    assert states["one"] == states["two"]

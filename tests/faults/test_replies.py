@@ -1,0 +1,203 @@
+"""Replies that come twice, late, changed, from strangers, or not at all: no device counts twice, every round ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator import snapshots
+from coordinator.runs import one_round, round_rng
+from coordinator.strategies.base import Exchange, Replies, State, drive
+from coordinator.training import strategy_of
+from edge_client.errors import NetworkError
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.task import ClientId
+from edge_client.transport.memory import MemoryBroker
+from emulator.virtual import Devices, f32_delta
+from tests import softmax
+from tests.faults.world import BALLAST, TOPICS, Anything, Federation, Spy, program
+
+
+def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
+    """The fields of a `rdy` to be said once more."""
+    return {k: v for k, v in (rdy | changes).items() if k not in ("v", "k", "id", "t")}
+
+
+def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = frozenset(), rounds: int = 2) -> State:
+    """The same training with direct calls: what the survivors of a fault have to arrive at."""
+    local = softmax.grouped_fleet(devices, 2)
+    fleet = Devices(engine=softmax.SoftmaxEngine(), program=program(), local=local, wire=f32_delta)
+    strategy = strategy_of(fed.config.runs[0], fed.config)
+    start = softmax.start_of().astype(np.float32)
+    state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
+
+    def ask(exchange: Exchange) -> Replies:
+        return {c: fleet.answer(c, task) for c, task in exchange.items() if c not in silent}
+
+    for number in range(1, rounds + 1):
+        rng = round_rng(fed.config.seed, number)
+        batch = fed.config.model.batch_size
+        state, _ = drive(one_round(strategy, state, fleet.program.schema, fleet.fleet, rng, batch=batch), ask)
+    return state
+
+
+def final_state(fed: Federation) -> State:
+    return snapshots.from_bytes(fed.final_states()["fesem"])
+
+
+def test_over_a_broker_a_method_gives_the_same_bits_as_with_direct_calls(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    expected = in_process(fed, devices=4)
+    assert final_state(fed).assignment == expected.assignment
+    np.testing.assert_array_equal(final_state(fed).centers, expected.centers)
+
+
+@pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
+def test_messages_that_all_arrive_twice_change_nothing(tmp_path: Path, ballast: int) -> None:
+    once = Federation.of(tmp_path / "once", ballast=ballast)
+    twice = Federation.of(tmp_path / "twice", ballast=ballast, broker=MemoryBroker(tamper=lambda _, body: (body, body)))
+    for fed in (once, twice):
+        fed.start_coordinator()
+        fed.start_devices(4)
+        fed.finish()
+        fed.world.end()
+    assert once.final_states() == twice.final_states()
+    assert once.rounds() == twice.rounds()
+
+
+@pytest.mark.parametrize("kind", ["rq", "in", "b"])
+def test_messages_that_get_lost_are_made_up_for(tmp_path: Path, kind: str) -> None:
+    """Every fifth message of one kind of topic vanishes, as if a link had broken right then."""
+    count = 0
+
+    def lossy(topic: str, body: bytes) -> tuple[bytes, ...]:
+        nonlocal count
+        ours = TOPICS.parse(topic).kind == kind
+        count += ours
+        return () if ours and count % 5 == 4 else (body,)
+
+    calm = Federation.of(tmp_path / "calm", ballast=BALLAST)
+    rough = Federation.of(tmp_path / "rough", ballast=BALLAST, broker=MemoryBroker(tamper=lossy))
+    for fed in (calm, rough):
+        fed.start_coordinator()
+        fed.start_devices(4)
+        fed.finish()
+        fed.world.end()
+    assert calm.final_states() == rough.final_states()
+    assert count > 10
+
+
+def test_a_reply_said_again_is_dup_another_one_superseded_and_neither_counts(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    mute = fed.start_mute_device("d03", n=43)
+    fed.world.run(lambda: len(spy.said("ack")) == 3)
+    rdy = spy.said("rdy", cid="d00")[0]
+    other = manifest_of(b"another update", "delta", inline=True)
+    spy.say("d00", "rdy", **again(rdy))
+    spy.say("d00", "rdy", **again(rdy, attempt=2, update=other))
+    fed.world.run(lambda: len(spy.said("ack", cid="d00")) == 3)
+    assert [ack["status"] for ack in spy.said("ack", cid="d00")] == ["ok", "dup", "superseded"]
+    fed.world.kill(mute.name)
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    np.testing.assert_array_equal(final_state(fed).centers, in_process(fed, devices=4).centers)
+
+
+def test_after_an_exchange_is_closed_its_replies_are_late_dup_or_superseded(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: fed.happened("round"))
+    rdy = spy.said("rdy", cid="d00")[0]
+    other = manifest_of(b"another update", "delta", inline=True)
+    asked = [spy.say("d03", "rdy", **again(rdy)), spy.say("d00", "rdy", **again(rdy))]
+    asked += [spy.say("d00", "rdy", **again(rdy, update=other)), spy.say("d00", "rdy", **again(rdy, round=77))]
+    count = len(spy.said("ack"))
+    fed.world.run(lambda: len(spy.said("ack")) + len(spy.said("err")) >= count + 4)
+    assert [ack["status"] for ack in spy.said("ack")[count:]] == ["late", "dup", "superseded"]
+    assert [(err["re"], err["code"]) for err in spy.said("err")] == [(asked[3], "closed")]
+    fed.world.end()
+
+
+def test_a_silent_device_costs_the_deadline_and_nothing_else(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.7, deadline_s=300.0)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03", n=43)
+    fed.finish()
+    fed.world.end()
+    expected = in_process(fed, devices=4, silent=frozenset({"d03"}))
+    np.testing.assert_array_equal(final_state(fed).centers, expected.centers)
+    assert 4 * 300.0 <= fed.world.clock.time_s < 4 * 300.0 + 10.0  # two rounds of two exchanges each
+    assert [sorted(record["per_device"]) for record in fed.rounds()] == [["d00", "d01", "d02"]] * 2
+
+
+def test_below_the_quorum_the_training_stops_and_a_restart_gives_it_another_deadline(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.9, deadline_s=60.0)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    mute = fed.start_mute_device("d03", n=43)
+    with pytest.raises(NetworkError, match="only 3 of 4 devices answered round 1 in time"):
+        fed.finish()
+    fed.world.kill(mute.name)
+    fed.start_coordinator()
+    fed.start_device("d03", softmax.grouped_fleet(4, 2)["d03"])
+    fed.finish()
+    fed.world.end()
+    np.testing.assert_array_equal(final_state(fed).centers, in_process(fed, devices=4).centers)
+
+
+def test_below_the_quorum_it_goes_on_where_that_is_wanted(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.9, deadline_s=60.0, below_quorum="continue")
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03", n=43)
+    fed.finish()
+    fed.world.end()
+    expected = in_process(fed, devices=4, silent=frozenset({"d03"}))
+    np.testing.assert_array_equal(final_state(fed).centers, expected.centers)
+
+
+@pytest.mark.parametrize("moment", [6, 11, 17, 26, 40, 55])
+def test_a_device_that_is_killed_at_any_moment_continues_with_what_it_kept(tmp_path: Path, moment: int) -> None:
+    calm, rough = (Federation.of(tmp_path / name, ballast=BALLAST) for name in ("calm", "rough"))
+    for fed in (calm, rough):
+        spy = Spy(fed.world.broker)
+        fed.start_coordinator()
+        fed.start_devices(4)
+        if fed is rough:
+            fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
+            fed.world.kill("d02")
+            fed.world.run(lambda: fed.live_since(1.0))  # noqa: B023 - used at once
+            fed.start_device("d02", softmax.grouped_fleet(4, 2)["d02"])
+        fed.finish()
+        fed.world.end()
+    assert calm.final_states() == rough.final_states()
+
+
+def test_a_broker_that_forgets_everything_costs_nothing(tmp_path: Path) -> None:
+    calm, rough = (Federation.of(tmp_path / name, ballast=BALLAST) for name in ("calm", "rough"))
+    for fed in (calm, rough):
+        spy = Spy(fed.world.broker)
+        fed.start_coordinator()
+        fed.start_devices(4)
+        for moment in (10, 60, 120) if fed is rough else ():
+            fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
+            fed.world.broker.restart()
+            spy = Spy(fed.world.broker)
+        fed.finish()
+        fed.world.end()
+    assert calm.final_states() == rough.final_states()

@@ -1,0 +1,123 @@
+"""Two coordinators never lead one federation: the lower epoch is ignored, is told so, and ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coordinator.reception import Superseded
+from edge_client.protocol import messages
+from edge_client.protocol.topics import Topics
+from tests.faults.world import FEDERATION, Federation
+
+TOPICS = Topics(FEDERATION)
+
+
+def record(fed: Federation) -> dict[str, object]:
+    """The retained record of who leads."""
+    return messages.read(fed.world.broker.retained[TOPICS.coord()], "coord")
+
+
+def test_every_start_takes_a_higher_epoch_and_a_new_boot(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    seen = []
+    for _ in range(3):
+        fed.start_coordinator()
+        fed.world.run(
+            lambda: fed.world.broker.retained.get(TOPICS.coord()) is not None and record(fed)["online"] is True
+        )
+        seen.append((record(fed)["epoch"], record(fed)["boot"]))
+        fed.world.kill("coordinator.0")
+        assert record(fed)["online"] is False
+    assert [epoch for epoch, _ in seen] == [1, 2, 3]
+    assert len({boot for _, boot in seen}) == 3
+
+
+def test_a_restored_backup_leads_with_an_epoch_above_what_the_fleet_has_seen(tmp_path: Path) -> None:
+    new, restored = Federation.of(tmp_path / "new"), Federation.of(tmp_path / "restored")
+    restored.world.broker = new.world.broker
+    for _ in range(4):
+        new.start_coordinator()
+        new.world.run(lambda: new.happened("program"))
+        new.world.kill("coordinator.0")
+        new.events.clear()
+    restored.start_coordinator()
+    restored.world.run(lambda: restored.happened("start"))
+    assert [event["epoch"] for event in restored.events if event["event"] == "start"] == [5]
+    restored.world.end()
+
+
+def test_the_second_coordinator_leads_and_the_first_ends(tmp_path: Path) -> None:
+    first = Federation.of(tmp_path)
+    second = Federation(first.world, Federation.of(tmp_path / "second").config)
+    first.start_coordinator()
+    first.start_devices(3)
+    first.start_mute_device("d03")
+    first.world.run(lambda: first.live_since(10.0))
+    second.start_coordinator(name="coordinator.1")
+    with pytest.raises(Superseded, match="another coordinator leads this federation"):
+        first.world.run(lambda: False)
+    first.world.run(lambda: second.happened("program"))
+    assert record(second)["epoch"] == 2
+    first.world.end()
+
+
+def test_a_coordinator_that_the_devices_call_old_ends(tmp_path: Path) -> None:
+    """The broker has forgotten the record of a later coordinator, but the devices have not."""
+    fed = Federation.of(tmp_path, quorum=0.5)
+    for _ in range(3):
+        fed.start_coordinator()
+        fed.start_devices(1)
+        fed.world.run(lambda: fed.happened("joined"))
+        fed.world.kill("coordinator.0")
+        fed.world.kill("d00")
+        fed.events.clear()
+    fed.world.broker.retained.clear()
+    old = Federation(fed.world, Federation.of(tmp_path / "old", devices=2).config)
+    (old.config.folder).mkdir(parents=True)
+    for name in ("signing.key", "signing.pub"):
+        (old.config.folder / name).write_bytes((fed.config.folder / name).read_bytes())
+    (old.config.folder / "signing.key").chmod(0o600)
+    old.start_coordinator(name="coordinator.1")
+    fed.start_devices(2)
+    with pytest.raises(Superseded):
+        fed.world.run(lambda: False)
+    fed.world.end()
+
+
+def test_a_lower_record_is_put_right(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    for _ in range(2):
+        fed.start_coordinator()
+        fed.world.run(lambda: fed.happened("program"))
+        if fed.events[0]["epoch"] == 1:
+            fed.world.kill("coordinator.0")
+            fed.events.clear()
+    stale = json.loads(fed.world.broker.retained[TOPICS.coord()]) | {"epoch": 1, "boot": "0" * 16}
+    intruder = fed.world.broker.client("intruder")
+    intruder.connect()
+    intruder.publish(TOPICS.coord(), messages.canonical(stale), retain=True)
+    fed.world.run(lambda: record(fed)["epoch"] == 2)
+    fed.world.end()
+
+
+def test_garbage_where_the_record_should_be_is_no_epoch(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.world.broker.retained[TOPICS.coord()] = b"\xff not json"
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.happened("start"))
+    assert fed.events[0]["epoch"] == 1
+    fed.world.end()
+
+
+def test_a_coordinator_says_goodbye_when_it_is_stopped(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    process = fed.start_coordinator()
+    fed.world.run(lambda: fed.happened("program"))
+    assert fed.server is not None
+    fed.server.stop()
+    fed.world.run(lambda: process.ended)
+    assert process.error is None
+    assert record(fed)["online"] is False
