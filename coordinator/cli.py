@@ -5,18 +5,22 @@ stdout carries data, stderr carries talk. Exit codes are those of edge_client/er
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+try:
+    import typer
+except ImportError as missing:  # a device's installation has no typer
+    from edge_client.errors import missing_extra
 
-from edge_client.errors import EXIT_INTERRUPTED, ConfigError, FedcentersError
+    raise SystemExit(missing_extra(missing)) from None
+
+from edge_client.errors import ConfigError, foreseen
 
 if TYPE_CHECKING:
     from coordinator.config import CoordinatorConfig
@@ -31,29 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-Command = TypeVar("Command", bound=Callable[..., None])
 
 
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-def foreseen(command: Command) -> Command:
-    """Errors that we foresee become a message with a hint and their exit code; Ctrl-C is quiet."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - typer's arguments
-        try:
-            command(*args, **kwargs)
-        except FedcentersError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt:
-            print("interrupted; start again to continue", file=sys.stderr)
-            raise typer.Exit(EXIT_INTERRUPTED) from None
-
-    return wrapped  # type: ignore[return-value]  # same parameters, which typer reads through functools.wraps
 
 
 @app.command()
@@ -67,12 +53,12 @@ def serve(
 
     A coordinator that was killed continues where it was when it is started again with the same folder.
     """
-    from coordinator.clock import SystemClock
     from coordinator.config import read
     from coordinator.server import Server
     from coordinator.store import Store
     from edge_client.protocol.topics import Topics
     from edge_client.transport.base import Transport, Will
+    from edge_client.transport.clock import SystemClock
     from edge_client.transport.mqtt import MqttTransport
 
     settings = read(config, broker=broker) if broker else read(config)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.clock import Clock
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.topics import Topics, label
 from edge_client.transport.base import Transport, Will
+from edge_client.transport.clock import Clock
 
 WINDOW = 16  # blocks that a device may have open, either way
 PROTOCOLS = (1,)

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.catalog import FUNCTION, Catalog, CatalogCenter, guessing_loss
 from coordinator.config import CoordinatorConfig
+from coordinator.nearest import guessing_loss
 from coordinator.programs import Prepared
 from coordinator.store import Store
 from coordinator.training import Outcome
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
 from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.catalog import Catalog, CatalogCenter
 from edge_client.protocol.task import Array
 from edge_client.transport.blobs import write_atomically
 
@@ -58,8 +59,8 @@ def _make(
     catalog = Catalog(
         version=1,
         program=prepared.manifest,
-        containers={engine: prepared.container(engine, FUNCTION) for engine in prepared.program.containers},
-        centers=centers,
+        containers={engine: prepared.container(engine, "evaluate") for engine in prepared.program.containers},
+        centers=tuple(centers),
         abstain=guessing_loss(prepared.program),
     )
     told = {"run": served.run.name, "centers": cards, "formats": list(config.formats)}

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from coordinator.admission import ZERO, Question
-from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.downloads import Downloads
 from coordinator.link import Link
@@ -24,6 +23,7 @@ from edge_client.protocol import compress, wire
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical
 from edge_client.protocol.task import ClientId, Fit, Flat, Task
+from edge_client.transport.clock import Clock
 
 SLACK_BYTES = 1 << 20  # what a reply may need beyond four times its values: names, scales, header
 

@@ -11,20 +11,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.catalog import Catalog, nearest
-from coordinator.clock import Clock
 from coordinator.downloads import Downloads
 from coordinator.exchanges import LiveExchange
 from coordinator.fleet import Fleet, Pace
 from coordinator.journal import Journal
 from coordinator.link import Link
+from coordinator.nearest import nearest
 from coordinator.store import Key, Store
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.catalog import Catalog
 from edge_client.protocol.kinds import DETAIL_MAX, ERR_CODES
 from edge_client.protocol.task import ClientId, Schema
 from edge_client.transport.base import Message
+from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coordinator.clock import Clock
 from coordinator.config import CoordinatorConfig
 from coordinator.downloads import Downloads
 from coordinator.exchanges import LiveExchange, hold
@@ -32,6 +31,7 @@ from edge_client.errors import ConfigError, FedcentersError, Malformed, NetworkE
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Connected, Lost, Message, Transport, Will
+from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 

@@ -14,43 +14,22 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
 import numpy as np
 
 from edge_client.client import Client, dialer, make_client
-from edge_client.clock import SystemClock
 from edge_client.config import load as load_config
 from edge_client.dataset import load as load_data
-from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, FedcentersError
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, run_cli
 from edge_client.inference import FORMAT_OF, FORMATS
 from edge_client.nearest import Answer, Visitor
+from edge_client.transport.clock import SystemClock
 
 LEAVE_S = 10.0  # a task under way is given this long when we are told to stop
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
-
-
-def run_cli(action: Callable[[], int | None]) -> int:
-    """Run a command; turn what it raises into a message on stderr and an exit code."""
-    try:
-        return action() or EXIT_OK
-    except FedcentersError as wrong:
-        print(f"error: {wrong}", file=sys.stderr)
-        return wrong.exit_code
-    except BrokenPipeError:  # the reader of stdout has left
-        with suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
-    except OSError as wrong:  # disk full, no rights, no descriptors: not ours to repair, and no bug
-        print(
-            f"error: this machine: {wrong}\n\nhint: free disk space, or check the rights of the folder", file=sys.stderr
-        )
-        return FedcentersError.exit_code
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

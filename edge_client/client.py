@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.clock import Clock, SystemClock
 from edge_client.config import ClientConfig
 from edge_client.dataset import Local, load
 from edge_client.delivery import Delivery
@@ -33,6 +32,7 @@ from edge_client.protocol.transfer import WINDOW_MAX
 from edge_client.state import Key, Result, State, residual_name
 from edge_client.transport.base import Connected, Lost, Message, Transport, Will
 from edge_client.transport.blobs import BlobFolder
+from edge_client.transport.clock import Clock, SystemClock
 from edge_client.voice import Voice, presence
 from edge_client.work import FUNCTION_OF, OpenEngine, Outcome, Workshop
 

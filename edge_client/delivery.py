@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.clock import Clock
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, body_range
 from edge_client.protocol.transfer import still_missing
 from edge_client.state import Key, State
 from edge_client.transport.base import Transport
+from edge_client.transport.clock import Clock
 from edge_client.voice import Voice
 
 log = logging.getLogger(__name__)

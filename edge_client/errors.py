@@ -10,13 +10,23 @@
     |- ProgramRefused                5  a model that cannot become a training program, or a program that does not fit
     `- DeviceRefused                 6  battery, heat, memory, metered link; `retry_s` says when to ask again
 
-Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130.
+Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130. `run_cli` and `foreseen`
+are how every command of ours turns an error into that message on stderr and that exit code.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
+OURS = ("edge_client", "coordinator", "export", "emulator")
+EXTRAS = "pip install 'fedcenters[server]' for a coordinator, [export] for its files, [emulator] for everything"
 
 
 class FedcentersError(Exception):
@@ -79,3 +89,55 @@ class DeviceRefused(FedcentersError):
     def __init__(self, reason: str, *, retry_s: float, hint: str = "") -> None:
         super().__init__(f"not training now: {reason}", hint=hint)
         self.reason, self.retry_s = reason, retry_s
+
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int:
+    """Run a command; turn what it raises into a message on stderr and an exit code.
+
+    `interrupted` is what Ctrl-C says. Whoever raises KeyboardInterrupt may give it an `exit_code` of its own.
+    """
+    try:
+        return action() or EXIT_OK
+    except FedcentersError as wrong:
+        _say(f"error: {wrong}")
+        return wrong.exit_code
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").split(".")[0] in OURS:
+            raise
+        return missing_extra(missing)
+    except BrokenPipeError:  # the reader of stdout has left
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except OSError as wrong:  # disk full, no rights, no descriptors: not ours to repair, and no bug
+        _say(f"error: this machine: {wrong}\n\nhint: free disk space, or check the rights of the folder")
+        return FedcentersError.exit_code
+    except KeyboardInterrupt as stopped:
+        if interrupted:
+            _say(interrupted)
+        return int(getattr(stopped, "exit_code", EXIT_INTERRUPTED))
+
+
+def foreseen(command: Command) -> Command:
+    """A decorator: `run_cli` around a command of a command line library, which keeps the command's parameters."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - the command's own
+        code = run_cli(lambda: command(*args, **kwargs), interrupted="interrupted")
+        if code != EXIT_OK:
+            raise SystemExit(code)
+
+    return wrapped  # type: ignore[return-value]  # same parameters, read through functools.wraps
+
+
+def missing_extra(missing: ImportError) -> int:
+    """Say which package is not installed and how to get it; the exit code. Base installations are a device's."""
+    _say(f"error: {missing.name or missing} is not installed\n\nhint: {EXTRAS}")
+    return RuntimeMissing.exit_code
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")

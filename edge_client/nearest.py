@@ -16,7 +16,6 @@ import numpy as np
 
 from edge_client import training
 from edge_client.client import Dial, open_cache
-from edge_client.clock import Clock
 from edge_client.config import ClientConfig
 from edge_client.dataset import Dataset, Local
 from edge_client.download import Downloads
@@ -24,12 +23,14 @@ from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, ProtocolError
 from edge_client.inference import run_file
 from edge_client.protocol import compress, messages
-from edge_client.protocol.blocks import LIMITS, Manifest, manifest_of
+from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.catalog import Catalog
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Reply
 from edge_client.protocol.topics import Topics
 from edge_client.state import State
 from edge_client.transport.base import Connected, Message, Will
+from edge_client.transport.clock import Clock
 from edge_client.voice import Voice, presence
 from edge_client.work import OpenEngine, Workshop
 
@@ -37,46 +38,6 @@ log = logging.getLogger(__name__)
 
 PATIENCE_S = 120.0  # for the whole visit
 ASK_AGAIN_S = 8.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Center:
-    """One entry of the catalog: its model, and its ready-to-run file per format."""
-
-    ident: int
-    model: Manifest
-    files: Mapping[str, Manifest]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Catalog:
-    """What is on offer: a signed program that evaluates, and the centers."""
-
-    program: Manifest
-    container: Mapping[str, Manifest]
-    centers: tuple[Center, ...]
-    abstain: float  # a mean loss above it means that none fits
-
-    @staticmethod
-    def from_bytes(data: bytes) -> Catalog:
-        """Read the catalog's blob. Raises Malformed."""
-        raw = messages.parse_json(data, LIMITS["catalog"])
-        try:
-            return Catalog(
-                program=Manifest.from_json(raw["program"]),
-                container={engine: Manifest.from_json(m) for engine, m in raw["container"].items()},
-                centers=tuple(
-                    Center(
-                        ident=int(c["id"]),
-                        model=Manifest.from_json(c["model"]),
-                        files={form: Manifest.from_json(m) for form, m in c.get("files", {}).items()},
-                    )
-                    for c in raw["centers"]
-                ),
-                abstain=float(raw["abstain"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError) as wrong:
-            raise Malformed("bad_field", f"catalog: {wrong!r}") from wrong
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,8 +112,7 @@ class Visitor:
             log.warning("this device prefers center %s, the coordinator %s", chosen, theirs)
         if chosen is None:
             return Answer(device=self.config.device_id, center=None, losses=losses, n=len(self.local.train))
-        center = next(c for c in catalog.centers if c.ident == chosen)
-        return self._take_home(center, losses)
+        return self._take_home(chosen, catalog.centers[chosen].files, losses)
 
     def _catalog(self) -> Catalog:
         manifest = Manifest.from_json(self._pointer["catalog"] if self._pointer else None)
@@ -163,22 +123,22 @@ class Visitor:
         self._workshop.check_signature(catalog.program)
         self._fetch([catalog.program])
         program = self._workshop.program(catalog.program)
-        if self.config.engine not in catalog.container:
+        if self.config.engine not in catalog.containers:
             raise Malformed("no_engine", f"the catalog has no program for {self.config.engine}")
-        container = catalog.container[self.config.engine]
+        container = catalog.containers[self.config.engine]
         self._workshop.check_container(program, "evaluate", container)
         self._fetch([container])
         return program
 
     def _losses(self, catalog: Catalog, program: Program) -> dict[int, float]:
         """Mean loss of each center on this device's labelled samples, one model in memory at a time."""
-        engine = self._workshop.engine(program, catalog.container[self.config.engine])
+        engine = self._workshop.engine(program, catalog.containers[self.config.engine])
         batch = engine.fixed_batch or 32
         losses = {}
-        for center in catalog.centers:
+        for k, center in enumerate(catalog.centers):
             model = self._workshop.vector(center.model, program.schema)
             per_sample, _ = training.evaluate(engine, program, [model], self.local.train, batch=batch)
-            losses[center.ident] = float(per_sample.mean())
+            losses[k] = float(per_sample.mean())
         return losses
 
     def _ask_nearest(self, losses: Mapping[int, float], program: Program) -> int | None:
@@ -192,20 +152,20 @@ class Visitor:
         answer: int | None = self._answer["center"]
         return answer
 
-    def _take_home(self, center: Center, losses: Mapping[int, float]) -> Answer:
+    def _take_home(self, center: int, files: Mapping[str, Manifest], losses: Mapping[int, float]) -> Answer:
         """Fetch the center's file, run it on held-out samples where there are some, and report how it does."""
-        if self.file_format not in center.files:
-            raise Malformed("bad_field", f"center {center.ident} has no {self.file_format} file")
-        manifest = center.files[self.file_format]
+        if self.file_format not in files:
+            raise Malformed("bad_field", f"center {center} has no {self.file_format} file")
+        manifest = files[self.file_format]
         self._fetch([manifest])
         data = self.local.test or self.local.train
         logits = run_file(self.file_format, self._cache.read(manifest.sha256), data.x, threads=self.config.threads)
         accuracy, loss = score(logits, data)
         metrics = {name: value for name, value in (("accuracy", accuracy), ("loss", loss)) if value is not None}
-        self._voice.say("served", center=center.ident, sha256=manifest.sha256, n=len(data), metrics=metrics)
+        self._voice.say("served", center=center, sha256=manifest.sha256, n=len(data), metrics=metrics)
         return Answer(
             device=self.config.device_id,
-            center=center.ident,
+            center=center,
             losses=losses,
             n=len(data),
             accuracy=accuracy,

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.clock import Clock
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.topics import Topics, label
 from edge_client.transport.base import Transport
+from edge_client.transport.clock import Clock
 
 
 class Voice:

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+try:
+    import typer
+except ImportError as missing:  # a device's installation has no typer
+    from edge_client.errors import missing_extra
 
-from edge_client.errors import EXIT_INTERRUPTED, FedcentersError, RuntimeMissing
+    raise SystemExit(missing_extra(missing)) from None
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False)
+from edge_client.errors import FedcentersError, foreseen
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
+)
 EXAMPLE = "Example: fedcenters-export verify runs/demo/bundle"
 
 
 @app.command(epilog=EXAMPLE)
+@foreseen
 def verify(
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
     samples: Annotated[Path | None, typer.Option(help="npz with x [n, *input]; default: the bundle's own")] = None,
@@ -37,6 +44,7 @@ def verify(
 
 
 @app.command(epilog="Example: fedcenters-export bundle runs/demo --method fedavg --out /tmp/global")
+@foreseen
 def bundle(
     run: Annotated[Path, typer.Argument(help="folder of a run")],
     out: Annotated[Path, typer.Option(help="folder to write")],
@@ -51,22 +59,8 @@ def bundle(
 
 
 def main() -> None:
-    """Entry point; foreseen errors end with a hint and their own exit code."""
-    try:
-        app(standalone_mode=False)
-    except FedcentersError as foreseen:
-        print(f"error: {foreseen}", file=sys.stderr)
-        sys.exit(foreseen.exit_code)
-    except ImportError as missing:
-        print(f"error: {missing}\n\nhint: pip install 'fedcenters[export]'", file=sys.stderr)
-        sys.exit(RuntimeMissing.exit_code)
-    except (KeyboardInterrupt, typer.Abort):
-        sys.exit(EXIT_INTERRUPTED)
-    except Exception as wrong:  # typer's usage errors; anything else is our bug and shows its trace
-        if not hasattr(wrong, "show"):
-            raise
-        wrong.show()
-        sys.exit(2)
+    """Entry point of the console script."""
+    app()
 
 
 if __name__ == "__main__":

@@ -135,3 +135,20 @@ def test_every_error_has_an_exit_code_of_its_branch_and_shows_its_hint() -> None
     assert errors.Malformed("bad_json", "x").exit_code == 5
     assert errors.DeviceRefused("hot", retry_s=60).exit_code == 6
     assert errors.FedcentersError("x").exit_code == 70
+
+
+@pytest.mark.parametrize("room", ["coordinator", "export", "emulator"])
+def test_a_device_installation_says_which_extra_a_server_command_needs(room: str) -> None:
+    wall = (
+        "import sys\n"
+        "class Wall:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'typer': raise ModuleNotFoundError('No module named typer', name='typer')\n"
+        "sys.meta_path.insert(0, Wall())\n"
+        f"import {room}.cli\n"
+    )
+    done = subprocess.run([sys.executable, "-c", wall], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 3
+    assert "typer is not installed" in done.stderr
+    assert "hint: pip install 'fedcenters[" in done.stderr
+    assert "Traceback" not in done.stderr

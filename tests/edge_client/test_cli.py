@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.cli import main, run_cli
+from edge_client.cli import main
 from edge_client.errors import (
     ConfigError,
     DeviceRefused,
@@ -23,6 +23,7 @@ from edge_client.errors import (
     ProtocolError,
     RuntimeMissing,
     UsageError,
+    run_cli,
 )
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics

@@ -1,4 +1,4 @@
-"""Time as the server sees it: a monotonic clock that decides, and the wall clock that is only written down."""
+"""Time for those who wait on a transport: a monotonic clock decides, the wall clock is only written down."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Whoever runs a server says what time is; tests run it in virtual time."""
+    """Whoever runs a client or a server says what time is; tests run both in virtual time."""
 
     def now_s(self) -> float:
         """Seconds on a clock that never jumps back."""
