@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 
 IDLE_S = 60.0  # the longest nap; any event ends it
 RETRY_S = 60.0
+GLANCE_S = 0.2  # how often a training device looks whether somebody wants it to stop
 SOFTWARE = "fedcenters-edge"
 MIB = 1 << 20
 
@@ -82,6 +83,7 @@ class Client:
         self._delivery = Delivery(self.state, self._voice, self._transport, clock=clock, rng=rng)
         self._workshop = Workshop(config, self._cache, local, open_engine)
         self._task: _Task | None = None
+        self._glance_s = 0.0  # when to look next, while training
         self._boot: str | None = None  # of the coordinator's process
         self._block = BLOCK_DEFAULT
         self._failure: ProtocolError | None = None
@@ -171,6 +173,7 @@ class Client:
             message,
             own=lambda slot, schema: self.state.own(task.key.run, slot, schema),
             residual=lambda schema: self.state.residual(task.key, message.get("center"), schema),
+            between=lambda: self._glance(task),
         )
         return outcome, self._clock.now_s() - began_s
 
@@ -179,10 +182,21 @@ class Client:
         self._downloads.start(manifests)
         while (wait_s := self._downloads.step(self._clock.now_s())) is not None:
             self._pump(min(wait_s, max(0.0, task.until_s - self._clock.now_s())))
-            if self._task is not task or self._stopping.is_set():
-                raise _Dropped
-            if self._clock.now_s() >= task.until_s:
-                raise Malformed("deadline", "the time was over before everything had arrived")
+            self._check_wanted(task)
+
+    def _glance(self, task: _Task) -> None:
+        """Between two training steps: take in at most one event, without waiting."""
+        if self._stopping.is_set() or self._clock.now_s() >= self._glance_s:
+            self._glance_s = self._clock.now_s() + GLANCE_S
+            self._pump(0.0)
+            self._check_wanted(task)
+
+    def _check_wanted(self, task: _Task) -> None:
+        """End a task that was replaced or stopped, or whose answer would come too late."""
+        if self._task is not task or self._stopping.is_set():
+            raise _Dropped
+        if self._clock.now_s() >= task.until_s:
+            raise Malformed("deadline", "the time was over before the task was done")
 
     def _keep(self, task: _Task, outcome: Outcome, seconds: float) -> None:
         """Durably, before anybody hears of it."""

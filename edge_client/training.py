@@ -6,7 +6,7 @@ clock, no randomness but the task's seed. What cannot be done raises Malformed w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,13 +29,21 @@ class FitResult:
     loss: float
 
 
-def fit(
-    engine: Engine, program: Program, task: Fit, data: Dataset, *, own: Flat | None = None, rows: Array | None = None
+def fit(  # noqa: PLR0913 - what a task needs, and two things that only some have
+    engine: Engine,
+    program: Program,
+    task: Fit,
+    data: Dataset,
+    *,
+    own: Flat | None = None,
+    rows: Array | None = None,
+    between: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """Run the task's SGD steps on `data`.
 
     `own` [schema.size] is the device's own model in the task's slot, if it has one; `rows` [n] are the weights that the
-    last probe left on the device, for `task.rows = "posterior:m"`.
+    last probe left on the device, for `task.rows = "posterior:m"`. `between` is called before each step; what it raises
+    ends the training.
     """
     _fits(program, data)
     weights = _row_weights(task, data, rows)
@@ -44,6 +52,7 @@ def fit(
     feeds = _feeds(program, task, _start(task, own))
     losses = []
     for index in batches(len(data), task.batch, task.seed, task.steps, fixed=engine.fixed_batch is not None):
+        between()
         q = weights[index] / len(index)
         result = engine.step(feeds | _samples(program, data, index) | {"q": q.astype(program.dtype)})
         losses.append(float(result.pop("loss")))

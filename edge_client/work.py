@@ -93,8 +93,11 @@ class Workshop:
         """A fetched model or linear term [schema.size], float32."""
         return compress.decode(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
 
-    def run(self, message: Mapping[str, Any], *, own: Kept, residual: Residual) -> Outcome:
-        """Carry out a `task` message whose blobs are here. Raises Malformed with the code of the nack."""
+    def run(self, message: Mapping[str, Any], *, own: Kept, residual: Residual, between: Callable[[], None]) -> Outcome:
+        """Carry out a `task` message whose blobs are here; `between` is called before each training step.
+
+        Raises Malformed with the code of the nack.
+        """
         program = self.program(Manifest.from_json(message["program"]))
         schema = program.schema
         if schema.sha256 != message["schema"]:
@@ -106,7 +109,8 @@ class Workshop:
             data = compress.encode_stats(reply, schema)
             outcome = Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema)
         else:
-            result = training.fit(engine, program, task, self.local.train, own=own(task.slot, schema))
+            kept = own(task.slot, schema)
+            result = training.fit(engine, program, task, self.local.train, own=kept, between=between)
             outcome = _update(result, task, message, schema, len(self.local.train), residual)
         if len(outcome.data) > message["reply"]["max_size"]:
             raise Malformed(

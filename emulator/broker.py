@@ -21,9 +21,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
+from emulator.processes import end_process
 
 KINDS = ("auto", "mosquitto", "amqtt")
 START_TIMEOUT_S = 10.0
+STOP_PATIENCE_S = 5.0
 PORT_ATTEMPTS = 3
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # not on the PATH of every user
 MOSQUITTO_CONF = """\
@@ -155,7 +157,7 @@ def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
             raise RuntimeMissing(f"{program} cannot be started: {wrong}", hint="use --broker amqtt") from wrong
 
     def stop() -> None:
-        end_process(process)
+        end_process(process, patience_s=STOP_PATIENCE_S)
         conf.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
 
@@ -183,18 +185,6 @@ def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], prog
     raise RuntimeMissing(
         f"{program} does not start: {log().strip()[-500:] or 'it says nothing'}", hint="use --broker amqtt"
     )
-
-
-def end_process(process: subprocess.Popen[bytes], *, patience_s: float = 5.0) -> None:
-    """SIGTERM, and SIGKILL for what has not left after `patience_s`; returns when the process is gone."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 def _start_amqtt(port: int | None) -> Broker:

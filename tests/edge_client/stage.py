@@ -39,9 +39,14 @@ Script = Iterator[Any]  # yields nothing, or seconds
 
 
 class Engine(softmax.SoftmaxEngine):
-    """Softmax regression that carries its ballast along."""
+    """Softmax regression that carries its ballast along; `before_step` may make things happen while it trains."""
+
+    def __init__(self, before_step: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self._before_step = before_step
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
+        self._before_step()
         kept = {name: feeds[name] for name in ("w/ballast", "velocity/ballast") if name in feeds}
         return super().step(feeds) | kept
 
@@ -98,6 +103,7 @@ class Stage:
     epoch: int = 1
     serve: bool = True  # answer every `get` at once
     keys: tuple[bytes, ...] = (TRUSTED,)
+    before_step: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
         self.topics = Topics(FEDERATION)
@@ -137,7 +143,7 @@ class Stage:
 
     def open_engine(self, _name: str, _program: Program, files: dict[str, Path], *, threads: int) -> Engine:
         self.opened += sorted(files)
-        return Engine()
+        return Engine(self.before_step)
 
     def device(self) -> Client:
         """A fresh process of the device; its state folder is the same every time."""

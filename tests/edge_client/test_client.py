@@ -324,6 +324,63 @@ def test_stop_drops_a_task_that_is_being_fetched(stage: Stage) -> None:
     assert stage.said("rdy") == stage.said("nack") == []
 
 
+def test_stop_drops_a_task_in_the_middle_of_its_training(stage: Stage) -> None:
+    steps: list[float] = []
+
+    def stop_at_the_third() -> None:
+        steps.append(stage.clock.time_s)
+        stage.clock.time_s += 1
+        if len(steps) == 3:
+            stage.tell("stop", run="r1", round=1, exchange=0)
+
+    stage.before_step = stop_at_the_third
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=100))
+        yield 200
+
+    device = stage.play(script())
+    assert len(steps) == 3
+    assert stage.said("rdy") == stage.said("nack") == []
+    assert device.state.result is None
+
+
+def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: Stage) -> None:
+    steps: list[int] = []
+
+    def leave_at_the_third() -> None:
+        steps.append(1)
+        if len(steps) == 3 and stage.playing is not None:
+            stage.playing.stop()
+
+    stage.before_step = leave_at_the_third
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=100))
+        yield 200
+
+    stage.play(script())
+    assert len(steps) == 3
+    assert stage.said("rdy") == stage.said("nack") == []
+
+
+def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: Stage) -> None:
+    def a_minute_passes() -> None:
+        stage.clock.time_s += 60
+
+    stage.before_step = a_minute_passes
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=100), left_ms=150_000)
+        yield
+
+    stage.play(script())
+    assert [m["code"] for m in stage.said("nack")] == ["deadline"]
+
+
 def test_stop_ends_the_announcing(stage: Stage) -> None:
     def script() -> Script:
         yield

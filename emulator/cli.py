@@ -1,0 +1,169 @@
+"""fedcenters-emulator: demo, simulate, report. Parses, calls, prints; what takes long is imported after the first line.
+
+stdout carries data: a table, or with --json one JSON object. Everything else goes to stderr. Exit codes are those of
+edge_client/errors.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from edge_client.errors import EXIT_INTERRUPTED, FedcentersError, UsageError
+from emulator.talk import Talk
+
+app = typer.Typer(
+    name="fedcenters-emulator",
+    help="A fleet without a fleet.\n\nexample: fedcenters-emulator demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Command = TypeVar("Command", bound=Callable[..., None])
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+def foreseen(command: Command) -> Command:
+    """Foreseen errors become a message with a hint and their exit code, others a traceback and 70; Ctrl-C is quiet."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - typer's arguments
+        try:
+            command(*args, **kwargs)
+        except FedcentersError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt as stopped:
+            print("interrupted; nothing is left running", file=sys.stderr)
+            raise typer.Exit(getattr(stopped, "exit_code", EXIT_INTERRUPTED)) from None
+        except Exception:  # noqa: BLE001 - not foreseen: our bug, shown whole
+            traceback.print_exc()
+            print("error: this is a bug of fedcenters\n\nhint: please report the lines above", file=sys.stderr)
+            raise typer.Exit(FedcentersError.exit_code) from None
+
+    return wrapped  # type: ignore[return-value]  # same parameters, which typer reads through functools.wraps
+
+
+@app.command()
+@foreseen
+def demo(
+    *,
+    as_json: AsJson = False,
+    seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Training rounds of each method.")] = 8,
+    out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
+    broker: Annotated[str, typer.Option(help="auto, mosquitto, amqtt, or a URL like mqtt://host:1883.")] = "auto",
+) -> None:
+    """Twelve devices over MQTT, three centers, exported files, three new devices; half a minute.
+
+    Starts a broker, a coordinator and twelve emulated devices that train with ONNX Runtime, LiteRT and torch. FeSEM
+    finds their groups; FedAvg runs for comparison. Leaves runs/<name>/ with report.html, and nothing running.
+    """
+    talk = Talk()
+    talk.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
+    from emulator.demo import DemoSettings, run
+
+    result, new_devices = run(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), talk)
+    if as_json:
+        print(json.dumps(result))
+        return
+    from emulator.tables import demo_table
+
+    demo_table(result, new_devices)
+
+
+@app.command()
+@foreseen
+def simulate(  # noqa: PLR0913 - a command line
+    *,
+    method: Annotated[str, typer.Option(help="fesem, fedavg or fedprox.")] = "fesem",
+    data_set: Annotated[str, typer.Option(help="What the devices hold.")] = "digits",
+    devices: Annotated[int, typer.Option(min=1, help="How many devices.")] = 12,
+    groups: Annotated[int, typer.Option(min=1, help="How many true groups they are cut into.")] = 3,
+    clusters: Annotated[int | None, typer.Option(min=1, help="How many centers, for methods that have them.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Training rounds.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
+    engine: Annotated[str, typer.Option(help="onnx, litert or pt2.")] = "onnx",
+    model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory.")] = "digits-mlp",
+    out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
+    setting: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting of the method.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A whole run in this process, in virtual time: the same methods and rounds as over MQTT, without a network.
+
+    example: fedcenters-emulator simulate --method fesem -c local-steps=40 -c learning-rate=0.05
+    """
+    talk = Talk()
+    settings = settings_from(setting or [])
+    if clusters is not None:
+        settings["clusters"] = clusters
+    talk.say(f"{method} on {data_set}, {devices} devices, in virtual time")
+    from emulator.simulation import SimulateArgs, simulate_json
+    from emulator.watch import in_words
+
+    asked = SimulateArgs(
+        method=method,
+        data_set=data_set,
+        model=model,
+        devices=devices,
+        groups=groups,
+        rounds=rounds,
+        seed=seed,
+        engine=engine,
+        settings=settings,
+        out=out,
+    )
+    result = simulate_json(asked, lambda record: talk.say(in_words(record)))
+    if as_json:
+        print(json.dumps(result))
+        return
+    from emulator.tables import simulate_table
+
+    simulate_table(result)
+
+
+@app.command()
+@foreseen
+def report(
+    run: Annotated[Path, typer.Argument(help="A folder that `demo` wrote.")],
+    *,
+    picture: Annotated[Path | None, typer.Option(help="Also write the pictures side by side, as .png or .svg.")] = None,
+) -> None:
+    """Write report.html of a finished demo again."""
+    from emulator.report import picture as draw
+    from emulator.report import write_report
+
+    print(write_report(run))
+    if picture is not None:
+        draw(run, picture)
+        print(picture)
+
+
+def settings_from(pairs: list[str]) -> dict[str, int | float | str]:
+    """["lam=0.1"] -> {"lam": "0.1"}; the method reads each value in its own type."""
+    settings: dict[str, int | float | str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise UsageError(f"-c {pair!r} is no setting", hint="write it as -c local-steps=20")
+        settings[key] = value
+    return settings
+
+
+if __name__ == "__main__":
+    main()

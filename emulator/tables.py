@@ -1,0 +1,74 @@
+"""Tables for a person, on stdout. Numbers only; colours where the terminal has them, and they add nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emulator import names
+
+
+def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> None:
+    """What the demo achieved, and what became of the new devices."""
+    console = Console(highlight=False)
+    console.print()
+    console.print(_pairs(_demo_rows(result)))
+    if new_devices:
+        table = Table("new device", "true group", "center", "file", "accuracy", box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in new_devices:
+            center = f"{row['center']} {'ok' if row['right'] else 'WRONG'}"
+            table.add_row(
+                row["device"], str(row["group"]), center, names.file_format(row["format"]), share(row["accuracy"])
+            )
+        console.print(table)
+
+
+def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    engines = ", ".join(f"{count} {name}" for name, count in result["engines"].items())
+    parity = ", ".join(f"{names.file_format(name)} {worst:.1e}" for name, worst in result["parity"].items())
+    new, moved = result["new_devices"], result["bytes"]
+    return [
+        ("devices", f"{result['devices']} ({engines})"),
+        ("centers", f"{result['clusters']}, after {result['rounds']} rounds of {names.method(result['method'])}"),
+        ("clusters against true groups", f"adjusted Rand index {result['ari']:.3f}"),
+        ("accuracy, own center", f"{result['accuracy']['centers']:.1%}"),
+        ("accuracy, one global model", f"{result['accuracy']['global']:.1%}"),
+        ("new devices on the right center", f"{new['right']} of {new['asked']}, accuracy {share(new['accuracy'])}"),
+        ("largest logit difference from torch", parity),
+        ("sent", f"{moved['down'] / 1e6:.1f} MB down, {moved['up'] / 1e6:.1f} MB up"),
+        ("time", f"{result['seconds']:.0f} s"),
+    ]
+
+
+def simulate_table(result: Mapping[str, Any]) -> None:
+    """What a simulated run achieved."""
+    console = Console(highlight=False)
+    rows = [
+        ("method", f"{result['method']}, {result['rounds']} rounds, {result['devices']} devices"),
+        ("clusters", f"{result['clusters']}, adjusted Rand index {result['ari']:.3f}"),
+        *(
+            (f"{label} (micro, macro)", " ".join(f"{result[key][m]:.1%}" for m in ("micro", "macro")))
+            for key, label in (("accuracy", "accuracy"), ("f1", "F1"))
+        ),
+        ("time", f"{result['seconds']:.1f} s; {result['virtual_seconds']:.0f} s in the devices' own time"),
+        ("run", str(result["run"])),
+    ]
+    console.print(_pairs(rows))
+
+
+def share(value: float | None) -> str:
+    """0.5 -> 50.0%; a dash for what is not known."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _pairs(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

@@ -1,0 +1,74 @@
+"""What a person sees while a long command runs: lines that stay, and one line that moves. Everything goes to stderr.
+
+On a terminal the moving line is a spinner with the elapsed time; elsewhere it becomes an ordinary line every few
+seconds, so that a log shows life too. Colours only on a terminal, never with NO_COLOR; they repeat what the text says.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+QUIET_S = 5.0  # without a terminal: the longest silence
+
+
+class Talk:
+    """Progress of one command, stamped with the seconds since its start. Not thread-safe."""
+
+    def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._clock, self._start = clock, clock()
+        self._last = self._start
+        self._terminal = self._stream.isatty()
+        self._console: Console | None = None
+        self._status: Status | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since this command started."""
+        return self._clock() - self._start
+
+    def say(self, text: str, *, mark: str = "") -> None:
+        """A line that stays. `mark` is "", "ok" or "FAIL" and stands before the text."""
+        self._last = self._clock()
+        stamp, word = f"{self.elapsed_s:5.1f} s", f"{mark} " if mark else ""
+        if not self._terminal:
+            print(f"{stamp}  {word}{text}", file=self._stream, flush=True)
+            return
+        from rich.text import Text
+
+        colour = {"ok": "bold green", "FAIL": "bold red"}.get(mark, "")
+        self._screen().print(Text.assemble((stamp, "dim"), "  ", (word, colour), text))
+
+    def busy(self, text: str) -> None:
+        """What goes on now; call it as often as you like."""
+        if self._terminal:
+            from rich.text import Text
+
+            line = Text(f"{self.elapsed_s:5.1f} s  {text}")
+            if self._status is None:
+                self._status = self._screen().status(line)
+                self._status.start()
+            else:
+                self._status.update(line)
+        elif self._clock() - self._last >= QUIET_S:
+            self.say(f"... {text}")
+
+    def close(self) -> None:
+        """Take the moving line away. Idempotent."""
+        if self._status is not None:
+            self._status.stop()
+            self._status = None
+
+    def _screen(self) -> Console:
+        if self._console is None:
+            from rich.console import Console
+
+            self._console = Console(file=self._stream, highlight=False)
+        return self._console

@@ -1,0 +1,69 @@
+"""What the coordinator tells about itself while it runs: the lines of metrics.jsonl as they appear, in words.
+
+Reads a growing file and nothing else; whoever calls decides how long to wait.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from emulator import names
+
+
+class Tail:
+    """The lines of a JSON-lines file that somebody else appends to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._read = path, 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """Complete lines since the last call; a line that is still being written waits for the next."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._read)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._read += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+def in_words(event: Mapping[str, Any]) -> str:
+    """One line about an event; "" for what a person need not see."""
+    kind = event["event"]
+    if kind == "round":
+        name = names.method(event["method"])
+        line = f"{name} round {event['round']}/{event['of']}: accuracy {_share(event['accuracy']['micro'])}"
+        sizes = cluster_sizes(event["assignment"])
+        return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
+    if kind == "program":
+        return "the training program is compiled for ONNX Runtime, LiteRT and torch"
+    if kind == "bundle":
+        return "every center is exported to ONNX and TFLite and checked against torch"
+    return ""
+
+
+def cluster_sizes(assignment: Mapping[str, int]) -> list[int]:
+    """How many devices each center has, by center."""
+    chosen = list(assignment.values())
+    return [chosen.count(k) for k in range(max(chosen, default=-1) + 1)]
+
+
+def next_step(event: Mapping[str, Any]) -> str:
+    """What the coordinator does after this event; "" when nothing new begins."""
+    kind = event["event"]
+    if kind == "program":
+        return "waiting for the devices"
+    if kind == "round":
+        name = names.method(event["method"])
+        left = event["of"] - event["round"]
+        return f"{name} round {event['round'] + 1}/{event['of']}" if left else "closing the run"
+    return {"run-done": "working on what comes next", "bundle": "handing out centers"}.get(kind, "")
+
+
+def _share(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:.1%}"

@@ -1,0 +1,81 @@
+"""A coordinator that is killed continues, and a simulation ends where the network ends."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.metrics import ari
+from emulator.broker import start_broker
+from emulator.processes import Children, Signals
+from emulator.simulation import SimulateArgs, simulate_json
+from tests.e2e import scene
+from tests.e2e.scene import Scene
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """A run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("calm")
+    with start_broker(folder / "broker") as broker:
+        return scene.play(folder / "run", broker.url)
+
+
+def test_the_undisturbed_run_finds_the_groups(undisturbed: Scene) -> None:
+    assert len(undisturbed.assignments()) == scene.ROUNDS
+    last = sorted(undisturbed.assignments()[-1].items())
+    assert ari([int(device[-2:]) % 3 for device, _ in last], [center for _, center in last]) == 1.0
+
+
+def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_centers(
+    undisturbed: Scene, tmp_path: Path
+) -> None:
+    with (
+        start_broker(tmp_path / "broker") as broker,
+        Signals() as signals,
+        Children(tmp_path / "logs", signals) as children,
+    ):
+        disturbed = Scene(tmp_path / "run", broker.url, children)
+        coordinator = disturbed.start_coordinator()
+        _, slow = disturbed.start_devices(2)
+        disturbed.wait_for("round")
+        slow.process.send_signal(signal.SIGSTOP)  # its three devices fall silent, so no exchange can close any more
+        scene.until(
+            lambda: disturbed.replies_of_the_open_exchange() == scene.DEVICES // 2, children, "half of the replies"
+        )
+        children.kill(coordinator)
+        assert len(disturbed.of("round")) < scene.ROUNDS
+        disturbed.start_coordinator()
+        slow.process.send_signal(signal.SIGCONT)
+        disturbed.wait_for("bundle")
+        children.leave(children.running)
+    assert [event["epoch"] for event in disturbed.of("start")] == [1, 2]
+    assert [event["round"] for event in disturbed.of("round")] == [1, 2, 3, 4]
+    assert disturbed.assignments() == undisturbed.assignments()
+    for found, expected in zip(disturbed.centers(), undisturbed.centers(), strict=True):
+        assert found.keys() == expected.keys()
+        for name in expected:
+            np.testing.assert_array_equal(found[name], expected[name])
+
+
+def test_a_simulation_with_the_same_seed_ends_with_the_same_assignments_and_centers(
+    undisturbed: Scene, tmp_path: Path
+) -> None:
+    asked = SimulateArgs(
+        method="fesem",
+        devices=scene.DEVICES,
+        rounds=scene.ROUNDS,
+        seed=scene.SEED,
+        settings=dict(scene.SETTINGS),
+        out=tmp_path,
+    )
+    folder = Path(simulate_json(asked)["run"])
+    rounds = [event for event in scene.jsonl(folder / "metrics.jsonl") if event["event"] == "round"]
+    assert [event["assignment"] for event in rounds] == undisturbed.assignments()
+    for found, expected in zip(scene.centers_in(folder), undisturbed.centers(), strict=True):
+        for name in expected:
+            # Both sides train with ONNX Runtime in float32; only the order of a sum may differ.
+            np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)

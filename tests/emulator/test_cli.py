@@ -1,0 +1,80 @@
+"""The command line: data on stdout, talk on stderr, one line and a hint for what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from emulator.cli import app, settings_from
+from tests.emulator import story
+
+RUNNER = CliRunner()
+
+
+def test_simulate_prints_one_json_object_with_the_promised_fields(tmp_path: Path) -> None:
+    asked = ["simulate", "--method", "fesem", "--data-set", "digits", "--devices", "6", "--rounds", "2", "--json"]
+    done = RUNNER.invoke(app, [*asked, "--out", str(tmp_path), "-c", "local-steps=10"])
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert set(found) >= {"method", "rounds", "devices", "clusters", "accuracy", "f1", "ari", "seconds", "run"}
+    assert (found["method"], found["rounds"], found["devices"], found["clusters"]) == ("fesem", 2, 6, 3)
+    assert set(found["accuracy"]) == set(found["f1"]) == {"micro", "macro"}
+    assert len((Path(found["run"]) / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["simulate", "--method", "fesam"], 2, "did you mean 'fesem'"),
+        (["simulate", "--data-set", "digit"], 2, "digits"),
+        (["simulate", "-c", "local-stepps=3"], 3, "did you mean 'local-steps'"),
+        (["simulate", "-c", "local-steps"], 2, "write it as -c"),
+        (["simulate", "--engine", "caffe"], 2, "onnx"),
+        (["demo", "--broker", "rabbit"], 2, "hint: use one of"),
+        (["demo", "--broker", "mqtt://127.0.0.1:1"], 4, "no broker answers"),
+        (["report", "nowhere"], 3, "hint: pass a folder"),
+    ],
+)
+def test_a_mistake_gets_a_line_a_hint_and_an_exit_code(
+    arguments: list[str], code: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = RUNNER.invoke(app, arguments)
+    assert done.exit_code == code
+    assert said in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
+    folder = story.write(tmp_path / "run")
+    done = RUNNER.invoke(app, ["report", str(folder), "--picture", str(tmp_path / "readme.png")])
+    assert done.exit_code == 0
+    assert done.stdout.split() == [str(folder / "report.html"), str(tmp_path / "readme.png")]
+
+
+def test_help_loads_neither_torch_nor_matplotlib() -> None:
+    code = "import sys, emulator.cli; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert not set(loaded) & {"torch", "matplotlib", "sklearn", "onnxruntime", "coordinator.server"}
+
+
+def test_settings_keep_their_text_until_the_method_reads_them() -> None:
+    assert settings_from(["lam=0.1", "e-step=k-means", "x=a=b"]) == {"lam": "0.1", "e-step": "k-means", "x": "a=b"}
+
+
+def test_a_bug_is_shown_whole_and_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: Path) -> Path:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("emulator.report.write_report", broken)
+    done = RUNNER.invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 70
+    assert "ZeroDivisionError" in done.stderr
+    assert "hint: please report" in done.stderr

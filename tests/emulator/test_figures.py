@@ -1,0 +1,85 @@
+"""What a picture shows is what the numbers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from emulator import figures
+from tests.emulator import story
+
+
+def drawn(*arguments: object, draw: Callable[..., None]) -> Axes:
+    return figures.paint(4, 3, lambda axes: draw(axes, *arguments)).axes[0]
+
+
+def test_every_center_and_the_global_model_have_a_line() -> None:
+    axes = drawn([{0: 0.1, 1: 0.2}, {0: 0.3, 1: 0.4}], [0.15, 0.35], [0.1, 0.1], draw=figures.draw_accuracy)
+    lines = {line.get_label(): list(np.asarray(line.get_ydata())) for line in axes.get_lines()}
+    assert lines == {
+        "center 0": [0.1, 0.3],
+        "center 1": [0.2, 0.4],
+        "own center, all devices": [0.15, 0.35],
+        "one global model": [0.1, 0.1],
+    }
+
+
+def test_a_center_without_devices_in_a_round_has_a_gap_there() -> None:
+    axes = drawn([{0: 0.1, 1: 0.2}, {0: 0.3}, {0: 0.3, 1: 0.5}], [], [], draw=figures.draw_accuracy)
+    line = next(line for line in axes.get_lines() if line.get_label() == "center 1")
+    assert list(np.asarray(line.get_xdata())) == [1, 3]
+
+
+def test_each_cell_has_the_colour_of_its_center() -> None:
+    axes = drawn(story.ASSIGNMENTS, story.GROUPS, draw=figures.draw_assignment)
+    cells = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    rows = [label.get_text().split()[0] for label in axes.get_yticklabels()]
+    assert rows == ["device-00", "device-02", "device-01", "device-03"]  # by group
+    for cell in cells:
+        device, number = rows[round(cell.get_y() + 0.44)], round(cell.get_x() + 0.47)
+        assert to_hex(cell.get_facecolor()).upper() == figures.colour(story.ASSIGNMENTS[number - 1][device])
+
+
+def test_every_device_is_a_point_of_the_fleet_picture() -> None:
+    points = {d: tuple(p) for d, p in story.summary()["points"].items()}
+    axes = drawn(points, story.GROUPS, story.GROUPS, draw=figures.draw_fleet)
+    seen = np.concatenate([np.asarray(c.get_offsets()) for c in axes.collections])
+    assert sorted(map(tuple, seen.tolist())) == sorted(points.values())
+
+
+ROWS = hnp.arrays(np.float64, st.tuples(st.integers(1, 8), st.integers(1, 6)), elements=st.floats(-100, 100))
+
+
+@given(ROWS)
+def test_the_plane_never_holds_devices_further_apart_than_they_are(rows: np.ndarray[Any, Any]) -> None:
+    plane = figures.principal_plane(rows)
+    assert plane.shape == (len(rows), 2)
+    near = np.linalg.norm(plane[:, None] - plane, axis=2)
+    far = np.linalg.norm(rows[:, None] - rows, axis=2)
+    assert (
+        near <= far + 1e-5 * (1 + np.abs(rows).max())
+    ).all()  # an orthogonal projection; eigh of the squared numbers
+
+
+def test_two_dimensions_are_shown_as_they_are() -> None:
+    rows = np.array([[0.0, 0.0], [3.0, 0.0], [3.0, 1.0]])
+    plane = figures.principal_plane(rows)
+    assert np.linalg.norm(plane[0] - plane[2]) == pytest.approx(np.sqrt(10))
+
+
+def test_the_svg_scales_and_names_no_date() -> None:
+    text = figures.svg(Figure(figsize=(2, 1)))
+    head = text[: text.index(">")]
+    assert "viewBox" in head
+    assert "width=" not in head
+    assert "dc:date" not in text

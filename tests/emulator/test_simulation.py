@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from coordinator.metrics import ari
+from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.fesem import FeSEM
+from edge_client.errors import UsageError
+from emulator.simulation import Result, SimulateArgs, run, simulate_json
+from tests.softmax import devices_of, grouped_fleet, play, start_of
+
+LOCAL = grouped_fleet(6, 3)
+GROUPS = {c: i % 3 for i, c in enumerate(sorted(LOCAL))}
+
+
+def simulated(method: FedAvg | FeSEM, rounds: int = 4) -> Result:
+    return run(method, start_of(), devices_of(LOCAL), GROUPS, rounds=rounds, seed=0, batch=8)
+
+
+def test_virtual_time_changes_nothing_about_the_models() -> None:
+    method = FeSEM(clusters=3, local_steps=4, batch_size=8)
+    np.testing.assert_array_equal(simulated(method).state.centers, play(method, LOCAL, rounds=4).centers)
+
+
+def test_centers_serve_groups_that_one_model_cannot() -> None:
+    many, one = simulated(FeSEM(clusters=3, batch_size=8)), simulated(FedAvg(batch_size=8))
+    assert (many.ari, one.ari) == (1.0, 0.0)
+    assert many.records[-1]["accuracy"]["micro"] > one.records[-1]["accuracy"]["micro"] + 0.15
+
+
+def test_each_round_is_recorded_with_its_bytes_and_seconds() -> None:
+    result = simulated(FedAvg(local_steps=2, batch_size=8), rounds=3)
+    assert [r["round"] for r in result.records] == [1, 2, 3]
+    assert all(r["of"] == 3 and r["method"] == "fedavg" and r["bytes"]["up"] > 0 for r in result.records)
+    assert sum(r["seconds"] for r in result.records) == pytest.approx(result.virtual_seconds)
+
+
+def test_the_command_finds_the_groups_of_the_digits_and_leaves_a_readable_run(tmp_path: Path) -> None:
+    seen: list[int] = []
+    args = SimulateArgs(method="fesem", rounds=5, seed=1, settings={"clusters": "3"}, out=tmp_path, name="r")
+    said = simulate_json(args, lambda record: seen.append(record["round"]))
+    assert json.loads(json.dumps(said, allow_nan=False)) == said
+    assert said["ari"] == 1.0
+    assert said["clusters"] == 3
+    assert said["accuracy"]["micro"] > 0.8
+    assert seen == [1, 2, 3, 4, 5]
+    lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
+    truth = {c: i % 3 for i, c in enumerate(sorted(lines[-1]["assignment"]))}
+    assert ari(list(truth.values()), [lines[-1]["assignment"][c] for c in truth]) == 1.0
+    config = (tmp_path / "r" / "config.toml").read_text()
+    assert 'data-set = "digits"' in config
+    assert "clusters = 3" in config
+    centers = sorted((tmp_path / "r" / "centers" / "fesem").iterdir())
+    assert [c.name for c in centers] == ["center-0.safetensors", "center-1.safetensors", "center-2.safetensors"]
+    assert load_file(centers[0])["1.weight"].shape == (64, 64)
+    assert Path(str(said["run"])) == tmp_path / "r"
+
+
+def test_what_cannot_be_simulated_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    for args in (
+        SimulateArgs(method="nothing", out=tmp_path),
+        SimulateArgs(data_set="letters", out=tmp_path),
+        SimulateArgs(rounds=0, out=tmp_path),
+    ):
+        with pytest.raises(UsageError):
+            simulate_json(args)
+    assert list(tmp_path.iterdir()) == []

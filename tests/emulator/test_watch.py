@@ -1,0 +1,48 @@
+"""Following a growing file loses no line, repeats none, and waits for those that are not finished."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from emulator.watch import Tail, cluster_sizes, in_words, next_step
+from tests.emulator import story
+
+
+@given(st.lists(st.text(max_size=5), max_size=8), st.data())
+def test_every_line_comes_once_however_the_writer_cuts_them(words: list[str], data: st.DataObject) -> None:
+    whole = "".join(json.dumps({"event": word}) + "\n" for word in words).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "metrics.jsonl"
+        tail, seen = Tail(path), []
+        for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
+            with path.open("ab") as file:
+                file.write(whole[start:stop])
+            seen += [event["event"] for event in tail.new()]
+    assert seen == words
+
+
+def test_a_file_that_does_not_exist_yet_has_no_lines(tmp_path: Path) -> None:
+    assert Tail(tmp_path / "later.jsonl").new() == []
+
+
+def test_a_round_is_told_with_its_accuracy_and_cluster_sizes() -> None:
+    assert in_words(story.events()[1]) == "FeSEM round 1/3: accuracy 60.0%, devices per center [1, 3]"
+    assert in_words(story.events()[5]) == "FedAvg round 1/3: accuracy 21.0%"
+
+
+@pytest.mark.parametrize("event", story.events())
+def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
+    assert isinstance(in_words(event), str)
+    assert isinstance(next_step(event), str)
+
+
+def test_empty_clusters_are_counted() -> None:
+    assert cluster_sizes({"a": 2, "b": 0}) == [1, 0, 1]
+    assert cluster_sizes({}) == []
