@@ -6,17 +6,18 @@ edge_client/errors.py.
 
 from __future__ import annotations
 
-import functools
 import json
-import sys
-import traceback
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated
 
-import typer
+try:
+    import typer
+except ImportError as missing:  # a device's installation has no typer
+    from edge_client.errors import missing_extra
 
-from edge_client.errors import EXIT_INTERRUPTED, FedcentersError, UsageError
+    raise SystemExit(missing_extra(missing)) from None
+
+from edge_client.errors import UsageError, foreseen
 from emulator.talk import Talk
 
 app = typer.Typer(
@@ -27,7 +28,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-Command = TypeVar("Command", bound=Callable[..., None])
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -36,34 +36,13 @@ def main() -> None:
     app()
 
 
-def foreseen(command: Command) -> Command:
-    """Foreseen errors become a message with a hint and their exit code, others a traceback and 70; Ctrl-C is quiet."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - typer's arguments
-        try:
-            command(*args, **kwargs)
-        except FedcentersError as error:
-            print(f"error: {error}", file=sys.stderr)
-            raise typer.Exit(error.exit_code) from None
-        except KeyboardInterrupt as stopped:
-            print("interrupted; nothing is left running", file=sys.stderr)
-            raise typer.Exit(getattr(stopped, "exit_code", EXIT_INTERRUPTED)) from None
-        except Exception:  # noqa: BLE001 - not foreseen: our bug, shown whole
-            traceback.print_exc()
-            print("error: this is a bug of fedcenters\n\nhint: please report the lines above", file=sys.stderr)
-            raise typer.Exit(FedcentersError.exit_code) from None
-
-    return wrapped  # type: ignore[return-value]  # same parameters, which typer reads through functools.wraps
-
-
 @app.command()
 @foreseen
 def demo(
     *,
     as_json: AsJson = False,
     seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Training rounds of each method.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Training rounds of each method.")] = 10,
     out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
     broker: Annotated[str, typer.Option(help="auto, mosquitto, amqtt, or a URL like mqtt://host:1883.")] = "auto",
 ) -> None:

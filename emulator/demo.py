@@ -43,7 +43,7 @@ class DemoSettings:
     devices: int = 12
     new_devices: int = 3
     groups: int = 3
-    rounds: int = 8
+    rounds: int = 10
     seed: int = 0
     out: Path = Path("runs")
     broker: str = "auto"

@@ -28,9 +28,6 @@ SEED, DEVICES, ROUNDS = 7, 6, 4
 SETTINGS: Mapping[str, Any] = {
     "clusters": 3,
     "local-steps": 10,
-    "learning-rate": 0.2,
-    "momentum": 0.5,
-    "batch-size": stage.BATCH,
 }
 RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "rounds": ROUNDS}
 
