@@ -5,10 +5,10 @@ The files come from export/: input `x` [n, ...] float32, output `logits` [n, cla
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from edge_client.engines.litert import interpreter
+from edge_client.engines.onnx import session
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Array
 
@@ -21,42 +21,24 @@ def run_file(file_format: str, data: bytes, x: Array, *, threads: int = 1) -> Ar
     runner = {"onnx": _run_onnx, "tflite": _run_tflite}[file_format]
     try:
         return runner(data, np.ascontiguousarray(x, dtype=np.float32), threads)
-    except ImportError as missing:
-        extra = {"onnx": "onnx", "tflite": "litert"}[file_format]
-        raise RuntimeMissing(
-            f"nothing here runs {file_format} files: {missing}", hint=f"pip install 'fedcenters[{extra}]'"
-        ) from missing
+    except RuntimeMissing:
+        raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
         text = (str(wrong).strip().splitlines() or [type(wrong).__name__])[0][:300]
         raise ProgramRefused(f"the {file_format} file does not run: {text}", hint="try another --format") from wrong
 
 
 def _run_onnx(data: bytes, x: Array, threads: int) -> Array:
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return np.asarray(session.run(None, {session.get_inputs()[0].name: x})[0])
+    opened = session(data, threads=threads)
+    return np.asarray(opened.run(None, {opened.get_inputs()[0].name: x})[0])
 
 
 def _run_tflite(data: bytes, x: Array, threads: int) -> Array:
-    interpreter = _interpreter(data, threads)
-    interpreter.allocate_tensors()
-    into, out = interpreter.get_input_details()[0]["index"], interpreter.get_output_details()[0]["index"]
+    opened = interpreter(data, threads=threads)
+    into, out = opened.get_input_details()[0]["index"], opened.get_output_details()[0]["index"]
     rows = []
     for sample in x:
-        interpreter.set_tensor(into, sample[None])
-        interpreter.invoke()
-        rows.append(np.array(interpreter.get_tensor(out)[0]))
+        opened.set_tensor(into, sample[None])
+        opened.invoke()
+        rows.append(np.array(opened.get_tensor(out)[0]))
     return np.stack(rows)
-
-
-def _interpreter(data: bytes, threads: int) -> Any:  # noqa: ANN401 - neither package has types
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ImportError:
-        from tflite_runtime.interpreter import Interpreter
-    return Interpreter(model_content=data, num_threads=threads)

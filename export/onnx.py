@@ -5,6 +5,7 @@ ONNX Runtime 1.19, the newest that old boards have, refuses newer files.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,6 +70,7 @@ def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types
 
 def run_onnx(file: bytes, feeds: Mapping[str, Array]) -> list[Array]:
     """Outputs in the file's order, one thread."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: nothing is reported to anyone
     import onnxruntime as ort
 
     options = ort.SessionOptions()

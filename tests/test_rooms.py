@@ -20,7 +20,6 @@ RUNTIME_OF = {
     "edge_client/transport/mqtt.py": {"paho"},
     "edge_client/engines/onnx.py": {"onnxruntime"},
     "edge_client/engines/litert.py": {"ai_edge_litert", "tflite_runtime"},
-    "edge_client/inference.py": {"onnxruntime", "ai_edge_litert", "tflite_runtime"},  # files of centers, no training
     "edge_client/engines/pt2.py": {"torch"},
     "edge_client/config.py": {"tomli"},
 }

@@ -71,18 +71,23 @@ class _Call:
 
 
 def _interpreter(path: Path, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
-    make = _runtime()
     try:
-        with _unheard():
-            interpreter = make(model_path=str(path), num_threads=threads)
-            interpreter.allocate_tensors()
+        return interpreter(path.read_bytes(), threads=threads)
     except SystemError as broken:  # tflite-runtime 2.14 with numpy 2
         raise RuntimeMissing(
             f"the TFLite runtime is installed but broken: {broken}", hint="pip install 'fedcenters[litert]'"
         ) from broken
     except (ValueError, RuntimeError) as wrong:
         raise ProgramRefused(f"LiteRT cannot load {path.name}: {wrong}", hint="use another engine") from wrong
-    return interpreter
+
+
+def interpreter(model: bytes, *, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
+    """An interpreter over a file's bytes, tensors allocated. Raises RuntimeMissing, or what the runtime raises."""
+    make = _runtime()
+    with _unheard():
+        made = make(model_content=model, num_threads=threads)
+        made.allocate_tensors()
+    return made
 
 
 @contextmanager

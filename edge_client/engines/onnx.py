@@ -1,7 +1,12 @@
-"""Training programs on ONNX Runtime: any batch size, CPU. Imports onnxruntime only when a program is opened."""
+"""Training programs on ONNX Runtime: any batch size, CPU. Imports onnxruntime only when a program is opened.
+
+Its recent Linux wheels (seen in 1.31.1) send usage reports to their maker unless told not to. A device of ours talks to
+its coordinator only, so `runtime` tells the library before the import.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,22 +60,35 @@ class _Call:
         return {name: np.asarray(value) for name, value in zip(self._outputs, results, strict=True)}
 
 
-def _session(path: Path, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+def runtime() -> Any:  # noqa: ANN401 - onnxruntime has no types
+    """The onnxruntime module, its telemetry off unless the user set ORT_DISABLE_TELEMETRY otherwise."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read once, when the library is loaded
     try:
         import onnxruntime as ort
     except ImportError as missing:
         raise RuntimeMissing(
             f"onnxruntime cannot be imported: {missing}", hint="pip install 'fedcenters[onnx]'"
         ) from missing
+    return ort
+
+
+def session(model: str | bytes, *, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+    """A session over a file's path or bytes, on the CPU."""
+    ort = runtime()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only; they are raised anyway
+    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _session(path: Path, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+    version = runtime().__version__
     try:
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return session(str(path), threads=threads)
     except Exception as wrong:  # onnxruntime's own classes have no public base
         text = str(wrong).strip().splitlines()[0][:300]
         raise ProgramRefused(
-            f"onnxruntime {ort.__version__} cannot load {path.name}: {text}",
+            f"onnxruntime {version} cannot load {path.name}: {text}",
             hint="use onnxruntime 1.19 or newer, or another engine",
         ) from wrong

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
 import zipfile
 from dataclasses import replace
@@ -82,3 +84,20 @@ def test_an_archive_that_would_be_unpickled_is_refused_before_torch_reads_it(tmp
 def test_an_unknown_engine_is_named_with_those_that_exist() -> None:
     with pytest.raises(UsageError, match=r"tensorrt[\s\S]*onnx, litert, pt2"):
         open_engine("tensorrt", compiled("digits-mlp").program, {})
+
+
+@pytest.mark.parametrize("function", ["step", "evaluate"])
+def test_onnx_runtime_keeps_no_identity_and_reports_nothing_home(function: str, tmp_path: Path) -> None:
+    path, scratch = stored("onnx", function, tmp_path), tmp_path / "scratch"
+    scratch.mkdir()
+    code = (
+        "import sys; from edge_client.engines.onnx import session; session(sys.argv[1], threads=1); "
+        "import os; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    environ |= {"TMPDIR": str(scratch), "HOME": str(scratch), "XDG_CACHE_HOME": str(scratch)}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "1"
+    assert list(scratch.rglob("*")) == []  # its telemetry leaves a session id in the temporary folder
