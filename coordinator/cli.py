@@ -130,8 +130,9 @@ def _keep_config(settings: CoordinatorConfig) -> None:
 
 
 def _tell(event: Mapping[str, Any]) -> None:
-    """One line on stderr about what happened."""
-    print(in_words(event), file=sys.stderr, flush=True)
+    """One line on stderr about what happened; an error ends the command, which says it with its hint."""
+    if event["event"] != "error":
+        print(in_words(event), file=sys.stderr, flush=True)
 
 
 def in_words(event: Mapping[str, Any]) -> str:
@@ -151,7 +152,6 @@ def in_words(event: Mapping[str, Any]) -> str:
         "joined": "{device} joined: {engine}, {n} samples",
         "run-done": "{run} is done after {rounds} rounds",
         "served": "{device} runs center {center} as {format}",
-        "error": "stopped: {message}",
         "done": "done in {seconds} s; serving devices that ask for a center",
     }
     return words[kind].format(**event) if kind in words else str(dict(event))
