@@ -34,7 +34,7 @@ from edge_client.transport.base import Connected, Lost, Message, Transport, Will
 from edge_client.transport.blobs import BlobFolder
 from edge_client.transport.clock import Clock, SystemClock
 from edge_client.voice import Voice, presence
-from edge_client.work import FUNCTION_OF, OpenEngine, Outcome, Workshop
+from edge_client.work import OpenEngine, Outcome, Workshop
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Client:
         self._workshop.check_signature(manifest)
         self._fetch(task, [manifest])
         program = self._workshop.program(manifest)
-        self._workshop.check_container(program, FUNCTION_OF[message["job"]], container)
+        self._workshop.check_container(program, wire.function_of(message), container)
         self._cache.pin({manifest.sha256, container.sha256})
         self._fetch(task, [container, *wire.task_manifests(message)])
         began_s = self._clock.now_s()

@@ -67,6 +67,8 @@ def probe(engine: Engine, program: Program, task: Probe, local: Local) -> Reply:
     """Evaluate the task's models on the asked split; the reply holds what was asked for and nothing else."""
     data = _probed(task, local)
     _fits(program, data)
+    if "grad" in task.want:
+        return Reply(n=len(data), grad=_gradient(engine, program, task, data))
     losses, logits = evaluate(engine, program, task.models, data, batch=task.batch)
     want = task.want
     return Reply(
@@ -74,7 +76,6 @@ def probe(engine: Engine, program: Program, task: Probe, local: Local) -> Reply:
         losses=losses.mean(axis=1) if "loss" in want else None,
         votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
         posterior=responsibilities(losses, task.prior).mean(axis=1) if "posterior" in want else None,
-        grad=_gradient(engine, program, task, data) if "grad" in want else None,
         confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
     )
 

@@ -26,7 +26,6 @@ from edge_client.transport.blobs import BlobFolder
 OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
 Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
 Residual = Callable[[Schema], Flat | None]  # what compression has cost so far [schema.size]
-FUNCTION_OF = {"fit": "step", "probe": "evaluate"}
 
 
 @dataclass(frozen=True, kw_only=True)

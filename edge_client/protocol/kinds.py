@@ -226,6 +226,8 @@ def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
         return "prior needs one weight per model and a positive sum"
     if len(set(task["want"])) < len(task["want"]):
         return "want names the same statistic twice"
+    if "grad" in task["want"] and len(task["want"]) > 1:
+        return "a gradient is asked for alone"
     return None
 
 

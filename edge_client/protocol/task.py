@@ -160,8 +160,8 @@ class Fit:
 class Probe:
     """Evaluate 1 to 16 candidate models, each [schema.size], on local data, batch norm in inference mode.
 
-    `want` is a subset of WANTS, `split` says on which local data ("train"; "test" for held-out samples), `prior` holds
-    one weight per model (posterior only), `limit` caps the number of samples.
+    `want` is a subset of WANTS ("grad" only alone), `split` says on which local data ("train"; "test" for held-out
+    samples), `prior` holds one weight per model, `limit` caps the number of samples.
     """
 
     models: Sequence[Flat]
@@ -178,6 +178,8 @@ class Probe:
             raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")
         if not self.want or not self.want <= WANTS:
             raise ValueError(f"want must be some of {sorted(WANTS)}, got {sorted(self.want)}")
+        if "grad" in self.want and len(self.want) > 1:
+            raise ValueError("a gradient is asked for alone: it needs another function of the program")
         if self.split not in SPLITS:
             raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
         if self.prior is not None and len(self.prior) != len(self.models):

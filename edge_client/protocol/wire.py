@@ -42,6 +42,11 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
     return fields
 
 
+def function_of(fields: Mapping[str, Any]) -> str:
+    """Which function of the program a task message needs; its `container` is the file that holds it."""
+    return "step" if fields["job"] == "fit" or fields["want"] == ["grad"] else "evaluate"
+
+
 def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "job": "probe",

@@ -108,6 +108,22 @@ def test_a_probe_is_answered_in_one_message(stage: Stage) -> None:
     assert reply.confusion.sum() == 30
 
 
+def test_a_gradient_is_taken_with_the_step_alone(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        wanted = Probe(models=[stage.model(1)], want=frozenset({"grad"}), batch=8, seed=1)
+        stage.ask(wanted, container=stage.containers["step"])
+        yield
+        stage.go()
+        yield
+
+    stage.play(script())
+    reply = compress.decode_stats(stage.uploaded(), stage.schema, stage.last("rdy")["n"], models=1)
+    assert stage.opened == ["step"]
+    assert reply.grad is not None
+    assert reply.grad.shape == (stage.schema.n_params,)
+
+
 def test_own_models_are_kept_per_run_and_slot(stage: Stage) -> None:
     first = stage.fit(1, slot="a")
     later = stage.fit(start=OWN, init=stage.model(2), slot="a")

@@ -14,7 +14,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol import compress, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.task import OWN, WANTS, Fit, Flat, Probe
-from edge_client.protocol.wire import task_fields, task_from, task_manifests
+from edge_client.protocol.wire import function_of, task_fields, task_from, task_manifests
 from tests.edge_client.protocol.samples import SCHEMA, TASK
 
 
@@ -74,7 +74,7 @@ FITS = st.builds(
 PROBES = st.builds(
     Probe,
     models=st.just([vector(1), vector(2), vector(1)]),
-    want=st.frozensets(st.sampled_from(sorted(WANTS)), min_size=1),
+    want=st.just(frozenset({"grad"})) | st.frozensets(st.sampled_from(sorted(WANTS - {"grad"})), min_size=1),
     batch=st.integers(1, 65_536),
     seed=st.integers(0, 2**53 - 1),
     prior=st.sampled_from([None, [0.25, 0.25, 0.5]]),
@@ -130,3 +130,16 @@ def test_vectors_of_two_sizes_are_a_bad_task() -> None:
     with pytest.raises(Malformed) as refused:
         task_from(message, lambda _: np.zeros(next(sizes)))
     assert refused.value.code == "bad_task"
+
+
+@pytest.mark.parametrize(
+    ("want", "function"), [({"grad"}, "step"), ({"loss"}, "evaluate"), ({"confusion", "votes"}, "evaluate")]
+)
+def test_a_probe_names_the_function_that_it_needs(want: set[str], function: str) -> None:
+    probe = Probe(models=[vector(1)], want=frozenset(want), batch=1, seed=0)
+    assert function_of(task_fields(probe, Shelf().put)) == function
+
+
+def test_a_gradient_is_not_asked_for_beside_anything_else() -> None:
+    with pytest.raises(ValueError, match="alone"):
+        Probe(models=[vector(1)], want=frozenset({"grad", "loss"}), batch=1, seed=0)
