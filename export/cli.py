@@ -43,7 +43,7 @@ def verify(
         raise FedcentersError("a file differs from torch", hint="export the bundle again; report the model")
 
 
-@app.command(epilog="Example: fedcenters-export bundle runs/demo --method fedavg --out /tmp/global")
+@app.command(epilog="Example: fedcenters-export bundle runs/demo --method fedavg --out global")
 @foreseen
 def bundle(
     run: Annotated[Path, typer.Argument(help="folder of a run")],
