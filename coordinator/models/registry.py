@@ -46,6 +46,12 @@ MODELS = {
     "digits-mlp": Entry(make=zoo.digits_mlp, input=(1, 8, 8), classes=10),
     "wecfl-cnn": Entry(make=zoo.wecfl_cnn, input=(1, 28, 28), classes=10),
     "gn-cnn": Entry(make=zoo.GnCnn, input=(1, 28, 28), classes=10),
+    "mnist-mlp": Entry(make=zoo.mnist_mlp, input=(1, 28, 28), classes=10),
+    "cifar-lenet": Entry(make=zoo.cifar_lenet, input=(3, 32, 32), classes=10),
+    "femnist-cnn": Entry(make=zoo.femnist_cnn, input=(1, 28, 28), classes=62),
+    "celeba-cnn": Entry(make=zoo.celeba_cnn, input=(3, 84, 84), classes=2),
+    "letters-cnn": Entry(make=zoo.letters_cnn, input=(1, 28, 28), classes=26),
+    "linear-regression": Entry(make=zoo.linear_regression, input=(10,), classes=1, loss="squared-error"),
 }
 
 

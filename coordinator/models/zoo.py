@@ -1,4 +1,4 @@
-"""Small networks for small devices. Comments give the shape of one sample after each line."""
+"""The networks of the papers and of the demo. Comments give the shape of one sample after each line."""
 
 from __future__ import annotations
 
@@ -16,6 +16,21 @@ def digits_mlp() -> nn.Module:
     )
 
 
+def mnist_mlp() -> nn.Module:
+    """The MNIST network of IFCA (Ghosh et al. 2020), 28x28; 159,010 parameters."""
+    return nn.Sequential(
+        nn.Flatten(),  # 784
+        nn.Linear(784, 200),
+        nn.ReLU(),
+        nn.Linear(200, 10),
+    )
+
+
+def linear_regression() -> nn.Module:
+    """FedSoft's synthetic regression (Ruan and Joe-Wong 2022): 10 features to one number, 10 weights, no bias."""
+    return nn.Linear(10, 1, bias=False)
+
+
 def wecfl_cnn() -> nn.Module:
     """The Fashion-MNIST network of WeCFL (Ma et al. 2022), 28x28; 29,034 parameters. Its second BN16 is a misprint."""
     return nn.Sequential(
@@ -30,6 +45,83 @@ def wecfl_cnn() -> nn.Module:
         nn.Flatten(),  # 1568
         nn.Linear(1568, 10),
     )
+
+
+def cifar_lenet() -> nn.Module:
+    """The CIFAR-10 network of WeCFL (Ma et al. 2022), 32x32 in colour; 62,006 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 5),  # 6, 28, 28
+        nn.ReLU(),
+        nn.MaxPool2d(2),  # 6, 14, 14
+        nn.Conv2d(6, 16, 5),  # 16, 10, 10
+        nn.ReLU(),
+        nn.MaxPool2d(2),  # 16, 5, 5
+        nn.Flatten(),  # 400
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
+
+
+def femnist_cnn() -> nn.Module:
+    """The FEMNIST network of LEAF (Caldas et al. 2018), which FeSEM uses, 28x28; 6,603,710 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2),  # 32, 28, 28
+        nn.ReLU(),
+        nn.MaxPool2d(2),  # 32, 14, 14
+        nn.Conv2d(32, 64, 5, padding=2),  # 64, 14, 14
+        nn.ReLU(),
+        nn.MaxPool2d(2),  # 64, 7, 7
+        nn.Flatten(),  # 3136
+        nn.Linear(3136, 2048),
+        nn.ReLU(),
+        nn.Linear(2048, 62),
+    )
+
+
+class _EvenSides(nn.Module):
+    """One more row and column below and to the right of odd sizes, which no maximum picks: TensorFlow's "same" pools."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., h, w] -> [..., h + h % 2, w + w % 2]."""
+        return F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), value=float("-inf"))
+
+
+def celeba_cnn() -> nn.Module:
+    """The CelebA network of LEAF, which FeSEM uses, 84x84 in colour; 31,202 parameters.
+
+    LEAF normalises by the batch even when it predicts, so that an answer depends on its neighbours; here batch norm
+    keeps running statistics, as everywhere.
+    """
+    blocks: list[nn.Module] = []
+    for channels in (3, 32, 32, 32):  # 84 -> 42 -> 21 -> 11 -> 6
+        blocks += [nn.Conv2d(channels, 32, 3, padding=1), nn.BatchNorm2d(32), _EvenSides(), nn.MaxPool2d(2), nn.ReLU()]
+    return nn.Sequential(*blocks, nn.Flatten(), nn.Linear(32 * 6 * 6, 2))
+
+
+def letters_cnn() -> nn.Module:
+    """FedSoft's network for EMNIST letters, 28x28; 1,671,578 parameters; no ReLU between the layers, as published.
+
+    The published head puts ReLU and softmax before a loss that applies softmax again; it can lose whole classes for
+    ever. Ours ends in logits.
+    """
+    network = nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2),  # 32, 28, 28
+        nn.MaxPool2d(2),  # 32, 14, 14
+        nn.Conv2d(32, 64, 5, padding=2),  # 64, 14, 14
+        nn.MaxPool2d(2),  # 64, 7, 7
+        nn.Flatten(),  # 3136
+        nn.Linear(3136, 512),
+        nn.Linear(512, 26),
+    )
+    for layer in network:
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_uniform_(layer.weight)
+        elif isinstance(layer, nn.Linear):
+            nn.init.xavier_normal_(layer.weight)
+    return network
 
 
 class GnCnn(nn.Module):

@@ -24,7 +24,7 @@ from emulator.processes import Child, Children, Signals
 from emulator.watch import Tail
 
 PATIENCE_S = 100.0
-SEED, DEVICES, ROUNDS = 7, 6, 4
+SEED, DEVICES, ROUNDS = 7, 6, 10
 SETTINGS: Mapping[str, Any] = {
     "clusters": 3,
     "local-steps": 10,

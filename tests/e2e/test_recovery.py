@@ -42,9 +42,11 @@ def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_center
         coordinator = disturbed.start_coordinator()
         _, slow = disturbed.start_devices(2)
         disturbed.wait_for("round")
-        slow.process.send_signal(signal.SIGSTOP)  # its three devices fall silent, so no exchange can close any more
+        slow.process.send_signal(
+            signal.SIGSTOP
+        )  # its three devices fall silent: soon an exchange cannot close any more
         scene.until(
-            lambda: disturbed.replies_of_the_open_exchange() == scene.DEVICES // 2, children, "half of the replies"
+            lambda: disturbed.replies_of_the_open_exchange() >= scene.DEVICES // 2, children, "half of the replies"
         )
         children.kill(coordinator)
         assert len(disturbed.of("round")) < scene.ROUNDS
@@ -53,7 +55,7 @@ def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_center
         disturbed.wait_for("bundle")
         children.leave(children.running)
     assert [event["epoch"] for event in disturbed.of("start")] == [1, 2]
-    assert [event["round"] for event in disturbed.of("round")] == [1, 2, 3, 4]
+    assert [event["round"] for event in disturbed.of("round")] == list(range(1, scene.ROUNDS + 1))
     assert disturbed.assignments() == undisturbed.assignments()
     for found, expected in zip(disturbed.centers(), undisturbed.centers(), strict=True):
         assert found.keys() == expected.keys()

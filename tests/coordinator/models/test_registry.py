@@ -31,7 +31,19 @@ def test_a_model_maps_its_input_to_its_classes(name: str) -> None:
     assert model.module(torch.zeros(2, *model.input)).shape == (2, model.classes)
 
 
-@pytest.mark.parametrize(("name", "count"), [("digits-mlp", 4_810), ("wecfl-cnn", 29_034)])
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("digits-mlp", 4_810),
+        ("mnist-mlp", 159_010),
+        ("wecfl-cnn", 29_034),
+        ("cifar-lenet", 62_006),
+        ("femnist-cnn", 6_603_710),
+        ("celeba-cnn", 31_202),
+        ("letters-cnn", 1_671_578),
+        ("linear-regression", 10),
+    ],
+)
 def test_parameter_counts_are_those_of_the_papers(name: str, count: int) -> None:
     assert sum(p.numel() for p in build(name, seed=0).module.parameters()) == count
 
