@@ -25,7 +25,7 @@ from edge_client.errors import NetworkError
 from emulator import outcome, stage, watch
 from emulator.broker import Broker, start_broker
 from emulator.processes import LOGS_HINT, Child, Children, Signals
-from emulator.report import write_report
+from emulator.report import rounds_of, write_report
 from emulator.talk import Talk
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class _Demo:
             for event in tail.new():
                 events.append(event)
                 last_s = time.monotonic()
-                if words := watch.in_words(event):
+                if words := watch.in_words(event) or _stability(events):
                     self.talk.say(words)
                 doing = watch.next_step(event) or doing
                 if event["event"] == until:
@@ -238,6 +238,14 @@ class _Demo:
         write_report(self.folder)
         self.talk.say(f"report: {self.folder / 'report.html'}")
         return result
+
+
+def _stability(events: Sequence[Mapping[str, Any]]) -> str:
+    """When the clustered run is over: whether its assignment had settled."""
+    method = stage.FESEM["method"]
+    if (events[-1]["event"], events[-1].get("run")) != ("run-done", method):
+        return ""
+    return watch.stability([event["assignment"] for event in rounds_of(events, method)])
 
 
 def _command(settings: DemoSettings) -> str:

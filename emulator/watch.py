@@ -6,7 +6,7 @@ Reads a growing file and nothing else; whoever calls decides how long to wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,18 @@ def in_words(event: Mapping[str, Any]) -> str:
     if kind == "bundle":
         return "every center is exported to ONNX and TFLite and checked against torch"
     return ""
+
+
+def stability(assignments: Sequence[Mapping[str, int]]) -> str:
+    """From which round on no device changed its center, in words; "" before the second round."""
+    if len(assignments) < 2:  # noqa: PLR2004 - one round has nothing to compare with
+        return ""
+    since = len(assignments)
+    while since > 1 and assignments[since - 2] == assignments[-1]:
+        since -= 1
+    if since == len(assignments):
+        return "devices still changed centers in the last round"
+    return f"no device has changed its center since round {since}"
 
 
 def cluster_sizes(assignment: Mapping[str, int]) -> list[int]:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.watch import Tail, cluster_sizes, in_words, next_step
+from emulator.watch import Tail, cluster_sizes, in_words, next_step, stability
 from tests.emulator import story
 
 
@@ -46,3 +46,17 @@ def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
 def test_empty_clusters_are_counted() -> None:
     assert cluster_sizes({"a": 2, "b": 0}) == [1, 0, 1]
     assert cluster_sizes({}) == []
+
+
+@pytest.mark.parametrize(
+    ("centers", "said"),
+    [
+        ([], ""),
+        ([0], ""),
+        ([0, 0, 0], "no device has changed its center since round 1"),
+        ([0, 1, 1], "no device has changed its center since round 2"),
+        ([1, 0, 1, 0], "devices still changed centers in the last round"),
+    ],
+)
+def test_whether_the_assignment_has_settled_is_said_in_words(centers: list[int], said: str) -> None:
+    assert stability([{"device-00": center, "device-01": 2} for center in centers]) == said
