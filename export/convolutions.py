@@ -1,4 +1,4 @@
-"""The backward of a convolution, written as convolutions. Layout NCHW with any number of spatial dimensions.
+"""The backward of a convolution, written as convolutions and matrix products. Layout NCHW, any number of sizes.
 
 The batch may be symbolic; every other size is a plain number. LiteRT has no transposed convolution with padding, so
 what fell on the padding is cut off afterwards.
@@ -54,14 +54,20 @@ class Convolution:
 
     def grad_input(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Every output spreads its gradient over the window that it came from."""
-        if set(self.stride) == {1}:
-            return self._unit_stride(grad, x, weight)
+        # A fixed batch means LiteRT, which turns a transposed convolution of unit stride into one with twice the
+        # padding: 16.8 ms against 8.8 where ONNX Runtime takes 1.9 against 3.9.
+        if set(self.stride) == {1} and (self.groups > 1 or isinstance(x.shape[0], int)):
+            return self.by_turned_kernel(grad, x, weight)
+        return self.by_transposed(grad, x, weight)
+
+    def by_transposed(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """A transposed convolution, for any stride."""
         # Without padding, and cut to size afterwards: LiteRT has no other transposed convolution.
         whole = _convolution(grad, weight, self.stride, self.zeros, self.dilation, self.groups, transposed=True)
         return _cut(whole, self.padding, x)
 
-    def _unit_stride(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Convolve with the kernel turned round, input and output channels swapped within each group."""
+    def by_turned_kernel(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """For unit stride: convolve with the kernel turned round, channels swapped within each group."""
         outs, ins, *kernel = weight.shape
         turned = weight
         for dim in range(2, turned.dim()):
@@ -76,7 +82,9 @@ class Convolution:
         return _cut(whole, [max(-m, 0) for m in margin], x)
 
     def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Correlate x with the gradient, batch and channel swapped, stride and dilation swapped, group by group."""
+        """Matrix products where they are faster; else correlate x with the gradient, group by group."""
+        if self.groups == 1 and len(self.stride) == 2 and self.stride[0] == 1 and x.shape[1] > 1:  # noqa: PLR2004
+            return self._row_by_row(grad, x, weight)
         if self.groups == 1:
             return self._one_group(grad, x, weight.shape[2:])
         outs, ins = grad.shape[1] // self.groups, x.shape[1] // self.groups
@@ -88,7 +96,24 @@ class Convolution:
             0,
         )
 
+    def _row_by_row(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """Matrix products, one per row of the kernel; windows go down by single rows, so each row's x is one slice."""
+        (outs, ins, high, wide), (dh, dw), (batch, _, oh, ow) = weight.shape, self.dilation, grad.shape
+        rows, reach = oh + dh * (high - 1), self.stride[1] * (ow - 1) + 1
+        padded = x.transpose(0, 1)
+        if any(self.padding):
+            padded = aten.constant_pad_nd.default(padded, [self.padding[1]] * 2 + [self.padding[0]] * 2)
+        starts = range(0, dw * wide, dw)
+        columns = torch.cat([padded[:, :, :rows, j : j + reach : self.stride[1]] for j in starts])
+        columns = columns.reshape([wide * ins, batch, rows * ow])
+        given = grad.permute([0, 2, 3, 1]).reshape([batch * oh * ow, outs])
+        tops = range(0, dh * ow * high, dh * ow)
+        seen = [columns.narrow(2, top, oh * ow).reshape([wide * ins, batch * oh * ow]) for top in tops]
+        products = torch.cat([aten.mm.default(row, given) for row in seen])
+        return products.reshape([high, wide, ins, outs]).permute([3, 2, 0, 1])
+
     def _one_group(self, grad: Tensor, x: Tensor, kernel: Sequence[int]) -> Tensor:
+        """A convolution with batch and channel swapped, stride and dilation swapped, cut to the kernel's size."""
         swapped = x.transpose(0, 1), grad.transpose(0, 1)  # [in, batch, *size], [out, batch, *out_size]
         out = _convolution(*swapped, self.dilation, self.padding, self.stride, 1)  # [in, out, *kernel or more]
         for i, size in enumerate(kernel):

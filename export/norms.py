@@ -25,9 +25,10 @@ def var_mean(
     count = 1
     for d in dims:
         count = count * x.shape[d]
-    total = ((x - mean) ** 2).sum(dims, keepdim=keepdim)
+    centred = x - mean
+    total = (centred * centred).sum(dims, keepdim=keepdim)
     var = total / (count - (1 if correction is None else correction))
-    return var, mean if keepdim else x.mean(dims)
+    return var, mean if keepdim else mean.squeeze(dims)
 
 
 def batch_norm_training(
@@ -50,7 +51,8 @@ def batch_norm_training(
     dims, count = _all_but_channel(x)
     var, mean = var_mean(x, dims, correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
-    out = _affine((x - mean) * rstd, weight, bias)
+    # x - mean stands in var_mean already: runtimes compute it once. x * scale + shift would round x * scale too.
+    out = _affine(x - mean, rstd if weight is None else rstd * _channel(weight, x), bias)
     mean, rstd, var = (t.reshape(-1) for t in (mean, rstd, var))
     unbiased = var * (count / (count - 1))
     return (
@@ -73,7 +75,8 @@ def batch_norm_inference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """With the running statistics. -> (out, nothing, nothing)."""
     rstd = torch.rsqrt(_channel(running_var, x) + eps)
-    out = _affine((x - _channel(running_mean, x)) * rstd, weight, bias)
+    scale = rstd if weight is None else rstd * _channel(weight, x)
+    out = _affine(x - _channel(running_mean, x), scale, bias)
     return out, x.new_zeros([0]), x.new_zeros([0])
 
 
@@ -92,26 +95,32 @@ def batch_norm_backward(
     """Through the batch's own statistics; gradients of x, weight and bias as far as they are asked."""
     if not train or mean is None or rstd is None:
         raise Unsupported("native_batch_norm_backward", "training through frozen batch norm statistics is not covered")
-    dims, _count = _all_but_channel(x)
+    dims, count = _all_but_channel(x)
     scale = _channel(rstd, x)
-    unit = (x - _channel(mean, x)) * scale
-    pull = grad if weight is None else grad * _channel(weight, x)
+    centred = x - _channel(mean, x)
+    total = grad.sum(dims, keepdim=True)
+    along = (grad * centred).sum(dims, keepdim=True)
+    pull = grad - total / count - centred * (along * scale * scale / count)
+    factor = scale if weight is None else scale * _channel(weight, x)
     return (
-        _through_norm(pull, unit, scale, dims) if output_mask[0] else None,
-        (grad * unit).sum(dims) if output_mask[1] else None,
-        grad.sum(dims) if output_mask[2] else None,
+        pull * factor if output_mask[0] else None,
+        (along * scale).reshape(-1) if output_mask[1] else None,
+        total.reshape(-1) if output_mask[2] else None,
     )
 
 
 def group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, _c: int, _hw: int, groups: int, eps: float
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, _hw: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """-> (out, mean [batch, groups], 1 / std [batch, groups])."""
-    grouped = x.reshape(n, groups, -1)
+    grouped = x.reshape([n, groups, -1])
     var, mean = var_mean(grouped, [2], correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
-    out = _affine(((grouped - mean) * rstd).reshape(x.shape), weight, bias)
-    return out, mean.reshape(n, groups), rstd.reshape(n, groups)
+    per_channel = [n, c, *[1] * (x.dim() - 2)]
+    scale = rstd if weight is None else rstd * weight.reshape([1, groups, c // groups])
+    scale = scale.expand([n, groups, c // groups]).reshape(per_channel)
+    out = _affine((grouped - mean).reshape(x.shape), scale, bias)
+    return out, mean.reshape([n, groups]), rstd.reshape([n, groups])
 
 
 def group_norm_backward(
@@ -121,27 +130,26 @@ def group_norm_backward(
     rstd: Tensor,
     weight: Tensor | None,
     n: int,
-    _c: int,
-    _hw: int,
+    c: int,
+    hw: int,
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of x, weight and bias as far as they are asked."""
-    scale = rstd.reshape(n, groups, 1)
-    unit = (x.reshape(n, groups, -1) - mean.reshape(n, groups, 1)) * scale
-    pull = (grad if weight is None else grad * _channel(weight, x)).reshape(n, groups, -1)
-    dims, _count = _all_but_channel(x)
+    rstd, mean = (t.reshape([n, groups, 1, 1]) for t in (rstd, mean))
+    grouped = [n, groups, c // groups, hw]
+    given, centred = grad.reshape(grouped), x.reshape(grouped) - mean
+    total, along = given.sum([3], keepdim=True), (given * centred).sum([3], keepdim=True)  # per sample and channel
+    factor = torch.ones_like(total) if weight is None else weight.reshape([1, groups, c // groups, 1])
+    count = c // groups * hw
+    shift = (total * factor).sum([2], keepdim=True) * rstd / count
+    slope = (along * factor).sum([2], keepdim=True) * rstd * rstd * rstd / count
+    out = given * (factor * rstd) - centred * slope - shift
     return (
-        _through_norm(pull, unit, scale, [2]).reshape(x.shape) if output_mask[0] else None,
-        (grad * unit.reshape(x.shape)).sum(dims) if output_mask[1] else None,
-        grad.sum(dims) if output_mask[2] else None,
+        out.reshape(x.shape) if output_mask[0] else None,
+        (along * rstd).sum([0]).reshape(-1) if output_mask[1] else None,
+        total.sum([0]).reshape(-1) if output_mask[2] else None,
     )
-
-
-def _through_norm(pull: Tensor, unit: Tensor, rstd: Tensor, dims: list[int]) -> Tensor:
-    """Gradient of (x - mean) / std over `dims`, given the gradient `pull` of its result `unit`."""
-    along = (pull * unit).mean(dims, keepdim=True)
-    return rstd * (pull - pull.mean(dims, keepdim=True) - unit * along)
 
 
 def _all_but_channel(x: Tensor) -> tuple[list[int], int]:
@@ -158,6 +166,6 @@ def _channel(values: Tensor, x: Tensor) -> Tensor:
     return values.reshape([1, -1, *[1] * (x.dim() - 2)])
 
 
-def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    x = x if weight is None else x * _channel(weight, x)
+def _affine(x: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    x = x * scale
     return x if bias is None else x + _channel(bias, x)

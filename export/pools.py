@@ -36,19 +36,23 @@ def max_pool2d_backward(
             "max_pool2d_with_indices_backward",
             "max-pooling with overlapping, padded or dilated windows, or with ceil_mode, is not covered",
         )
-    oh, ow = grad.shape[-2:]
-    views = [x[..., i : oh * kh : kh, j : ow * kw : kw] for i in range(kh) for j in range(kw)]
+    (batch, channels, oh, ow) = grad.shape
+    # A window's rows are adjacent already; turning its columns outwards makes every view a run of whole rows.
+    whole = x[..., : oh * kh, : ow * kw].reshape([batch, channels * oh, kh * ow, kw])
+    whole = whole.transpose(2, 3).reshape([batch, channels * oh, kw * kh * ow])
+    views = [whole.narrow(2, (j * kh + i) * ow, ow) for i in range(kh) for j in range(kw)]
     best = views[0]
     for view in views[1:]:
         best = torch.maximum(best, view)
-    free, parts = torch.ones_like(grad), []
-    for view in views:
-        first = (view == best).to(grad.dtype) * free
-        free = free - first
-        parts.append(first * grad)
-    rows = [_interleave(parts[i * kw : (i + 1) * kw], -1) for i in range(kh)]
-    whole = _interleave(rows, -2)
-    return _pad_end(whole, x.shape[-2] - oh * kh, x.shape[-1] - ow * kw)
+    rest, parts = grad.reshape(best.shape), []
+    for view in views[:-1]:
+        part = (view == best).to(grad.dtype) * rest
+        rest = rest - part
+        parts.append(part)
+    parts.append(rest)  # where no other view was the first maximum, the last one is
+    turned = torch.cat([parts[i * kw + j] for j in range(kw) for i in range(kh)], 2)
+    back = turned.reshape([batch, channels * oh, kw, kh * ow]).transpose(2, 3)
+    return _pad_end(back.reshape([batch, channels, oh * kh, ow * kw]), x.shape[-2] - oh * kh, x.shape[-1] - ow * kw)
 
 
 def avg_pool2d_backward(

@@ -54,6 +54,22 @@ def test_group_norm_is_torchs(groups: int) -> None:
         assert close(ours, theirs)
 
 
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_without_weights_only_the_input_has_a_gradient(norm: str) -> None:
+    x, grad = drawn(3, 4, 5, 2).requires_grad_(), drawn(4, 3, 2, 5).reshape(3, 4, 5, 2)
+    if norm == "batch":
+        expected, none = F.batch_norm(x, None, None, training=True, eps=EPS), torch.zeros(4, dtype=torch.float64)
+        out, mean, rstd, *_ = batch_norm_training(x.detach(), None, None, none, none, True, 0.1, EPS)
+        got = batch_norm_backward(grad, x.detach(), None, None, None, mean, rstd, True, EPS, [True, False, False])
+    else:
+        expected = F.group_norm(x, 2, None, None, EPS)
+        out, mean, rstd = group_norm(x.detach(), None, None, 3, 4, 10, 2, EPS)
+        got = group_norm_backward(grad, x.detach(), mean, rstd, None, 3, 4, 10, 2, [True, False, False])
+    assert close(out, expected.detach())
+    assert close(got[0], torch.autograd.grad(expected, x, grad)[0])
+    assert got[1:] == (None, None)
+
+
 def test_training_through_frozen_statistics_is_refused() -> None:
     x = drawn(2, 3)
     with pytest.raises(Unsupported, match="frozen"):
