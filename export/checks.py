@@ -1,4 +1,4 @@
-"""What fedcenters-export does, without its command line: check a bundle; make one from a run's folder."""
+"""What fedcenters-export does, without its command line: compile a model; check a bundle; make one from a run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,54 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
 from edge_client.protocol.task import Array
 from export.bundle import NOISE_SAMPLES, PARITY_LIMIT, BundleManifest, read_bundle, write_bundle
+from export.folder import MANIFEST, WEIGHTS, files_of, refuse_used, write_folder
+from export.functions import Loss
+from export.user_model import compile_model
 from export.verify import file_logits, largest_difference
+
+
+def write_program(  # noqa: PLR0913 - the facts of a model
+    out: Path,
+    module: nn.Module,
+    *,
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    loss: Loss,
+    batch: int,
+    engines: Sequence[str],
+) -> dict[str, Any]:
+    """Compile into a new folder. -> {"out", "model", "parameters", "files": one row per file, program.json last}."""
+    refuse_used(out)
+    made = compile_model(module, name=name, shape=shape, classes=classes, loss=loss, batch=batch, engines=engines)
+    program = made.program
+    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    weights = {
+        port.name: state[port.name.partition("/")[2]].detach().cpu().numpy()
+        for port in program.functions["infer"].inputs
+        if port.name != "x"
+    }
+    sizes = write_folder(out, program, made.files, weights)
+    rows: list[dict[str, Any]] = [
+        {
+            "file": f.name,
+            "size": f.size,
+            "sha256": f.sha256,
+            "engine": f.engine,
+            "functions": list(f.functions),
+            "batch": program.batch[f.engine],
+            "difference": program.parity[f.engine],
+        }
+        for f in files_of(program)
+    ]
+    rows += [{"file": name, "size": sizes[name]} for name in (WEIGHTS, MANIFEST)]
+    return {"out": str(out), "model": name, "parameters": program.schema.n_params, "files": rows}
 
 
 def verify_bundle(path: Path, samples: Path | None = None) -> list[dict[str, Any]]:

@@ -1,8 +1,13 @@
-"""fedcenters-export: check a bundle, or make one from a run. stdout is data, stderr is talk."""
+"""fedcenters-export: compile a model, check a bundle, or make one from a run. stdout is data, stderr is talk."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import sys
+from contextlib import redirect_stdout
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,12 +18,159 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(missing_extra(missing)) from None
 
-from edge_client.errors import FedcentersError, foreseen
+from edge_client.errors import FedcentersError, ProgramRefused, UsageError, foreseen
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 EXAMPLE = "Example: fedcenters-export verify runs/demo/bundle"
+MAX_BATCH = 65_536
+
+
+class LossName(str, Enum):
+    """What people call the losses."""
+
+    cross_entropy = "cross-entropy"
+    mse = "mse"
+
+
+@app.command(
+    epilog="Example: fedcenters-export program --model mynet:Net --input-shape 1,28,28 --classes 10 --out program"
+)
+@foreseen
+def program(  # noqa: PLR0913 - one parameter per option
+    *,
+    model: Annotated[str, typer.Option(help="package.module:Class, a torch module or what makes one")],
+    model_args: Annotated[str, typer.Option(metavar="JSON", help="its arguments: an object, or a list")] = "[]",
+    input_shape: Annotated[str, typer.Option(metavar="1,28,28", help="one sample, without the batch")] = "",
+    classes: Annotated[int, typer.Option(help="how many logits, or targets, it gives per sample")] = 0,
+    loss: Annotated[LossName, typer.Option(help="mse: squared error against targets")] = LossName.cross_entropy,
+    batch: Annotated[
+        int, typer.Option(min=1, max=MAX_BATCH, help="batch size of TFLite, which needs a fixed one")
+    ] = 32,
+    out: Annotated[Path | None, typer.Option(help="new folder to write")] = None,
+    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="files for ONNX Runtime")] = True,
+    tflite: Annotated[bool, typer.Option("--tflite", help="a file for LiteRT and tflite-runtime")] = False,
+    pt2: Annotated[bool, typer.Option("--pt2", help="files for torch")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="of the model's weights; with --check, of the inputs too")] = 0,
+    check: Annotated[Path | None, typer.Option(help="check this folder against torch instead of writing one")] = None,
+    tolerance: Annotated[
+        float | None, typer.Option(help="of --check, relative; default: what compiling allows")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Compile a torch model into files that train it without torch; or check such files against the model.
+
+    Writes program.json, step, evaluate and infer for each runtime asked for, and weights.npz into --out.
+    """
+    if (out is None) == (check is None):
+        raise UsageError("give either --out or --check", hint="--out DIR compiles into DIR, --check DIR checks DIR")
+    arguments = _arguments(model_args)
+    if check is not None:
+        if input_shape or classes:
+            raise UsageError("--check reads the shapes from program.json", hint="leave --input-shape and --classes out")
+        _check_program(check, model, arguments, seed, tolerance, as_json=as_json)
+        return
+    if tolerance is not None:
+        raise UsageError("--tolerance belongs to --check", hint="compiling has a fixed limit")
+    wanted = {"onnx": onnx, "litert": tflite, "pt2": pt2}
+    engines = [name for name, yes in wanted.items() if yes]
+    if not engines:
+        raise UsageError("no format is left to write", hint="add --tflite or --pt2, or leave --no-onnx out")
+    if classes < 1:
+        raise UsageError("--classes is missing", hint="give how many logits the model gives per sample, like 10")
+    settings = {"name": model, "shape": _shape(input_shape), "classes": classes, "batch": batch, "engines": engines}
+    name = "squared-error" if loss is LossName.mse else loss.value
+    _write_program(out or Path(), arguments, seed, as_json=as_json, settings={**settings, "loss": name})
+
+
+def _write_program(out: Path, arguments: Any, seed: int, *, as_json: bool, settings: dict[str, Any]) -> None:  # noqa: ANN401 - JSON
+    from export.folder import refuse_used
+
+    refuse_used(out)  # before torch, which takes seconds
+    with redirect_stdout(sys.stderr):  # what the reader's own code prints is talk
+        module = _load(settings["name"], arguments, seed)
+        print(f"compiling {settings['name']} for {', '.join(settings['engines'])}", flush=True)
+
+        from export.checks import write_program
+
+        written = write_program(out, module, **settings)
+    if as_json:
+        print(json.dumps(written))
+        return
+    print(f"{'file':16} {'size':>10}  {'batch':>5}  largest difference from torch")
+    for row in written["files"]:
+        about = f"{row['batch']:>5}  {row['difference']:.1e}" if "engine" in row else ""
+        print(f"{row['file']:16} {_size(row['size']):>10}  {about}".rstrip())
+
+
+def _check_program(
+    folder: Path,
+    model: str,
+    arguments: Any,  # noqa: ANN401 - JSON
+    seed: int,
+    tolerance: float | None,
+    *,
+    as_json: bool,
+) -> None:
+    from export.folder import read_folder
+
+    read_folder(folder)  # before torch, which takes seconds
+    with redirect_stdout(sys.stderr):
+        module = _load(model, arguments, seed)
+
+        from export.conformance import TOLERANCE, check_folder
+
+        limit = TOLERANCE if tolerance is None else tolerance
+        rows = check_folder(folder, module, tolerance=limit, seed=seed + 1)
+    ok = all(r["ok"] for r in rows)
+    if as_json:
+        files = [{**r, "difference": r["difference"] if math.isfinite(r["difference"]) else None} for r in rows]
+        print(json.dumps({"program": str(folder), "ok": ok, "tolerance": limit, "files": files}))
+    else:
+        for r in rows:
+            batches = " and ".join(str(b) for b in r["batches"])
+            mark = "ok  " if r["ok"] else "FAIL"
+            print(f"{mark} {r['file']:16} {r['function']:9} largest difference {r['difference']:.1e}, batch {batches}")
+    if not ok:
+        raise ProgramRefused(
+            f"a file differs from torch by more than {limit:.0e}", hint="compile the program again; report the model"
+        )
+
+
+def _load(model: str, arguments: Any, seed: int) -> Any:  # noqa: ANN401 - JSON in, a torch module out; torch is not imported here
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
+    from export.user_model import load_model
+
+    return load_model(model, arguments, seed=seed)
+
+
+def _arguments(text: str) -> Any:  # noqa: ANN401 - JSON
+    hint = """like '{"width": 16}' by name, or '[16]' in order"""
+    try:
+        found = json.loads(text)
+    except ValueError as wrong:
+        raise UsageError(f"--model-args is not JSON: {wrong}", hint=hint) from None
+    if not isinstance(found, dict | list):
+        raise UsageError(f"--model-args is {text}, which is neither an object nor a list", hint=hint)
+    return found
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    hint = "give the sizes of one sample without the batch, like 1,28,28"
+    if not text:
+        raise UsageError("--input-shape is missing", hint=hint)
+    try:
+        shape = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise UsageError(f"--input-shape {text!r} is no list of numbers", hint=hint) from None
+    if min(shape) < 1:
+        raise UsageError(f"--input-shape {text!r} has a size below 1", hint=hint)
+    return shape
+
+
+def _size(count: int) -> str:
+    return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1e6:.1f} MB"  # noqa: PLR2004 - kilo, mega
 
 
 @app.command(epilog=EXAMPLE)

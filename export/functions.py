@@ -6,12 +6,15 @@
 
 Step: g = d/dw [sum q_j loss_j] + linear + mu (w - anchor); velocity' = momentum velocity + g; w' = w - lr velocity'.
 Flat: one tensor per parameter or buffer in the schema's order, then the rest. Nothing here knows a file or a runtime.
+
+What no step may change (frozen parameters, integer buffers, buffers that torch does not save) is neither trained nor
+sent: each graph takes these constants behind its ports, and tracing binds them, so that they are part of the file.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,7 +33,7 @@ SCALARS = ("lr", "momentum", "mu")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a program is made from. `module` is ours alone: a copy without integer buffers (see `source_of`)."""
+    """What a program is made from. `module` is ours alone: a copy without batch norm's counters (see `source_of`)."""
 
     name: str
     module: nn.Module
@@ -50,6 +53,12 @@ class Source:
         """Buffer names in the schema's order."""
         return [t.name for t in self.schema.tensors if t.role == "b"]
 
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What the schema does not name, by name: values that every step leaves alone."""
+        moving = {t.name for t in self.schema.tensors}
+        return {name: value for name, value in tensors_of(self.module).items() if name not in moving}
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Torch's shape of a parameter or buffer."""
         return next(t.shape for t in self.schema.tensors if t.name == name)
@@ -58,10 +67,43 @@ class Source:
 def private_copy(module: nn.Module, dtype: str) -> nn.Module:
     """A copy in `dtype` on the CPU without batch norm's counter, an integer that nobody trains and no tracer likes."""
     mine = copy.deepcopy(module).cpu().to(getattr(torch, dtype))
-    for layer in mine.modules():
-        if getattr(layer, "num_batches_tracked", None) is not None:
-            layer.num_batches_tracked = None  # type: ignore[assignment]
+    first: dict[int, str] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        known = first.setdefault(id(buffer), name)
+        if known != name:  # a buffer in two places: to() ties parameters again, but not buffers
+            layer, _, own = name.rpartition(".")
+            setattr(mine.get_submodule(layer), own, mine.get_buffer(known))
+    for layer_ in mine.modules():
+        if getattr(layer_, "num_batches_tracked", None) is not None:
+            layer_.num_batches_tracked = None  # type: ignore[assignment]
     return mine
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by name, a shared one once, saved by torch or not; detached, not copied."""
+    return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+def places(module: nn.Module) -> dict[str, str]:
+    """Every place that holds a tensor -> the name by which `tensors_of` knows it. A layer used twice has one place."""
+    first: dict[int, str] = {}
+    out: dict[str, str] = {}
+    for prefix, layer in module.named_modules():
+        for members in (layer.named_parameters, layer.named_buffers):
+            for name, value in members(prefix=prefix, recurse=False, remove_duplicate=False):
+                out[name] = first.setdefault(id(value), name)
+    return out
+
+
+def call(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Forward with these tensors (names of `tensors_of`) -> the output, and what each place holds afterwards.
+
+    The pass may write into a tensor or put another one in its place. torch's own tying of weights is not used: where
+    one layer stands in two places, it leaves the given tensors in the module.
+    """
+    held = {place: state[name] for place, name in places(module).items()}
+    out = functional_call(module, held, (x,), tie_weights=False)
+    return out, held
 
 
 def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
@@ -73,18 +115,18 @@ def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
 
 def step_graph(source: Source) -> Graph:
     """One proximal step of SGD with momentum, as a function of flat tensors."""
-    params, buffers, module = source.params, source.buffers, source.module
+    params, buffers, fixed, module = source.params, source.buffers, list(source.constants), source.module
 
     def step(*flat: Tensor) -> Flatten:
         rest = iter(flat)
         w, b, velocity, anchor, linear = (_named(names, rest) for names in (params, buffers, params, params, params))
-        x, y, q, lr, momentum, mu = rest
+        x, y, q, lr, momentum, mu, *constants = rest
         module.train()
 
         def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-            written = {name: value.clone() for name, value in b.items()}  # batch norm writes into these
-            out = functional_call(module, {**w, **written}, (x,))
-            return (q * per_sample_loss(source.loss, out, y)).sum(), written
+            state = {**_named(fixed, iter(constants)), **w, **{name: value.clone() for name, value in b.items()}}
+            out, after = call(module, state, x)
+            return (q * per_sample_loss(source.loss, out, y)).sum(), {name: after[name] for name in buffers}
 
         g, (loss, written) = grad_and_value(objective, has_aux=True)(w)
         v = {k: momentum * velocity[k] + (g[k] + linear[k] + mu * (w[k] - anchor[k])) for k in params}
@@ -95,22 +137,26 @@ def step_graph(source: Source) -> Graph:
 
 def evaluate_graph(source: Source) -> Graph:
     """Loss per sample [batch] and logits [batch, classes]."""
+    infer, after = infer_graph(source), len(source.constants)
 
     def evaluate(*flat: Tensor) -> Flatten:
-        (out,) = infer_graph(source)(*flat[:-1])
-        return per_sample_loss(source.loss, out, flat[-1]), out
+        y = len(flat) - after - 1
+        (out,) = infer(*flat[:y], *flat[y + 1 :])
+        return per_sample_loss(source.loss, out, flat[y]), out
 
     return evaluate
 
 
 def infer_graph(source: Source) -> Graph:
     """Logits [batch, classes]."""
+    fixed = list(source.constants)
 
     def infer(*flat: Tensor) -> Flatten:
         rest = iter(flat)
         w, b = _named(source.params, rest), _named(source.buffers, rest)
-        (x,) = rest
-        return (functional_call(source.module.eval(), {**w, **b}, (x,)),)
+        x, *constants = rest
+        state = {**_named(fixed, iter(constants)), **w, **b}
+        return (call(source.module.eval(), state, x)[0],)
 
     return infer
 
@@ -154,7 +200,7 @@ def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Te
     """
     draw = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, source.dtype)
-    state = {k: v.detach() for k, v in (*source.module.named_parameters(), *source.module.named_buffers())}
+    state, tokens = tensors_of(source.module), vocabulary(source.module)
 
     def normal(shape: Sequence[int], scale: float) -> Tensor:
         return torch.randn(list(shape), generator=draw, dtype=dtype) * scale
@@ -166,6 +212,8 @@ def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Te
             return state[name] + normal(shape, 0.05)
         if kind == "buffers":
             return state[name] * (1 + normal(shape, 0.1).abs()) + 0.1
+        if kind == "x" and tokens:
+            return torch.randint(tokens, shape, generator=draw).to(dtype)
         if kind in ("velocity", "linear", "x"):
             return normal(shape, 1.0 if kind == "x" else 0.05)
         if kind in ("y", "q"):
@@ -173,3 +221,8 @@ def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Te
         return torch.tensor({"lr": 0.1, "momentum": 0.5, "mu": 0.01}[kind], dtype=dtype)
 
     return [value(port) for port in ports(source, function).inputs]
+
+
+def vocabulary(module: nn.Module) -> int:
+    """How many tokens every embedding of the module knows; 0 without embeddings. Samples are then drawn from these."""
+    return min((layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)), default=0)

@@ -31,7 +31,7 @@ ELEMENTWISE = _names("""
     relu rsqrt rsub sigmoid sign sin sqrt sub tanh where
 """)
 REDUCTIONS = _names("_log_softmax _softmax amax amin mean sum")
-PRODUCTS = _names("addmm bmm convolution mm")
+PRODUCTS = _names("addmm bmm convolution embedding mm")
 POOLS = _names("avg_pool2d max_pool2d_with_indices")
 SHAPES = _names("""
     _unsafe_view alias cat clone constant_pad_nd copy expand flip permute select slice squeeze stack sym_numel sym_size

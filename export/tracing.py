@@ -16,16 +16,18 @@ from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import Dim, ExportedProgram
-from torch.func import functional_call, functionalize
+from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
 from export.decompositions import table
-from export.functions import GRAPHS, Source, example, ports
+from export.functions import GRAPHS, Source, call, example, ports, tensors_of
+from export.indexing import TABLE as INDEXING
 from export.operators import RANDOM, SUPPORTED, Unsupported
 
 MAX_BATCH = 65_536
@@ -34,9 +36,10 @@ MAX_BATCH = 65_536
 def trace(source: Source, function: str, *, batch: int, dynamic: bool) -> nn.Module:
     """One function as a graph over flat tensors; `dynamic`: for any batch size, and `batch` is only the example's."""
     inputs = ports(source, function).inputs
-    graph = _graph(source, function, example(source, function, batch), inputs if dynamic else ())
+    constants = [value.clone() for value in source.constants.values()]
+    graph = _graph(source, function, [*example(source, function, batch), *constants], inputs if dynamic else ())
     _refuse_unsupported(source, graph)
-    return _Flat(graph).eval()
+    return _Flat(graph, constants).eval()
 
 
 def exported(source: Source, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
@@ -44,10 +47,14 @@ def exported(source: Source, function: str, graph: nn.Module, *, batch: int) -> 
     dims = Dim("batch", min=1, max=MAX_BATCH)
     inputs = ports(source, function).inputs
     shapes = tuple({i: dims for i, d in enumerate(p.shape) if d == "batch"} or None for p in inputs)
-    with quiet_warnings():
-        made = torch.export.export(
-            graph, tuple(example(source, function, batch)), dynamic_shapes=(shapes,), strict=False
-        )
+    flat = tuple(example(source, function, batch))
+    try:
+        made = _export(graph, flat, shapes, deferred=False)
+    except Exception:  # noqa: BLE001 - what torch cannot prove for every batch; `_parity` tries another batch size
+        try:
+            made = _export(graph, flat, shapes, deferred=True)
+        except Exception as wrong:  # torch raises many kinds, as when a size must be one number
+            raise _untraceable(source, wrong) from wrong
     for node in made.graph.nodes:
         node.meta.pop("stack_trace", None)  # paths of this machine are nobody's business
         node.meta.pop("nn_module_stack", None)
@@ -55,21 +62,36 @@ def exported(source: Source, function: str, graph: nn.Module, *, batch: int) -> 
     return made
 
 
-class _Flat(nn.Module):
-    """torch.export wants a module; this one takes the graph's flat inputs."""
+def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred: bool) -> ExportedProgram:  # noqa: ANN401
+    """`deferred`: what torch must assume about the batch size is checked when the graph runs."""
+    with quiet_warnings():
+        return torch.export.export(
+            graph,
+            flat,
+            dynamic_shapes=(shapes,),
+            strict=False,
+            prefer_deferred_runtime_asserts_over_guards=deferred,
+        )
 
-    def __init__(self, graph: fx.GraphModule) -> None:
+
+class _Flat(nn.Module):
+    """torch.export wants a module; this one takes the graph's flat inputs and holds its constants."""
+
+    def __init__(self, graph: fx.GraphModule, constants: Sequence[Tensor]) -> None:
         super().__init__()
-        self.graph = graph
+        self.graph, self.count = graph, len(constants)
+        for i, value in enumerate(constants):
+            self.register_buffer(f"constant{i}", value)
 
     def forward(self, *flat: Tensor) -> tuple[Tensor, ...]:
-        return cast("tuple[Tensor, ...]", self.graph(*flat))
+        constants = [getattr(self, f"constant{i}") for i in range(self.count)]
+        return cast("tuple[Tensor, ...]", self.graph(*flat, *constants))
 
 
 def _graph(source: Source, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:
-    """`dynamic`: the ports whose "batch" dimension stays a symbol; none for a fixed batch."""
+    """`args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch."""
     fake = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True)
-    mine = [_fake(fake, a, dynamic[i].shape if dynamic else ()) for i, a in enumerate(args)]
+    mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
     _refuse_random(source)
     try:
         with ExitStack() as stack:
@@ -79,12 +101,45 @@ def _graph(source: Source, function: str, args: Sequence[Tensor], dynamic: Seque
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
-            traced = make_fx(functionalize(GRAPHS[function](source)), decomposition_table=dict(table()))(*mine)
+            stack.enter_context(_FlatLinear())
+            traced = make_fx(functionalize(GRAPHS[function](source)), decomposition_table={**table(), **INDEXING})(
+                *mine
+            )
     except Unsupported as refused:
         raise _refusal(source, refused.operator, refused.reason) from None
+    except Exception as wrong:  # torch raises many kinds for what it cannot trace
+        raise _untraceable(source, wrong) from wrong
     traced.graph.eliminate_dead_code()
+    _drop_unused_tensors(traced)
     traced.recompile()
     return traced
+
+
+def _drop_unused_tensors(traced: fx.GraphModule) -> None:
+    """Tensors that tracing noted and no node reads: the exporters would look at them, and some are torch's wrappers."""
+    read = {node.target for node in traced.graph.nodes if node.op == "get_attr"}
+    for name in [n for n, _ in (*traced.named_buffers(recurse=False), *traced.named_parameters(recurse=False))]:
+        if name not in read:
+            delattr(traced, name)
+
+
+def _untraceable(source: Source, wrong: Exception) -> ProgramRefused:
+    text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
+    return ProgramRefused(
+        f"model {source.name!r} cannot be traced: {text}",
+        hint="forward must be the same operators for every batch: no branches on values, no .item()",
+    )
+
+
+class _FlatLinear(TorchFunctionMode):
+    """Linear layers over sequences see one long batch: torch's own way of flattening fixes a symbolic batch size."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        if func is torch.nn.functional.linear and args[0].dim() > 2:  # noqa: PLR2004 - a matrix
+            x, *rest = args
+            out = func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {}))
+            return out.reshape(*x.shape[:-1], out.shape[-1])
+        return func(*args, **(kwargs or {}))
 
 
 def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:
@@ -128,11 +183,11 @@ def _operators_by_layer(source: Source) -> dict[str, list[str]]:
     """Operator -> "name (Class)" of the layers that call it in one training-mode pass over two samples."""
     watch = _Watch()
     x = torch.zeros(2, *source.input, dtype=getattr(torch, source.dtype))
-    state = {k: v.detach().clone() for k, v in source.module.state_dict().items()}
+    state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
-            functional_call(source.module.train(), state, (x,))
+            call(source.module.train(), state, x)
     finally:
         for handle in handles:
             handle.remove()

@@ -19,14 +19,22 @@ from coordinator.models.registry import Model, build
 from edge_client.engines.base import Engine, open_engine
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
+from export.functions import vocabulary
 from export.program import Compiled, compile_program
+from tests.architectures import ENTRIES
 
 BATCH = 8
 
 
 @cache
 def model(name: str) -> Model:
-    return build(name, seed=0)
+    """Of the registry, or of tests/architectures.py."""
+    if name not in ENTRIES:
+        return build(name, seed=0)
+    entry = ENTRIES[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Model(name=name, module=entry.make(), input=entry.input, classes=entry.classes, loss=entry.loss)
 
 
 @cache
@@ -54,7 +62,8 @@ def tied_samples(shape: tuple[int, ...], rng: np.random.Generator) -> Array:
 def feeds(program: Program, function: str, *, batch: int, seed: int = 0) -> dict[str, Array]:
     """Random weights, w != anchor, linear and velocity not zero, q not constant, y neither one-hot nor uniform."""
     rng = np.random.default_rng(seed)
-    start = {k: v.detach().numpy() for k, v in model(program.model).module.state_dict().items()}
+    module = model(program.model).module
+    start, tokens = {k: v.detach().numpy() for k, v in module.state_dict().items()}, vocabulary(module)
 
     def near(tensor: str, shape: tuple[int, ...]) -> Array:
         return np.asarray(start[tensor] + 0.1 * rng.standard_normal(shape))
@@ -65,8 +74,12 @@ def feeds(program: Program, function: str, *, batch: int, seed: int = 0) -> dict
         "buffers": lambda tensor, shape: np.asarray(start[tensor] + rng.uniform(0.1, 0.5, shape)),
         "velocity": lambda _, shape: 0.1 * rng.standard_normal(shape),
         "linear": lambda _, shape: 0.1 * rng.standard_normal(shape),
-        "x": lambda _, shape: tied_samples(shape, rng),
-        "y": lambda _, shape: rng.dirichlet(np.ones(shape[1]), shape[0]),
+        "x": lambda _, shape: rng.integers(tokens, size=shape) if tokens else tied_samples(shape, rng),
+        "y": lambda _, shape: (
+            rng.dirichlet(np.ones(shape[1]), shape[0])
+            if program.loss == "cross-entropy"
+            else rng.standard_normal(shape)
+        ),
         "q": lambda _, shape: rng.dirichlet(np.ones(shape[0])),
         "lr": lambda *_: np.array(0.1),
         "momentum": lambda *_: np.array(0.7),
@@ -80,35 +93,43 @@ def feeds(program: Program, function: str, *, batch: int, seed: int = 0) -> dict
     return out
 
 
-def torch_step(module: nn.Module, given: dict[str, Array]) -> dict[str, Array]:
+def torch_step(module: nn.Module, given: dict[str, Array], loss_name: str = "cross-entropy") -> dict[str, Array]:
     """One proximal step through torch.autograd on the model itself; shares no code with export/."""
     net = loaded(module, given).train()
     t = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
-    loss = (t["q"] * cross_entropy(net(t["x"]), t["y"])).sum()
+    loss = (t["q"] * LOSSES[loss_name](net(t["x"]), t["y"])).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     out: dict[str, Array] = {"loss": loss.detach().numpy()}
     for name, p in net.named_parameters():
+        if not p.requires_grad:
+            continue
         if p.grad is None:
             raise ValueError(f"{name} took no part in the loss")
         pull = p.grad + t[f"linear/{name}"] + t["mu"] * (p.detach() - t[f"anchor/{name}"])
         velocity = t["momentum"] * t[f"velocity/{name}"] + pull
         out[f"velocity/{name}"] = velocity.numpy()
         out[f"w/{name}"] = (p.detach() - t["lr"] * velocity).numpy()
-    buffers = {f"buffers/{n}": b.numpy() for n, b in net.named_buffers() if b.is_floating_point()}
-    return out | buffers
+    return out | {f"buffers/{n}": b.numpy() for n, b in net.named_buffers() if f"buffers/{n}" in given}
 
 
-def torch_evaluate(module: nn.Module, given: dict[str, Array]) -> dict[str, Array]:
+def torch_evaluate(module: nn.Module, given: dict[str, Array], loss_name: str = "cross-entropy") -> dict[str, Array]:
     """Loss and logits per sample, batch norm in inference mode."""
     net = loaded(module, given).eval()
     with torch.no_grad():
         x, y = (torch.tensor(given[name], dtype=torch.float64) for name in ("x", "y"))
         logits = net(x)
-        return {"loss": cross_entropy(logits, y).numpy(), "logits": logits.numpy()}
+        return {"loss": LOSSES[loss_name](logits, y).numpy(), "logits": logits.numpy()}
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits, y, reduction="none")
+
+
+def squared_error(out: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.mse_loss(out, y, reduction="none").mean(1)
+
+
+LOSSES = {"cross-entropy": cross_entropy, "squared-error": squared_error}
 
 
 def loaded(module: nn.Module, given: dict[str, Array]) -> nn.Module:

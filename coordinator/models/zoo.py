@@ -82,7 +82,7 @@ def femnist_cnn() -> nn.Module:
 
 
 class _EvenSides(nn.Module):
-    """One more row and column below and to the right of odd sizes, which no maximum picks: TensorFlow's "same" pools."""
+    """Odd sizes get one more row or column that no maximum picks, as TensorFlow's "same" pools do."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h, w] -> [..., h + h % 2, w + w % 2]."""

@@ -86,11 +86,49 @@ def test_a_vector_does_not_share_memory_with_the_module() -> None:
     assert not torch.any(module.weight == 7.0)
 
 
-def test_a_frozen_parameter_is_refused_by_name() -> None:
-    module = nn.Linear(6, 3)
-    module.bias.requires_grad = False
-    with pytest.raises(ProgramRefused, match="bias"):
-        compile_small(module)
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match="every parameter is frozen"):
+        compile_small(nn.Linear(6, 3).requires_grad_(False))  # noqa: FBT003 - torch's own
+
+
+def test_a_frozen_last_layer_is_no_classifier() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3).requires_grad_(False))  # noqa: FBT003 - torch's own
+    assert schema_of(module).classifier == ("0.weight", "0.bias")
+
+
+def test_a_shared_weight_travels_once_and_the_classifier_knows_it_by_its_first_name() -> None:
+    schema = schema_of(model("tied-embedding").module)
+    assert [t.name for t in schema.tensors] == ["tokens.weight", "mix.weight", "mix.bias", "out.bias"]
+    assert schema.classifier == ("tokens.weight", "out.bias")
+
+
+def test_buffers_that_torch_does_not_save_or_that_are_integers_stay_at_home() -> None:
+    schema = schema_of(model("several-buffers").module)
+    assert [t.name for t in schema.tensors if t.role == "b"] == ["largest", "mean", "scale"]
+
+
+class Counting(nn.Module):
+    """Counts its passes in an integer, which no step gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.head = nn.Linear(6, 3)
+        self.passes: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_a_written_integer_buffer_is_refused_by_name() -> None:
+    with pytest.raises(ProgramRefused, match="writes passes"):
+        compile_small(Counting())
+
+
+def test_a_model_whose_answers_depend_on_the_company_of_a_sample_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match="other company"):
+        compile_small(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)))
 
 
 def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:

@@ -73,6 +73,21 @@ def test_an_unknown_operator_is_refused_by_its_name() -> None:
     assert "aten.sort" in refusal(Sorting())
 
 
+class Branching(nn.Module):
+    """Looks at values to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1) if x.sum() > 0 else -x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_branch_on_values_is_refused_and_not_baked_in() -> None:
+    assert "cannot be traced" in refusal(Branching())
+
+
 def test_tracing_leaves_torchs_global_generator_as_it_was() -> None:
     module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4))
     before = torch.random.get_rng_state()

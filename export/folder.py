@@ -1,0 +1,123 @@
+"""A compiled program as a folder with readable names, for people and their own scripts.
+
+    program.json                             the manifest: ports in order, hashes, measured differences
+    step.onnx  evaluate.onnx  infer.onnx     one function per file, any batch size
+    program.tflite                           every function, a signature each, one batch size
+    step.pt2   evaluate.pt2   infer.pt2      for torch
+    weights.npz                              the model's own weights under the names of the inputs (w/..., buffers/...)
+
+A file that serves several functions is called program. Names follow from program.json alone. Knows no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import ConfigError, Malformed, UsageError
+from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
+from edge_client.protocol.task import Array
+
+MANIFEST, WEIGHTS = "program.json", "weights.npz"
+ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One container: its name in the folder and what it is for."""
+
+    name: str
+    engine: str
+    functions: tuple[str, ...]
+    sha256: str
+    size: int
+
+
+def files_of(program: Program) -> list[File]:
+    """The containers of a program, engine by engine; engines and functions in their usual order."""
+    out = []
+    for engine in sorted(program.containers, key=_place(ENDINGS)):
+        containers = program.containers[engine]
+        shared: dict[str, list[str]] = {}
+        for function in sorted(containers, key=_place(FUNCTIONS)):
+            shared.setdefault(containers[function].sha256, []).append(function)
+        for sha256, functions in shared.items():
+            stem = functions[0] if len(functions) == 1 else "program"
+            size = containers[functions[0]].size
+            name = f"{stem}.{ENDINGS.get(engine, engine)}"
+            out.append(File(name=name, engine=engine, functions=tuple(functions), sha256=sha256, size=size))
+    return out
+
+
+def _place(usual: Iterable[str]) -> Callable[[str], tuple[int, str]]:
+    """A sort key: what is unknown comes last."""
+    places = {name: i for i, name in enumerate(usual)}
+    return lambda name: (places.get(name, len(places)), name)
+
+
+def refuse_used(out: Path) -> None:
+    """Raises UsageError unless `out` is a folder that does not exist yet, or an empty one."""
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file", hint="give a folder that does not exist yet")
+    if out.is_dir() and any(out.iterdir()):
+        raise UsageError(f"folder {out} is not empty", hint="give a new folder, or remove this one first")
+
+
+def write_folder(
+    out: Path, program: Program, containers: Mapping[str, bytes], weights: Mapping[str, Array]
+) -> dict[str, int]:
+    """`containers`: sha256 -> bytes. -> name -> size in bytes. program.json comes last: with it the folder is whole."""
+    refuse_used(out)
+    out.mkdir(parents=True, exist_ok=True)
+    blobs = {f.name: containers[f.sha256] for f in files_of(program)}
+    blobs[WEIGHTS] = _npz(weights)
+    blobs[MANIFEST] = canonical(program.to_json())
+    for name, data in blobs.items():
+        (out / name).write_bytes(data)
+    return {name: len(data) for name, data in blobs.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Folder:
+    """A folder whose every container has the hash that program.json says."""
+
+    program: Program
+    blobs: Mapping[str, bytes] = field(repr=False)  # by File.name
+
+
+def read_folder(path: Path) -> Folder:
+    """Raises ConfigError for a folder that holds no program, Malformed for one that was changed."""
+    try:
+        raw = (path / MANIFEST).read_bytes()
+    except OSError as missing:
+        raise ConfigError(
+            f"{path} holds no program: {MANIFEST}: {missing.strerror}", hint="give the folder that --out wrote"
+        ) from None
+    program = Program.from_json(parse_json(raw, LIMIT_BYTES))
+    return Folder(program=program, blobs={f.name: _container(path, f) for f in files_of(program)})
+
+
+def _container(path: Path, file: File) -> bytes:
+    if Path(file.name).name != file.name:
+        raise Malformed("bad_program", f"{file.name!r} lies outside the folder")
+    try:
+        data = (path / file.name).read_bytes()
+    except OSError as missing:
+        raise Malformed("bad_program", f"{file.name}: {missing.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != file.sha256 or len(data) != file.size:
+        raise Malformed("bad_hash", f"{file.name} is not the file that {MANIFEST} names")
+    return data
+
+
+def _npz(arrays: Mapping[str, Array]) -> bytes:
+    buffer = io.BytesIO()
+    named: dict[str, Any] = dict(arrays)  # numpy's own keyword arguments have other types
+    np.savez(buffer, **named)
+    return buffer.getvalue()

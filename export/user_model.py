@@ -1,0 +1,106 @@
+"""A reader's own torch module by import path: `package.module:Class`, called with arguments from JSON.
+
+Whatever the reader's code raises is told as the reader's, in one message. Knows no file and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from importlib import import_module
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_client.errors import FedcentersError, ProgramRefused, UsageError
+from export.functions import Loss
+from export.program import Compiled, compile_program
+
+Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
+
+
+def load_model(path: str, arguments: Arguments = (), *, seed: int = 0) -> nn.Module:
+    """Import, call, check. The same seed gives the same weights; torch's global generator stays as it was.
+
+    `path` may also name a module that exists already, which then takes no arguments.
+    """
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
+    made = _attribute(_imported(module_name), name)
+    if isinstance(made, nn.Module) and not arguments:
+        return made
+    if isinstance(made, nn.Module) or not callable(made):
+        raise UsageError(f"{path} cannot be called", hint="name a class, or a function that returns a torch module")
+    args, kwargs = ((), dict(arguments)) if isinstance(arguments, Mapping) else (tuple(arguments), {})
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = made(*args, **kwargs)
+    except Exception as wrong:
+        raise UsageError(
+            f"calling {path} failed: {_told(wrong)}",
+            hint="pass what it needs with --model-args: a JSON object by name, or a JSON list in order",
+        ) from wrong
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"{path} gives {type(made).__name__}, which is no torch.nn.Module",
+            hint="name the class of the network itself, or a function that returns one",
+        )
+    return made
+
+
+def compile_model(  # noqa: PLR0913 - the facts of a model
+    module: nn.Module,
+    *,
+    name: str,
+    shape: tuple[int, ...],
+    classes: int,
+    loss: Loss,
+    batch: int,
+    engines: Sequence[str],
+) -> Compiled:
+    """`compile_program`, with whatever else the reader's forward raises under the tracer told as a refusal."""
+    try:
+        return compile_program(module, name=name, input=shape, classes=classes, loss=loss, batch=batch, engines=engines)
+    except (FedcentersError, ImportError):
+        raise
+    except Exception as wrong:
+        raise ProgramRefused(
+            f"model {name!r} cannot become a training program: {_told(wrong)}",
+            hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
+        ) from wrong
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
+            raise UsageError(
+                f"there is no module {missing.name!r}",
+                hint="run this in the folder that holds it, or put that folder into PYTHONPATH",
+            ) from missing
+        raise UsageError(
+            f"module {name!r} needs {missing.name or missing}, which is not installed", hint="install it and try again"
+        ) from missing
+    except (Exception, SystemExit) as wrong:
+        raise UsageError(
+            f"importing {name!r} failed: {_told(wrong)}", hint=f"try python -c 'import {name}', which says where"
+        ) from wrong
+
+
+def _attribute(module: ModuleType, name: str) -> object:
+    if not hasattr(module, name):
+        near = get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
+        where = module.__file__ or "a folder without __init__.py"
+        hint = f"did you mean {near[0]!r}?" if near else f"it was read from {where}"
+        raise UsageError(f"module {module.__name__!r} has no {name!r}", hint=hint)
+    return getattr(module, name)
+
+
+def _told(wrong: BaseException) -> str:
+    text = str(wrong).strip().splitlines()
+    return f"{type(wrong).__name__}: {text[0][:300]}" if text else type(wrong).__name__

@@ -1,0 +1,48 @@
+"""The papers' models and what users bring, each on each engine: one step and one evaluation against torch.
+
+The default run compiles the small ones for ONNX Runtime; the rest is `slow`, because each compilation takes seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.architectures import ENTRIES
+from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
+
+PAPERS = ("linear-regression", "mnist-mlp", "cifar-lenet", "celeba-cnn", "letters-cnn", "femnist-cnn")
+QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers"}
+ENGINES = ("onnx", "litert", "pt2")
+SINGLE_STEP = 1e-5
+# Long float32 sums; and instance norm of flat samples, which divides by the square root of 1e-5.
+LOOSE = {"celeba-cnn": 1e-4, "femnist-cnn": 1e-4, "letters-cnn": 1e-4, "instance-norm": 1e-4}
+ROWS = [
+    pytest.param(name, engine, marks=() if engine == "onnx" and name in QUICK else pytest.mark.slow)
+    for name in (*PAPERS, *ENTRIES)
+    for engine in ENGINES
+]
+
+
+@pytest.mark.parametrize(("name", "engine"), ROWS)
+def test_a_step_and_an_evaluation_are_torchs(name: str, engine: str, tmp_path: Path) -> None:
+    made, known = compiled(name, engines=(engine,)), model(name)
+    running = opened(made, engine, tmp_path)
+    for batch in (BATCH,) if running.fixed_batch else (BATCH, 3):
+        given = feeds(made.program, "step", batch=batch)
+        assert relative(running.step(given), torch_step(known.module, given, known.loss)) < LOOSE.get(name, SINGLE_STEP)
+        given = feeds(made.program, "evaluate", batch=batch)
+        expected = torch_evaluate(known.module, given, known.loss)
+        assert relative(running.evaluate(given), expected) < LOOSE.get(name, SINGLE_STEP)
+
+
+def test_frozen_parameters_are_in_the_file_and_nowhere_else() -> None:
+    made = compiled("frozen-body", engines=("onnx",))
+    assert {t.name for t in made.program.schema.tensors if t.role == "p"} == {"1.weight", "3.weight", "3.bias"}
+    frozen = model("frozen-body").module.state_dict()["0.0.weight"].numpy()
+    for function in ("step", "evaluate", "infer"):
+        ports = made.program.functions[function]
+        assert not [p for p in (*ports.inputs, *ports.outputs) if p.name.endswith(("0.0.weight", "1.bias"))]
+        assert np.ascontiguousarray(frozen).tobytes() in made.files[made.program.containers["onnx"][function].sha256]
