@@ -1,4 +1,4 @@
-"""Exported programs as .pt2 archives, for devices that have torch. A graph without weights, hence no pickle."""
+"""Exported programs as .pt2 archives, for devices that have torch. Weights are inputs; constants need no pickle."""
 
 from __future__ import annotations
 
