@@ -19,6 +19,13 @@ settings.register_profile("long", max_examples=2_000, deadline=None, suppress_he
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test marked `broker` needs mosquitto: without it, it skips with that reason, and fails in CI."""
+    if item.get_closest_marker("broker") and brokers.find_mosquitto() is None:
+        absent = "mosquitto is not installed (apt install mosquitto)"
+        pytest.fail(absent, pytrace=False) if IN_CI else pytest.skip(absent)
+
+
 @pytest.fixture
 def free_port() -> int:
     """A TCP port on loopback that nothing listens on."""
@@ -28,9 +35,6 @@ def free_port() -> int:
 @pytest.fixture
 def mosquitto(tmp_path: Path) -> Iterator[brokers.Broker]:
     """A fresh mosquitto for one test; `.url` is its address. Mark the test with `@pytest.mark.broker`."""
-    if brokers.find_mosquitto() is None:
-        absent = "mosquitto is not installed (apt install mosquitto)"
-        pytest.fail(absent) if IN_CI else pytest.skip(absent)
     with brokers.start_broker(tmp_path / "mosquitto", "mosquitto") as broker:
         yield broker
 

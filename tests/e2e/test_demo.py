@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from emulator.broker import find_mosquitto
 from export.bundle import read_bundle
 
 PATIENCE_S = 150
@@ -142,10 +141,9 @@ def test_it_talks_on_stderr_from_the_first_moment_without_colours(finished: Play
     assert "Traceback" not in finished.stderr
 
 
+@pytest.mark.broker  # without mosquitto the other tests ran on the embedded broker already
 def test_it_runs_on_the_embedded_broker_too(finished: Played, tmp_path: Path) -> None:
     """The numbers are those of the other broker: what carries the messages decides nothing."""
-    if find_mosquitto() is None:
-        pytest.skip("mosquitto is not installed, so the other tests ran on amqtt already")
     embedded = played(tmp_path / "home", "--broker", "amqtt")
     assert embedded.code == 0, embedded.stderr
     assert "amqtt listens" in embedded.stderr

@@ -57,8 +57,6 @@ def test_a_stopped_amqtt_leaves_no_thread(amqtt_broker: Broker) -> None:
 
 @pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=pytest.mark.broker), "amqtt"])
 def test_a_port_in_use_is_named(kind: str, tmp_path: Path) -> None:
-    if kind == "mosquitto" and brokers.find_mosquitto() is None:
-        pytest.skip("mosquitto is not installed")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(NetworkError, match=rf"port {port}[\s\S]*hint: "):
