@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+READERS := .readers
+READER_PYTHON ?= python3.11
 
-.PHONY: help install demo test check bench clean
+.PHONY: help install demo test check bench bench-programs architectures readers clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -29,8 +31,27 @@ check: $(STAMP)  ## lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## measure what BENCHMARKS.md lists
-	$(BIN)/python -m tests.bench
+bench: $(STAMP)  ## a training step of the main models, with memory; BENCHMARKS.md quotes it
+	$(BIN)/python -m tests.bench_programs --models digits-mlp wecfl-cnn gn-cnn --memory
+
+bench-programs: $(STAMP) ## a training step of every model on every engine against torch
+	$(BIN)/python -m tests.bench_programs --json bench-programs.json
+
+architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
+	$(BIN)/python -m tests.many_architectures
+
+readers: $(STAMP) $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed ## two other TFLite runtimes run our files
+	$(BIN)/python -m tests.readers.write $(READERS)/files
+	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
+	$(READERS)/tensorflow/bin/python tests/readers/read.py tensorflow.lite.python.interpreter $(READERS)/files
+
+# tflite-runtime 2.14 is its last release: numpy 1, Python 3.11 at most
+$(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'
+$(READERS)/tensorflow/.installed: PACKAGES := 'tensorflow-cpu==2.21.0'
+$(READERS)/%/.installed:
+	$(READER_PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@touch $@
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(READERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,6 +15,8 @@ from edge_client.protocol import compress
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema, Task
 
 ZERO = "zero"  # the base of a delta that is no difference
+_LOSS = frozenset({"loss"})  # what answers a fit whose model stays on the device
+_ROUNDING = 1e-6  # of a sum of shares
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,16 +39,21 @@ class Question:
     @property
     def what(self) -> str:
         """The kind of blob that answers."""
-        return "delta" if isinstance(self.task, Fit) else "stats"
+        return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
 
 
 def admit(question: Question, data: bytes, n: int) -> Reply:
-    """Bytes and the number of samples that the device claims -> its reply. Raises Malformed."""
-    if isinstance(question.task, Fit):
-        update = _updated(question, data)
-        return Reply(n=min(n, question.samples), update=update)
+    """Bytes and the number of samples that the device claims -> its reply. Raises Malformed.
+
+    Training samples weigh a reply, so that no device may claim more of them than it was enrolled with.
+    """
+    task = question.task
+    if isinstance(task, Fit) or task.split == "train":
+        n = min(n, question.samples)
+    if isinstance(task, Fit) and task.upload:
+        return Reply(n=n, update=_updated(question, data))
     reply = compress.decode_stats(data, question.schema, n)
-    _check_stats(question.task, question.schema, reply)
+    _check_stats(task, question.schema, reply)
     return reply
 
 
@@ -65,10 +72,12 @@ def _updated(question: Question, data: bytes) -> Flat:
     return update
 
 
-def _check_stats(task: Probe, schema: Schema, reply: Reply) -> None:
-    """Everything that was wanted, nothing else, in the shapes of the question."""
-    models = len(task.models)
-    rows = 1 if task.prior is not None else models  # with a prior the mixture of all is what gets counted
+def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
+    """Everything that was wanted, nothing else, in the shapes of the question; of a fit, its mean loss."""
+    want, models, rows = _LOSS, 1, 1
+    if isinstance(task, Probe):
+        want, models = task.want, len(task.models)
+        rows = 1 if task.prior is not None else models  # with a prior the mixture of all is what gets counted
     answers: dict[str, Array | None] = {
         "loss": reply.losses,
         "votes": reply.votes,
@@ -77,8 +86,8 @@ def _check_stats(task: Probe, schema: Schema, reply: Reply) -> None:
         "confusion": reply.confusion,
     }
     given = {name for name, value in answers.items() if value is not None}
-    if given != task.want:
-        raise Malformed("bad_schema", f"statistics hold {sorted(given)}, asked for {sorted(task.want)}")
+    if given != want:
+        raise Malformed("bad_schema", f"statistics hold {sorted(given)}, asked for {sorted(want)}")
     for name in ("loss", "votes", "posterior"):
         value = answers[name]
         if value is not None and value.shape != (models,):
@@ -89,6 +98,8 @@ def _check_stats(task: Probe, schema: Schema, reply: Reply) -> None:
         _check_counts(reply.confusion, rows, reply.n)
     if reply.votes is not None:
         _check_total(reply.votes[None], reply.n)
+    if reply.posterior is not None and abs(float(reply.posterior.sum()) - 1) > _ROUNDING:
+        raise Malformed("rejected", f"mean responsibilities sum to {reply.posterior.sum():.6g}, not to 1")
 
 
 def _check_counts(confusion: Array, rows: int, n: int) -> None:

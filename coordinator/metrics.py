@@ -15,6 +15,8 @@ import numpy as np
 
 from edge_client.protocol.task import Array, ClientId
 
+LAST = 3  # rounds at the end of a run that a table's figure is the mean of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Average:
@@ -82,6 +84,26 @@ def nmi(truth: Sequence[int], found: Sequence[int]) -> float:
     return float(normalized_mutual_info_score(truth, found))
 
 
+def purity(truth: Sequence[int], found: Sequence[int]) -> float:
+    """Share of members that belong to the most common true group of their cluster, 0 to 1."""
+    _, true = np.unique(np.asarray(truth), return_inverse=True)
+    _, cluster = np.unique(np.asarray(found), return_inverse=True)
+    table = np.zeros((cluster.max() + 1, true.max() + 1), dtype=np.int64)
+    np.add.at(table, (cluster, true), 1)
+    return float(table.max(axis=1).sum() / table.sum())
+
+
+def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str = "micro") -> list[float]:
+    """`quantity` ("accuracy", "f1") of the last three rounds that have one, as the papers' tables report it."""
+    found = [r[quantity][kind] for r in records if r[quantity][kind] is not None]
+    return found[-LAST:]
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation of values pooled over seeds and rounds, as WeCFL's tables have them."""
+    return float(np.mean(values)), float(np.std(values))
+
+
 def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
     outcome: Report,
     *,
@@ -92,8 +114,9 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
     bytes_down: int,
     bytes_up: int,
     seconds: float,
+    local_steps: int | None = None,
 ) -> dict[str, Any]:
-    """One JSON object of metrics.jsonl."""
+    """One JSON object of metrics.jsonl; a driver that counts the devices' SGD steps says so in `local_steps`."""
     return {
         "event": "round",
         "run": run,
@@ -107,4 +130,5 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
         "assignment": dict(outcome.assignment),
         "bytes": {"down": bytes_down, "up": bytes_up},
         "seconds": seconds,
+        **({} if local_steps is None else {"local_steps": local_steps}),
     }

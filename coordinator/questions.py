@@ -95,6 +95,8 @@ def _base(task: Task, job: Mapping[str, Any]) -> tuple[str, str, Flat | None]:
 
     A delta is taken from the start; where the start stays on the device, from the anchor, else from nothing.
     """
+    if isinstance(task, Fit) and not task.upload:
+        return "zero", ZERO, None
     if isinstance(task, Fit) and isinstance(task.start, np.ndarray):
         return "start", job["start"]["sha256"], task.start.astype(np.float32)
     if isinstance(task, Fit) and task.anchor is not None:

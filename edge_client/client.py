@@ -159,20 +159,22 @@ class Client:
 
     def _carry_out(self, task: _Task) -> tuple[Outcome, float]:
         """Fetch in the order of trust: the signed program, what it vouches for, the vectors; then train."""
-        message = task.message
+        run = task.key.run
         may_train(min_battery_percent=self.config.min_battery_percent)
-        manifest, container = Manifest.from_json(message["program"]), Manifest.from_json(message["container"])
+        manifest, container = (Manifest.from_json(task.message[name]) for name in ("program", "container"))
         self._workshop.check_signature(manifest)
         self._fetch(task, [manifest])
         program = self._workshop.program(manifest)
-        self._workshop.check_container(program, wire.function_of(message), container)
+        self._workshop.check_container(program, wire.function_of(task.message), container)
+        message = wire.without_spares(task.message, lambda slot: self.state.own(run, slot, program.schema) is not None)
         self._cache.pin({manifest.sha256, container.sha256})
         self._fetch(task, [container, *wire.task_manifests(message)])
         began_s = self._clock.now_s()
         outcome = self._workshop.run(
             message,
-            own=lambda slot, schema: self.state.own(task.key.run, slot, schema),
+            own=lambda slot, schema: self.state.own(run, slot, schema),
             residual=lambda schema: self.state.residual(task.key, message.get("center"), schema),
+            posterior=lambda: self.state.posterior(task.key),
             between=lambda: self._glance(task),
         )
         return outcome, self._clock.now_s() - began_s
@@ -211,7 +213,7 @@ class Client:
             residual=None if rest is None else residual_name(task.key.run, task.message.get("center"), schema),
             residual_sha256=None if rest is None else self.state.keep_residual(rest, schema),
         )
-        self.state.finish(result, outcome.data, schema, own=outcome.own)
+        self.state.finish(result, outcome.data, schema, own=outcome.own, posterior=outcome.posterior)
 
     def _refuse(self, task: _Task, wrong: Exception) -> None:
         code, detail, retry_ms = nack_of(wrong)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.engines.base import ENGINES
+from edge_client.engines.base import DEVICES, ENGINES
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.topics import check_cid, check_federation
 
@@ -37,6 +37,7 @@ class ClientConfig:
     state: Path  # folder that survives power cuts; one per device
     signing_keys: tuple[bytes, ...]  # raw Ed25519 public keys [32 bytes] whose programs may run here
     engine: str = "onnx"
+    device: str = "auto"  # where the engine runs: CUDA where it can be had, else the CPU
     threads: int = 1  # one per session: a board does other things, too
     ca: Path | None = None  # PEM file; None trusts the system's authorities
     cache_mib: int = 1024  # programs and models kept for later
@@ -103,10 +104,13 @@ def _broker(value: object, _folder: Path) -> str:
     return _text(value)
 
 
-def _engine(value: object, _folder: Path) -> str:
-    if value not in ENGINES:
-        raise ValueError(f"expected one of {', '.join(ENGINES)}")
-    return str(value)
+def _one_of(names: Sequence[str]) -> Callable[[object, Path], str]:
+    def read(value: object, _folder: Path) -> str:
+        if value not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return str(value)
+
+    return read
 
 
 def _path(value: object, folder: Path) -> Path:
@@ -139,7 +143,8 @@ _READERS: Mapping[str, Callable[[object, Path], Any]] = {
     "data": _path,
     "state": _path,
     "signing-keys": _keys,
-    "engine": _engine,
+    "engine": _one_of(ENGINES),
+    "device": _one_of(DEVICES),
     "threads": _count(1, 1024),
     "ca": _path,
     "cache-mib": _count(16, 1 << 24),
@@ -154,6 +159,7 @@ _HINTS = {
     "state": "a folder of this device's own that survives a restart",
     "signing-keys": "the coordinator's public keys in hex; it writes them to signing.pub",
     "engine": f"one of {', '.join(ENGINES)}",
+    "device": f"one of {', '.join(DEVICES)}; auto is right unless you measure",
     "threads": "1 is right for most boards",
     "ca": "the PEM file of the authority that signed the broker's certificate",
     "cache-mib": "how much disk programs and models may take, in MiB",

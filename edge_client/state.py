@@ -1,8 +1,8 @@
-"""What survives a power cut: the birth number, the highest epoch, the last result until it is acknowledged, own models.
+"""What survives a power cut: the last result until it is acknowledged, own models, a probe's posterior, the rest.
 
     state/birth          counts connections
     state/state.json     everything small, replaced as a whole; it names the blobs that belong to it
-    state/kept/<sha256>  the last update, own models, residuals; written before state.json names them
+    state/kept/<sha256>  the last update, own models, residuals, responsibilities; written before state.json names them
     state/cache/         programs and models that came from the coordinator; may be deleted
 
 A crash between two writes leaves blobs that nothing names (removed later) and the state of before. This file neither
@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol import compress
+from edge_client.protocol import compress, tensors
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.task import Flat, Schema
+from edge_client.protocol.task import Array, Flat, Schema
 from edge_client.transport.blobs import BlobFolder, write_atomically
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,7 @@ class State:
         self.epoch: int = raw.get("epoch", 0)  # the highest seen
         self._own: dict[str, list[str]] = raw.get("own", {})  # run/slot -> [sha256, schema]
         self._residuals: dict[str, list[Any]] = raw.get("residuals", {})  # run/center/schema -> [sha256, round]
+        self._posterior: list[Any] | None = raw.get("posterior")  # [sha256, run, round]
         self.birth = self._read_birth()
         self._sweep()
 
@@ -112,9 +113,31 @@ class State:
             return None
         return vector * np.float32(0.5 ** max(0, key.round - found[1] - 1))
 
-    def finish(self, result: Result, update: bytes, schema: Schema, *, own: tuple[str, Flat] | None) -> Result:
-        """Keep a finished task and the model that it left in a slot; after this it may be announced."""
+    def posterior(self, key: Key) -> Array | None:
+        """The responsibilities [M, n] that the last probe for them left, if it was of the same run and round."""
+        if self._posterior is None or self._posterior[1:] != [key.run, key.round]:
+            return None
+        try:
+            return tensors.unpack(self.kept.read(self._posterior[0]))[0]["posterior"]
+        except (Malformed, KeyError) as wrong:
+            log.warning("lost the responsibilities of a probe: %s", wrong)
+            return None
+
+    def finish(
+        self,
+        result: Result,
+        update: bytes,
+        schema: Schema,
+        *,
+        own: tuple[str, Flat] | None,
+        posterior: Array | None = None,
+    ) -> Result:
+        """Keep a finished task, the model that it left in a slot, the responsibilities; then it may be announced."""
         self.kept.put(update)
+        if posterior is not None:
+            rows = {"posterior": posterior}
+            sha256 = self.kept.put(tensors.pack(rows, kind="stats", codec="f32", schema=schema.sha256))
+            self._posterior = [sha256, result.key.run, result.key.round]
         if own is not None:
             slot, vector = own
             sha256 = self.kept.put(compress.encode(vector, schema, codec="f32", kind="model"))
@@ -171,10 +194,12 @@ class State:
     def _save(self) -> None:
         result = self.result.to_json() if self.result else None
         raw = {"epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
-        write_atomically(self._file, canonical({"v": VERSION} | self._owner | raw))
+        write_atomically(self._file, canonical({"v": VERSION, "posterior": self._posterior} | self._owner | raw))
 
     def _sweep(self) -> None:
         named = {sha256 for sha256, _ in (*self._own.values(), *self._residuals.values())}
+        if self._posterior is not None:
+            named.add(self._posterior[0])
         if self.result is not None:
             named.add(self.result.update.sha256)
             named.add(self.result.residual_sha256 or "")

@@ -13,10 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.dataset import Dataset, Local, batches
-from edge_client.engines.base import Engine
+from edge_client.engines.base import Engine, step
 from edge_client.errors import Malformed
+from edge_client.noise import noise
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema, Tensors
+from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply, Schema, Tensors
 
 F64 = NDArray[np.float64]
 
@@ -36,46 +37,60 @@ def fit(  # noqa: PLR0913 - what a task needs, and two things that only some hav
     data: Dataset,
     *,
     own: Flat | None = None,
-    rows: Array | None = None,
+    posterior: Array | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> FitResult:
     """Run the task's SGD steps on `data`.
 
-    `own` [schema.size] is the device's own model in the task's slot, if it has one; `rows` [n] are the weights that the
-    last probe left on the device, for `task.rows = "posterior:m"`. `between` is called before each step; what it raises
-    ends the training.
+    `own` [schema.size] is the device's own model in the task's slot, if it has one; `posterior` [M, n] are the
+    responsibilities that the last probe left on the device, for `task.rows = "posterior:m"`. `between` is called before
+    each step; what it raises ends the training.
     """
     _fits(program, data)
-    weights = _row_weights(task, data, rows)
+    weights = _row_weights(task, data, posterior)
     if engine.fixed_batch is not None and engine.fixed_batch != task.batch:
         raise Malformed("bad_task", f"batch {task.batch}, but this program runs batches of {engine.fixed_batch}")
-    feeds = _feeds(program, task, _start(task, own))
+    update = engine.update(_kept(program, task, _start(task, own)))
     losses = []
-    for index in batches(len(data), task.batch, task.seed, task.steps, fixed=engine.fixed_batch is not None):
+    order = batches(len(data), task.batch, task.seed, task.steps, fixed=engine.fixed_batch is not None)
+    for k, index in enumerate(order):
         between()
-        q = weights[index] / len(index)
-        result = engine.step(feeds | _samples(program, data, index) | {"q": q.astype(program.dtype)})
-        losses.append(float(result.pop("loss")))
-        feeds |= result
-    vector = _flat(program.schema, feeds)
+        drawn = noise(program, task.seed, k, len(index))
+        losses.append(update.step(_batch(program, data, index, weights[index] / len(index)) | drawn))
+    vector = _flat(program.schema, update.read())
     if not np.isfinite(vector).all():
         raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
     return FitResult(vector=vector, loss=float(np.mean(losses)))
 
 
-def probe(engine: Engine, program: Program, task: Probe, local: Local) -> Reply:
-    """Evaluate the task's models on the asked split; the reply holds what was asked for and nothing else."""
+def probe(
+    engine: Engine,
+    program: Program,
+    task: Probe,
+    local: Local,
+    *,
+    own: Callable[[str], Flat | None] = lambda slot: None,  # noqa: ARG005 - named for its readers
+    keep: Callable[[F64], None] = lambda posterior: None,  # noqa: ARG005
+) -> Reply:
+    """Evaluate the task's models on the asked split; the reply holds what was asked for and nothing else.
+
+    `own` gives the device's model [schema.size] in a slot, if it has one. `keep` is handed the responsibilities [M, n]
+    of a probe of all training samples for "posterior": they stay on the device, for the fits that follow.
+    """
     data = _probed(task, local)
     _fits(program, data)
-    if "grad" in task.want:
-        return Reply(n=len(data), grad=_gradient(engine, program, task, data))
-    losses, logits = evaluate(engine, program, task.models, data, batch=task.batch)
-    want = task.want
+    models, want = [_candidate(model, own) for model in task.models], task.want
+    if "grad" in want:
+        return Reply(n=len(data), grad=_gradient(engine, program, task, models, data))
+    losses, logits = evaluate(engine, program, models, data, batch=task.batch)
+    shares = responsibilities(losses, task.prior) if "posterior" in want else None
+    if shares is not None and task.split == "train" and len(data) == len(local.train):
+        keep(shares)
     return Reply(
         n=len(data),
         losses=losses.mean(axis=1) if "loss" in want else None,
         votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
-        posterior=responsibilities(losses, task.prior).mean(axis=1) if "posterior" in want else None,
+        posterior=None if shares is None else shares.mean(axis=1),
         confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
     )
 
@@ -125,14 +140,17 @@ def _fits(program: Program, data: Dataset) -> None:
             raise Malformed("bad_program", "the program predicts numbers, but the device holds class labels")
         if data.y.max() >= program.classes:
             raise Malformed("bad_program", f"label {data.y.max()}, but the program has {program.classes} classes")
+    elif data.y.shape[1:] != program.target:
+        raise Malformed("bad_program", f"the program has targets of shape {program.target}, not {data.y.shape[1:]}")
 
 
-def _row_weights(task: Fit, data: Dataset, rows: Array | None) -> F64:
+def _row_weights(task: Fit, data: Dataset, posterior: Array | None) -> F64:
     if task.rows == "ones":
         return np.ones(len(data))
-    if rows is None or rows.shape != (len(data),):
-        raise Malformed("bad_task", f"rows {task.rows!r}, but no probe left such weights for {len(data)} samples")
-    return np.asarray(rows, dtype=np.float64)
+    m = int(task.rows.removeprefix("posterior:"))
+    if posterior is None or m >= len(posterior) or posterior.shape[1:] != (len(data),):
+        raise Malformed("no_posterior", f"rows {task.rows!r}, but no probe left such weights for {len(data)} samples")
+    return np.asarray(posterior[m], dtype=np.float64)
 
 
 def _start(task: Fit, own: Flat | None) -> Flat:
@@ -144,8 +162,18 @@ def _start(task: Fit, own: Flat | None) -> Flat:
     return start
 
 
-def _feeds(program: Program, task: Fit, start: Flat) -> dict[str, Array]:
-    """Everything that a step reads but the samples. Velocity starts at zero; an absent anchor has no force (mu = 0)."""
+def _candidate(model: Flat | OwnModel, own: Callable[[str], Flat | None]) -> Flat:
+    if not isinstance(model, OwnModel):
+        return model
+    kept = own(model.slot)
+    found = kept if kept is not None else model.init
+    if found is None:
+        raise Malformed("no_own_model", f"no model in slot {model.slot!r}, and the task brings none")
+    return found
+
+
+def _kept(program: Program, task: Fit, start: Flat) -> dict[str, Array]:
+    """What an update keeps between its steps. Velocity starts at zero; an absent anchor has no force (mu = 0)."""
     zero = np.zeros(program.schema.size)
     feeds = _model(program, start)
     for prefix, vector in (("velocity", None), ("anchor", task.anchor), ("linear", task.linear)):
@@ -175,6 +203,11 @@ def _flat(schema: Schema, feeds: Tensors) -> Flat:
     return schema.join({t.name: feeds[f"{prefix[t.role]}/{t.name}"] for t in schema.tensors})
 
 
+def _batch(program: Program, data: Dataset, index: NDArray[np.int64], q: F64) -> dict[str, Array]:
+    """What every step reads anew: `x` [b, ...], `y` [b, ...] and the weights `q` [b] of the samples."""
+    return _samples(program, data, index) | {"q": q.astype(program.dtype)}
+
+
 def _samples(program: Program, data: Dataset, index: NDArray[np.int64]) -> dict[str, Array]:
     """`x` [b, ...] and `y`: one-hot [b, classes] for class labels, the targets as they are otherwise."""
     y = data.y[index]
@@ -193,22 +226,25 @@ def _probed(task: Probe, local: Local) -> Dataset:
     return Dataset(data.x[index], data.y[index])
 
 
-def _gradient(engine: Engine, program: Program, task: Probe, data: Dataset) -> Flat:
+def _gradient(engine: Engine, program: Program, task: Probe, models: Sequence[Flat], data: Dataset) -> Flat:
     """[n_params] mean gradient of the only model: the velocity after a step from zero velocity, summed over batches.
 
     Rows that pad a fixed batch weigh nothing; under batch norm they would still count, so there the rest is dropped.
     """
-    if len(task.models) != 1:
-        raise Malformed("bad_task", f"a gradient is taken of one model, got {len(task.models)}")
-    step = Fit(start=task.models[0], steps=1, lr=0.0, batch=task.batch, seed=task.seed)
-    feeds = _feeds(program, step, task.models[0])
+    if len(models) != 1:
+        raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
+    still = Fit(start=models[0], steps=1, lr=0.0, batch=task.batch, seed=task.seed)
+    kept = _kept(program, still, models[0])
+    names = [f"velocity/{t.name}" for t in program.schema.tensors if t.role == "p"]
     parts = list(_weighted_batches(engine, program, len(data), task.batch))
     used = sum(float(q.sum()) for _, q in parts)
     total = np.zeros(program.schema.n_params)
-    for index, q in parts:
-        result = engine.step(feeds | _samples(program, data, index) | {"q": (q / used).astype(program.dtype)})
-        names = [t.name for t in program.schema.tensors if t.role == "p"]
-        total += np.concatenate([np.ravel(result[f"velocity/{name}"]) for name in names])
+    for k, (index, q) in enumerate(parts):
+        drawn = noise(program, task.seed, k, len(index))
+        result = step(
+            engine, kept | _batch(program, data, index, q / used) | drawn
+        )  # each from the buffers that were sent
+        total += np.concatenate([np.ravel(result[name]) for name in names])
     return total.astype(program.dtype)
 
 

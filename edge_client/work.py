@@ -20,17 +20,18 @@ from edge_client.protocol import compress, signing, wire
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
-from edge_client.protocol.task import Fit, Flat, Probe, Schema
+from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
 from edge_client.transport.blobs import BlobFolder
 
 OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
 Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
 Residual = Callable[[Schema], Flat | None]  # what compression has cost so far [schema.size]
+Posterior = Callable[[], Array | None]  # what the round's last probe left [M, n]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a task gave: the update's bytes, and the vectors [schema.size] that stay on the device."""
+    """What a task gave: the answer's bytes, and what stays: vectors [schema.size], responsibilities [M, n]."""
 
     what: str  # "delta" or "stats"
     data: bytes
@@ -39,6 +40,7 @@ class Outcome:
     schema: Schema
     own: tuple[str, Flat] | None = None  # (slot, model)
     residual: Flat | None = None
+    posterior: Array | None = None
 
 
 @dataclass
@@ -84,15 +86,23 @@ class Workshop:
             self.blobs.read(manifest.sha256)  # hashed again: a damaged container must not be loaded
             files = program.containers[self.config.engine]
             here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 == manifest.sha256}
-            name, threads = self.config.engine, self.config.threads
-            self._engines[manifest.sha256] = self.open_engine(name, program, here, threads=threads)
+            settings = {"threads": self.config.threads, "device": self.config.device}
+            self._engines[manifest.sha256] = self.open_engine(self.config.engine, program, here, **settings)
         return self._engines[manifest.sha256]
 
     def vector(self, manifest: Manifest, schema: Schema) -> Flat:
         """A fetched model or linear term [schema.size], float32."""
         return compress.decode(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
 
-    def run(self, message: Mapping[str, Any], *, own: Kept, residual: Residual, between: Callable[[], None]) -> Outcome:
+    def run(
+        self,
+        message: Mapping[str, Any],
+        *,
+        own: Kept,
+        residual: Residual,
+        posterior: Posterior,
+        between: Callable[[], None],
+    ) -> Outcome:
         """Carry out a `task` message whose blobs are here; `between` is called before each training step.
 
         Raises Malformed with the code of the nack.
@@ -104,18 +114,36 @@ class Workshop:
         engine = self.engine(program, Manifest.from_json(message["container"]))
         task = wire.task_from(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
-            reply = training.probe(engine, program, task, self.local)
-            data = compress.encode_stats(reply, schema)
-            outcome = Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema)
+            outcome = self._probe(engine, program, task, own)
         else:
-            kept = own(task.slot, schema)
-            result = training.fit(engine, program, task, self.local.train, own=kept, between=between)
-            outcome = _update(result, task, message, schema, len(self.local.train), residual)
+            kept, shares = own(task.slot, schema), posterior()
+            data = self.local.train
+            result = training.fit(engine, program, task, data, own=kept, posterior=shares, between=between)
+            if task.upload:
+                outcome = _update(result, task, message, schema, len(data), residual)
+            else:
+                outcome = _stays(result, task, schema, len(data))
         if len(outcome.data) > message["reply"]["max_size"]:
             raise Malformed(
                 "too_big", f"an update of {len(outcome.data)} bytes, {message['reply']['max_size']} allowed"
             )
         return outcome
+
+    def _probe(self, engine: Engine, program: Program, task: Probe, own: Kept) -> Outcome:
+        schema, shares = program.schema, list[Array]()
+        reply = training.probe(
+            engine, program, task, self.local, own=lambda slot: own(slot, schema), keep=shares.append
+        )
+        data = compress.encode_stats(reply, schema)
+        posterior = shares[0] if shares else None
+        return Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema, posterior=posterior)
+
+
+def _stays(result: training.FitResult, task: Fit, schema: Schema, n: int) -> Outcome:
+    """The model stays in its slot; what goes up is its mean training loss."""
+    data = compress.encode_stats(Reply(n=n, losses=np.array([result.loss])), schema)
+    own = (task.slot, result.vector.astype(np.float32))
+    return Outcome(what="stats", data=data, n=n, metrics={"loss": result.loss}, schema=schema, own=own)
 
 
 def _update(

@@ -1,4 +1,4 @@
-"""fedcenters-emulator: demo, simulate, report. Parses, calls, prints; what takes long is imported after the first line.
+"""fedcenters-emulator: a fleet without a fleet. Parses, calls, prints; what takes long is imported in the commands.
 
 stdout carries data: a table, or with --json one JSON object. Everything else goes to stderr. Exit codes are those of
 edge_client/errors.py.
@@ -68,15 +68,18 @@ def demo(
 @foreseen
 def simulate(  # noqa: PLR0913 - a command line
     *,
-    method: Annotated[str, typer.Option(help="fesem, fedavg or fedprox.")] = "fesem",
+    method: Annotated[str, typer.Option(help="fesem, fedavg, or another method by name.")] = "fesem",
     data_set: Annotated[str, typer.Option(help="What the devices hold.")] = "digits",
-    devices: Annotated[int, typer.Option(min=1, help="How many devices.")] = 12,
-    groups: Annotated[int, typer.Option(min=1, help="How many true groups they are cut into.")] = 3,
+    partition: Annotated[str, typer.Option(help="How they share it, as dirichlet:alpha=0.1; the data set's own.")] = "",
+    devices: Annotated[int | None, typer.Option(min=1, help="How many devices; as many as suit the data set.")] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help="How many true groups the partition makes.")] = None,
     clusters: Annotated[int | None, typer.Option(min=1, help="How many centers, for methods that have them.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Training rounds.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
     engine: Annotated[str, typer.Option(help="onnx, litert or pt2.")] = "onnx",
-    model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory.")] = "digits-mlp",
+    model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
     out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
     setting: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting of the method.")
@@ -91,7 +94,7 @@ def simulate(  # noqa: PLR0913 - a command line
     settings = settings_from(setting or [])
     if clusters is not None:
         settings["clusters"] = clusters
-    talk.say(f"{method} on {data_set}, {devices} devices, in virtual time")
+    talk.say(f"{method} on {data_set}, in virtual time")
     from emulator.simulation import SimulateArgs, simulate_json
     from emulator.watch import in_words
 
@@ -99,12 +102,15 @@ def simulate(  # noqa: PLR0913 - a command line
         method=method,
         data_set=data_set,
         model=model,
+        partition=partition,
         devices=devices,
         groups=groups,
         rounds=rounds,
         seed=seed,
         engine=engine,
         settings=settings,
+        data=data,
+        workers=workers,
         out=out,
     )
     result = simulate_json(asked, lambda record: talk.say(in_words(record)))
@@ -114,6 +120,113 @@ def simulate(  # noqa: PLR0913 - a command line
     from emulator.tables import simulate_table
 
     simulate_table(result)
+
+
+@app.command()
+@foreseen
+def experiment(  # noqa: PLR0913 - a command line
+    name: Annotated[str, typer.Argument(help="A paper's table, as wecfl-table2.")],
+    *,
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; the experiment's own number.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run; the paper's.")] = None,
+    only: Annotated[str, typer.Option(help="Methods with commas between, as fedavg,wecfl; else all.")] = "",
+    out: Annotated[Path, typer.Option(help="Finished cells are kept here, and not run again.")] = Path(
+        "runs/experiments"
+    ),
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
+    write: Annotated[Path | None, typer.Option(help="A Markdown file in which to put the table.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a paper's table, cell by cell, and print it beside the paper's figures. Goes on where it was stopped.
+
+    example: fedcenters-emulator experiment wecfl-table2 --data DIR --seeds 1 --only fedavg,wecfl
+    """
+    talk = Talk()
+    talk.say(f"reading {name}")
+    from emulator.experiments.command import Asked
+    from emulator.experiments.command import experiment as carry_out
+
+    methods = [method.strip() for method in only.split(",") if method.strip()]
+    found = carry_out(
+        Asked(name=name, data=data, seeds=seeds, rounds=rounds, only=methods, out=out, workers=workers, write=write),
+        talk.say,
+    )
+    for what, why in found["reasons"].items():
+        talk.say(f"{what} was not run: {why}")
+    print(json.dumps(found) if as_json else found["table"])
+
+
+@app.command()
+@foreseen
+def figures(
+    run: Annotated[Path, typer.Argument(help="A folder that `simulate` wrote.")],
+    *,
+    out: Annotated[Path | None, typer.Option(help="Where the pictures go; run/figures.")] = None,
+) -> None:
+    """Draw the pictures that the papers show of a run: labels, accuracy and F1, assignments, centers; as .png."""
+    from emulator.gallery import draw
+
+    for path in draw(run, out or run / "figures"):
+        print(path)
+
+
+@app.command("choose-k")
+@foreseen
+def choose_k(  # noqa: PLR0913 - a command line
+    *,
+    method: Annotated[str, typer.Option(help="A method with a setting `clusters`.")] = "fesem",
+    most: Annotated[int, typer.Option(min=1, help="The largest number of centers to try; 1 is the least.")] = 6,
+    by: Annotated[str, typer.Option(help="accuracy or silhouette.")] = "accuracy",
+    data_set: Annotated[str, typer.Option(help="What the devices hold.")] = "digits",
+    partition: Annotated[str, typer.Option(help="How they share it; the data set's own.")] = "",
+    devices: Annotated[int | None, typer.Option(min=1, help="How many devices there are.")] = None,
+    sample: Annotated[int, typer.Option(min=1, help="How many of them to try it on, at most.")] = 100,
+    groups: Annotated[int | None, typer.Option(min=1, help="How many true groups the partition makes.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Training rounds of each trial.")] = 3,
+    seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
+    engine: Annotated[str, typer.Option(help="onnx, litert or pt2.")] = "onnx",
+    model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw the trials, as .png or .svg.")] = None,
+    setting: Annotated[
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting of the method.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """How many centers? Three rounds for each number on a sample of the fleet; testing samples are not looked at.
+
+    example: fedcenters-emulator choose-k --devices 12 --most 5 --picture choice.png
+    """
+    talk = Talk()
+    talk.say(f"{method} on {data_set} with 1 to {most} centers, in virtual time")
+    from emulator import choose_k as choice
+    from emulator.simulation import SimulateArgs
+
+    asked = SimulateArgs(
+        method=method,
+        data_set=data_set,
+        model=model,
+        partition=partition,
+        devices=devices,
+        groups=groups,
+        rounds=rounds,
+        seed=seed,
+        engine=engine,
+        settings=settings_from(setting or []),
+        data=data,
+    )
+    result = choice.choose_k_json(
+        asked, range(1, most + 1), by, sample=sample, progress=lambda trial: talk.say(choice.in_words(trial))
+    )
+    if picture is not None:
+        choice.picture(result, picture)
+    if as_json:
+        print(json.dumps(result))
+        return
+    from emulator.tables import choice_table
+
+    choice_table(result)
 
 
 @app.command()

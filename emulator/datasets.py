@@ -1,37 +1,76 @@
-"""Data sets by name: samples `x` [n, ...] float32 ready for a model, and class labels `y` [n] int64.
+"""Data sets by name: what reads each, the model and the partition that suit it. loaders/ knows the formats.
 
-One row per data set. Nothing here cuts data into devices; partitions.py does.
+Nothing here cuts data into devices; schemes.py does.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
-import numpy as np
+from edge_client.errors import UsageError
+from emulator.loaders import images, leaf, tables
+from emulator.loaders.folder import Folder, data_folder
+from emulator.loaders.samples import DataSet
 
-from edge_client.dataset import Dataset
-from edge_client.errors import RuntimeMissing, UsageError
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """How to read a data set from a folder (and a seed, where it is drawn), and what a simulation takes by default."""
+
+    read: Callable[[Folder, int], DataSet]
+    model: str  # "": none of ours fits, name your own
+    partition: str
+    devices: int
 
 
-def load(name: str) -> Dataset:
-    """The whole data set, always in the same order. Raises UsageError for an unknown name."""
+WECFL = "cluster-dirichlet:groups=10,alpha-group=0.1,alpha=10"
+DATA_SETS: dict[str, Entry] = {
+    "digits": Entry(
+        read=lambda _, __: tables.digits(), model="digits-mlp", partition="label-permutations:groups=3", devices=12
+    ),
+    "fashion-mnist": Entry(read=lambda f, _: images.fashion_mnist(f), model="wecfl-cnn", partition=WECFL, devices=200),
+    "mnist": Entry(read=lambda f, _: images.mnist(f), model="mnist-mlp", partition="rotations:groups=4", devices=200),
+    "mnist-writers": Entry(
+        read=lambda f, _: images.mnist_writers(f), model="wecfl-cnn", partition="by-user", devices=0
+    ),
+    "cifar10": Entry(read=lambda f, _: images.cifar10(f), model="cifar-lenet", partition=WECFL, devices=200),
+    "emnist-letters": Entry(
+        read=lambda f, _: images.emnist_letters(f), model="letters-cnn", partition="mixtures:shares=10-90", devices=100
+    ),
+    "femnist": Entry(read=lambda f, _: leaf.femnist(f), model="femnist-cnn", partition="by-user", devices=0),
+    "celeba": Entry(read=lambda f, _: leaf.celeba(f), model="celeba-cnn", partition="by-user", devices=0),
+    "wisdm": Entry(read=lambda f, _: tables.wisdm(f), model="", partition="by-user", devices=0),
+    "shakespeare": Entry(read=lambda f, _: tables.shakespeare(f), model="", partition="by-user", devices=0),
+    "regression": Entry(
+        read=lambda _, seed: tables.regression(2, seed),
+        model="linear-regression",
+        partition="mixtures:shares=10-90",
+        devices=100,
+    ),
+    "regression-8": Entry(
+        read=lambda _, seed: tables.regression(8, seed),
+        model="linear-regression",
+        partition="mixtures:shares=random",
+        devices=100,
+    ),
+}
+
+
+def entry(name: str) -> Entry:
+    """The row of a data set. Raises UsageError for an unknown name."""
     if name not in DATA_SETS:
         close = difflib.get_close_matches(name, DATA_SETS, n=1)
         guess = f"did you mean {close[0]!r}? " if close else ""
         raise UsageError(f"unknown data set {name!r}", hint=f"{guess}use one of {', '.join(sorted(DATA_SETS))}")
-    return DATA_SETS[name]()
+    return DATA_SETS[name]
 
 
-def digits() -> Dataset:
-    """1,797 scans of handwritten digits by 43 people, [1, 8, 8], ink from 0 to 1; ships with scikit-learn."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as missing:
-        raise RuntimeMissing("scikit-learn is not installed", hint="pip install 'fedcenters[emulator]'") from missing
-    raw = load_digits()
-    x = raw.data.reshape(-1, 1, 8, 8).astype(np.float32) / np.float32(16)
-    return Dataset(x, raw.target.astype(np.int64))
+def load(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
+    """The whole data set, always in the same order; `seed` matters only to data that are drawn.
 
-
-DATA_SETS: dict[str, Callable[[], Dataset]] = {"digits": digits}
+    Raises UsageError for an unknown name, ConfigError for files that are missing, altered or malformed.
+    """
+    return entry(name).read(Folder(path=data_folder(folder)), seed)

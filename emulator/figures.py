@@ -23,6 +23,9 @@ from edge_client.protocol.task import Array
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
 MARKERS = "osD^vP*X"
 GLOBAL_COLOUR = "#6b7280"
+LINES = ("-", "--", "-.", ":")
+MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own
+DARK = 0.6  # a cosine above that has a dark cell
 MAX_NAMED_ROWS = 40  # more devices than that leave no room for words
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
@@ -106,6 +109,71 @@ def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignmen
     axes.tick_params(length=0)
     for side in axes.spines.values():
         side.set_visible(False)
+
+
+def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping[str, int | None]) -> None:
+    """One bar per device, sorted by true group: how many training samples of each class it holds."""
+    devices = sorted(labels, key=lambda d: (groups.get(d) or 0, d))
+    width = max(len(labels[d]) for d in devices)
+    counts = np.array([[*labels[d], *[0] * (width - len(labels[d]))] for d in devices], dtype=np.float64)
+    below = np.zeros(len(devices))
+    for c in range(width):
+        look = {"color": class_colour(c, width), "label": f"class {c}" if width <= MAX_NAMED_CLASSES else None}
+        axes.bar(np.arange(len(devices)), counts[:, c], bottom=below, width=1.0, lw=0, **look)
+        below += counts[:, c]
+    known = [groups.get(d) for d in devices]
+    edges = [i for i in range(1, len(devices)) if known[i] != known[i - 1]]
+    for edge in edges:
+        axes.axvline(edge - 0.5, color="#111827", lw=0.7)
+    by = ", by true group" if edges else ""
+    axes.set(title="Training samples of each device", xlabel=f"device{by}", ylabel="samples", xticks=[])
+    axes.set(xlim=(-0.5, len(devices) - 0.5))
+    if width <= MAX_NAMED_CLASSES:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
+
+
+def draw_curves(axes: Axes, curves: Mapping[str, Sequence[float | None]], *, title: str) -> None:
+    """Shares (0..1) per round, one line each, in the order given; a round without a value is a gap."""
+    for i, (name, values) in enumerate(curves.items()):
+        y = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
+        axes.plot(range(1, len(y) + 1), y, color=colour(i), lw=2, ls=LINES[i % len(LINES)], label=name)
+    axes.set(title=title, xlabel="round", ylim=(0, 1.02))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    axes.grid(axis="y", color="#e5e7eb", lw=0.8)
+    axes.legend(loc="best", fontsize=8.5)
+
+
+def draw_cosines(axes: Axes, vectors: Array, *, title: str) -> None:
+    """[n, d] vectors -> the cosine of every pair, its lower triangle (WeCFL, figure 4)."""
+    cos = cosines(vectors)
+    shown = np.where(np.tri(len(cos), dtype=bool), cos, np.nan)
+    image = axes.imshow(shown, cmap="YlGnBu", vmin=min(0.0, float(cos.min())), vmax=1.0)
+    if len(cos) <= MAX_NAMED_CLASSES:
+        for i, j in zip(*np.tril_indices(len(cos)), strict=True):
+            ink = "white" if cos[i, j] > DARK else "black"
+            axes.text(float(j), float(i), f"{cos[i, j]:.2f}", ha="center", va="center", fontsize=7, color=ink)
+        axes.set(xticks=range(len(cos)), yticks=range(len(cos)))
+    axes.set(title=title, xlabel="center", ylabel="center")
+    axes.tick_params(length=0)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def cosines(vectors: Array) -> Array:
+    """[n, d] -> [n, n] in float64; a vector of zeros has cosine 0 with every other and 1 with itself."""
+    x = vectors.astype(np.float64)
+    length = np.linalg.norm(x, axis=1, keepdims=True)
+    unit = x / np.where(length > 0, length, 1.0)
+    found: Array = np.clip(unit @ unit.T, -1.0, 1.0)
+    np.fill_diagonal(found, 1.0)
+    return found
+
+
+def class_colour(c: int, classes: int) -> Any:  # noqa: ANN401 - matplotlib's
+    """A colour of class c: told apart up to ten, a gradient beyond."""
+    from matplotlib import colormaps
+
+    return colormaps["tab10"](c) if classes <= MAX_NAMED_CLASSES else colormaps["viridis"](c / (classes - 1))
 
 
 def principal_plane(rows: Array) -> Array:

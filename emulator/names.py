@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-METHODS = {"fesem": "FeSEM", "fedavg": "FedAvg", "fedprox": "FedProx"}
+METHODS = {
+    "cfl": "CFL",
+    "ditto": "Ditto",
+    "fedavg": "FedAvg",
+    "fedavg-plus": "FedAvg+",
+    "feddane": "FedDANE",
+    "feddist": "FedDist",
+    "feddws": "FedDWS",
+    "fedem": "FedEM",
+    "fedgroup": "FedGroup",
+    "fedprox": "FedProx",
+    "fedprox-plus": "FedProx+",
+    "fedsgd": "FedSGD",
+    "fedsoft": "FedSoft",
+    "fesem": "FeSEM",
+    "fesem-ma": "FeSEM-MA",
+    "flhc": "FL+HC",
+    "hypcluster": "HypCluster",
+    "ifca": "IFCA",
+    "nonfed": "NonFed",
+    "pfedme": "pFedMe",
+    "tkm": "Robust(TKM)",
+    "wecfl": "WeCFL",
+}
 ENGINES = {"onnx": "ONNX Runtime", "litert": "LiteRT", "pt2": "torch"}
 FORMATS = {"onnx": "ONNX", "tflite": "TFLite"}
 

@@ -49,9 +49,9 @@ def simulate_table(result: Mapping[str, Any]) -> None:
     console = Console(highlight=False)
     rows = [
         ("method", f"{result['method']}, {result['rounds']} rounds, {result['devices']} devices"),
-        ("clusters", f"{result['clusters']}, adjusted Rand index {result['ari']:.3f}"),
+        ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
         *(
-            (f"{label} (micro, macro)", " ".join(f"{result[key][m]:.1%}" for m in ("micro", "macro")))
+            (f"{label} (micro, macro)", " ".join(share(result[key][m]) for m in ("micro", "macro")))
             for key, label in (("accuracy", "accuracy"), ("f1", "F1"))
         ),
         ("time", f"{result['seconds']:.1f} s; {result['virtual_seconds']:.0f} s in the devices' own time"),
@@ -60,9 +60,26 @@ def simulate_table(result: Mapping[str, Any]) -> None:
     console.print(_pairs(rows))
 
 
+def choice_table(result: Mapping[str, Any]) -> None:
+    """What each number of centers came to, and which to take."""
+    console, table = Console(highlight=False), Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("centers", "in use", "accuracy", "silhouette", "distance within", "recommended by"):
+        table.add_column(column, justify="left" if column == "recommended by" else "right")
+    for row in result["trials"]:
+        by = ", ".join(name for name, k in result["recommended"].items() if k == row["clusters"])
+        numbers = f"{row['silhouette']:.3f}", f"{row['distance']:.4g}"
+        table.add_row(str(row["clusters"]), str(row["used"]), share(row["accuracy"]), *numbers, by)
+    console.print(table)
+    console.print(f"take {result['clusters']} centers, by {result['by']}")
+
+
 def share(value: float | None) -> str:
     """0.5 -> 50.0%; a dash for what is not known."""
     return "-" if value is None else f"{value:.1%}"
+
+
+def _rand(ari: float | None) -> str:
+    return "" if ari is None else f", adjusted Rand index {ari:.3f}"
 
 
 def _pairs(rows: list[tuple[str, str]]) -> Table:

@@ -11,6 +11,7 @@ import heapq
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from edge_client.dataset import Local
 from edge_client.engines.base import Engine
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import ClientId, Fit, Flat, Probe, Reply, Task
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training import fit, probe
 from emulator.devices import Profile
 
@@ -42,13 +43,14 @@ def exact(task: Fit, vector: Flat) -> Flat:  # noqa: ARG001 - as f32_delta
 
 @dataclass(kw_only=True)
 class Devices:
-    """Emulated devices that share one engine; each has its own data and its own models, by slot."""
+    """Emulated devices that share one engine; each has its own data, models by slot, and posterior [M, n]."""
 
     engine: Engine
     program: Program
     local: Mapping[ClientId, Local]
     wire: Callable[[Fit, Flat], Flat] = f32_delta
     own: dict[tuple[ClientId, str], Flat] = field(default_factory=dict)
+    posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
 
     @property
     def fleet(self) -> Fleet:
@@ -59,10 +61,42 @@ class Devices:
         """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
         local = self.local[who]
         if isinstance(task, Probe):
-            return probe(self.engine, self.program, task, local)
-        vector = fit(self.engine, self.program, task, local.train, own=self.own.get((who, task.slot))).vector
-        self.own[who, task.slot] = vector
-        return Reply(n=len(local.train), update=self.wire(task, vector))
+            keep = partial(self.posterior.__setitem__, who)
+            return probe(self.engine, self.program, task, local, own=partial(self._own, who), keep=keep)
+        own, posterior = self._own(who, task.slot), self.posterior.get(who)
+        result = fit(self.engine, self.program, task, local.train, own=own, posterior=posterior)
+        self.own[who, task.slot] = result.vector
+        if not task.upload:
+            return Reply(n=len(local.train), losses=np.array([result.loss]))
+        return Reply(n=len(local.train), update=self.wire(task, result.vector))
+
+    def open_round(self) -> None:
+        """What a probe left for the fits of its round is forgotten."""
+        self.posterior.clear()
+
+    def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
+        """What each device answers, or the code of its refusal."""
+        return {who: self._answer_or_code(who, task) for who, task in tasks.items()}
+
+    def _answer_or_code(self, who: ClientId, task: Task) -> Reply | str:
+        try:
+            return self.answer(who, task)
+        except Malformed as refusal:
+            return refusal.code
+
+    def fetched(self, who: ClientId, task: Task) -> list[Flat]:
+        """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
+        if isinstance(task, Probe):
+            own = [m.init for m in task.models if isinstance(m, OwnModel) and self._own(who, m.slot) is None]
+            named = [*own, *(m for m in task.models if not isinstance(m, OwnModel))]
+        else:
+            has = isinstance(task.start, str) and self._own(who, task.slot) is not None
+            start = None if isinstance(task.start, str) else task.start
+            named = [start, None if has else task.init, task.anchor, task.linear]
+        return list({id(v): v for v in named if v is not None}.values())
+
+    def _own(self, who: ClientId, slot: str) -> Flat | None:
+        return self.own.get((who, slot))
 
 
 class VirtualNetwork:
@@ -80,12 +114,13 @@ class VirtualNetwork:
         self.inline_bytes = inline_bytes
         self._round, self._number = 0, itertools.count()
         self.now_s = self.opened_s = 0.0
-        self.bytes_down = self.bytes_up = 0
+        self.bytes_down = self.bytes_up = self.local_steps = 0
 
     def open_round(self, number: int) -> None:
-        """Count exchanges, bytes and seconds from here."""
+        """Count exchanges, bytes, local steps and seconds from here."""
         self._round, self._number, self.opened_s = number, itertools.count(), self.now_s
-        self.bytes_down = self.bytes_up = 0
+        self._devices.open_round()
+        self.bytes_down = self.bytes_up = self.local_steps = 0
 
     def ask(self, exchange: Exchange) -> Replies:
         """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""
@@ -102,7 +137,7 @@ class VirtualNetwork:
 
     def send(self, who: ClientId, task: Task) -> float:
         """Deliver a task; -> when the device will have finished."""
-        size, profile = task_bytes(task), self._profiles[who]
+        size, profile = 4 * sum(v.size for v in self._devices.fetched(who, task)), self._profiles[who]
         self.bytes_down += size
         return self.now_s + profile.down_s(size) + profile.work_s(task, self._devices.fleet[who])
 
@@ -111,26 +146,27 @@ class VirtualNetwork:
         self.bytes_up += size
         return self.now_s + self._profiles[who].up_s(size)
 
-    def work(self, who: ClientId, task: Task) -> Reply | str:
-        """The device's answer, or the code of its refusal."""
-        try:
-            return self._devices.answer(who, task)
-        except Malformed as refusal:
-            return refusal.code
+    def work(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
+        """The devices' answers, or the codes of their refusals."""
+        self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
+        return self._devices.answers(tasks)
 
 
 class _Play:
     """One exchange in virtual time: a heap of what is due, and the commands of the state machine."""
 
     def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: rounds.OpenExchange) -> None:
-        self._network, self._exchange, self._state = network, exchange, opened
+        self._network, self._state = network, opened
         self._due: list[tuple[float, int, rounds.Event | ClientId]] = []  # a client: it has finished its work
         self._order = itertools.count()  # what is due at the same time happens in the order it was planned
         self._answers: dict[ClientId, tuple[str, Reply]] = {}
         self._uploading: set[ClientId] = set()
         self._keys: frozenset[ClientId] | None = None
-        for who in sorted(exchange):
-            self._plan(network.send(who, exchange[who]), who)
+        ends_s = {who: network.send(who, exchange[who]) for who in sorted(exchange)}
+        for who, end_s in ends_s.items():
+            self._plan(end_s, who)
+        # Whoever is still at work when the exchange closes does not finish it.
+        self._worked = network.work({who: exchange[who] for who, s in ends_s.items() if s < opened.closes_at_s})
         self._happens(rounds.Tick())  # nobody asked: closed already
 
     def until_closed(self) -> Replies:
@@ -147,8 +183,7 @@ class _Play:
         heapq.heappush(self._due, (at_s, next(self._order), event))
 
     def _finished(self, who: ClientId) -> rounds.Event:
-        task = self._exchange[who]
-        answer = self._network.work(who, task)
+        answer = self._worked[who]
         if isinstance(answer, str):
             return rounds.Refused(who, answer)
         size = reply_bytes(answer)
@@ -168,14 +203,6 @@ class _Play:
                 self._plan(ends_s, rounds.Stored(command.cid, command.sha256))
             elif isinstance(command, rounds.Close):
                 self._keys = command.keys
-
-
-def task_bytes(task: Task) -> int:
-    """Bytes of the float32 models that a task carries; an anchor that is the start travels once."""
-    if isinstance(task, Probe):
-        return sum(4 * model.size for model in task.models)
-    vectors = {id(v): v for v in (task.start, task.init, task.anchor, task.linear) if isinstance(v, np.ndarray)}
-    return sum(4 * vector.size for vector in vectors.values())
 
 
 def reply_bytes(reply: Reply) -> int:

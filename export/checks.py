@@ -14,25 +14,14 @@ from edge_client.protocol import compress
 from edge_client.protocol.task import Array
 from export.bundle import NOISE_SAMPLES, PARITY_LIMIT, BundleManifest, read_bundle, write_bundle
 from export.folder import MANIFEST, WEIGHTS, files_of, refuse_used, write_folder
-from export.functions import Loss
 from export.user_model import compile_model
 from export.verify import file_logits, largest_difference
 
 
-def write_program(  # noqa: PLR0913 - the facts of a model
-    out: Path,
-    module: nn.Module,
-    *,
-    name: str,
-    shape: tuple[int, ...],
-    classes: int,
-    loss: Loss,
-    batch: int,
-    engines: Sequence[str],
-) -> dict[str, Any]:
+def write_program(out: Path, module: nn.Module, shape: tuple[int, ...], **facts: Any) -> dict[str, Any]:  # noqa: ANN401 - compile_program's own
     """Compile into a new folder. -> {"out", "model", "parameters", "files": one row per file, program.json last}."""
     refuse_used(out)
-    made = compile_model(module, name=name, shape=shape, classes=classes, loss=loss, batch=batch, engines=engines)
+    made = compile_model(module, shape, **facts)
     program = made.program
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     weights = {
@@ -54,7 +43,7 @@ def write_program(  # noqa: PLR0913 - the facts of a model
         for f in files_of(program)
     ]
     rows += [{"file": name, "size": sizes[name]} for name in (WEIGHTS, MANIFEST)]
-    return {"out": str(out), "model": name, "parameters": program.schema.n_params, "files": rows}
+    return {"out": str(out), "model": program.model, "parameters": program.schema.n_params, "files": rows}
 
 
 def verify_bundle(path: Path, samples: Path | None = None) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(missing_extra(missing)) from None
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError, foreseen
+from edge_client.protocol.program import Origin
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -40,10 +41,13 @@ class LossName(str, Enum):
 @foreseen
 def program(  # noqa: PLR0913 - one parameter per option
     *,
-    model: Annotated[str, typer.Option(help="package.module:Class, a torch module or what makes one")],
-    model_args: Annotated[str, typer.Option(metavar="JSON", help="its arguments: an object, or a list")] = "[]",
+    model: Annotated[str, typer.Option(help="package.module:Class, a torch module or what makes one")] = "",
+    model_args: Annotated[str, typer.Option(metavar="JSON", help="its arguments: an object, or a list")] = "",
     input_shape: Annotated[str, typer.Option(metavar="1,28,28", help="one sample, without the batch")] = "",
     classes: Annotated[int, typer.Option(help="how many logits, or targets, it gives per sample")] = 0,
+    target_shape: Annotated[
+        str, typer.Option(metavar="3,4", help="instead of --classes: one sample's output, with --loss mse")
+    ] = "",
     loss: Annotated[LossName, typer.Option(help="mse: squared error against targets")] = LossName.cross_entropy,
     batch: Annotated[
         int, typer.Option(min=1, max=MAX_BATCH, help="batch size of TFLite, which needs a fixed one")
@@ -52,8 +56,15 @@ def program(  # noqa: PLR0913 - one parameter per option
     onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="files for ONNX Runtime")] = True,
     tflite: Annotated[bool, typer.Option("--tflite", help="a file for LiteRT and tflite-runtime")] = False,
     pt2: Annotated[bool, typer.Option("--pt2", help="files for torch")] = False,
-    seed: Annotated[int, typer.Option(min=0, help="of the model's weights; with --check, of the inputs too")] = 0,
-    check: Annotated[Path | None, typer.Option(help="check this folder against torch instead of writing one")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="of the model's weights, 0 if not given")] = None,
+    check: Annotated[
+        Path | None,
+        typer.Option(
+            help="check this folder against torch instead of writing one. Imports the model's module, so the code in "
+            "it runs: the one that program.json names, with its arguments and seed, unless --model and the others say "
+            "otherwise"
+        ),
+    ] = None,
     tolerance: Annotated[
         float | None, typer.Option(help="of --check, relative; default: what compiling allows")
     ] = None,
@@ -65,36 +76,42 @@ def program(  # noqa: PLR0913 - one parameter per option
     """
     if (out is None) == (check is None):
         raise UsageError("give either --out or --check", hint="--out DIR compiles into DIR, --check DIR checks DIR")
-    arguments = _arguments(model_args)
+    arguments = _arguments(model_args) if model_args else None
     if check is not None:
-        if input_shape or classes:
-            raise UsageError("--check reads the shapes from program.json", hint="leave --input-shape and --classes out")
+        if input_shape or classes or target_shape:
+            raise UsageError("--check reads the shapes from program.json", hint="give --check and the folder alone")
         _check_program(check, model, arguments, seed, tolerance, as_json=as_json)
         return
+    if not model:
+        raise UsageError("--model is missing", hint="give package.module:Class, like mynet:Net for mynet.py")
     if tolerance is not None:
         raise UsageError("--tolerance belongs to --check", hint="compiling has a fixed limit")
     wanted = {"onnx": onnx, "litert": tflite, "pt2": pt2}
     engines = [name for name, yes in wanted.items() if yes]
     if not engines:
         raise UsageError("no format is left to write", hint="add --tflite or --pt2, or leave --no-onnx out")
-    if classes < 1:
-        raise UsageError("--classes is missing", hint="give how many logits the model gives per sample, like 10")
-    settings = {"name": model, "shape": _shape(input_shape), "classes": classes, "batch": batch, "engines": engines}
-    name = "squared-error" if loss is LossName.mse else loss.value
-    _write_program(out or Path(), arguments, seed, as_json=as_json, settings={**settings, "loss": name})
+    settings = {
+        "shape": _shape("--input-shape", input_shape),
+        "target": _target(classes, target_shape, loss),
+        "loss": "squared-error" if loss is LossName.mse else loss.value,
+        "batch": batch,
+        "engines": engines,
+    }
+    origin = Origin(model=model, args=[] if arguments is None else arguments, seed=seed or 0)
+    _write_program(out or Path(), origin, as_json=as_json, settings=settings)
 
 
-def _write_program(out: Path, arguments: Any, seed: int, *, as_json: bool, settings: dict[str, Any]) -> None:  # noqa: ANN401 - JSON
+def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[str, Any]) -> None:
     from export.folder import refuse_used
 
     refuse_used(out)  # before torch, which takes seconds
     with redirect_stdout(sys.stderr):  # what the reader's own code prints is talk
-        module = _load(settings["name"], arguments, seed)
-        print(f"compiling {settings['name']} for {', '.join(settings['engines'])}", flush=True)
+        module = _load(origin)
+        print(f"compiling {origin.model} for {', '.join(settings['engines'])}", flush=True)
 
         from export.checks import write_program
 
-        written = write_program(out, module, **settings)
+        written = write_program(out, module, name=origin.model, origin=origin, **settings)
     if as_json:
         print(json.dumps(written))
         return
@@ -108,21 +125,29 @@ def _check_program(
     folder: Path,
     model: str,
     arguments: Any,  # noqa: ANN401 - JSON
-    seed: int,
+    seed: int | None,
     tolerance: float | None,
     *,
     as_json: bool,
 ) -> None:
     from export.folder import read_folder
 
-    read_folder(folder)  # before torch, which takes seconds
+    recorded = read_folder(folder).program.origin  # before torch, which takes seconds
+    if recorded is None and not model:
+        raise UsageError(f"{folder} does not say which model it was made from", hint="name it with --model")
+    origin = Origin(
+        model=model or (recorded.model if recorded else ""),
+        args=(recorded.args if recorded else []) if arguments is None else arguments,
+        seed=(recorded.seed if recorded else 0) if seed is None else seed,
+    )
     with redirect_stdout(sys.stderr):
-        module = _load(model, arguments, seed)
+        module = _load(origin, recorded=not model)
 
-        from export.conformance import TOLERANCE, check_folder
+        from export.conformance import check_folder
+        from export.parity import LIMIT
 
-        limit = TOLERANCE if tolerance is None else tolerance
-        rows = check_folder(folder, module, tolerance=limit, seed=seed + 1)
+        limit = LIMIT if tolerance is None else tolerance
+        rows = check_folder(folder, module, tolerance=limit, seed=origin.seed + 2)
     ok = all(r["ok"] for r in rows)
     if as_json:
         files = [{**r, "difference": r["difference"] if math.isfinite(r["difference"]) else None} for r in rows]
@@ -138,11 +163,11 @@ def _check_program(
         )
 
 
-def _load(model: str, arguments: Any, seed: int) -> Any:  # noqa: ANN401 - JSON in, a torch module out; torch is not imported here
+def _load(origin: Origin, *, recorded: bool = False) -> Any:  # noqa: ANN401 - a torch module; torch is not imported here
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
     from export.user_model import load_model
 
-    return load_model(model, arguments, seed=seed)
+    return load_model(origin.model, origin.args, seed=origin.seed, recorded=recorded)
 
 
 def _arguments(text: str) -> Any:  # noqa: ANN401 - JSON
@@ -156,16 +181,32 @@ def _arguments(text: str) -> Any:  # noqa: ANN401 - JSON
     return found
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def _target(classes: int, text: str, loss: LossName) -> tuple[int, ...]:
+    """The shape of one sample's output: from --classes, or from --target-shape."""
+    if text and classes:
+        raise UsageError("give either --classes or --target-shape", hint="--classes 10 is --target-shape 10")
+    if not text and classes < 1:
+        hint = "give how many logits the model gives per sample, like 10, or --target-shape with --loss mse"
+        raise UsageError("--classes is missing", hint=hint)
+    shape = _shape("--target-shape", text) if text else (classes,)
+    if len(shape) > 1 and loss is not LossName.mse:
+        raise UsageError(
+            f"--target-shape {text} is for squared error: cross-entropy compares one row of logits",
+            hint="add --loss mse, or give --classes",
+        )
+    return shape
+
+
+def _shape(option: str, text: str) -> tuple[int, ...]:
     hint = "give the sizes of one sample without the batch, like 1,28,28"
     if not text:
-        raise UsageError("--input-shape is missing", hint=hint)
+        raise UsageError(f"{option} is missing", hint=hint)
     try:
         shape = tuple(int(size) for size in text.split(","))
     except ValueError:
-        raise UsageError(f"--input-shape {text!r} is no list of numbers", hint=hint) from None
+        raise UsageError(f"{option} {text!r} is no list of numbers", hint=hint) from None
     if min(shape) < 1:
-        raise UsageError(f"--input-shape {text!r} has a size below 1", hint=hint)
+        raise UsageError(f"{option} {text!r} has a size below 1", hint=hint)
     return shape
 
 

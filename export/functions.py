@@ -1,10 +1,11 @@
 """The three functions of a training program, over flat lists of tensors, and the names and shapes of their ports.
 
-    step(w, buffers, velocity, anchor, linear, x, y, q, lr, momentum, mu) -> (w', buffers', velocity', loss)
+    step(w, buffers, velocity, anchor, linear, x, y, q, [noise,] lr, momentum, mu) -> (w', buffers', velocity', loss)
     evaluate(w, buffers, x, y) -> (loss per sample, logits)        batch norm in inference mode
     infer(w, buffers, x) -> logits
 
 Step: g = d/dw [sum q_j loss_j] + linear + mu (w - anchor); velocity' = momentum velocity + g; w' = w - lr velocity'.
+noise: uniform numbers for what a training pass draws at random (noise.py); a model that draws nothing has none.
 Flat: one tensor per parameter or buffer in the schema's order, then the rest. Nothing here knows a file or a runtime.
 
 What no step may change (frozen parameters, integer buffers, buffers that torch does not save) is neither trained nor
@@ -24,6 +25,8 @@ from torch.func import functional_call, grad_and_value
 
 from edge_client.protocol.program import Dim, Function, Port
 from edge_client.protocol.task import Schema
+from export.descent import Descent
+from export.noise import Draws
 
 Loss = Literal["cross-entropy", "squared-error"]
 Flatten = tuple[Tensor, ...]
@@ -39,9 +42,10 @@ class Source:
     module: nn.Module
     schema: Schema
     input: tuple[int, ...]
-    classes: int
+    target: tuple[int, ...]  # one sample's output
     loss: Loss
     dtype: str  # "float32" or "float64"
+    noise: int = 0  # random numbers that a training pass draws per sample
 
     @property
     def params(self) -> list[str]:
@@ -120,7 +124,10 @@ def step_graph(source: Source) -> Graph:
     def step(*flat: Tensor) -> Flatten:
         rest = iter(flat)
         w, b, velocity, anchor, linear = (_named(names, rest) for names in (params, buffers, params, params, params))
-        x, y, q, lr, momentum, mu, *constants = rest
+        x, y, q = next(rest), next(rest), next(rest)
+        if source.noise:
+            next(rest)  # `flat_graph` has it already
+        lr, momentum, mu, *constants = rest
         module.train()
 
         def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
@@ -129,14 +136,14 @@ def step_graph(source: Source) -> Graph:
             return (q * per_sample_loss(source.loss, out, y)).sum(), {name: after[name] for name in buffers}
 
         g, (loss, written) = grad_and_value(objective, has_aux=True)(w)
-        v = {k: momentum * velocity[k] + (g[k] + linear[k] + mu * (w[k] - anchor[k])) for k in params}
-        return (*(w[k] - lr * v[k] for k in params), *(written[k] for k in buffers), *v.values(), loss)
+        new, v = Descent(lr=lr, momentum=momentum, mu=mu).step(w, velocity, g, linear, anchor)
+        return (*new.values(), *(written[k] for k in buffers), *v.values(), loss)
 
     return step
 
 
 def evaluate_graph(source: Source) -> Graph:
-    """Loss per sample [batch] and logits [batch, classes]."""
+    """Loss per sample [batch] and logits [batch, *target]."""
     infer, after = infer_graph(source), len(source.constants)
 
     def evaluate(*flat: Tensor) -> Flatten:
@@ -148,7 +155,7 @@ def evaluate_graph(source: Source) -> Graph:
 
 
 def infer_graph(source: Source) -> Graph:
-    """Logits [batch, classes]."""
+    """Logits [batch, *target]."""
     fixed = list(source.constants)
 
     def infer(*flat: Tensor) -> Flatten:
@@ -162,6 +169,23 @@ def infer_graph(source: Source) -> Graph:
 
 
 GRAPHS = {"step": step_graph, "evaluate": evaluate_graph, "infer": infer_graph}
+
+
+def flat_graph(source: Source, function: str, transform: Callable[[Graph], Graph] = lambda inner: inner) -> Graph:
+    """One of GRAPHS whose random operators read its noise. `transform`: of torch.func, applied within the noise."""
+    inner = transform(GRAPHS[function](source))
+    names = [p.name for p in ports(source, function).inputs]
+    if "noise" not in names:
+        return inner
+    at = names.index("noise")
+
+    def fed(*flat: Tensor) -> Flatten:
+        with Draws(flat[at]) as draws:
+            out = inner(*flat)
+        draws.check()
+        return out
+
+    return fed
 
 
 def _named(names: Sequence[str], values: Iterator[Tensor]) -> dict[str, Tensor]:
@@ -178,17 +202,17 @@ def ports(source: Source, function: str) -> Function:
         return [port(f"{prefix}/{n}", source.shape(n)) for n in names]
 
     w, b = group("w", source.params), group("buffers", source.buffers)
-    x, logits = port("x", ("batch", *source.input)), port("logits", ("batch", source.classes))
-    y = port("y", ("batch", source.classes))
+    x, logits = port("x", ("batch", *source.input)), port("logits", ("batch", *source.target))
+    y = port("y", ("batch", *source.target))
     if function == "infer":
         return Function(inputs=(*w, *b, x), outputs=(logits,))
     if function == "evaluate":
         return Function(inputs=(*w, *b, x, y), outputs=(port("loss", ("batch",)), logits))
     velocity = group("velocity", source.params)
     pulls = [*group("anchor", source.params), *group("linear", source.params)]
-    scalars = [port(name) for name in SCALARS]
+    samples = [x, y, port("q", ("batch",))] + ([port("noise", ("batch", source.noise))] if source.noise else [])
     return Function(
-        inputs=(*w, *b, *velocity, *pulls, x, y, port("q", ("batch",)), *scalars),
+        inputs=(*w, *b, *velocity, *pulls, *samples, *(port(name) for name in SCALARS)),
         outputs=(*w, *b, *velocity, port("loss")),
     )
 
@@ -208,17 +232,21 @@ def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Te
     def value(port: Port) -> Tensor:
         kind, _, name = port.name.partition("/")
         shape = [batch if d == "batch" else d for d in port.shape]
-        if kind in ("w", "anchor"):
-            return state[name] + normal(shape, 0.05)
-        if kind == "buffers":
-            return state[name] * (1 + normal(shape, 0.1).abs()) + 0.1
-        if kind == "x" and tokens:
-            return torch.randint(tokens, shape, generator=draw).to(dtype)
-        if kind in ("velocity", "linear", "x"):
-            return normal(shape, 1.0 if kind == "x" else 0.05)
-        if kind in ("y", "q"):
-            return torch.softmax(normal(shape, 1.0), -1)
-        return torch.tensor({"lr": 0.1, "momentum": 0.5, "mu": 0.01}[kind], dtype=dtype)
+        draws: dict[str, Callable[[], Tensor]] = {
+            "w": lambda: state[name] + normal(shape, 0.05),
+            "anchor": lambda: state[name] + normal(shape, 0.05),
+            "buffers": lambda: state[name] * (1 + normal(shape, 0.1).abs()) + 0.1,
+            "velocity": lambda: normal(shape, 0.05),
+            "linear": lambda: normal(shape, 0.05),
+            "x": lambda: torch.randint(tokens, shape, generator=draw).to(dtype) if tokens else normal(shape, 1.0),
+            "y": lambda: torch.softmax(normal(shape, 1.0), -1),
+            "q": lambda: torch.softmax(normal(shape, 1.0), -1),
+            "noise": lambda: torch.rand(shape, generator=draw).to(dtype),  # multiples of 2^-24, as devices draw them
+            "lr": lambda: torch.tensor(0.1, dtype=dtype),
+            "momentum": lambda: torch.tensor(0.5, dtype=dtype),
+            "mu": lambda: torch.tensor(0.01, dtype=dtype),
+        }
+        return draws[kind]()
 
     return [value(port) for port in ports(source, function).inputs]
 

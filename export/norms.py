@@ -54,7 +54,7 @@ def batch_norm_training(
     # x - mean stands in var_mean already: runtimes compute it once. x * scale + shift would round x * scale too.
     out = _affine(x - mean, rstd if weight is None else rstd * _channel(weight, x), bias)
     mean, rstd, var = (t.reshape(-1) for t in (mean, rstd, var))
-    unbiased = var * (count / (count - 1))
+    unbiased = var * count / (count - 1)  # a quotient of sizes would be float32 in ONNX
     return (
         out,
         mean,

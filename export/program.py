@@ -1,6 +1,6 @@
 """A torch model becomes a training program: containers for the engines and the manifest that describes them.
 
-    compiled = compile_program(module, name="my-cnn", input=(1, 28, 28), classes=10)
+    compiled = compile_program(module, samples)   # a batch of samples; or the shape of one: (1, 28, 28)
     compiled.program     what devices read (program.json)
     compiled.files       sha256 -> bytes of each container
 
@@ -19,21 +19,21 @@ from importlib.metadata import version
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import FUNCTIONS, Batch, Container, Program
+from edge_client.protocol.program import FUNCTIONS, Batch, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
-from export.functions import GRAPHS, Loss, Source, call, example, places, ports, private_copy, tensors_of
-from export.onnx import OPSET, run_onnx, to_onnx
-from export.pt2 import run_pt2, to_pt2
-from export.tflite import open_tflite, to_tflite
-from export.tracing import exported, trace
+from export.functions import Loss, Source, call, example, places, ports, private_copy, tensors_of
+from export.onnx import OPSET, to_onnx
+from export.parity import LIMIT, difference
+from export.pt2 import to_pt2
+from export.sentence import sentence
+from export.tflite import to_tflite
+from export.tracing import exported, numbers_drawn, trace
 
 ENGINES = ("onnx", "litert", "pt2")
-EXAMPLE_BATCH = 6  # where the batch is dynamic; not a size that layers like to have
-LARGEST_DIFFERENCE = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
-DRAWS = 4  # inputs that a file may be measured with, see `_parity`
+EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,30 +46,37 @@ class Compiled:
 
 def compile_program(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,
+    input: Tensor | Sequence[int],  # noqa: A002 - the manifest's word
     *,
-    name: str,
-    input: tuple[int, ...],  # noqa: A002 - the manifest's word
-    classes: int,
+    name: str | None = None,
+    classes: int | None = None,
+    target: Sequence[int] | None = None,
     loss: Loss = "cross-entropy",
     dtype: str = "float32",
     batch: int = 32,
     engines: Sequence[str] = ENGINES,
+    origin: Origin | None = None,
 ) -> Compiled:
     """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
 
+    `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
+    shape of one sample's output, `classes` short for one of (classes,); by default what the model gives.
     The module is left as it was. Raises ProgramRefused when the model cannot be expressed for one of `engines`.
     """
-    source = source_of(module, name=name, input=input, classes=classes, loss=loss, dtype=dtype)
+    if classes is not None:
+        target = (classes,)
+    shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
+    source = source_of(module, name=name, input=shape, target=target, loss=loss, dtype=dtype)
     _check_engines(source, engines)
     blobs = _containers(source, engines, batch)
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
     program = Program(
-        model=name,
+        model=source.name,
         loss=loss,
         optimizer="sgd",
         schema=source.schema,
-        input=tuple(input),
-        classes=classes,
+        input=source.input,
+        target=source.target,
         dtype=dtype,
         functions={f: ports(source, f) for f in FUNCTIONS},
         containers={
@@ -79,6 +86,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         batch={engine: _batch(engine, batch) for engine in engines},
         opset=OPSET,
         versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
+        origin=origin,
     )
     parity = {engine: _parity(source, engine, blobs[engine], batch) for engine in engines}
     return Compiled(program=replace(program, parity=parity), files=files)
@@ -87,44 +95,60 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
 def source_of(
     module: nn.Module,
     *,
-    name: str,
     input: tuple[int, ...],  # noqa: A002 - the manifest's word
-    classes: int,
+    name: str | None = None,
+    target: Sequence[int] | None = None,
     loss: Loss = "cross-entropy",
     dtype: str = "float32",
 ) -> Source:
     """What the tracer works on: a private copy of the module and the facts about it, checked against each other."""
     mine = private_copy(module, dtype)
-    source = Source(
-        name=name, module=mine, schema=schema_of(mine), input=tuple(input), classes=classes, loss=loss, dtype=dtype
-    )
-    _check_answers(source)
+    name = type(module).__name__ if name is None else name
+    source = Source(name=name, module=mine, schema=schema_of(mine), input=input, target=(), loss=loss, dtype=dtype)
+    found = _check_answers(source, None if target is None else tuple(target))
+    source = replace(source, target=found)
     _check_constants(source)
-    return source
+    return replace(source, noise=numbers_drawn(source))
 
 
-def _check_answers(source: Source) -> None:
-    """One row per sample, which does not depend on the other samples: devices pad batches when they evaluate."""
+def _check_answers(source: Source, expected: tuple[int, ...] | None) -> tuple[int, ...]:
+    """One output per sample, which does not depend on the other samples: devices pad batches when they evaluate.
+
+    -> the shape of one.
+    """
     samples = example(source, "infer", 3)[-1]
     network = source.module.eval()
     try:
-        with torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             out, others = network(samples[:2]), network(samples[1:])
     except (RuntimeError, ValueError, TypeError, IndexError) as wrong:
         raise ProgramRefused(
-            f"model {source.name!r} does not take samples of shape {source.input}: {wrong}",
+            f"model {source.name!r} does not take samples of shape {source.input}: {sentence(wrong)}",
             hint="check the model's input shape",
         ) from wrong
-    if tuple(out.shape) != (2, source.classes):
+    if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
+        told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ProgramRefused(
-            f"model {source.name!r} gives {tuple(out.shape)} for 2 samples, expected (2, {source.classes})",
+            f"model {source.name!r} gives {told} for 2 samples, expected one tensor of (2, ...)",
             hint="a training program needs one row of logits or targets per sample",
         )
-    if not float((out[1] - others[0]).abs().max()) <= LARGEST_DIFFERENCE * max(1.0, float(out.abs().max())):
+    target = tuple(out.shape[1:])
+    if expected is not None and target != expected:
+        raise ProgramRefused(
+            f"model {source.name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
+            hint="give the shape of its output for one sample",
+        )
+    if source.loss == "cross-entropy" and len(target) > 1:
+        raise ProgramRefused(
+            f"model {source.name!r} gives {target} for one sample, and cross-entropy needs one row of logits",
+            hint="flatten the output, or use the squared error",
+        )
+    if not float((out[1] - others[0]).abs().max()) <= LIMIT * max(1.0, float(out.abs().max())):
         raise ProgramRefused(
             f"model {source.name!r} answers a sample differently in other company, even in inference mode",
-            hint="let batch norm keep running statistics (track_running_stats=True)",
+            hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
         )
+    return target
 
 
 def _check_constants(source: Source) -> None:
@@ -239,49 +263,21 @@ class _naming:  # noqa: N801 - reads as a word in a with statement
 
     def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
         if isinstance(wrong, Exception):
-            text = str(wrong).strip().splitlines()
             raise ProgramRefused(
-                f"model {self.source.name!r} cannot be written for {self.engine}: {text[0] if text else wrong!r}",
+                f"model {self.source.name!r} cannot be written for {self.engine}: {sentence(wrong)}",
                 hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",
             ) from wrong
 
 
 def _parity(source: Source, engine: str, files: Mapping[str, bytes], batch: int) -> float:
-    """The largest difference of any function from torch, relative to each output's largest value.
-
-    A wrong graph differs at every draw. A right one may too at one of them: where a large network has a value next to
-    the kink of a ReLU, rounding alone decides the side, and with it a gradient.
-    """
+    """The largest difference of any function from torch, relative to each output's largest value (parity.py)."""
     if batch == EXAMPLE_BATCH and _batch(engine, batch) == "any":
         batch += 1  # a graph that is right for the size it was traced with only must not pass
-    for draw in range(1, DRAWS + 1):
-        with _naming(source, engine):
-            worst = max(_difference(source, engine, function, files[function], batch, draw) for function in FUNCTIONS)
-        if worst < LARGEST_DIFFERENCE:
-            break
-    else:
+    with _naming(source, engine):
+        worst = max(difference(source, engine, f, files[f], batch=batch, seed=1, limit=LIMIT) for f in FUNCTIONS)
+    if worst > LIMIT:
         raise ProgramRefused(
-            f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {LARGEST_DIFFERENCE:.0e}",
+            f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {LIMIT:.0e}",
             hint=f"leave {engine} out of the engines and report the model",
         )
     return worst
-
-
-def _difference(source: Source, engine: str, function: str, file: bytes, batch: int, draw: int) -> float:
-    args = example(source, function, batch, seed=draw)
-    # Torch in float64: in float32 it is itself 5e-5 off where a gradient is a difference, as before a batch norm.
-    truth = replace(source, module=private_copy(source.module, "float64"), dtype="float64")
-    expected = [
-        t.detach().numpy() for t in GRAPHS[function](truth)(*[a.double() for a in args], *truth.constants.values())
-    ]
-    arrays = [a.numpy() for a in args]
-    if engine == "onnx":
-        got = run_onnx(file, dict(zip((p.name for p in ports(source, function).inputs), arrays, strict=True)))
-    elif engine == "litert":
-        out = open_tflite(file, function)({f"args_{i}": a for i, a in enumerate(arrays)})
-        got = [out[f"output_{i}"] for i in range(len(out))]
-    else:
-        got = [t.detach().numpy() for t in run_pt2(file, args)]
-    return max(
-        float(np.abs(g - e).max() / max(1e-6, float(np.abs(e).max()))) for g, e in zip(got, expected, strict=True)
-    )

@@ -5,6 +5,7 @@ Refuses, by name, an operator that some device could not run, and says which lay
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -20,15 +21,16 @@ from torch.func import functionalize
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
 from export.decompositions import table
-from export.functions import GRAPHS, Source, call, example, ports, tensors_of
-from export.indexing import TABLE as INDEXING
+from export.forward import Rewritten
+from export.functions import Source, call, example, flat_graph, ports, tensors_of
+from export.noise import COVERED
 from export.operators import RANDOM, SUPPORTED, Unsupported
+from export.sentence import sentence
 
 MAX_BATCH = 65_536
 
@@ -37,9 +39,9 @@ def trace(source: Source, function: str, *, batch: int, dynamic: bool) -> nn.Mod
     """One function as a graph over flat tensors; `dynamic`: for any batch size, and `batch` is only the example's."""
     inputs = ports(source, function).inputs
     constants = [value.clone() for value in source.constants.values()]
-    graph = _graph(source, function, [*example(source, function, batch), *constants], inputs if dynamic else ())
-    _refuse_unsupported(source, graph)
-    return _Flat(graph, constants).eval()
+    traced = _traced(source, function, [*example(source, function, batch), *constants], inputs if dynamic else ())
+    _refuse_unsupported(source, traced)
+    return _Flat(traced, constants).eval()
 
 
 def exported(source: Source, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
@@ -88,7 +90,7 @@ class _Flat(nn.Module):
         return cast("tuple[Tensor, ...]", self.graph(*flat, *constants))
 
 
-def _graph(source: Source, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:
+def _traced(source: Source, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:
     """`args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch."""
     fake = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True)
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
@@ -101,10 +103,11 @@ def _graph(source: Source, function: str, args: Sequence[Tensor], dynamic: Seque
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(_FlatLinear())
-            traced = make_fx(functionalize(GRAPHS[function](source)), decomposition_table={**table(), **INDEXING})(
-                *mine
-            )
+            stack.enter_context(Rewritten())
+            graph = flat_graph(source, function, functionalize)
+            traced = make_fx(graph, decomposition_table=table())(*mine)
+    except ProgramRefused:
+        raise
     except Unsupported as refused:
         raise _refusal(source, refused.operator, refused.reason) from None
     except Exception as wrong:  # torch raises many kinds for what it cannot trace
@@ -124,26 +127,14 @@ def _drop_unused_tensors(traced: fx.GraphModule) -> None:
 
 
 def _untraceable(source: Source, wrong: Exception) -> ProgramRefused:
-    text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
     return ProgramRefused(
-        f"model {source.name!r} cannot be traced: {text}",
+        f"model {source.name!r} cannot be traced: {sentence(wrong)}",
         hint="forward must be the same operators for every batch: no branches on values, no .item()",
     )
 
 
-class _FlatLinear(TorchFunctionMode):
-    """Linear layers over sequences see one long batch: torch's own way of flattening fixes a symbolic batch size."""
-
-    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        if func is torch.nn.functional.linear and args[0].dim() > 2:  # noqa: PLR2004 - a matrix
-            x, *rest = args
-            out = func(x.reshape(-1, x.shape[-1]), *rest, **(kwargs or {}))
-            return out.reshape(*x.shape[:-1], out.shape[-1])
-        return func(*args, **(kwargs or {}))
-
-
 def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:
-    kinds = [DimDynamic.DYNAMIC if d == "batch" else DimDynamic.STATIC for d in shape]
+    kinds = [DimDynamic.DUCK if d == "batch" else DimDynamic.STATIC for d in shape]  # one symbol for all ports
     context: Any = StatelessSymbolicContext(dynamic_sizes=kinds) if "batch" in shape else None
     return mode.from_tensor(value, static_shapes=context is None, symbolic_context=context)
 
@@ -155,16 +146,27 @@ def _refuse_unsupported(source: Source, graph: fx.GraphModule) -> None:
             continue
         name = _plain(node.target)
         if name in RANDOM:
-            raise _refusal(source, name, "a program cannot draw random numbers")
+            raise _refusal(source, name, "it draws random numbers even in inference mode")
         if name not in SUPPORTED:
             raise _refusal(source, name, "no runtime of ours is known to run it")
 
 
+def numbers_drawn(source: Source) -> int:
+    """How many random numbers a training pass draws per sample; refuses those that belong to no sample."""
+    two, three = (_watched(source, batch).draws for batch in (2, 3))
+    for (layer, operator, small), (*_, large) in zip(two, three, strict=False):
+        if small * 3 != large * 2:
+            raise _refused_layer(source, layer, operator, "its random numbers do not belong to one sample each")
+    if len(two) != len(three):
+        raise _refused_layer(source, two[-1][0], two[-1][1], "it draws another number of times for other samples")
+    return sum(small for *_, small in two) // 2
+
+
 def _refuse_random(source: Source) -> None:
-    """Dropout and the like, looked for in training mode even when only `infer` is traced."""
-    drawn = sorted(RANDOM & set(_operators_by_layer(source)))
+    """What draws numbers that are neither uniform nor masks, looked for even when only `infer` is traced."""
+    drawn = sorted((RANDOM - COVERED) & set(_operators_by_layer(source)))
     if drawn:
-        raise _refusal(source, drawn[0], "a program cannot draw random numbers")
+        raise _refusal(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
 
 
 def _refusal(source: Source, operator: str, reason: str) -> ProgramRefused:
@@ -173,16 +175,25 @@ def _refusal(source: Source, operator: str, reason: str) -> ProgramRefused:
     stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
     where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), [])
     layers = f"layer {', '.join(where)}" if where else f"some layer of {type(source.module).__name__}"
+    return _refused_layer(source, layers, operator, reason)
+
+
+def _refused_layer(source: Source, layers: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
-        hint="leave the layer out or replace it (dropout: p = 0; pooling: windows that do not overlap)",
+        hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
     )
 
 
 def _operators_by_layer(source: Source) -> dict[str, list[str]]:
     """Operator -> "name (Class)" of the layers that call it in one training-mode pass over two samples."""
+    return {name: list(layers) for name, layers in _watched(source, 2).seen.items()}
+
+
+def _watched(source: Source, batch: int) -> _Watch:
+    """What happens in one training-mode pass; torch's generator stays as it was."""
     watch = _Watch()
-    x = torch.zeros(2, *source.input, dtype=getattr(torch, source.dtype))
+    x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
@@ -191,7 +202,7 @@ def _operators_by_layer(source: Source) -> dict[str, list[str]]:
     finally:
         for handle in handles:
             handle.remove()
-    return {name: list(layers) for name, layers in watch.seen.items()}
+    return watch
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
@@ -201,6 +212,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
         super().__init__()  # type: ignore[no-untyped-call]
         self.stack: list[str] = []
         self.seen: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self.draws: list[tuple[str, str, int]] = []  # layer, random operator, how many numbers
 
     def follow(self, name: str, layer: nn.Module) -> list[Any]:
         label = f"{name or 'the model itself'} ({type(layer).__name__})"
@@ -210,8 +222,11 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
         ]
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        if self.stack:
-            self.seen[_plain(func)][self.stack[-1]] = None
+        name, layer = _plain(func), self.stack[-1] if self.stack else "the model itself"
+        self.seen[name][layer] = None
+        if name in COVERED:
+            shape = args[0].shape if isinstance(args[0], Tensor) else args[0]
+            self.draws.append((f"layer {layer}", name, math.prod(shape)))
         return func(*args, **(kwargs or {}))
 
 

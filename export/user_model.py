@@ -15,21 +15,28 @@ import torch
 from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
-from export.functions import Loss
 from export.program import Compiled, compile_program
+from export.sentence import sentence
 
 Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
 
 
-def load_model(path: str, arguments: Arguments = (), *, seed: int = 0) -> nn.Module:
+def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded: bool = False) -> nn.Module:
     """Import, call, check. The same seed gives the same weights; torch's global generator stays as it was.
 
-    `path` may also name a module that exists already, which then takes no arguments.
+    `path` may also name a module that exists already, which then takes no arguments. `recorded`: path and arguments
+    come from a file and not from a person, so nothing is called but a class of torch modules; a name like os:system
+    must not run because someone's folder says so.
     """
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
     made = _attribute(_imported(module_name), name)
+    if recorded and not isinstance(made, nn.Module) and not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise UsageError(
+            f"program.json names {path}, which is no class of torch modules and could do anything when it is called",
+            hint=f"if you trust this folder, name it yourself: --model {path}",
+        )
     if isinstance(made, nn.Module) and not arguments:
         return made
     if isinstance(made, nn.Module) or not callable(made):
@@ -52,24 +59,15 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0) -> nn.Mod
     return made
 
 
-def compile_model(  # noqa: PLR0913 - the facts of a model
-    module: nn.Module,
-    *,
-    name: str,
-    shape: tuple[int, ...],
-    classes: int,
-    loss: Loss,
-    batch: int,
-    engines: Sequence[str],
-) -> Compiled:
+def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> Compiled:  # noqa: ANN401 - compile_program's own
     """`compile_program`, with whatever else the reader's forward raises under the tracer told as a refusal."""
     try:
-        return compile_program(module, name=name, input=shape, classes=classes, loss=loss, batch=batch, engines=engines)
+        return compile_program(module, shape, **facts)
     except (FedcentersError, ImportError):
         raise
     except Exception as wrong:
         raise ProgramRefused(
-            f"model {name!r} cannot become a training program: {_told(wrong)}",
+            f"model {facts['name']!r} cannot become a training program: {_told(wrong)}",
             hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
         ) from wrong
 
@@ -81,7 +79,7 @@ def _imported(name: str) -> ModuleType:
         if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
             raise UsageError(
                 f"there is no module {missing.name!r}",
-                hint="run this in the folder that holds it, or put that folder into PYTHONPATH",
+                hint="run this in the folder that holds it, or put that folder into PYTHONPATH; --model names another",
             ) from missing
         raise UsageError(
             f"module {name!r} needs {missing.name or missing}, which is not installed", hint="install it and try again"
@@ -102,5 +100,5 @@ def _attribute(module: ModuleType, name: str) -> object:
 
 
 def _told(wrong: BaseException) -> str:
-    text = str(wrong).strip().splitlines()
-    return f"{type(wrong).__name__}: {text[0][:300]}" if text else type(wrong).__name__
+    kind, text = type(wrong).__name__, sentence(wrong)
+    return text if text == kind else f"{kind}: {text}"

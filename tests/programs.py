@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from coordinator.models.registry import Model, build
 from edge_client.engines.base import Engine, open_engine
@@ -81,6 +84,7 @@ def feeds(program: Program, function: str, *, batch: int, seed: int = 0) -> dict
             else rng.standard_normal(shape)
         ),
         "q": lambda _, shape: rng.dirichlet(np.ones(shape[0])),
+        "noise": lambda _, shape: rng.random(shape, dtype=np.float32),
         "lr": lambda *_: np.array(0.1),
         "momentum": lambda *_: np.array(0.7),
         "mu": lambda *_: np.array(0.3),
@@ -93,11 +97,15 @@ def feeds(program: Program, function: str, *, batch: int, seed: int = 0) -> dict
     return out
 
 
-def torch_step(module: nn.Module, given: dict[str, Array], loss_name: str = "cross-entropy") -> dict[str, Array]:
+def torch_step(
+    module: nn.Module, given: dict[str, Array], loss_name: str = "cross-entropy", dtype: torch.dtype = torch.float64
+) -> dict[str, Array]:
     """One proximal step through torch.autograd on the model itself; shares no code with export/."""
-    net = loaded(module, given).train()
-    t = {name: torch.tensor(value, dtype=torch.float64) for name, value in given.items()}
-    loss = (t["q"] * LOSSES[loss_name](net(t["x"]), t["y"])).sum()
+    net = loaded(module, given).to(dtype).train()
+    t = {name: torch.tensor(value, dtype=dtype) for name, value in given.items()}
+    with Masks(t["noise"]) if "noise" in t else nullcontext():
+        answer = net(t["x"])
+    loss = (t["q"] * LOSSES[loss_name](answer, t["y"])).sum()
     loss.backward()  # type: ignore[no-untyped-call]
     out: dict[str, Array] = {"loss": loss.detach().numpy()}
     for name, p in net.named_parameters():
@@ -110,6 +118,25 @@ def torch_step(module: nn.Module, given: dict[str, Array], loss_name: str = "cro
         out[f"velocity/{name}"] = velocity.numpy()
         out[f"w/{name}"] = (p.detach() - t["lr"] * velocity).numpy()
     return out | {f"buffers/{n}": b.numpy() for n, b in net.named_buffers() if f"buffers/{n}" in given}
+
+
+class Masks(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+    """torch's masks from given numbers, as PROTOCOL.md puts it: those below 1 - (the probability of a one) give zeros.
+
+    On the CPU every kind of dropout draws its mask by `bernoulli_` on an empty tensor.
+    """
+
+    def __init__(self, noise: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rest = noise
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        if func is not torch.ops.aten.bernoulli_.float:
+            return func(*args, **(kwargs or {}))
+        mask, ones = args[0], (args[1] if len(args) > 1 else 0.5)
+        width = mask.numel() // len(self.rest)
+        mine, self.rest = self.rest[:, :width], self.rest[:, width:]
+        return mask.copy_(torch.where(mine.reshape(mask.shape) < 1 - ones, 0.0, 1.0))
 
 
 def torch_evaluate(module: nn.Module, given: dict[str, Array], loss_name: str = "cross-entropy") -> dict[str, Array]:
@@ -126,7 +153,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def squared_error(out: Tensor, y: Tensor) -> Tensor:
-    return nn.functional.mse_loss(out, y, reduction="none").mean(1)
+    return nn.functional.mse_loss(out, y, reduction="none").flatten(1).mean(1)
 
 
 LOSSES = {"cross-entropy": cross_entropy, "squared-error": squared_error}
@@ -147,4 +174,5 @@ def relative(got: dict[str, Array], expected: dict[str, Array]) -> float:
     """The largest difference over all tensors, each relative to its own largest value."""
     if set(got) != set(expected):
         raise ValueError(f"different outputs: {sorted(set(got) ^ set(expected))}")
-    return max(float(np.abs(got[k] - expected[k]).max() / max(1e-6, np.abs(expected[k]).max())) for k in expected)
+    off = [np.abs(got[k] - expected[k]).max() / max(1e-6, np.abs(expected[k]).max()) for k in expected]
+    return float(np.max(off))  # NaN stays NaN

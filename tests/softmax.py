@@ -6,7 +6,7 @@ training step moves and that evaluation subtracts, so that buffers have an effec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,7 +38,7 @@ def program(*, buffered: bool = False) -> Program:
         optimizer="sgd",
         schema=schema(buffered=buffered),
         input=(FEATURES,),
-        classes=CLASSES,
+        target=(CLASSES,),
         dtype="float64",
         functions={},
         containers={},
@@ -52,6 +52,9 @@ def program(*, buffered: bool = False) -> Program:
 class SoftmaxEngine:
     name: str = "numpy"
     fixed_batch: int | None = None
+
+    def update(self, feeds: Tensors) -> SoftmaxUpdate:
+        return SoftmaxUpdate(self.step, feeds)
 
     def step(self, feeds: Tensors) -> dict[str, Array]:
         self._check(feeds)
@@ -90,6 +93,23 @@ class SoftmaxEngine:
         shifted = logits - logits.max(axis=1, keepdims=True)
         log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
         return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"]
+
+
+class SoftmaxUpdate:
+    """Carries what a step gives into the next step's feeds."""
+
+    def __init__(self, step: Callable[[Tensors], dict[str, Array]], feeds: Tensors) -> None:
+        self._step, self._feeds, self._moved = step, dict(feeds), dict[str, Array]()
+
+    def step(self, feeds: Tensors) -> float:
+        result = self._step({**self._feeds, **feeds})
+        loss = float(result.pop("loss"))
+        self._feeds |= result
+        self._moved |= result
+        return loss
+
+    def read(self) -> dict[str, Array]:
+        return {name: value.copy() for name, value in self._moved.items()}
 
 
 def samples(rng: np.random.Generator, n: int, *, written: Array | None = None) -> Dataset:

@@ -84,7 +84,7 @@ def test_the_coordinators_configuration_and_factory_are_accepted(reader: Path, m
     name = next(line.split('"')[1] for line in (reader / "coordinator.toml").read_text().splitlines() if ":fac" in line)
     built = build(name, seed=0)
     program = json.loads((reader / "program" / "program.json").read_text())
-    assert (list(built.input), built.classes) == (program["input"], program["classes"])
+    assert (list(built.input), [built.classes]) == (program["input"], program["target"])
     assert {n for n, *_ in program["schema"]} <= set(built.module.state_dict())
 
 

@@ -60,28 +60,44 @@ def objective(matrix: F64, labels: I64, k: int, a: F64) -> float:
 
 
 def seeds(matrix: F64, k: int, a: F64, rng: np.random.Generator) -> I64:
-    """Labels [n] after greedy k-means++: each seed is the best of a few drawn by weight times squared distance."""
-    norms, tries = np.diag(matrix), 2 + int(np.log(k))
+    """Labels [n] after greedy k-means++: the nearest of the points that `spread` chose."""
+    chosen = spread(matrix, k, a, rng)
+    labels: I64 = np.argmin(np.diag(matrix)[chosen][None, :] - 2 * matrix[:, chosen], axis=1)
+    return labels
+
+
+def spread(matrix: F64, k: int, a: F64, rng: np.random.Generator, *, spare: int = 0) -> list[int]:
+    """At most k points, far apart: each is the best of a few drawn by weight times squared distance to those before it.
+
+    The `spare` points farthest from those before are not drawn, and do not count when draws are compared.
+    """
+    norms, tries, counted = np.diag(matrix), 2 + int(np.log(k)), len(matrix) - spare
     chosen: list[int] = []
-    nearest = np.ones(len(matrix))  # the first seed is drawn by weight alone
+    nearest = np.ones(len(matrix))  # the first is drawn by weight alone
     while len(chosen) < min(k, len(matrix)):
         mass = a * nearest
+        if chosen:
+            mass[np.argsort(nearest, kind="stable")[counted:]] = 0.0
         if mass.sum() <= 0:
             break  # fewer distinct points than clusters
         drawn = rng.choice(len(matrix), size=tries if chosen else 1, p=mass / mass.sum())
         distance = np.maximum(norms[None, :] + norms[drawn][:, None] - 2 * matrix[drawn], 0.0)  # [tries, n]
         closer = np.minimum(nearest, distance) if chosen else distance
-        best = int(np.argmin(closer @ a))
+        best = int(np.argmin(np.sort(closer * a, axis=1)[:, :counted].sum(axis=1)))
         chosen.append(int(drawn[best]))
         nearest = closer[best]
-    labels: I64 = np.argmin(norms[chosen][None, :] - 2 * matrix[:, chosen], axis=1)
-    return labels
+    return chosen
+
+
+def distances(matrix: F64, labels: I64, k: int, a: F64) -> F64:
+    """Squared distances [n, k] to the centroids; infinite for an empty cluster. A weight of zero forms no centroid."""
+    return _from_sums(np.diag(matrix), *_sums(matrix, labels, k, a))
 
 
 def lloyd(matrix: F64, labels: I64, k: int, a: F64) -> I64:
     """Labels after alternating centroids and nearest centroids until nothing changes; an empty cluster stays empty."""
     for _ in range(SWEEPS):
-        moved: I64 = np.argmin(_distances(matrix, labels, k, a), axis=1)
+        moved: I64 = np.argmin(distances(matrix, labels, k, a), axis=1)
         if (moved == labels).all():
             break
         labels = moved
@@ -130,11 +146,6 @@ def _sums(matrix: F64, labels: I64, k: int, a: F64) -> tuple[F64, F64, F64]:
     member = np.eye(k)[labels] * a[:, None]
     t = matrix @ member
     return t, member.sum(axis=0), np.einsum("ik,ik->k", member, t)
-
-
-def _distances(matrix: F64, labels: I64, k: int, a: F64) -> F64:
-    """Squared distances [n, k] to the centroids; infinite for an empty cluster."""
-    return _from_sums(np.diag(matrix), *_sums(matrix, labels, k, a))
 
 
 def _from_sums(norms: F64, t: F64, mass: F64, q: F64) -> F64:

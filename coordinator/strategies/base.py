@@ -12,20 +12,22 @@ from typing import Protocol, TypeVar, cast
 
 import numpy as np
 
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Schema
 
 Exchange = Mapping[ClientId, Fit | Probe]
 Replies = Mapping[ClientId, Reply]
 Fleet = Mapping[ClientId, int]  # enrolled clients and their number of training samples
 Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is served their mixture of probabilities
+Served = tuple[tuple[float, Flat | OwnModel], ...]  # the same, where a model may be one that the device keeps itself
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
     """What a method carries from round to round; plain arrays and numbers, so that any method can be stored.
 
-    `centers` is [n_centers, schema.size]; `assignment` maps a client to its center (hard methods; empty before the
-    first clustering); `extra` holds whatever else a method needs, by name.
+    `centers` is [n_centers, schema.size]; `assignment` maps a client to its center, or to the one of largest weight
+    where several share a client (scores and pictures use that, no prediction does). It is empty before the first
+    clustering, and where no center stands for any client. `extra` holds whatever else a method needs, by name.
     """
 
     centers: Array
@@ -47,8 +49,11 @@ class Strategy(Protocol):
         """One round. The input state is left as it was."""
         ...
 
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:
-        """What serves `who`; None is a device that never trained and has not chosen yet."""
+    def predictor(self, state: State, who: ClientId | None) -> Served:
+        """What serves `who`: models that travel, or those that the device keeps itself.
+
+        None is a device that never trained and has not chosen yet; it is served models that travel.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan 2017): one center; w <- sum_i (n_i / n_S) w_i over the cohort S."""
+"""FedAvg (McMahan 2017): one center; w <- sum_i (n_i / n_S) w_i over the cohort S. Knows no device by name."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.aggregate import aggregate
-from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.base import Fleet, Round, Served, State
 from coordinator.strategies.parts import LocalSgd, Seeds, Updates, sample
-from edge_client.protocol.task import ClientId, Fit, Flat, Schema
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,15 @@ class FedAvg(LocalSgd):
         """One exchange; silence leaves the center as it was."""
         cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
-        updates = Updates.of(replies, schema.size)
-        centers = aggregate(state.centers, updates.rows, np.ones((len(updates.clients), 1)), updates.n)
+        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
+    def predictor(self, state: State, who: ClientId | None) -> Served:  # noqa: ARG002 - everybody gets the same
         """The center."""
         return ((1.0, state.centers[0]),)
 
     def _task(self, center: Flat, seed: int) -> Fit:
         return self.fit(start=center, seed=seed)
+
+    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:  # noqa: ARG002 - for those who need it
+        return aggregate(centers, updates.rows, np.ones((len(updates.clients), 1)), updates.n)

@@ -6,13 +6,14 @@
     w_i  starts at its center, then SGD on f_i(w) + (mu_i / 2) ||w - c_k||^2, mu_i = 2 lam n_mean / n_i   (eq. 7)
 
 The first time, every device trains once from one common start, and the best of 20 k-means runs on these models gives
-the centers. Distances are taken on the last layer, as in the public code ("classifier"), or on all parameters, as in
-the paper ("all"). A center that nobody chose keeps its values, so centers keep their numbers.
+the centers. A center that nobody chose keeps its values; clusters made anew are renamed after the old centers next to
+them, so centers keep their numbers. Which points are compared says representation.py; the public code takes the last
+layer, the paper all parameters.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,14 +21,19 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate import aggregate, one_hot
 from coordinator.clustering.gram import gram, squared_distances
-from coordinator.clustering.kmeans import kmeans
+from coordinator.clustering.kmeans import distances, kmeans
 from coordinator.clustering.matching import canonical, match
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.parts import LocalSgd, Seeds, Updates, check, one_of, representation, sample
-from edge_client.protocol.task import ClientId, Fit, Flat, Schema
+from coordinator.strategies.memory import recalled, remembering
+from coordinator.strategies.parts import LocalSgd, Seeds, Updates, center_of, check, one_of, sample
+from coordinator.strategies.representation import REPRESENTATIONS, representation
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 E_STEPS = ("nearest", "k-means")
 WEIGHTS = ("equal", "samples")
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +45,9 @@ class FeSEM(LocalSgd):
     restarts: int = 20  # the paper's; of the first clustering
     representation: str = "classifier"
     e_step: str = "nearest"  # "k-means": cluster anew each round and match to the old centers, as WeCFL's code does
-    weights: str = "equal"  # "samples": the M-step weighs devices by n_i
+    weights: str = "equal"  # "samples": devices count by n_i, in k-means and in the M-step
+    hysteresis: float = 0.0  # h: a device moves only if the new distance is below (1 - h) of the old one
+    max_age: int = 5  # rounds for which k-means remembers a device that is not asked; needs fraction-train below 1
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
@@ -47,7 +55,9 @@ class FeSEM(LocalSgd):
         check("clusters", self.clusters, least=1)
         check("lam", self.lam, least=0.0)
         check("restarts", self.restarts, least=1)
-        one_of("representation", self.representation, ("classifier", "all"))
+        check("hysteresis", self.hysteresis, least=0.0, most=0.99)
+        check("max-age", self.max_age, least=0)
+        one_of("representation", self.representation, REPRESENTATIONS)
         one_of("e-step", self.e_step, E_STEPS)
         one_of("weights", self.weights, WEIGHTS)
 
@@ -64,17 +74,23 @@ class FeSEM(LocalSgd):
         updates = Updates.of(replies, schema.size)
         if not updates.clients:
             return state
-        labels = self._e_step(state, schema, updates.rows, rng)
-        a = updates.n if self.weights == "samples" else np.ones(len(labels))
-        centers = aggregate(state.centers, updates.rows, one_hot(labels, self.clusters), a)
+        points = self._points(updates.rows, state, schema)
+        old = self._points(state.centers, state, schema)
+        past = recalled(state.extra, set(fleet) - set(updates.clients), points.shape[1])
+        n = np.concatenate([updates.n, [fleet[c] for c in past]])
+        every = np.concatenate([points, *(point[None] for point in past.values())])
+        labels, counts = self._e_step(state, updates.clients, n, every, old, rng)
+        R = one_hot(labels, self.clusters) * counts[:, None]
+        centers = self._m_step(state.centers, updates, R, self._weights(updates.n), schema)
         chosen = {c: int(k) for c, k in zip(updates.clients, labels, strict=True)}
-        return State(centers=centers, assignment={**state.assignment, **chosen}, extra=state.extra)
+        extra = state.extra
+        if self.e_step == "k-means" and self.fraction_train < 1:
+            extra = remembering(extra, dict(zip(updates.clients, points, strict=True)), max_age=self.max_age)
+        return State(centers=centers, assignment={**state.assignment, **chosen}, extra=extra)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
         """The device's center; the most common one for a device that has none."""
-        counts = Counter(state.assignment.values())
-        usual = min(counts, key=lambda k: (-counts[k], k), default=0)
-        return ((1.0, state.centers[state.assignment.get(who, usual) if who is not None else usual]),)
+        return ((1.0, state.centers[center_of(state.assignment, who)]),)
 
     def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:
         """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder."""
@@ -90,28 +106,61 @@ class FeSEM(LocalSgd):
         center = state.centers[state.assignment[who]]
         return self.fit(start=center, seed=seed, anchor=center, mu=mu)
 
+    def _points(self, vectors: Array, state: State, schema: Schema) -> Array:
+        return representation(vectors, schema, self.representation, pivot=state.extra["start"])
+
+    def _weights(self, n: F64) -> F64:
+        return n if self.weights == "samples" else np.ones(len(n))
+
+    def _cluster(self, matrix: F64, a: F64, rng: np.random.Generator, init: I64 | None) -> Clusters:
+        """Clusters of points with weights `a` [n] from their Gram matrix [n, n]; `init` are labels to begin with."""
+        found = kmeans(matrix, self.clusters, rng, weights=a, restarts=self.restarts, init=init)
+        return found.labels, np.ones(len(a), dtype=np.bool_)
+
+    def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
+        return aggregate(centers, updates.rows, R, a, n_params=schema.n_params, n=updates.n)
+
     def _e_step(
-        self, state: State, schema: Schema, rows: NDArray[np.floating], rng: np.random.Generator
-    ) -> NDArray[np.int64]:
-        """[m] the center of every updated model. Old centers join the Gram matrix as rows; their mean is the pivot."""
-        m, k = len(rows), self.clusters
-        points = representation(np.concatenate([rows, state.centers]), schema, self.representation)
-        matrix = gram(points, pivot=points[m:].mean(axis=0, dtype=np.float64).astype(points.dtype))
-        nearest: NDArray[np.int64] = squared_distances(matrix, np.arange(m), np.arange(m, m + k)).argmin(axis=1)
+        self, state: State, clients: Sequence[ClientId], n: F64, points: Array, old: Array, rng: np.random.Generator
+    ) -> Clusters:
+        """Labels [m] and who counts [m] of `clients`, the first m of the `points` with `n` samples.
+
+        The old centers' points join the Gram matrix as its last rows; their mean is the pivot.
+        """
+        m, size, k, a = len(clients), len(points), self.clusters, self._weights(n)
+        pivot = old.mean(axis=0, dtype=np.float64).astype(old.dtype)
+        matrix = gram(np.concatenate([points, old]), pivot)
         if not state.assignment:
-            return canonical(kmeans(matrix[:m, :m], k, rng, restarts=self.restarts).labels)
-        if self.e_step == "nearest":
-            return nearest
-        labels = kmeans(matrix[:m, :m], k, rng, restarts=self.restarts, init=nearest).labels
-        return _as_before(labels, matrix, m, k)
+            labels, counts = self._cluster(matrix[:size, :size], a, rng, None)
+            return canonical(labels), counts
+        d2 = squared_distances(matrix, np.arange(size), np.arange(size, size + k))
+        labels, counts = d2.argmin(axis=1), np.ones(size, dtype=np.bool_)
+        if self.e_step == "k-means":
+            labels, counts = self._cluster(matrix[:size, :size], a, rng, labels)
+            labels, d2 = _as_before(labels, matrix, a * counts, k)
+        before = np.array([state.assignment.get(c, -1) for c in clients], dtype=np.int64)
+        return settled(labels[:m], d2[:m], before, self.hysteresis), counts[:m]
 
 
-def _as_before(labels: NDArray[np.int64], matrix: NDArray[np.float64], m: int, k: int) -> NDArray[np.int64]:
-    """New labels [m] renamed after the old centers (rows m to m + k of the Gram matrix) that they lie next to."""
-    labels = canonical(labels)
-    member = one_hot(labels, k)[:, : labels.max() + 1]
-    share = member / member.sum(axis=0)  # centroid j = share[:, j] @ points
-    cross = matrix[m : m + k, :m] @ share
-    own = np.einsum("ij,ij->j", share, matrix[:m, :m] @ share)
-    distance = np.diag(matrix)[m : m + k, None] - 2 * cross + own
-    return match(distance)[labels]
+def settled(labels: I64, d2: F64, before: I64, hysteresis: float) -> I64:
+    """New labels [m], unless that is no move to below (1 - h) of the distance to the old center; -1 has none.
+
+    `d2` [m, k] are squared distances.
+    """
+    every = np.arange(len(labels))
+    stays = (before >= 0) & (d2[every, labels] >= (1 - hysteresis) ** 2 * d2[every, before])
+    return np.where(stays, before, labels)
+
+
+def _as_before(labels: I64, matrix: F64, a: F64, k: int) -> tuple[I64, F64]:
+    """New labels [n] renamed after the old centers that they lie next to, and the squared distances [n, k] by name.
+
+    The Gram matrix [n + k, n + k] ends with the old centers. A name that no cluster got is infinitely far.
+    """
+    n, labels = len(labels), canonical(labels)
+    used, weight = int(labels.max()) + 1, np.concatenate([a, np.zeros(k)])
+    d2 = distances(matrix, np.concatenate([labels, np.zeros(k, np.int64)]), used, weight)
+    names = match(d2[n:])
+    named = np.full((n, k), np.inf)
+    named[:, names] = d2[:n]
+    return names[labels], named

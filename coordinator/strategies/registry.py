@@ -5,14 +5,54 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from typing import Any
 
 from coordinator.strategies.base import Strategy
+from coordinator.strategies.cfl import CFL
+from coordinator.strategies.ditto import Ditto
+from coordinator.strategies.ensemble import FedAvgPlus, FedProxPlus
 from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.feddane import FedDANE
+from coordinator.strategies.feddist import FedDist, FedDWS
+from coordinator.strategies.fedem import FedEM
+from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedprox import FedProx
+from coordinator.strategies.fedsgd import FedSGD
+from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.fesem_ma import FeSEMMA
+from coordinator.strategies.flhc import FLHC
+from coordinator.strategies.ifca import IFCA, HypCluster
+from coordinator.strategies.nonfed import NonFed
+from coordinator.strategies.pfedme import PFedMe
+from coordinator.strategies.robust_tkm import TKM
+from coordinator.strategies.wecfl import WeCFL
 from edge_client.errors import ConfigError, UsageError
 
-METHODS: dict[str, type[FedAvg | FedProx | FeSEM]] = {"fedavg": FedAvg, "fedprox": FedProx, "fesem": FeSEM}
+METHODS: dict[str, type[Any]] = {
+    "cfl": CFL,
+    "ditto": Ditto,
+    "fedavg": FedAvg,
+    "fedavg-plus": FedAvgPlus,
+    "feddane": FedDANE,
+    "feddist": FedDist,
+    "feddws": FedDWS,
+    "fedem": FedEM,
+    "fedgroup": FedGroup,
+    "fedprox": FedProx,
+    "fedprox-plus": FedProxPlus,
+    "fedsgd": FedSGD,
+    "fesem": FeSEM,
+    "fesem-ma": FeSEMMA,
+    "flhc": FLHC,
+    "fedsoft": FedSoft,
+    "hypcluster": HypCluster,
+    "ifca": IFCA,
+    "nonfed": NonFed,
+    "pfedme": PFedMe,
+    "tkm": TKM,
+    "wecfl": WeCFL,
+}
 Setting = int | float | str
 _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}
 
@@ -31,7 +71,8 @@ def make(name: str, **settings: Setting) -> Strategy:
         if key not in types:
             raise ConfigError(f"{name} has no setting {key!r}", hint=_nearest(key, types))
         values[key.replace("-", "_")] = _read(key, value, types[key])
-    return method(**values)  # type: ignore[arg-type]  # _read gave each its field's type
+    made: Strategy = method(**values)
+    return made
 
 
 def settings_of(strategy: Strategy) -> dict[str, Setting]:

@@ -1,10 +1,9 @@
-"""What an engine promises: it runs one training program.
+"""What an engine promises: it runs one training program. Which runtime does it, and where, is the engine's own affair.
 
-Feeds and results carry the manifest's names, in torch's layout.
-
-Names (PROTOCOL.md, program.json): `w/<parameter>`, `buffers/<buffer>`, `velocity/<parameter>`, `anchor/<parameter>`,
-`linear/<parameter>`, `x`, `y`, `q`, `lr`, `momentum`, `mu` go in; a step gives `w/...`, `buffers/...`, `velocity/...`
-and `loss` back, so that `feeds | result` is the next step's feed. Scalars are 0-d arrays of the program's float dtype.
+Feeds and results carry the manifest's names, in torch's layout (PROTOCOL.md, program.json). A local update begins with
+`w/<parameter>`, `buffers/<buffer>` and `velocity/<parameter>`, which each step moves, and `anchor/<parameter>`,
+`linear/<parameter>`, `lr`, `momentum` and `mu`, which stay. Every other input is fresh with each step: `x`, `y`, `q`.
+Scalars are 0-d arrays of the program's float dtype.
 """
 
 from __future__ import annotations
@@ -14,11 +13,28 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
+import numpy as np
+
 from edge_client.errors import UsageError
-from edge_client.protocol.program import Program
+from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 ENGINES = ("onnx", "litert", "pt2")
+DEVICES = ("auto", "cpu", "cuda", "tensorrt")
+MOVED = ("w", "buffers", "velocity")  # the names up to a slash
+KEPT = ("anchor", "linear", "lr", "momentum", "mu")
+
+
+class Update(Protocol):
+    """One local update under way. Weights and all that it began with stay with the runtime, on its device."""
+
+    def step(self, feeds: Tensors) -> float:
+        """One proximal SGD step on a batch, read from `x` [b, ...], `y` [b, ...] and `q` [b]; the loss before it."""
+        ...
+
+    def read(self) -> dict[str, Array]:
+        """`w/...`, `buffers/...` and `velocity/...` as they are now: arrays of the caller's own."""
+        ...
 
 
 class Engine(Protocol):
@@ -27,8 +43,11 @@ class Engine(Protocol):
     name: str
     fixed_batch: int | None  # None: any batch size from 1
 
-    def step(self, feeds: Tensors) -> dict[str, Array]:
-        """One proximal SGD step: new weights, buffers, velocity and the scalar loss."""
+    def update(self, feeds: Tensors) -> Update:
+        """Begin a local update. One at a time: the one before it is over.
+
+        The caller leaves the arrays as they are for as long as the update lasts.
+        """
         ...
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
@@ -36,13 +55,36 @@ class Engine(Protocol):
         ...
 
 
-def open_engine(name: str, program: Program, files: Mapping[str, Path], *, threads: int = 1) -> Engine:
+def step(engine: Engine, feeds: Tensors) -> dict[str, Array]:
+    """A local update of one step: all its feeds -> what it moves, and `loss` []; `feeds | result` feeds the next."""
+    update = engine.update(feeds)
+    loss = update.step(feeds)
+    return update.read() | {"loss": np.asarray(loss)}
+
+
+def roles(function: Function) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:
+    """The inputs of a step: those that it moves, those that are kept, those that are fresh each time."""
+
+    def of(kinds: tuple[str, ...]) -> tuple[Port, ...]:
+        return tuple(port for port in function.inputs if port.name.partition("/")[0] in kinds)
+
+    given = of(MOVED), of(KEPT)
+    return (*given, tuple(port for port in function.inputs if port not in (*given[0], *given[1])))
+
+
+def open_engine(
+    name: str, program: Program, files: Mapping[str, Path], *, threads: int = 1, device: str = "auto"
+) -> Engine:
     """Open the containers of `program` with the runtime `name`; `files` maps a function to its container on disk.
 
-    `files` may hold only "step" or only "evaluate"; using an absent one raises KeyError.
-    Raises RuntimeMissing when the runtime is not installed or does not work, ProgramRefused when it cannot load a file.
+    `files` may hold only "step" or only "evaluate"; using an absent one raises KeyError. `device` is one of DEVICES;
+    "auto" takes CUDA where the runtime can really use it and the CPU otherwise; what is asked for by name is used or
+    refused. Raises RuntimeMissing when the runtime or the device is not there or does not work, ProgramRefused when the
+    runtime cannot load a file.
     """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    if device not in DEVICES:
+        raise UsageError(f"unknown device {device!r}", hint=f"use one of {', '.join(DEVICES)}")
     module = import_module(f"edge_client.engines.{name}")  # imports its runtime only when asked
-    return cast("Engine", module.open_program(program, files, threads=threads))
+    return cast("Engine", module.open_program(program, files, threads=threads, device=device))

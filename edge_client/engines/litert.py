@@ -1,93 +1,183 @@
-"""Training programs on LiteRT, or on the older tflite-runtime: fixed batch, CPU. One file holds every function.
+"""Training programs on LiteRT, or on the older tflite-runtime: fixed batch, CPU. Knows no task and no data.
 
-Inputs and outputs are positional in these files; their order is the manifest's.
+One file holds every function. Inputs and outputs are positional in it; their order is the manifest's. The runtime's
+XNNPACK delegate is left on: without it a step of a convolutional net takes several times as long.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_client.engines.base import roles
 from edge_client.errors import ProgramRefused, RuntimeMissing
-from edge_client.protocol.program import Function, Program
+from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
+RUNTIMES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
 _GREETING = threading.Lock()  # one descriptor for all threads
 
 
-def open_program(program: Program, files: Mapping[str, Path], *, threads: int) -> LitertEngine:
-    """One interpreter per distinct file; see engines/base.py for what it raises."""
-    opened = {path: _interpreter(path, threads) for path in set(files.values())}
-    return LitertEngine(program, {name: opened[path] for name, path in files.items()})
+def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> LitertEngine:
+    """Every function is opened once, so that a file which does not fit is refused here; see engines/base.py."""
+    if device not in ("auto", "cpu"):
+        raise RuntimeMissing(
+            f"LiteRT cannot use {device} here: its interpreter runs on the CPU",
+            hint="use engine = 'onnx' or 'pt2', or device = 'cpu'",
+        )
+    engine = LitertEngine(program, files, threads)
+    for name in files:
+        engine.open(name)
+    return engine
 
 
 class LitertEngine:
-    """See `Engine`. Not for two threads at once: an interpreter keeps its tensors."""
+    """See `Engine`. Not for two threads at once, and one update at a time: an interpreter keeps its tensors.
+
+    One interpreter is held, for the function that was used last: a board has no memory for both.
+    """
 
     name = "litert"
 
-    def __init__(self, program: Program, interpreters: Mapping[str, Any]) -> None:
+    def __init__(self, program: Program, files: Mapping[str, Path], threads: int) -> None:
         self.fixed_batch = None if program.batch["litert"] == "any" else int(program.batch["litert"])
-        self._calls = {
-            name: _Call(interpreter, name, program.functions[name]) for name, interpreter in interpreters.items()
-        }
+        self._functions, self._files, self._threads = program.functions, files, threads
+        self._held: tuple[str, Any] = ("", None)
 
-    def step(self, feeds: Tensors) -> dict[str, Array]:
-        """One step."""
-        return self._calls["step"](feeds)
+    def update(self, feeds: Tensors) -> LitertUpdate:
+        """Write what the update begins with into the interpreter."""
+        return LitertUpdate(self.open("step"), self._functions["step"], feeds)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         """Loss and logits per sample."""
-        return self._calls["evaluate"](feeds)
+        run, function = self.open("evaluate").get_signature_runner("evaluate"), self._functions["evaluate"]
+        results = run(**{f"args_{i}": feeds[port.name] for i, port in enumerate(function.inputs)})
+        return {port.name: np.asarray(results[f"output_{i}"]) for i, port in enumerate(function.outputs)}
+
+    def open(self, name: str) -> Any:  # noqa: ANN401 - the runtimes have no types
+        """The interpreter for one function. KeyError for a function that has no file here."""
+        if self._held[0] != name:
+            path, self._held = self._files[name], ("", None)  # the other's memory is free before this one takes any
+            _trim()
+            self._held = (name, _opened(path, name, self._functions[name], self._threads))
+        return self._held[1]
 
 
-class _Call:
-    """One signature of the file and the manifest's function that it implements."""
+class LitertUpdate:
+    """See `Update`. `step` is the file's main function, whose tensors the interpreter shows without copying them.
 
-    def __init__(self, interpreter: Any, name: str, function: Function) -> None:  # noqa: ANN401 - no types there
-        try:
-            self._runner = interpreter.get_signature_runner(name)
-            given = set(self._runner.get_input_details()), set(self._runner.get_output_details())
-        except (KeyError, ValueError, RuntimeError) as wrong:
-            raise ProgramRefused(
-                f"the TFLite file has no function {name!r}: {wrong}", hint="compile the program again"
-            ) from wrong
-        self._inputs = {f"args_{i}": port.name for i, port in enumerate(function.inputs)}
-        self._outputs = {f"output_{i}": port.name for i, port in enumerate(function.outputs)}
-        if given != (set(self._inputs), set(self._outputs)):
-            raise ProgramRefused(
-                "the TFLite file takes other inputs than its manifest says", hint="compile the program again"
-            )
+    It never overwrites its inputs, so what stays is written once; and none of its outputs may serve as an input, so
+    what moved is copied back, from buffer to buffer.
+    """
 
-    def __call__(self, feeds: Tensors) -> dict[str, Array]:
-        results = self._runner(**{place: feeds[name] for place, name in self._inputs.items()})
-        return {name: np.asarray(results[place]) for place, name in self._outputs.items()}
+    def __init__(self, interpreter: Any, function: Function, feeds: Tensors) -> None:  # noqa: ANN401 - no types there
+        self._interpreter = interpreter
+        self._inputs, outputs = _places(interpreter, "step", function)
+        moved, kept, self._fresh = roles(function)
+        self._moved = {port.name: (self._inputs[port.name], outputs[port.name]) for port in moved}
+        self._loss = outputs["loss"]
+        self._write((*moved, *kept), feeds)
+
+    def step(self, feeds: Tensors) -> float:
+        """One step."""
+        self._write(self._fresh, feeds)
+        self._interpreter.invoke()
+        for into, out in self._moved.values():
+            self._interpreter.set_tensor(into, self._interpreter.tensor(out)())
+        return float(self._interpreter.get_tensor(self._loss))
+
+    def read(self) -> dict[str, Array]:
+        """Copies of what moved."""
+        return {name: self._interpreter.get_tensor(into) for name, (into, _) in self._moved.items()}
+
+    def _write(self, ports: Iterable[Port], feeds: Tensors) -> None:
+        for port in ports:
+            self._interpreter.set_tensor(self._inputs[port.name], feeds[port.name])
 
 
-def _interpreter(path: Path, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
+def _places(interpreter: Any, name: str, function: Function) -> tuple[dict[str, int], dict[str, int]]:  # noqa: ANN401
+    """Where the interpreter keeps a function's inputs and outputs, by name.
+
+    The signature runner is dropped again: while it lives, the interpreter takes it for a view of a tensor.
+    """
+    runner = interpreter.get_signature_runner(name)
+    inputs, outputs = runner.get_input_details(), runner.get_output_details()
+    return (
+        {port.name: inputs[f"args_{i}"]["index"] for i, port in enumerate(function.inputs)},
+        {port.name: outputs[f"output_{i}"]["index"] for i, port in enumerate(function.outputs)},
+    )
+
+
+def _agree(interpreter: Any, name: str, function: Function) -> None:  # noqa: ANN401 - the runtimes have no types
+    """Refuse a file that does not hold the manifest's function, or holds `step` elsewhere than first."""
     try:
-        return interpreter(path.read_bytes(), threads=threads)
-    except SystemError as broken:  # tflite-runtime 2.14 with numpy 2
-        raise RuntimeMissing(
-            f"the TFLite runtime is installed but broken: {broken}", hint="pip install 'fedcenters[litert]'"
-        ) from broken
+        runner = interpreter.get_signature_runner(name)
+    except (KeyError, ValueError, RuntimeError) as wrong:
+        raise ProgramRefused(
+            f"the TFLite file has no function {name!r}: {wrong}", hint="compile the program again"
+        ) from wrong
+    places, results = runner.get_input_details(), runner.get_output_details()
+    main = {detail["index"] for detail in interpreter.get_input_details()}
+    if (
+        set(places) != {f"args_{i}" for i in range(len(function.inputs))}
+        or set(results) != {f"output_{i}" for i in range(len(function.outputs))}
+        or (name == "step" and {place["index"] for place in places.values()} != main)
+    ):
+        raise ProgramRefused(
+            "the TFLite file takes other inputs than its manifest says", hint="compile the program again"
+        )
+
+
+def _opened(path: Path, name: str, function: Function, threads: int) -> Any:  # noqa: ANN401 - no types there
+    try:
+        made = _made(path.read_bytes(), threads)
+        _agree(made, name, function)
+        if name == "step":
+            _allocate(made)
     except (ValueError, RuntimeError) as wrong:
         raise ProgramRefused(f"LiteRT cannot load {path.name}: {wrong}", hint="use another engine") from wrong
+    return made
 
 
 def interpreter(model: bytes, *, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
     """An interpreter over a file's bytes, tensors allocated. Raises RuntimeMissing, or what the runtime raises."""
-    make = _runtime()
-    with _unheard():
-        made = make(model_content=model, num_threads=threads)
-        made.allocate_tensors()
+    made = _made(model, threads)
+    _allocate(made)
     return made
+
+
+def _made(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
+    """By the first runtime that can make one: an installed runtime may be broken, and shows it only here."""
+    reasons = []
+    for package, module in RUNTIMES.items():
+        try:
+            with _unheard():
+                return import_module(module).Interpreter(model_content=model, num_threads=threads)
+        # SystemError: tflite-runtime 2.14 with numpy 2
+        except (ImportError, OSError, AttributeError, SystemError) as broken:  # noqa: PERF203 - two of them
+            reasons.append(f"{package}: {broken}")
+    raise RuntimeMissing(
+        f"no TFLite runtime works here ({'; '.join(reasons)})", hint="pip install 'fedcenters[litert]'"
+    )
+
+
+def _allocate(made: Any) -> None:  # noqa: ANN401 - the runtimes have no types
+    with _unheard():
+        made.allocate_tensors()
+
+
+def _trim() -> None:
+    """Freed memory goes back to the system: glibc would keep blocks of an interpreter's size for later."""
+    with suppress(OSError, AttributeError, TypeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
@@ -103,16 +193,3 @@ def _unheard() -> Iterator[None]:
             os.dup2(kept, 2)
             os.close(kept)
             os.close(null)
-
-
-def _runtime() -> Any:  # noqa: ANN401 - a class without types
-    try:
-        from ai_edge_litert.interpreter import Interpreter
-    except ImportError as missing:
-        try:
-            from tflite_runtime.interpreter import Interpreter
-        except ImportError:
-            raise RuntimeMissing(
-                f"ai-edge-litert cannot be imported: {missing}", hint="pip install 'fedcenters[litert]'"
-            ) from missing
-    return Interpreter

@@ -1,26 +1,36 @@
-"""Training programs on ONNX Runtime: any batch size, CPU. Imports onnxruntime only when a program is opened.
+"""Training programs on ONNX Runtime: any batch size; CPU, CUDA or TensorRT. Knows no task and no data.
 
-Its recent Linux wheels (seen in 1.31.1) send usage reports to their maker unless told not to. A device of ours talks to
-its coordinator only, so `runtime` tells the library before the import.
+A local update binds its tensors once, on the session's device, in two sets: a step reads one and writes the other, and
+the next step the other way round, so weights cross no border between steps. Imports onnxruntime only when a program is
+opened. Its recent Linux wheels (seen in 1.31.1) send usage reports to their maker unless told not to. A device of ours
+talks to its coordinator only, so `runtime` tells the library before the import.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_client.engines.base import roles
 from edge_client.errors import ProgramRefused, RuntimeMissing
-from edge_client.protocol.program import Function, Program
+from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
+# Full float32, as everywhere else: TF32 keeps 10 bits of the factors of a product.
+PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
+    "cuda": ("CUDAExecutionProvider", {"use_tf32": "0"}),
+    "tensorrt": ("TensorrtExecutionProvider", {}),
+}
 
-def open_program(program: Program, files: Mapping[str, Path], *, threads: int) -> OnnxEngine:
+
+def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> OnnxEngine:
     """One session per file; see engines/base.py for what it raises."""
-    return OnnxEngine(program, {name: _session(path, threads) for name, path in files.items()})
+    return OnnxEngine(program, {name: _session(path, threads, device) for name, path in files.items()})
 
 
 class OnnxEngine:
@@ -30,34 +40,62 @@ class OnnxEngine:
 
     def __init__(self, program: Program, sessions: Mapping[str, Any]) -> None:
         self.fixed_batch = None if program.batch["onnx"] == "any" else int(program.batch["onnx"])
-        self._calls = {name: _Call(session, program.functions[name]) for name, session in sessions.items()}
+        self._sessions, self._functions = sessions, program.functions
+        for name, session in sessions.items():
+            _agree(session, program.functions[name])
 
-    def step(self, feeds: Tensors) -> dict[str, Array]:
-        """One step."""
-        return self._calls["step"](feeds)
+    def update(self, feeds: Tensors) -> OnnxUpdate:
+        """Bind what the update begins with."""
+        return OnnxUpdate(self._sessions["step"], self._functions["step"], feeds)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         """Loss and logits per sample."""
-        return self._calls["evaluate"](feeds)
+        session, function = self._sessions["evaluate"], self._functions["evaluate"]
+        results = session.run(None, {port.name: feeds[port.name] for port in function.inputs})
+        return {port.name: np.asarray(value) for port, value in zip(function.outputs, results, strict=True)}
 
 
-class _Call:
-    """A session and the manifest's function that it implements."""
+class OnnxUpdate:
+    """See `Update`."""
 
-    def __init__(self, session: Any, function: Function) -> None:  # noqa: ANN401 - onnxruntime has no types
+    def __init__(self, session: Any, function: Function, feeds: Tensors) -> None:  # noqa: ANN401 - no types there
+        ort, place = runtime(), _place(session)
         self._session = session
-        self._inputs = [port.name for port in function.inputs]
-        self._outputs = [port.name for port in function.outputs]
-        given = [i.name for i in session.get_inputs()]
-        # Outputs go by position: ONNX allows no output with an input's name.
-        if given != self._inputs or len(session.get_outputs()) != len(self._outputs):
-            raise ProgramRefused(
-                "the ONNX file takes other inputs than its manifest says", hint="compile the program again"
-            )
+        moved, kept, self._fresh = roles(function)
+        now, then = ({port.name: _room(port, place) for port in moved} for _ in range(2))
+        for name, value in now.items():
+            value.update_inplace(np.asarray(feeds[name], order="C"))
+        still = {
+            port.name: ort.OrtValue.ortvalue_from_numpy(np.asarray(feeds[port.name], order="C"), place, 0)
+            for port in kept
+        }
+        self._loss = _room(next(port for port in function.outputs if port.name == "loss"), "cpu")
+        # Each with what it writes; they take turns.
+        self._next = (self._bound(function, still | now, then), then)
+        self._after = (self._bound(function, still | then, now), now)
+        self._now = now
 
-    def __call__(self, feeds: Tensors) -> dict[str, Array]:
-        results = self._session.run(None, {name: feeds[name] for name in self._inputs})
-        return {name: np.asarray(value) for name, value in zip(self._outputs, results, strict=True)}
+    def step(self, feeds: Tensors) -> float:
+        """One step."""
+        binding, written = self._next
+        for port in self._fresh:
+            binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
+        self._session.run_with_iobinding(binding)
+        self._next, self._after, self._now = self._after, self._next, written
+        return float(self._loss.numpy())
+
+    def read(self) -> dict[str, Array]:
+        """Copies of what moved."""
+        return {name: np.array(value.numpy()) for name, value in self._now.items()}
+
+    def _bound(self, function: Function, read: Mapping[str, Any], write: Mapping[str, Any]) -> Any:  # noqa: ANN401
+        binding = self._session.io_binding()
+        for name, value in read.items():
+            binding.bind_ortvalue_input(name, value)
+        # By position: ONNX allows no output with an input's name.
+        for port, output in zip(function.outputs, self._session.get_outputs(), strict=True):
+            binding.bind_ortvalue_output(output.name, self._loss if port.name == "loss" else write[port.name])
+        return binding
 
 
 def runtime() -> Any:  # noqa: ANN401 - onnxruntime has no types
@@ -72,23 +110,84 @@ def runtime() -> Any:  # noqa: ANN401 - onnxruntime has no types
     return ort
 
 
-def session(model: str | bytes, *, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
-    """A session over a file's path or bytes, on the CPU."""
+@cache
+def _share_arena() -> None:
+    """One arena for all sessions of the process: what evaluates uses the memory that a step has left."""
     ort = runtime()
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, ort.OrtArenaCfg(0, -1, -1, -1))  # no limit, and its own defaults
+
+
+def session(model: str | bytes, *, threads: int, device: str = "cpu") -> Any:  # noqa: ANN401 - no types there
+    """A session over a file's path or bytes, on one of `engines.base.DEVICES`.
+
+    Raises RuntimeMissing for a device that was named and cannot be had, else what onnxruntime raises.
+    """
+    for name in ("cuda",) if device == "auto" else (device,):
+        opened = _accelerated(model, threads, name)
+        if opened is not None:
+            return opened
+    if device in PROVIDERS:
+        listed = ", ".join(runtime().get_available_providers())
+        raise RuntimeMissing(
+            f"onnxruntime {runtime().__version__} cannot use {device} here; it lists {listed}",
+            hint="pip install onnxruntime-gpu instead of onnxruntime, with its CUDA libraries, or use device = 'cpu'",
+        )
+    return _opened(model, threads, ["CPUExecutionProvider"])
+
+
+def _accelerated(model: str | bytes, threads: int, name: str) -> Any | None:  # noqa: ANN401 - no types there
+    """A session whose first provider is the named one, or None where none can be had."""
+    if name not in PROVIDERS or PROVIDERS[name][0] not in runtime().get_available_providers():
+        return None
+    runtime().set_default_logger_severity(4)  # a provider that fails is passed over or refused, not talked about
+    # TensorRT leaves to CUDA what it lacks, and both leave to the CPU what they lack.
+    wanted = [PROVIDERS[name], *([PROVIDERS["cuda"]] if name == "tensorrt" else []), ("CPUExecutionProvider", {})]
+    try:
+        opened = _opened(model, threads, wanted)
+    except Exception:  # noqa: BLE001 - a driver that is listed and broken; onnxruntime's classes have no public base
+        return None
+    return opened if opened.get_providers()[0] == PROVIDERS[name][0] else None  # it may drop a provider in silence
+
+
+def _opened(model: str | bytes, threads: int, providers: list[Any]) -> Any:  # noqa: ANN401 - no types there
+    ort = runtime()
+    _share_arena()
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3  # errors only; they are raised anyway
-    return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    options.enable_mem_pattern = False  # it takes a step's memory a second time, and the step is no faster for it
+    options.add_session_config_entry("session.use_env_allocators", "1")
+    return ort.InferenceSession(model, options, providers=providers, enable_fallback=0)  # no talk on stdout
 
 
-def _session(path: Path, threads: int) -> Any:  # noqa: ANN401 - onnxruntime has no types
+def _session(path: Path, threads: int, device: str) -> Any:  # noqa: ANN401 - onnxruntime has no types
     version = runtime().__version__
     try:
-        return session(str(path), threads=threads)
+        return session(str(path), threads=threads, device=device)
+    except RuntimeMissing:
+        raise
     except Exception as wrong:  # onnxruntime's own classes have no public base
         text = str(wrong).strip().splitlines()[0][:300]
         raise ProgramRefused(
             f"onnxruntime {version} cannot load {path.name}: {text}",
             hint="use onnxruntime 1.19 or newer, or another engine",
         ) from wrong
+
+
+def _agree(session: Any, function: Function) -> None:  # noqa: ANN401 - onnxruntime has no types
+    given = [i.name for i in session.get_inputs()]
+    if given != [port.name for port in function.inputs] or len(session.get_outputs()) != len(function.outputs):
+        raise ProgramRefused(
+            "the ONNX file takes other inputs than its manifest says", hint="compile the program again"
+        )
+
+
+def _place(session: Any) -> str:  # noqa: ANN401 - onnxruntime has no types
+    """Where the session's tensors live; TensorRT's are CUDA's."""
+    return "cpu" if session.get_providers()[0] == "CPUExecutionProvider" else "cuda"
+
+
+def _room(port: Port, place: str) -> Any:  # noqa: ANN401 - onnxruntime has no types
+    return runtime().OrtValue.ortvalue_from_shape_and_type(port.shape, np.dtype(port.dtype), place, 0)

@@ -1,4 +1,7 @@
-"""Training programs on torch, for devices that have it: any batch size, CPU. Imported only when a program is opened."""
+"""Training programs on torch, for devices that have it: any batch size, CPU or CUDA. Knows no task and no data.
+
+A local update keeps its tensors on the device from step to step. torch is imported only when a program is opened.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,22 @@ import io
 import json
 import threading
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from edge_client.engines.base import roles
 from edge_client.errors import ProgramRefused, RuntimeMissing
-from edge_client.protocol.program import Function, Program
+from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 MAX_CONFIG_BYTES = 1 << 20
 _LOADING = threading.Lock()  # torch.export.load keeps global state while it reads; several devices may share a process
 
 
-def open_program(program: Program, files: Mapping[str, Path], *, threads: int) -> Pt2Engine:
+def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> Pt2Engine:
     """One graph per file; see engines/base.py for what it raises. torch applies `threads` to the whole process."""
     try:
         import torch
@@ -29,8 +33,9 @@ def open_program(program: Program, files: Mapping[str, Path], *, threads: int) -
             f"torch cannot be imported: {missing}", hint="pip install torch, or use engine = 'onnx'"
         ) from missing
     torch.set_num_threads(threads)
+    place = _place(device)
     with _LOADING:
-        return Pt2Engine(program, {name: _graph(path) for name, path in files.items()})
+        return Pt2Engine(program, {name: load(path, place) for name, path in files.items()}, place)
 
 
 class Pt2Engine:
@@ -38,42 +43,85 @@ class Pt2Engine:
 
     name = "pt2"
 
-    def __init__(self, program: Program, graphs: Mapping[str, Any]) -> None:
+    def __init__(self, program: Program, graphs: Mapping[str, Any], place: str) -> None:
         self.fixed_batch = None if program.batch["pt2"] == "any" else int(program.batch["pt2"])
-        self._calls = {name: _Call(graph, program.functions[name]) for name, graph in graphs.items()}
+        self._calls = {name: _Call(graph, program.functions[name], place) for name, graph in graphs.items()}
 
-    def step(self, feeds: Tensors) -> dict[str, Array]:
-        """One step."""
-        return self._calls["step"](feeds)
+    def update(self, feeds: Tensors) -> Pt2Update:
+        """Bring what the update begins with to the device."""
+        return Pt2Update(self._calls["step"], feeds)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
         """Loss and logits per sample."""
-        return self._calls["evaluate"](feeds)
+        call = self._calls["evaluate"]
+        results = call(call.tensors(call.function.inputs, feeds))
+        return {name: value.numpy(force=True) for name, value in results.items()}
+
+
+class Pt2Update:
+    """See `Update`."""
+
+    def __init__(self, call: _Call, feeds: Tensors) -> None:
+        moved, kept, self._fresh = roles(call.function)
+        self._call, self._moved = call, [port.name for port in moved]
+        self._held = call.tensors((*moved, *kept), feeds)
+
+    def step(self, feeds: Tensors) -> float:
+        """One step."""
+        results = self._call(self._held | self._call.tensors(self._fresh, feeds))
+        self._held |= {name: results[name] for name in self._moved}
+        return float(results["loss"])
+
+    def read(self) -> dict[str, Array]:
+        """Copies of what moved."""
+        return {name: np.array(self._held[name].numpy(force=True)) for name in self._moved}
 
 
 class _Call:
     """A graph and the manifest's function that it implements."""
 
-    def __init__(self, graph: Any, function: Function) -> None:  # noqa: ANN401 - a generated module
-        self._graph = graph
-        self._inputs = [port.name for port in function.inputs]
-        self._outputs = [port.name for port in function.outputs]
+    def __init__(self, graph: Any, function: Function, place: str) -> None:  # noqa: ANN401 - a generated module
+        self.function, self._graph, self._place = function, graph, place
 
-    def __call__(self, feeds: Tensors) -> dict[str, Array]:
+    def tensors(self, ports: Iterable[Port], feeds: Tensors) -> dict[str, Any]:
+        """On the device. torch.tensor copies: a graph may give an input back unchanged, and feeds are the caller's."""
         import torch
 
-        # torch.tensor copies: a graph may give an input back unchanged, and the feeds belong to the caller.
+        return {port.name: torch.tensor(np.asarray(feeds[port.name]), device=self._place) for port in ports}
+
+    def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        import torch
+
         with torch.no_grad():
-            results = self._graph(*(torch.tensor(np.asarray(feeds[name])) for name in self._inputs))
-        return {name: value.numpy() for name, value in zip(self._outputs, results, strict=True)}
+            results = self._graph(*(feeds[port.name] for port in self.function.inputs))
+        return {port.name: value for port, value in zip(self.function.outputs, results, strict=True)}
 
 
-def _graph(path: Path) -> Any:  # noqa: ANN401 - a generated module
+def _place(device: str) -> str:
+    """The torch device for one of `engines.base.DEVICES`."""
     import torch
+
+    works = torch.cuda.is_available()
+    if device == "tensorrt" or (device == "cuda" and not works):
+        raise RuntimeMissing(
+            f"torch {torch.__version__} cannot use {device} here",
+            hint="install a torch build for CUDA, or use device = 'cpu'",
+        )
+    if device == "cpu" or not works:
+        return "cpu"
+    torch.backends.cudnn.allow_tf32 = False  # full float32, as everywhere else
+    return "cuda"
+
+
+def load(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated module
+    """The graph of a container on a torch device, its constants too. Raises ProgramRefused."""
+    import torch
+    from torch.export.passes import move_to_device_pass
 
     try:
         _refuse_pickles(path)
-        return torch.export.load(io.BytesIO(path.read_bytes())).module()
+        exported = torch.export.load(io.BytesIO(path.read_bytes()))
+        return (exported if place == "cpu" else move_to_device_pass(exported, place)).module()
     except ProgramRefused:
         raise
     except Exception as wrong:  # torch raises many kinds for a file that it cannot read

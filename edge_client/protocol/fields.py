@@ -148,6 +148,15 @@ def word_or(word: str, other: Check) -> Check:
     return check
 
 
+def with_field(field: str, own: Check, other: Check) -> Check:
+    """What `own` accepts if it is an object with `field`, else what `other` accepts."""
+
+    def check(value: Any, name: str) -> Any:  # noqa: ANN401
+        return (own if isinstance(value, Mapping) and field in value else other)(value, name)
+
+    return check
+
+
 def or_null(other: Check) -> Check:
     """Null, or what `other` accepts."""
 

@@ -30,9 +30,10 @@ from edge_client.protocol.fields import (
     record,
     required,
     text,
+    with_field,
     word_or,
 )
-from edge_client.protocol.task import SPLITS, WANTS
+from edge_client.protocol.task import MAX_MODELS, SLOT, SPLITS, WANTS
 
 CODECS = ("f32", "f16", "i8")
 DETAIL_MAX = 200
@@ -49,8 +50,8 @@ ACK_STATUSES = (
 )
 NACK_CODES = (
     *("bad_version", "bad_kind", "bad_field", "bad_json", "internal", "too_big", "bad_hash", "bad_schema", "bad_codec"),
-    *("not_finite", "bad_task", "old_epoch", "bad_signature", "bad_program", "no_engine", "no_own_model", "no_data"),
-    *("no_space", "unavailable", "unreachable", "deadline"),
+    *("not_finite", "bad_task", "old_epoch", "bad_signature", "bad_program", "no_engine", "no_own_model"),
+    *("no_posterior", "no_data", "no_space", "unavailable", "unreachable", "deadline"),
 )
 
 
@@ -97,6 +98,8 @@ _CAPS = record(
 )
 _KEY = required(run=_run, round=_U32, exchange=_U32)  # with the device id of the topic: one answer of one device
 _MODEL = manifest("model")
+_SLOT = matching(SLOT)
+_CANDIDATE = with_field("own", record(required(own=_SLOT) | optional(init=_MODEL)), _MODEL)
 _STATS = manifest("stats")
 
 COMMON: Table = required(id=_IDENT, t=_COUNT)
@@ -115,14 +118,15 @@ _FIT: Table = required(
     anchor=word_or("start", _MODEL),
     linear=manifest("linear"),
     rows=matching(r"ones|posterior:(0|[1-9][0-9]?)"),
-    slot=matching(r"[a-z0-9-]{1,32}"),
+    slot=_SLOT,
+    upload=boolean,
 )
 _PROBE: Table = required(
-    models=list_of(_MODEL, 1, 16),
+    models=list_of(_CANDIDATE, 1, MAX_MODELS),
     want=list_of(one_of(*sorted(WANTS)), 1, len(WANTS)),
     batch=integer(1, 65_536),
     seed=_COUNT,
-) | optional(prior=list_of(number(), 1, 16), split=one_of(*sorted(SPLITS)), limit=_SAMPLES)
+) | optional(prior=list_of(number(), 1, MAX_MODELS), split=one_of(*sorted(SPLITS)), limit=_SAMPLES)
 _JOBS: dict[str, Table] = {"fit": _FIT, "probe": _PROBE}
 _TASK: Table = (
     _KEY

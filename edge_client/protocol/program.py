@@ -5,7 +5,7 @@ Written by export/, read by devices. The manifest is signed, so the hashes in it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -49,6 +49,29 @@ class Container:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where a compiler's user had the model from, so that the program can be checked against it. No device reads it."""
+
+    model: str  # import path, "package.module:Class"
+    args: Mapping[str, Any] | Sequence[Any]  # JSON: by name, or in order
+    seed: int  # of the weights
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object."""
+        return {"model": self.model, "args": self.args, "seed": self.seed}
+
+    @staticmethod
+    def from_json(raw: Mapping[str, Any]) -> Origin:
+        """Read what `to_json` wrote. Raises ValueError, KeyError or TypeError."""
+        args, seed = raw["args"], raw["seed"]
+        if not isinstance(args, dict | list):
+            raise TypeError(f"args {args!r:.80} are neither an object nor a list")
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise ValueError(f"seed {seed!r:.80}")
+        return Origin(model=_text(raw["model"]), args=args, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Program:
     """The manifest of a training program.
 
@@ -61,7 +84,7 @@ class Program:
     optimizer: Literal["sgd"]
     schema: Schema
     input: tuple[int, ...]  # shape of one sample
-    classes: int  # width of the logits (targets, for squared error)
+    target: tuple[int, ...]  # shape of one sample's logits (one width), or of its targets for squared error
     dtype: str
     functions: Mapping[str, Function]
     containers: Mapping[str, Mapping[str, Container]]
@@ -69,6 +92,12 @@ class Program:
     opset: int
     versions: Mapping[str, str]
     parity: Mapping[str, float] = field(default_factory=dict)
+    origin: Origin | None = None
+
+    @property
+    def classes(self) -> int:
+        """Width of the logits."""
+        return self.target[-1]
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object; `from_json(to_json(p)) == p`."""
@@ -80,7 +109,7 @@ class Program:
             "schema": [[t.name, t.role, list(t.shape)] for t in self.schema.tensors],
             "classifier": list(self.schema.classifier),
             "input": list(self.input),
-            "classes": self.classes,
+            "target": list(self.target),
             "dtype": self.dtype,
             "functions": {
                 name: {
@@ -97,6 +126,7 @@ class Program:
             "opset": self.opset,
             "versions": dict(self.versions),
             "parity": dict(self.parity),
+            "origin": None if self.origin is None else self.origin.to_json(),
         }
 
     @staticmethod
@@ -118,7 +148,7 @@ class Program:
                     tuple(_text(n) for n in raw["classifier"]),
                 ),
                 input=_dims(raw["input"]),
-                classes=_count(raw["classes"]),
+                target=_target(raw["target"], raw["loss"]),
                 dtype=_one_of(raw["dtype"], "float32", "float64"),
                 functions={
                     _one_of(name, *FUNCTIONS): Function(inputs=_ports(f["inputs"]), outputs=_ports(f["outputs"]))
@@ -135,6 +165,7 @@ class Program:
                 opset=_count(raw["opset"]),
                 versions={_text(k): _text(v) for k, v in raw["versions"].items()},
                 parity={_text(k): float(v) for k, v in raw["parity"].items()},
+                origin=None if raw["origin"] is None else Origin.from_json(raw["origin"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise Malformed("bad_program", f"program.json: {wrong!r}") from wrong
@@ -166,6 +197,13 @@ def _dims(values: object) -> tuple[int, ...]:
     if not isinstance(values, list) or len(values) > MAX_DIMS:
         raise ValueError(f"expected a shape, got {values!r:.80}")
     return tuple(_count(v) for v in values)
+
+
+def _target(values: object, loss: object) -> tuple[int, ...]:
+    target = _dims(values)
+    if not target or (loss == "cross-entropy" and len(target) != 1):
+        raise ValueError(f"a target of shape {target} does not fit the loss {loss!r:.40}")
+    return target
 
 
 def _hash(value: object) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,7 @@ MAX_DIMS = 8
 MAX_STEPS = 1_000_000
 MAX_BATCH = 65_536
 MAX_MODELS = 16  # candidates in one probe
+SLOT = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,12 +121,19 @@ def _finite(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and not negative, got {value}")
 
 
+def _named(slot: str) -> None:
+    if re.fullmatch(SLOT, slot) is None:
+        raise ValueError(f"slot must have the form {SLOT}, got {slot!r:.80}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """Minimise (1/n) sum_j q_j loss(w; x_j, y_j) + <linear, w> + (mu/2) ||w - anchor||^2 from `start`.
 
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
-    step is SGD with momentum; velocity starts at zero. `rows` is "ones" or "posterior:m". Batches follow `seed`.
+    step is SGD with momentum; velocity starts at zero. `rows` is "ones", or "posterior:m": q is candidate m's share of
+    each sample, as the last probe of this round left it on the device. Batches follow `seed`. The device keeps the
+    trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered.
     """
 
     start: Flat | Literal["own"]
@@ -139,6 +148,7 @@ class Fit:
     momentum: float = 0.0
     rows: str = "ones"
     slot: str = "main"
+    upload: bool = True
 
     def __post_init__(self) -> None:
         """Refuse a task that no device could carry out."""
@@ -149,6 +159,7 @@ class Fit:
             raise ValueError(f"steps must be 1 to {MAX_STEPS}, got {self.steps}")
         if self.mu > 0 and self.anchor is None:
             raise ValueError("mu > 0 needs an anchor")
+        _named(self.slot)
         if self.rows != "ones" and not self.rows.removeprefix("posterior:").isdecimal():
             raise ValueError(f"rows must be 'ones' or 'posterior:m', got {self.rows!r}")
         vectors = [v for v in (self.start, self.init, self.anchor, self.linear) if isinstance(v, np.ndarray)]
@@ -157,14 +168,26 @@ class Fit:
 
 
 @dataclass(frozen=True, kw_only=True)
+class OwnModel:
+    """The model that the device keeps in `slot`; `init` [schema.size] stands in where it keeps none."""
+
+    slot: str = "main"
+    init: Flat | None = None
+
+    def __post_init__(self) -> None:
+        _named(self.slot)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Probe:
     """Evaluate 1 to 16 candidate models, each [schema.size], on local data, batch norm in inference mode.
 
-    `want` is a subset of WANTS ("grad" only alone), `split` says on which local data ("train"; "test" for held-out
-    samples), `prior` holds one weight per model, `limit` caps the number of samples.
+    A candidate may be the device's own. `want` is a subset of WANTS ("grad" only alone), `split` says on which local
+    data ("train"; "test" for held-out samples), `prior` holds one weight per model, `limit` caps the number of samples.
+    A "posterior" of all training samples also stays on the device, for the fits of the same round.
     """
 
-    models: Sequence[Flat]
+    models: Sequence[Flat | OwnModel]
     want: frozenset[str]
     batch: int
     seed: int
@@ -202,7 +225,7 @@ class Reply:
 
     n: int  # samples behind this answer (training samples; test samples when split was "test")
     update: Flat | None = None  # the fitted model [schema.size], decoded
-    losses: Array | None = None  # [M] float64, mean loss
+    losses: Array | None = None  # [M] float64, mean loss; [1], that of training, for a fit without upload
     votes: Array | None = None  # [M] int64, samples for which the candidate has the least loss
     posterior: Array | None = None  # [M] float64, mean responsibilities
     grad: Flat | None = None  # [n_params], mean gradient

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.task import OWN, Fit, Flat, Probe
+from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe
 
 Put = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
 Get = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
@@ -33,6 +33,8 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
         "rows": task.rows,
         "slot": task.slot,
     }
+    if not task.upload:
+        fields["upload"] = False
     if task.anchor is not None:
         fields["anchor"] = "start" if task.anchor is task.start else put(task.anchor, "model").to_json()
     if task.init is not None:
@@ -50,7 +52,7 @@ def function_of(fields: Mapping[str, Any]) -> str:
 def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "job": "probe",
-        "models": [put(model, "model").to_json() for model in task.models],
+        "models": [_candidate_fields(model, put) for model in task.models],
         "want": sorted(task.want),
         "batch": int(task.batch),
         "seed": int(task.seed),
@@ -63,9 +65,27 @@ def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
     return fields
 
 
+def _candidate_fields(model: Flat | OwnModel, put: Put) -> dict[str, Any]:
+    if isinstance(model, OwnModel):
+        spare = {} if model.init is None else {"init": put(model.init, "model").to_json()}
+        return {"own": model.slot, **spare}
+    return put(model, "model").to_json()
+
+
+def without_spares(message: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+    """The task without the `init` of every slot in which the device has a model: those need not be fetched."""
+    kept = dict(message)
+    if kept.get("start") == OWN and "init" in kept and has(kept.get("slot", "main")):
+        del kept["init"]
+    if "models" in kept:
+        kept["models"] = [{"own": m["own"]} if "own" in m and has(m["own"]) else m for m in kept["models"]]
+    return kept
+
+
 def task_manifests(message: Mapping[str, Any]) -> list[Manifest]:
     """The vectors that a device must fetch for this `task` (read by messages.read), each blob once."""
-    named = [message.get(field) for field in ("start", "init", "anchor", "linear")] + list(message.get("models", []))
+    named = [message.get(field) for field in ("start", "init", "anchor", "linear")]
+    named += [model.get("init") if "own" in model else model for model in message.get("models", [])]
     blobs = [Manifest.from_json(value) for value in named if isinstance(value, dict)]
     return list({blob.sha256: blob for blob in blobs}.values())
 
@@ -99,12 +119,18 @@ def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
         seed=message["seed"],
         rows=message.get("rows", "ones"),
         slot=message.get("slot", "main"),
+        upload=message.get("upload", True),
     )
 
 
 def _probe(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Probe:
+    def candidate(model: Mapping[str, Any]) -> Flat | OwnModel:
+        if "own" not in model:
+            return vectors[model["sha256"]]
+        return OwnModel(slot=model["own"], init=vectors[model["init"]["sha256"]] if "init" in model else None)
+
     return Probe(
-        models=[vectors[blob["sha256"]] for blob in message["models"]],
+        models=[candidate(model) for model in message["models"]],
         want=frozenset(message["want"]),
         batch=message["batch"],
         seed=message["seed"],

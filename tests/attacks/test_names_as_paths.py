@@ -9,7 +9,7 @@ import pytest
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics, check_cid, check_federation, check_run, check_sha256, label
-from tests.edge_client.protocol.samples import DOWN, FIT, UP
+from tests.edge_client.protocol.samples import DOWN, FIT, PROBE, UP
 
 NAMES = ["../x", "..", "/etc/passwd", "a/b", "+", "#", "$SYS", "a\n", "a\0", "a b", "", "C:\\x", "\u202ea", "x" * 300]
 
@@ -39,6 +39,13 @@ def test_no_field_that_becomes_a_name_leaves_its_alphabet(
     payload = messages.canonical({"v": 1, "k": kind, "id": "x", "t": 0, "epoch": 1} | fields | {field: name})
     with pytest.raises(Malformed):
         messages.read(payload)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_own_model_is_named_like_that(name: str) -> None:
+    fields = {"v": 1, "k": "task", "id": "x", "t": 0, "epoch": 1} | PROBE | {"models": [{"own": name}], "prior": [1.0]}
+    with pytest.raises(Malformed):
+        messages.read(messages.canonical(fields))
 
 
 @pytest.mark.parametrize("name", NAMES)

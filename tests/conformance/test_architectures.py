@@ -9,16 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from edge_client.engines.base import step
 from tests.architectures import ENTRIES
 from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
 
 PAPERS = ("linear-regression", "mnist-mlp", "cifar-lenet", "celeba-cnn", "letters-cnn", "femnist-cnn")
-QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers"}
+QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers", "dropout", "pools"}
 ENGINES = ("onnx", "litert", "pt2")
 SINGLE_STEP = 1e-5
-# Long float32 sums; and instance norm of flat samples, which divides by the square root of 1e-5.
-LOOSE = {"celeba-cnn": 1e-4, "femnist-cnn": 1e-4, "letters-cnn": 1e-4, "instance-norm": 1e-4}
+ROOM = 10  # times what torch's own float32 is off, where that is more: long sums, norms of flat samples, kinks
 ROWS = [
     pytest.param(name, engine, marks=() if engine == "onnx" and name in QUICK else pytest.mark.slow)
     for name in (*PAPERS, *ENTRIES)
@@ -32,10 +33,12 @@ def test_a_step_and_an_evaluation_are_torchs(name: str, engine: str, tmp_path: P
     running = opened(made, engine, tmp_path)
     for batch in (BATCH,) if running.fixed_batch else (BATCH, 3):
         given = feeds(made.program, "step", batch=batch)
-        assert relative(running.step(given), torch_step(known.module, given, known.loss)) < LOOSE.get(name, SINGLE_STEP)
+        expected = torch_step(known.module, given, known.loss)
+        own = relative(torch_step(known.module, given, known.loss, torch.float32), expected)
+        assert relative(step(running, given), expected) < max(SINGLE_STEP, ROOM * own)
         given = feeds(made.program, "evaluate", batch=batch)
         expected = torch_evaluate(known.module, given, known.loss)
-        assert relative(running.evaluate(given), expected) < LOOSE.get(name, SINGLE_STEP)
+        assert relative(running.evaluate(given), expected) < SINGLE_STEP
 
 
 def test_frozen_parameters_are_in_the_file_and_nowhere_else() -> None:

@@ -2,181 +2,255 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import nan
+
 import numpy as np
 import pytest
 
+from coordinator import snapshots
 from coordinator.runs import one_round, round_rng
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.strategies.registry import METHODS, Setting, make
-from edge_client.dataset import Local
-from edge_client.protocol.task import Fit, Reply
-from tests.softmax import devices_of, grouped_fleet, play, start_of
+from coordinator.strategies.registry import METHODS, Setting, make, settings_of
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Fit, Flat, OwnModel, Probe, Reply
+from tests.methods import CASES, World, build, copied, same, world
+from tests.softmax import grouped_fleet, start_of
 
 LOCAL = grouped_fleet(6, 2)
-SMALL: dict[str, Setting] = {"local-steps": 4, "batch-size": 8}
-CLUSTERED = {"fesem"}
-every_method = pytest.mark.parametrize("name", sorted(METHODS))
+OTHER = grouped_fleet(6, 2, seed=1)  # the same numbers of samples, other samples
+every_method = pytest.mark.parametrize("name", CASES)
 
 
-def centers(name: str, k: int = 2) -> dict[str, Setting]:
-    return {**SMALL, "clusters": k} if name in CLUSTERED else SMALL
-
-
-def copied(state: State) -> State:
-    return State(
-        centers=state.centers.copy(),
-        assignment=dict(state.assignment),
-        extra={name: value.copy() for name, value in state.extra.items()},
-    )
-
-
-def same(a: State, b: State) -> bool:
-    return (
-        np.array_equal(a.centers, b.centers)
-        and dict(a.assignment) == dict(b.assignment)
-        and a.extra.keys() == b.extra.keys()
-        and all(np.array_equal(a.extra[name], b.extra[name]) for name in a.extra)
-    )
+# silence and absence
 
 
 @every_method
 @pytest.mark.parametrize("rounds", [0, 2])
-def test_a_silent_fleet_leaves_every_center_as_it_was(name: str, rounds: int) -> None:
-    method, devices = make(name, **centers(name)), devices_of(LOCAL)
-    state = play(method, LOCAL, rounds=rounds)
-    after = drive(method.round(state, devices.program.schema, devices.fleet, round_rng(0, 9)), lambda _: {})
-    assert same(after, state)
+def test_a_silent_fleet_leaves_every_center_and_every_assignment_as_it_was(name: str, rounds: int) -> None:
+    fleet = world(build(name), LOCAL, rounds=rounds)
+    before = fleet.state
+    fleet.round(silent=LOCAL)
+    np.testing.assert_array_equal(fleet.state.centers, before.centers)
+    assert fleet.state.assignment == before.assignment
 
 
 @every_method
-def test_one_silent_device_costs_nobody_else(name: str) -> None:
-    state = play(make(name, **centers(name)), LOCAL, silent=["d03"])
-    assert np.isfinite(state.centers).all()
-    assert set(state.assignment) >= set(LOCAL) - {"d03"}
+def test_a_device_that_never_answers_weighs_nothing_and_is_served_all_the_same(name: str) -> None:
+    worlds = [world(build(name), local) for local in (LOCAL, {**LOCAL, "d03": OTHER["d03"]})]
+    for fleet in worlds:
+        reports = [fleet.round(silent=["d03"]) for _ in range(3)]
+        assert set(reports[-1].per_device) == set(LOCAL) - {"d03"}
+        assert fleet.served("d03")
+    assert same(worlds[0].state, worlds[1].state)
 
 
 @every_method
-def test_more_centers_than_devices_is_no_error(name: str) -> None:
-    few = dict(list(LOCAL.items())[:2])
-    state = play(make(name, **centers(name, k=5)), few)
-    assert np.isfinite(state.centers).all()
-    assert set(state.assignment) == set(few)
+def test_a_device_that_answers_only_the_first_exchange_costs_nobody_else(name: str) -> None:
+    fleet = world(build(name), LOCAL, rounds=1)
+
+    def ask(exchange: Exchange) -> Replies:
+        asked.append(exchange)
+        return {c: fleet.devices.answer(c, t) for c, t in exchange.items() if len(asked) == 1 or c != "d03"}
+
+    asked: list[Exchange] = []
+    after = drive(fleet.strategy.round(fleet.state, fleet.schema, fleet.fleet, round_rng(0, 2)), ask)
+    assert np.isfinite(after.centers).all()
+    assert World(fleet.strategy, fleet.devices, after).served("d03")
 
 
 @every_method
-def test_one_device_is_a_fleet(name: str) -> None:
-    one = {"d00": LOCAL["d00"]}
-    state = play(make(name, **centers(name)), one)
-    assert state.assignment == {"d00": 0}
-    assert not np.array_equal(state.centers[0], start_of())
+def test_half_of_the_fleet_trains_in_an_exchange_and_the_others_keep_their_centers(name: str) -> None:
+    fleet = world(build(name), LOCAL, rounds=2)
+    half, before = World(build(name, {"fraction-train": 0.5}), fleet.devices, fleet.state), fleet.state
+    half.round()
+    asked = {c for exchange in half.exchanges[:-1] for c in exchange}
+    fits = [sum(isinstance(task, Fit) for task in exchange.values()) for exchange in half.exchanges[:-1]]
+    assert max(fits) == 3 if any(fits) else len(asked) == 3  # without fits, gradients are what trains
+    for c in set(LOCAL) - asked:
+        assert half.state.assignment.get(c) == before.assignment.get(c)
+    assert np.isfinite(half.state.centers).all()
+
+
+@every_method
+def test_devices_come_and_go(name: str) -> None:
+    fleet = world(build(name), LOCAL)
+    early = {c: n for c, n in fleet.fleet.items() if c != "d05"}
+    late = {c: n for c, n in fleet.fleet.items() if c != "d00"}
+    for present in (early, early, late, late):
+        report = fleet.round(fleet=present)
+        assert set(report.per_device) == set(present)
+        assert all(set(exchange) <= set(present) for exchange in fleet.exchanges)
+    assert np.isfinite(fleet.state.centers).all()
+    assert fleet.served("d05")
+
+
+# few devices, many centers
+
+
+@every_method
+def test_more_centers_than_devices_is_no_error_and_an_empty_center_keeps_its_values(name: str) -> None:
+    fleet = world(build(name, k=5), {c: LOCAL[c] for c in ("d00", "d01")}, rounds=2)
+    before = fleet.state
+    fleet.round()
+    assert np.isfinite(fleet.state.centers).all()
+    assert set(fleet.state.assignment) <= {"d00", "d01"}
+    if fleet.state.assignment and len(fleet.state.centers) == len(before.centers) and hard(fleet):
+        empty = sorted(set(range(len(before.centers))) - set(fleet.state.assignment.values()))
+        np.testing.assert_array_equal(fleet.state.centers[empty], before.centers[empty])
+
+
+@every_method
+def test_one_device_is_a_fleet_and_learns(name: str) -> None:
+    fleet = world(build(name), {"d00": LOCAL["d00"]})
+    first, last = [fleet.round().accuracy.micro for _ in range(6)][::5]
+    assert first is not None
+    assert last is not None
+    assert last >= first
+    assert not np.array_equal(fleet.served("d00")[0][1], start_of())
+
+
+@every_method
+def test_centers_keep_their_numbers_from_round_to_round(name: str) -> None:
+    fleet = world(build(name, {"local-steps": 10}), LOCAL, rounds=4)
+    for _ in range(2):
+        before = fleet.state
+        fleet.round()
+        after = fleet.state
+        assert after.assignment == before.assignment
+        moved = np.linalg.norm(after.centers[:, None] - before.centers, axis=2)
+        if after.assignment:  # where nobody belongs to a center, all may come to be the same one
+            assert moved.argmin(axis=1).tolist() == list(range(len(moved)))
+
+
+# what replay and storage need
 
 
 @every_method
 def test_the_input_state_is_left_as_it_was(name: str) -> None:
-    method, devices = make(name, **centers(name)), devices_of(LOCAL)
-    state = play(method, LOCAL, rounds=1)
-    before = copied(state)
-    drive(
-        method.round(state, devices.program.schema, devices.fleet, round_rng(0, 2)),
-        lambda exchange: {c: devices.answer(c, task) for c, task in exchange.items()},
-    )
+    fleet = world(build(name), LOCAL, rounds=1)
+    state, before = fleet.state, copied(fleet.state)
+    fleet.round()
     assert same(state, before)
 
 
 @every_method
 def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -> None:
-    method, devices = make(name, **centers(name)), devices_of(LOCAL)
-    schema, fleet = devices.program.schema, devices.fleet
-    state = play(method, LOCAL, rounds=1)
+    fleet = world(build(name), LOCAL, rounds=1)
     log: list[tuple[Exchange, Replies]] = []
 
     def live(exchange: Exchange) -> Replies:
-        log.append((exchange, {c: devices.answer(c, task) for c, task in exchange.items()}))
+        log.append((exchange, {c: fleet.devices.answer(c, task) for c, task in exchange.items()}))
         return log[-1][1]
 
     def stored(exchange: Exchange) -> Replies:
         asked, replies = log.pop(0)
         assert sorted(exchange) == sorted(asked)
         for c, task in exchange.items():
-            for field, value in vars(task).items():
-                np.testing.assert_equal(value, getattr(asked[c], field))
+            for field, value in parts(task).items():
+                np.testing.assert_equal(value, parts(asked[c])[field])
         return replies
 
-    first = drive(one_round(method, state, schema, fleet, round_rng(0, 2), batch=8), live)
-    again = drive(one_round(method, copied(state), schema, fleet, round_rng(0, 2), batch=8), stored)
+    def play(state: State, ask: object) -> tuple[State, object]:
+        generator = one_round(fleet.strategy, state, fleet.schema, fleet.fleet, round_rng(0, 2), batch=8)
+        return drive(generator, ask)  # type: ignore[arg-type]  # one of the two above
+
+    first = play(fleet.state, live)
+    again = play(snapshots.from_bytes(snapshots.to_bytes(fleet.state)), stored)
+    assert not log
     assert same(first[0], again[0])
     assert first[1] == again[1]
 
 
 @every_method
-def test_the_order_in_which_devices_are_listed_or_answer_is_irrelevant(name: str) -> None:
-    method = make(name, **centers(name))
-    backwards = dict(reversed(LOCAL.items()))
-    assert same(play(method, LOCAL), play(method, backwards))
-
-
-@every_method
-def test_renamed_devices_end_with_the_same_centers_up_to_their_order(name: str) -> None:
-    # Full batches, since seeds follow names; sums are then taken in another order, hence the tolerance.
-    method = make(name, **{**centers(name), "batch-size": 1_000})
-    order = np.random.default_rng(1).permutation(len(LOCAL))
-    names = dict(zip(sorted(LOCAL), [sorted(LOCAL)[i] for i in order], strict=True))
-    renamed: dict[str, Local] = {names[c]: local for c, local in LOCAL.items()}
-    first, second = play(method, LOCAL), play(method, renamed)
-    k = {first.assignment[c]: second.assignment[names[c]] for c in LOCAL}
-    assert len(set(k.values())) == len(k)
-    for old, new in k.items():
-        np.testing.assert_allclose(first.centers[old], second.centers[new], rtol=1e-9)
-
-
-@every_method
-def test_permuting_the_centers_of_a_state_permutes_the_result_and_nothing_else(name: str) -> None:
-    method, devices = make(name, **centers(name)), devices_of(LOCAL)
-    state = play(method, LOCAL, rounds=2)
-    order = np.arange(len(state.centers))[::-1]
-    permuted = State(
-        centers=state.centers[order],
-        assignment={c: int(order[k]) for c, k in state.assignment.items()},
-        extra=state.extra,
-    )
-    results = [
-        drive(
-            one_round(method, s, devices.program.schema, devices.fleet, round_rng(0, 3), batch=8),
-            lambda exchange: {c: devices.answer(c, task) for c, task in exchange.items()},
-        )
-        for s in (state, permuted)
-    ]
-    (one, report), (other, other_report) = results
-    np.testing.assert_allclose(one.centers[order], other.centers, rtol=1e-12)
-    assert {c: int(order[k]) for c, k in one.assignment.items()} == other.assignment
-    assert report.accuracy == other_report.accuracy
-    assert report.f1 == other_report.f1
-    assert report.per_device == other_report.per_device
+def test_a_state_survives_being_stored(name: str) -> None:
+    for rounds in (0, 3):
+        state = world(build(name), LOCAL, rounds=rounds).state
+        assert same(snapshots.from_bytes(snapshots.to_bytes(state)), state)
 
 
 @every_method
 def test_float32_models_stay_float32(name: str) -> None:
-    method, devices = make(name, **centers(name)), devices_of(LOCAL)
-    schema, fleet = devices.program.schema, devices.fleet
-    state = method.begin(start_of().astype(np.float32), schema, fleet, round_rng(0, 0))
-    for number in (1, 2):
+    fleet = world(build(name), LOCAL)
+    method, schema = fleet.strategy, fleet.schema
+    state = method.begin(start_of().astype(np.float32), schema, fleet.fleet, round_rng(0, 0))
 
-        def ask(exchange: Exchange) -> Replies:
-            tasks = {c: t for c, t in exchange.items() if isinstance(t, Fit)}
-            assert all(np.asarray(t.start).dtype == np.float32 for t in tasks.values())
-            rng = np.random.default_rng(0)
-            return {c: Reply(n=9, update=rng.standard_normal(schema.size).astype(np.float32)) for c in tasks}
+    def ask(exchange: Exchange) -> Replies:
+        assert {v.dtype for task in exchange.values() for v in vectors(task)} <= {np.dtype(np.float32)}
+        return {c: rounded(fleet.devices.answer(c, task)) for c, task in exchange.items()}
 
-        state = drive(method.round(state, schema, fleet, round_rng(0, number)), ask)
+    for number in (1, 2, 3):
+        state = drive(method.round(state, schema, fleet.fleet, round_rng(0, number)), ask)
         assert state.centers.dtype == np.float32
 
 
+# who is who
+
+
 @every_method
-def test_every_device_and_every_stranger_is_served_a_mixture_whose_weights_sum_to_one(name: str) -> None:
-    method = make(name, **centers(name))
+def test_the_order_in_which_devices_are_listed_or_answer_is_irrelevant(name: str) -> None:
+    assert same(
+        world(build(name), LOCAL, rounds=3).state, world(build(name), dict(reversed(LOCAL.items())), rounds=3).state
+    )
+
+
+@every_method
+def test_everybody_is_served_a_mixture_whose_weights_sum_to_one(name: str) -> None:
     for rounds in (0, 2):
-        state = play(method, LOCAL, rounds=rounds)
+        fleet = world(build(name), LOCAL, rounds=rounds)
         for who in [*LOCAL, "stranger", None]:
-            mixture = method.predictor(state, who)
+            mixture = fleet.served(who)
             assert sum(weight for weight, _ in mixture) == pytest.approx(1.0)
-            assert all(model.shape == (devices_of(LOCAL).program.schema.size,) for _, model in mixture)
+            assert all(weight >= 0 and model.shape == (fleet.schema.size,) for weight, model in mixture)
+
+
+@every_method
+def test_a_group_of_devices_is_served_better_than_chance(name: str) -> None:
+    fleet = world(build(name, {"local-steps": 6}), LOCAL)
+    accuracies = [fleet.round().accuracy.micro for _ in range(4)]
+    assert accuracies[-1] is not None
+    assert accuracies[-1] > 0.4  # of four classes; two groups write them differently, so that one model gets about half
+
+
+# settings
+
+
+@pytest.mark.parametrize(("name", "key"), [(name, key) for name in sorted(METHODS) for key in settings_of(make(name))])
+def test_a_setting_that_cannot_work_is_refused_with_a_hint(name: str, key: str) -> None:
+    value = settings_of(make(name))[key]
+    bad: list[Setting] = ["nonsense"] if isinstance(value, str) else [-1] if isinstance(value, int) else [nan, -1.0]
+    for wrong in bad:
+        with pytest.raises(ConfigError) as refused:
+            make(name, **{key: wrong})
+        assert refused.value.hint
+
+
+def hard(fleet: World) -> bool:
+    """Whether every device is served the center that it belongs to, and nothing else."""
+    own = {c: fleet.state.centers[k] for c, k in fleet.state.assignment.items()}
+    return set(own) == set(fleet.fleet) and all(
+        len(fleet.served(c)) == 1 and np.array_equal(fleet.served(c)[0][1], center) for c, center in own.items()
+    )
+
+
+def parts(task: Fit | Probe) -> dict[str, object]:
+    """A task's fields, with the models that a device keeps itself as pairs."""
+    fields = dict(vars(task))
+    if isinstance(task, Probe):
+        fields["models"] = [(m.slot, m.init) if isinstance(m, OwnModel) else m for m in task.models]
+    return fields
+
+
+def vectors(task: Fit | Probe) -> list[Flat]:
+    """The models and linear terms that a task carries."""
+    if isinstance(task, Probe):
+        named = [m.init if isinstance(m, OwnModel) else m for m in task.models]
+    else:
+        named = [v for v in (task.start, task.init, task.anchor, task.linear) if not isinstance(v, str)]
+    return [v for v in named if v is not None]
+
+
+def rounded(reply: Reply) -> Reply:
+    """As it arrives over the wire, in float32."""
+    update, grad = (None if v is None else v.astype(np.float32) for v in (reply.update, reply.grad))
+    return replace(reply, update=update, grad=grad)

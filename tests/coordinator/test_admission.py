@@ -54,6 +54,42 @@ def test_no_device_weighs_more_than_the_samples_that_it_was_enrolled_with() -> N
     assert admit(question(), delta(), 7).n == 7
 
 
+def test_no_gradient_weighs_more_than_the_samples_that_its_device_was_enrolled_with() -> None:
+    asked = question(probe("grad", models=1))
+    grad = np.zeros(SCHEMA.n_params, dtype=np.float32)
+    assert admit(asked, stats(grad=grad), 2**31).n == 50
+    assert admit(asked, stats(grad=grad), 7).n == 7
+
+
+def test_votes_of_more_samples_than_were_enrolled_are_refused() -> None:
+    asked = question(probe("votes"))
+    assert code_of(asked, stats(n=70, votes=np.array([60, 10])), 70) in ("rejected", "bad_field")
+
+
+def test_held_out_samples_may_be_more_than_those_that_train() -> None:
+    asked = question(probe("confusion", models=1, split="test"))
+    assert admit(asked, stats(n=70, confusion=np.array([[[60, 10], [0, 0]]])), 70).n == 70
+
+
+def test_a_fit_that_uploads_nothing_is_answered_by_its_loss_alone() -> None:
+    asked = question(Fit(start=OWN, init=START, steps=1, lr=0.1, batch=8, seed=0, upload=False))
+    assert asked.what == "stats"
+    reply = admit(asked, stats(losses=np.array([0.5])), 10)
+    assert reply.update is None
+    assert reply.losses is not None
+    assert reply.losses.tolist() == [0.5]
+    assert code_of(asked, stats(losses=np.array([0.5, 0.5]))) == "bad_schema"
+    assert code_of(asked, stats(losses=np.array([0.5]), votes=np.array([10]))) == "bad_schema"
+    assert code_of(asked, delta()) == "bad_schema"
+
+
+def test_mean_responsibilities_sum_to_one() -> None:
+    asked = question(probe("posterior"))
+    assert admit(asked, stats(posterior=np.array([0.25, 0.75])), 10).posterior is not None
+    for wrong in ([0.0, 0.0], [1.0, 1.0], [0.5, 0.4]):
+        assert code_of(asked, stats(posterior=np.array(wrong))) == "rejected"
+
+
 def test_a_delta_from_nothing_is_the_model_itself() -> None:
     own = Fit(start=OWN, init=START, steps=1, lr=0.1, batch=8, seed=0)
     reply = admit(question(own, base=ZERO, base_vector=None), delta(base=ZERO), 5)

@@ -2,13 +2,25 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections import Counter
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
-from coordinator.metrics import Average, accuracy, ari, f1, nmi, report, round_record
+from coordinator.metrics import (
+    Average,
+    accuracy,
+    ari,
+    f1,
+    last_rounds,
+    mean_and_deviation,
+    nmi,
+    purity,
+    report,
+    round_record,
+)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
@@ -48,3 +60,25 @@ def test_partition_scores_do_not_care_about_names() -> None:
     assert ari([0, 0, 1, 1], [5, 5, 2, 2]) == 1.0
     assert nmi([0, 0, 1, 1], [5, 5, 2, 2]) == 1.0
     assert ari([0, 0, 1, 1], [0, 0, 0, 0]) == 0.0
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(-2, 3)), min_size=1, max_size=30))
+def test_purity_is_the_share_that_a_majority_vote_in_each_cluster_gets_right(pairs: list[tuple[int, int]]) -> None:
+    truth, found = zip(*pairs, strict=True)
+    votes = {k: Counter(t for t, f in pairs if f == k).most_common(1)[0][1] for k in set(found)}
+    assert np.isclose(purity(truth, found), sum(votes.values()) / len(pairs))
+
+
+def test_a_tables_figure_is_the_mean_of_the_last_three_rounds_pooled() -> None:
+    records = [{"accuracy": {"micro": v, "macro": 0.0}} for v in (0.1, 0.5, 0.6, None, 0.7)]
+    assert last_rounds(records, "accuracy") == [0.5, 0.6, 0.7]
+    assert last_rounds(records[:1], "accuracy") == [0.1]
+    assert last_rounds(records, "accuracy", "macro") == [0.0, 0.0, 0.0]
+    assert mean_and_deviation([1.0, 3.0]) == (2.0, 1.0)
+
+
+def test_local_steps_are_in_a_record_when_somebody_counts_them() -> None:
+    facts = {"run": "r", "method": "m", "round": 1, "of": 2, "bytes_down": 3, "bytes_up": 4, "seconds": 0.5}
+    outcome = report({}, {}, n_centers=0)
+    assert "local_steps" not in round_record(outcome, **facts)  # type: ignore[arg-type]
+    assert round_record(outcome, **facts, local_steps=7)["local_steps"] == 7  # type: ignore[arg-type]

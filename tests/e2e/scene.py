@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,7 @@ class Scene:
     folder: Path
     broker: str
     children: Children
+    runs: Sequence[Mapping[str, Any]] = (RUN,)
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -61,7 +62,7 @@ class Scene:
         if not config.exists():
             self.folder.mkdir(parents=True)
             stage.write_coordinator(
-                config, self.folder, broker=self.broker, devices=DEVICES, runs=[RUN], seed=SEED, engines=("onnx",)
+                config, self.folder, broker=self.broker, devices=DEVICES, runs=self.runs, seed=SEED, engines=("onnx",)
             )
         return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
 
@@ -114,16 +115,23 @@ class Scene:
         return centers_in(self.folder)
 
 
-def centers_in(folder: Path) -> list[dict[str, Array]]:
+def centers_in(folder: Path, run: str = "fesem") -> list[dict[str, Array]]:
     """The centers that a run left."""
-    files = sorted((folder / "centers" / "fesem").glob("center-*.safetensors"))
+    files = sorted((folder / "centers" / run).glob("center-*.safetensors"))
     return [load_file(file) for file in files]
 
 
-def play(folder: Path, broker: str, *, act: Callable[[Scene], None] = lambda _: None, workers: int = 1) -> Scene:
+def play(
+    folder: Path,
+    broker: str,
+    *,
+    act: Callable[[Scene], None] = lambda _: None,
+    workers: int = 1,
+    runs: Sequence[Mapping[str, Any]] = (RUN,),
+) -> Scene:
     """An undisturbed run; `act` is called once the centers are published, before everyone leaves."""
     with Signals() as signals, Children(folder.with_name("logs"), signals) as children:
-        scene = Scene(folder, broker, children)
+        scene = Scene(folder, broker, children, runs)
         scene.start_coordinator()
         scene.start_devices(workers)
         scene.wait_for("bundle")

@@ -141,7 +141,7 @@ class Stage:
             min_battery_percent=0,
         )
 
-    def open_engine(self, _name: str, _program: Program, files: dict[str, Path], *, threads: int) -> Engine:
+    def open_engine(self, _name: str, _program: Program, files: dict[str, Path], **_settings: object) -> Engine:
         self.opened += sorted(files)
         return Engine(self.before_step)
 

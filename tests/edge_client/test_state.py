@@ -39,11 +39,12 @@ def result_of(number: int, update: bytes) -> Result:
 
 
 def finish(state: State, number: int) -> None:
-    """A task with an own model and a residual, all different from round to round."""
+    """A task with an own model, a residual and responsibilities, all different from round to round."""
     update = b"update %d" % number
     rest = state.keep_residual(flat(number, 0, 0), SCHEMA)
     done = replace(result_of(number, update), residual=residual_name("r1", 0, SCHEMA), residual_sha256=rest)
-    state.finish(done, update, SCHEMA, own=("main", flat(number, number, number)))
+    shares = np.full((2, 4), number / 8)
+    state.finish(done, update, SCHEMA, own=("main", flat(number, number, number)), posterior=shares)
 
 
 def seen(folder: Path) -> tuple[object, ...]:
@@ -52,8 +53,10 @@ def seen(folder: Path) -> tuple[object, ...]:
     own, result = state.own("r1", "main", SCHEMA), state.result
     rest = state.residual(Key(run="r1", round=3, exchange=0), 0, SCHEMA)
     update = None if result is None else state.kept.read(result.update.sha256)
+    shares = [state.posterior(Key(run="r1", round=r, exchange=1)) for r in (1, 2)]
     return (
         state.epoch,
+        [None if found is None else found.tolist() for found in shares],
         None if own is None else own.tolist(),
         None if result is None else (result.key.round, result.status),
         update,
@@ -89,6 +92,17 @@ def test_a_model_of_another_run_slot_or_schema_is_not_ours(tmp_path: Path) -> No
     assert state.own("r2", "main", SCHEMA) is None
     assert state.own("r1", "other", SCHEMA) is None
     assert state.own("r1", "main", other) is None
+
+
+def test_responsibilities_are_those_of_this_run_and_round_bit_by_bit(tmp_path: Path) -> None:
+    shares = np.random.default_rng(0).random((3, 5))
+    open_state(tmp_path).finish(result_of(2, b"bytes"), b"bytes", SCHEMA, own=None, posterior=shares)
+    again = open_state(tmp_path)
+    found = again.posterior(Key(run="r1", round=2, exchange=3))
+    assert found is not None
+    np.testing.assert_array_equal(found, shares)
+    assert again.posterior(Key(run="r1", round=3, exchange=0)) is None
+    assert again.posterior(Key(run="r2", round=2, exchange=3)) is None
 
 
 @pytest.mark.parametrize(("status", "kept"), [("ok", True), ("dup", True), ("late", False), ("rejected", False)])
@@ -146,7 +160,7 @@ def test_nothing_unnamed_stays_on_disk(tmp_path: Path) -> None:
         state.acknowledged("ok")
     files = {f.name for f in (tmp_path / "kept").iterdir() if f.is_file()}
     assert hashlib.sha256(b"update 5").hexdigest() in files
-    assert len(files) == 3  # the update, the own model, the residual
+    assert len(files) == 4  # the update, the own model, the residual, the responsibilities
 
 
 STEPS: dict[str, Callable[[State], object]] = {

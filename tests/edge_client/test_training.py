@@ -64,8 +64,9 @@ def test_own_resumes_the_devices_model_and_falls_back_to_init() -> None:
 
 def test_row_weights_of_a_probe_scale_each_samples_loss() -> None:
     weights = RNG.random(len(DATA))
+    posterior = np.stack([np.ones(len(DATA)), weights])
     task = replace(TASK, steps=1, batch=64, lr=1.0, rows="posterior:1")
-    moved = np.array(TASK.start) - fit(ENGINE, PROGRAM, task, DATA, rows=weights).vector
+    moved = np.array(TASK.start) - fit(ENGINE, PROGRAM, task, DATA, posterior=posterior).vector
     np.testing.assert_allclose(moved, gradient(np.array(TASK.start), DATA, weights / len(DATA)), atol=1e-8)
 
 
@@ -80,7 +81,7 @@ def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> N
     ("code", "task", "data", "engine"),
     [
         ("no_own_model", replace(TASK, start=OWN), DATA, ENGINE),
-        ("bad_task", replace(TASK, rows="posterior:0"), DATA, ENGINE),
+        ("no_posterior", replace(TASK, rows="posterior:0"), DATA, ENGINE),
         ("bad_task", TASK, DATA, SoftmaxEngine(fixed_batch=4)),
         ("no_data", TASK, Dataset(DATA.x[:5], DATA.y[:5]), SoftmaxEngine(fixed_batch=8)),
         ("no_data", TASK, Dataset(DATA.x[:0], DATA.y[:0]), ENGINE),

@@ -38,6 +38,11 @@ def test_simulate_prints_one_json_object_with_the_promised_fields(tmp_path: Path
         (["demo", "--broker", "rabbit"], 2, "hint: use one of"),
         (["demo", "--broker", "mqtt://127.0.0.1:1"], 4, "no broker answers"),
         (["report", "nowhere"], 3, "hint: pass a folder"),
+        (["figures", "nowhere"], 3, "hint: pass a folder"),
+        (["simulate", "--partition", "dirichlett"], 2, "did you mean 'dirichlet'"),
+        (["simulate", "--data-set", "mnist", "--data", "nowhere"], 3, "train-images"),
+        (["experiment", "wecfl-table9"], 2, "wecfl-table2"),
+        (["experiment", "wecfl-table2", "--only", "fesam"], 2, "fesem"),
     ],
 )
 def test_a_mistake_gets_a_line_a_hint_and_an_exit_code(

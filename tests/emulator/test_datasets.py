@@ -1,21 +1,62 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from edge_client.errors import UsageError
-from emulator.datasets import load
+from coordinator.models.registry import MODELS
+from edge_client.errors import ConfigError, UsageError
+from emulator.datasets import DATA_SETS, load
+from emulator.loaders.folder import data_folder
+from emulator.schemes import parse
 
 
-def test_the_digits_are_the_scans_that_scikit_learn_ships() -> None:
-    data = load("digits")
-    assert data.x.shape == (1797, 1, 8, 8)
-    assert data.x.dtype == np.dtype(np.float32)
-    assert (data.x.min(), data.x.max()) == (0.0, 1.0)
-    assert sorted(set(data.y.tolist())) == list(range(10))
+def at_hand(home: str) -> None:
+    """Skip, with the reason, a test that needs a real data set that this machine lacks."""
+    if not (data_folder() / home).is_dir():
+        pytest.skip(f"no {home} in the data folder; set FEDCENTERS_DATA")
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(UsageError, match="unknown data set 'digit'") as wrong:
         load("digit")
     assert "did you mean 'digits'" in wrong.value.hint
+
+
+@pytest.mark.parametrize("name", sorted(DATA_SETS))
+def test_each_default_model_and_partition_exists(name: str) -> None:
+    entry = DATA_SETS[name]
+    assert entry.model == "" or entry.model in MODELS
+    assert parse(entry.partition)
+
+
+@pytest.mark.parametrize("name", sorted(set(DATA_SETS) - {"digits", "regression", "regression-8"}))
+def test_an_empty_folder_is_an_error_with_a_hint_for_each(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as wrong:
+        load(name, tmp_path)
+    assert wrong.value.hint.startswith("get it from ")
+
+
+@pytest.mark.parametrize(
+    ("name", "train", "test", "classes"),
+    [("fashion-mnist", 60_000, 10_000, 10), ("mnist", 60_000, 10_000, 10), ("mnist-writers", 70_000, 0, 10)],
+)
+def test_the_published_files_have_the_published_sizes(name: str, train: int, test: int, classes: int) -> None:
+    at_hand(name.removesuffix("-writers"))
+    data = load(name)
+    assert (len(data.train), len(data.test or ()), data.classes) == (train, test, classes)
+
+
+def test_the_mean_pixel_of_fashion_mnist_is_the_known_one() -> None:
+    at_hand("fashion-mnist")
+    data = load("fashion-mnist")
+    assert data.train.x.mean() / 255 == pytest.approx(0.28604, abs=1e-5)
+    assert np.bincount(data.train.y).tolist() == [6_000] * 10
+
+
+def test_wisdm_has_its_36_users() -> None:
+    at_hand("wisdm")
+    user = load("wisdm").train.user
+    assert user is not None
+    assert len(np.unique(user)) == 36

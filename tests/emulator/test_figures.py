@@ -57,6 +57,29 @@ def test_every_device_is_a_point_of_the_fleet_picture() -> None:
     assert sorted(map(tuple, seen.tolist())) == sorted(points.values())
 
 
+def test_the_bars_of_a_device_are_its_samples_of_each_class_in_the_order_of_its_group() -> None:
+    labels, groups = {"a": [3, 0, 2], "b": [1, 1], "c": [0, 4, 4]}, {"a": 1, "b": 0, "c": 1}
+    axes = drawn(labels, groups, draw=figures.draw_labels)
+    bars = [[patch.get_height() for patch in container] for container in axes.containers]
+    assert bars == [[1, 3, 0], [1, 0, 4], [0, 2, 4]]  # b first, then a and c
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5]  # type: ignore[index]
+
+
+def test_a_curve_has_a_gap_where_a_round_has_no_value() -> None:
+    axes = drawn({"accuracy": [0.1, None, 0.3]}, draw=lambda ax, c: figures.draw_curves(ax, c, title="t"))
+    (line,) = axes.get_lines()
+    np.testing.assert_array_equal(np.asarray(line.get_ydata()), [0.1, np.nan, 0.3])
+
+
+def test_the_heat_map_shows_the_lower_triangle_of_cosines() -> None:
+    vectors = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [0.0, 0.0]])
+    expected = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    np.testing.assert_allclose(figures.cosines(vectors), expected)
+    axes = drawn(vectors, draw=lambda ax, v: figures.draw_cosines(ax, v, title="t"))
+    shown: np.ndarray[Any, Any] = np.ma.filled(np.ma.asarray(axes.get_images()[0].get_array()), np.nan)
+    np.testing.assert_array_equal(np.isnan(shown), np.triu(np.ones((4, 4), bool), 1))
+
+
 ROWS = hnp.arrays(np.float64, st.tuples(st.integers(1, 8), st.integers(1, 6)), elements=st.floats(-100, 100))
 
 

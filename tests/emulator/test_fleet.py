@@ -19,7 +19,8 @@ PATIENCE_S = 30
 
 
 def device(folder: Path, broker: str) -> str:
-    data = datasets.load("digits")
+    whole = datasets.load("digits")
+    data = whole.dataset(whole.train)
     local = Local(train=Dataset(data.x[:40], data.y[:40]))
     return str(stage.write_device(folder, "device-00", local, engine="onnx", broker=broker, key="ab" * 32).config)
 

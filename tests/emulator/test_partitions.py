@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from edge_client.dataset import Dataset
 from edge_client.errors import ConfigError
 from emulator.datasets import load
-from emulator.partitions import Split, digits_fleet, label_permutation_groups
+from emulator.partitions import Split, digits_fleet, label_permutation_groups, turned
+from tests.emulator.raw import numbered
 
-# The sample's own number is its only feature, and its true class is that number modulo ten.
-NUMBERED = Dataset(np.arange(400, dtype=np.float64)[:, None], np.arange(400) % 10)
+NUMBERED = numbered(400, 0)
 
 
 def parts(split: Split) -> list[tuple[str, Dataset]]:
@@ -72,3 +72,15 @@ def test_a_cut_that_cannot_be_made_is_refused_with_a_hint(wrong: dict[str, int])
     with pytest.raises(ConfigError) as refused:
         label_permutation_groups(load("digits"), **settings_)
     assert refused.value.hint
+
+
+def test_a_quarter_turn_is_counter_clockwise_and_four_of_them_are_none() -> None:
+    image = np.arange(4).reshape(1, 1, 2, 2)
+    assert turned(image, 1).tolist() == [[[[1, 3], [0, 2]]]]
+    np.testing.assert_array_equal(turned(image, 4), image)
+    np.testing.assert_array_equal(turned(turned(image, 3), 1), image)
+
+
+def test_what_is_no_square_image_cannot_be_turned() -> None:
+    with pytest.raises(ConfigError, match="cannot be turned"):
+        turned(np.zeros((2, 1, 2, 3)), 1)

@@ -11,7 +11,8 @@ from coordinator.metrics import ari
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
-from emulator.simulation import Result, SimulateArgs, run, simulate_json
+from edge_client.training import evaluate
+from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run, simulate_json
 from tests.softmax import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(6, 3)
@@ -38,6 +39,12 @@ def test_each_round_is_recorded_with_its_bytes_and_seconds() -> None:
     assert [r["round"] for r in result.records] == [1, 2, 3]
     assert all(r["of"] == 3 and r["method"] == "fedavg" and r["bytes"]["up"] > 0 for r in result.records)
     assert sum(r["seconds"] for r in result.records) == pytest.approx(result.virtual_seconds)
+    assert [r["local_steps"] for r in result.records] == [2 * 6] * 3
+
+
+def test_a_fleet_without_true_groups_has_no_score() -> None:
+    result = run(FedAvg(batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=1, seed=0, batch=8)
+    assert (result.ari, result.nmi, result.purity) == (None, None, None)
 
 
 def test_the_command_finds_the_groups_of_the_digits_and_leaves_a_readable_run(tmp_path: Path) -> None:
@@ -45,8 +52,8 @@ def test_the_command_finds_the_groups_of_the_digits_and_leaves_a_readable_run(tm
     args = SimulateArgs(method="fesem", rounds=5, seed=1, settings={"clusters": "3"}, out=tmp_path, name="r")
     said = simulate_json(args, lambda record: seen.append(record["round"]))
     assert json.loads(json.dumps(said, allow_nan=False)) == said
-    assert said["ari"] == 1.0
-    assert said["clusters"] == 3
+    assert (said["ari"], said["purity"], said["clusters"]) == (1.0, 1.0, 3)
+    assert said["partition"] == "label-permutations:groups=3"
     assert said["accuracy"]["micro"] > 0.8
     assert seen == [1, 2, 3, 4, 5]
     lines = [json.loads(line) for line in (tmp_path / "r" / "metrics.jsonl").read_text().splitlines()]
@@ -55,6 +62,9 @@ def test_the_command_finds_the_groups_of_the_digits_and_leaves_a_readable_run(tm
     config = (tmp_path / "r" / "config.toml").read_text()
     assert 'data-set = "digits"' in config
     assert "clusters = 3" in config
+    fleet = json.loads((tmp_path / "r" / "fleet.json").read_text())["devices"]
+    assert {who: held["group"] for who, held in fleet.items()} == truth
+    assert sum(sum(held["labels"]) for held in fleet.values()) == 1139  # four fifths of 12 devices' samples
     centers = sorted((tmp_path / "r" / "centers" / "fesem").iterdir())
     assert [c.name for c in centers] == ["center-0.safetensors", "center-1.safetensors", "center-2.safetensors"]
     assert load_file(centers[0])["1.weight"].shape == (64, 64)
@@ -66,7 +76,22 @@ def test_what_cannot_be_simulated_is_refused_before_anything_is_written(tmp_path
         SimulateArgs(method="nothing", out=tmp_path),
         SimulateArgs(data_set="letters", out=tmp_path),
         SimulateArgs(rounds=0, out=tmp_path),
+        SimulateArgs(workers=0, out=tmp_path),
+        SimulateArgs(partition="rings", out=tmp_path),
+        SimulateArgs(data_set="wisdm", out=tmp_path),
     ):
         with pytest.raises(UsageError):
             simulate_json(args)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow  # compiles a model of its own; a table of regressions is in experiments/test_cells.py
+def test_a_regression_runs_and_has_no_accuracy() -> None:
+    asked, split = fleet_of(SimulateArgs(data_set="regression", devices=4))
+    with opened(asked.model, split, seed=0, batch=10) as (devices, start):
+        result = run(FedAvg(local_steps=20, batch_size=10), start, devices, split.groups, rounds=2, seed=0, batch=10)
+        losses, _ = evaluate(
+            devices.engine, devices.program, [start, result.state.centers[0]], split.holdouts["domain 0"], batch=100
+        )
+    assert result.records[-1]["accuracy"] == {"micro": None, "macro": None}
+    assert losses[1].mean() < 0.8 * losses[0].mean()

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from edge_client.dataset import Local
-from edge_client.protocol.task import OWN, Fit, Probe
+from edge_client.errors import Malformed
+from edge_client.protocol.task import OWN, Fit, OwnModel, Probe, Task
 from emulator.devices import PROFILES, Profile
-from emulator.virtual import VirtualNetwork, f32_delta, reply_bytes, task_bytes
+from emulator.virtual import STATS_BYTES, VirtualNetwork, f32_delta, reply_bytes
 from tests.softmax import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(3, 1)
@@ -70,10 +71,50 @@ def test_updates_are_rounded_as_float32_differences_are() -> None:
 
 
 def test_an_anchor_that_is_the_start_travels_once() -> None:
-    assert task_bytes(Fit(start=W, anchor=W, mu=0.1, steps=1, lr=0.1, batch=8, seed=0)) == 4 * W.size
-    assert task_bytes(Fit(start=W, anchor=W + 1, mu=0.1, steps=1, lr=0.1, batch=8, seed=0)) == 8 * W.size
-    assert task_bytes(PROBE) == 4 * W.size
-    assert reply_bytes(devices_of(LOCAL).answer("d00", TASK)) == 4 * W.size
+    devices = devices_of(LOCAL)
+
+    def models(task: Task) -> int:
+        return len(devices.fetched("d00", task))
+
+    assert models(Fit(start=W, anchor=W, mu=0.1, steps=1, lr=0.1, batch=8, seed=0)) == 1
+    assert models(Fit(start=W, anchor=W + 1, mu=0.1, steps=1, lr=0.1, batch=8, seed=0)) == 2
+    assert models(PROBE) == 1
+    assert reply_bytes(devices.answer("d00", TASK)) == 4 * W.size
+
+
+def test_a_device_with_a_model_of_its_own_downloads_none_to_stand_in() -> None:
+    devices = devices_of(LOCAL)
+    fit = Fit(start=OWN, init=W, steps=1, lr=0.1, batch=8, seed=0)
+    probe = Probe(models=[OwnModel(init=W)], want=frozenset({"loss"}), batch=8, seed=0)
+    assert [len(devices.fetched("d00", task)) for task in (fit, probe)] == [1, 1]
+    first = devices.answer("d00", probe).losses
+    own = np.asarray(devices.answer("d00", fit).update)
+    assert [len(devices.fetched("d00", task)) for task in (fit, probe)] == [0, 0]
+    again = devices.answer("d00", probe).losses
+    direct = devices.answer("d00", Probe(models=[W, own], want=frozenset({"loss"}), batch=8, seed=0)).losses
+    np.testing.assert_array_equal(np.concatenate([first, again]), direct)
+
+
+def test_what_is_not_uploaded_costs_a_message_and_answers_the_loss() -> None:
+    net = network()
+    replies = net.ask(dict.fromkeys(LOCAL, Fit(start=OWN, init=W, steps=1, lr=0.1, batch=8, seed=0, upload=False)))
+    assert net.bytes_up == 3 * STATS_BYTES
+    assert all(reply.update is None and reply.losses is not None for reply in replies.values())
+
+
+def test_responsibilities_stay_until_the_round_is_over() -> None:
+    devices = devices_of(LOCAL)
+    net = VirtualNetwork(devices, dict.fromkeys(LOCAL, PROFILES[0]))
+    probe = Probe(models=[W, W + 1], want=frozenset({"posterior"}), batch=8, seed=0)
+    fit = Fit(start=W, steps=1, lr=0.1, batch=8, seed=0, rows="posterior:1")
+    net.open_round(1)
+    net.ask(dict.fromkeys(LOCAL, probe))
+    assert len(net.ask(dict.fromkeys(LOCAL, fit))) == 3
+    net.open_round(2)
+    assert net.ask(dict.fromkeys(LOCAL, fit)) == {}
+    with pytest.raises(Malformed) as refused:
+        devices.answer("d00", fit)
+    assert refused.value.code == "no_posterior"
 
 
 def test_large_updates_queue_for_credits_and_all_arrive() -> None:

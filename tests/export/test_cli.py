@@ -8,6 +8,7 @@ import shutil
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,6 +42,11 @@ class Bent(Net):
         return 1.01 * super().forward(x)
 
 
+class Grid(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(5, 12), nn.Dropout(0.2), nn.Unflatten(1, (3, 4)))
+
+
 class Branching(Net):
     def forward(self, x):
         return super().forward(x) if self.head.weight.sum() > 0 else super().forward(-x)
@@ -58,6 +64,11 @@ class Broken(Net):
 
 def number():
     return 7
+
+
+def small():
+    """A function could do anything; this one is harmless."""
+    return Net(2)
 
 
 ready = Net()
@@ -146,6 +157,51 @@ def test_check_compares_every_function_of_every_file(
     assert all(0 < row["difference"] < told["tolerance"] for row in told["files"])
 
 
+def test_a_folder_alone_says_what_it_was_made_from_and_is_checked_against_that(
+    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    origin = json.loads((written / "program.json").read_text())["origin"]
+    assert origin == {"model": "readers_models:Net", "args": {"width": 2}, "seed": 0}
+    assert run_cli("program", "--check", str(written), monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.count("ok  ") == 9
+
+
+def recorded(folder: Path, tmp_path: Path, **changed: Any) -> Path:  # noqa: ANN401 - JSON
+    """A copy of the folder that says it was made from something else."""
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    raw = json.loads((copied / "program.json").read_text())
+    raw["origin"] = raw["origin"] | changed if changed else None
+    (copied / "program.json").write_text(json.dumps(raw))
+    return copied
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"model": "os:system", "args": ["touch ran"]}, "os:system, which is no class of torch modules"),
+        ({"model": "readers_models:small", "args": []}, "--model readers_models:small"),
+        ({"model": "gone_models:Net"}, "there is no module 'gone_models'"),
+        ({"args": {"wide": 2}}, "unexpected keyword argument 'wide'"),
+        ({}, "name it with --model"),
+    ],
+)
+def test_a_recorded_origin_that_cannot_be_used_is_one_error_and_runs_nothing(
+    changed: dict[str, Any],
+    said: str,
+    written: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = recorded(written, tmp_path, **changed)
+    monkeypatch.chdir(tmp_path)
+    assert run_cli("program", "--check", str(folder), monkeypatch=monkeypatch) == 2
+    told = capsys.readouterr().err
+    assert said in told
+    assert told.count("hint: ") == 1
+    assert not (tmp_path / "ran").exists()
+
+
 def test_check_finds_a_graph_that_computes_something_else(
     written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,6 +254,19 @@ def test_squared_error_is_called_mse_and_the_table_is_for_people(
     assert run_cli("program", "--check", str(out), *args[:4], monkeypatch=monkeypatch) == 0
 
 
+def test_targets_of_any_shape_are_written_and_checked(
+    readers_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = readers_folder / "grid"
+    args = ("--model", "readers_models:Grid", "--input-shape", "5", "--loss", "mse", "--target-shape", "3,4")
+    assert run_cli("program", *args, "--no-onnx", "--pt2", "--out", str(out), monkeypatch=monkeypatch) == 0
+    program = json.loads((out / "program.json").read_text())
+    assert program["target"] == [3, 4]
+    assert ["y", "float32", ["batch", 3, 4]] in program["functions"]["step"]["inputs"]
+    assert run_cli("program", "--check", str(out), monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out.count("ok  ") == 3
+
+
 def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone() -> None:
     before = torch.random.get_rng_state()
     one, same, other = (load_model("torch.nn:Linear", [4, 2], seed=seed) for seed in (1, 1, 2))
@@ -225,6 +294,9 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
         (("--model", "readers_models:Net", "--input-shape", "8"), 5, "does not take samples of shape (8,)"),
         (("--model", "readers_models:Net", "--classes", "4"), 5, "expected (2, 4)"),
         (("--model", "readers_models:Net", "--classes", "0"), 2, "--classes is missing"),
+        (("--model", "readers_models:Net", "--target-shape", "3"), 2, "either --classes or --target-shape"),
+        (("--model", "readers_models:Net", "--classes", "0", "--target-shape", "3,4"), 2, "add --loss mse"),
+        (("--model", "readers_models:Net", "--classes", "0", "--target-shape", "3,x"), 2, "--target-shape '3,x' is no"),
         (("--model", "readers_models:Net", "--no-onnx"), 2, "no format is left"),
         (("--model", "readers_models:Net", "--tolerance", "1"), 2, "--tolerance belongs to --check"),
         (("--model", "readers_models:Net", "--loss", "hinge"), 2, "hinge"),

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,15 +14,20 @@ import pytest
 import torch
 from torch import nn
 
-from edge_client.errors import ProgramRefused, UsageError
-from edge_client.protocol.program import FUNCTIONS
-from export.program import compile_program, load_vector, schema_of, vector_of
-from tests.programs import BATCH, compiled, model
+from edge_client.dataset import Dataset
+from edge_client.errors import Malformed, ProgramRefused, UsageError
+from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
+from edge_client.protocol.task import Fit
+from edge_client.training import evaluate, fit
+from export.program import Compiled, compile_program, load_vector, schema_of, vector_of
+from export.sentence import sentence
+from tests.programs import BATCH, compiled, model, opened
 
 
 def compile_small(module: nn.Module, **settings: Any) -> None:  # noqa: ANN401 - compile_program's own
-    usual: dict[str, Any] = {"input": (6,), "classes": 3, "engines": ("pt2",)}
-    compile_program(module, name="mine", **usual | settings)
+    usual: dict[str, Any] = {"input": (6,), "engines": ("pt2",)}
+    compile_program(module, **usual | settings)
 
 
 def test_every_container_is_there_under_its_hash_and_nothing_else() -> None:
@@ -48,8 +54,42 @@ def test_compiling_leaves_the_module_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
 
 
-def test_squared_error_trains_towards_targets() -> None:
-    compile_small(nn.Linear(6, 3), loss="squared-error")
+def test_a_batch_of_samples_is_enough_to_compile_for() -> None:
+    program = compile_program(nn.Linear(6, 3), torch.zeros(5, 6), engines=("pt2",)).program
+    assert (program.model, program.input, program.target, program.classes) == ("Linear", (6,), (3,), 3)
+
+
+@pytest.fixture(scope="module")
+def grid() -> Compiled:
+    """Six numbers in, a table of 3 x 4 out."""
+    module = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Unflatten(1, (3, 4)))
+    return compile_program(module, (6,), target=(3, 4), loss="squared-error", engines=("onnx",))
+
+
+def test_targets_of_any_shape_are_in_the_manifest_and_survive_the_wire(grid: Compiled) -> None:
+    assert Program.from_json(parse_json(canonical(grid.program.to_json()), LIMIT_BYTES)).target == (3, 4)
+    assert next(p.shape for p in grid.program.functions["step"].inputs if p.name == "y") == ("batch", 3, 4)
+
+
+def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: Compiled, tmp_path: Path) -> None:
+    rng, program = np.random.default_rng(0), grid.program
+    x = rng.standard_normal((32, 6)).astype(np.float32)
+    data = Dataset(x, np.tanh(x @ rng.standard_normal((6, 12))).astype(np.float32).reshape(32, 3, 4))
+    start = 0.1 * rng.standard_normal(program.schema.size).astype(np.float32)
+    engine = opened(grid, "onnx", tmp_path)
+    task = Fit(start=start, steps=60, lr=0.5, momentum=0.9, batch=8, seed=0)
+    before, after = (
+        float(evaluate(engine, program, [model], data, batch=8)[0].mean())
+        for model in (start, fit(engine, program, task, data).vector)
+    )
+    assert after < 0.5 * before
+    with pytest.raises(Malformed, match=r"targets of shape \(3, 4\), not \(12,\)"):
+        fit(engine, program, task, Dataset(x, data.y.reshape(32, 12)))
+
+
+def test_cross_entropy_wants_one_row_of_logits() -> None:
+    with pytest.raises(ProgramRefused, match=r"\(3, 4\) for one sample"):
+        compile_small(nn.Sequential(nn.Linear(6, 12), nn.Unflatten(1, (3, 4))))
 
 
 def test_a_schema_has_parameters_then_buffers_and_no_integers() -> None:
@@ -139,6 +179,11 @@ def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:
 def test_a_wrong_number_of_classes_is_refused_with_both_shapes() -> None:
     with pytest.raises(ProgramRefused, match=r"gives \(2, 3\).*expected \(2, 10\)"):
         compile_small(nn.Linear(6, 3), classes=10)
+
+
+def test_an_exporters_error_is_told_without_the_paths_of_this_machine() -> None:
+    text = '  File "/usr/lib/site-packages/a.py", line 3, in f\nsite/packages/b.py:7: error: no lowering for aten.sort'
+    assert sentence(RuntimeError(text)) == "error: no lowering for aten.sort"
 
 
 def test_float64_for_litert_is_refused() -> None:

@@ -76,7 +76,7 @@ def test_every_field_of_program_json_is_in_its_table() -> None:
         optimizer="sgd",
         schema=schema,
         input=(1,),
-        classes=2,
+        target=(2,),
         dtype="float32",
         functions={},
         containers={},

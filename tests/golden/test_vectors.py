@@ -42,7 +42,8 @@ def tensor_file(name: str) -> bytes:
     return compress.encode(VECTOR, SCHEMA, codec=codec, kind=kind, base=MANIFEST.sha256 if kind == "delta" else None)
 
 
-def control_message(kind: str) -> bytes:
+def control_message(name: str) -> bytes:
+    """One of the recorded messages; "probe" is a task, too."""
     key = {"run": "r1", "round": 3}
     update = blocks.manifest_of(stats(), "stats", inline=True)
     fields: dict[str, dict[str, Any]] = {
@@ -67,6 +68,27 @@ def control_message(kind: str) -> bytes:
             "start": blocks.manifest_of(tensor_file("model_f32"), "model"),
             "reply": {"codec": "i8", "base": "start", "max_size": 1_048_736},
         },
+        "probe": {
+            **key,
+            "ident": "c1-8",
+            "epoch": 1,
+            "exchange": 1,
+            "left_ms": 60_000,
+            "job": "probe",
+            "models": [
+                blocks.manifest_of(tensor_file("model_f32"), "model").to_json(),
+                {"own": "personal", "init": blocks.manifest_of(tensor_file("model_f32"), "model").to_json()},
+            ],
+            "want": ["posterior"],
+            "prior": [0.25, 0.75],
+            "split": "train",
+            "batch": 16,
+            "seed": 7,
+            "schema": SCHEMA.sha256,
+            "program": signing.signed(MANIFEST, bytes(range(32)), "demo"),
+            "container": blocks.manifest_of(P, "container"),
+            "reply": {"codec": "f32", "base": "zero", "max_size": 1_048_736},
+        },
         "rdy": {
             **key,
             "ident": "d1-2",
@@ -87,7 +109,7 @@ def control_message(kind: str) -> bytes:
             "status": "ok",
         },
     }
-    return messages.write(kind, t_ms=TIME_MS, **fields[kind])
+    return messages.write("task" if name == "probe" else name, t_ms=TIME_MS, **fields[name])
 
 
 def named(data: bytes) -> dict[str, Any]:
@@ -154,10 +176,10 @@ def test_tensor_files_keep_their_bytes(name: str) -> None:
     assert named(data) | {"header": int.from_bytes(data[:8], "little")} == VECTORS["files"][name]
 
 
-@pytest.mark.parametrize("kind", list(VECTORS["messages"]))
-def test_control_messages_keep_their_bytes_and_are_read_back(kind: str) -> None:
-    payload = control_message(kind)
-    assert named(payload) == VECTORS["messages"][kind]
+@pytest.mark.parametrize("name", list(VECTORS["messages"]))
+def test_control_messages_keep_their_bytes_and_are_read_back(name: str) -> None:
+    payload = control_message(name)
+    assert named(payload) == VECTORS["messages"][name]
     assert messages.canonical(messages.read(payload)) == payload
 
 

@@ -32,11 +32,6 @@ def test_the_center_is_the_mean_by_samples_of_those_who_answered() -> None:
     np.testing.assert_allclose(after.centers[0], 0.25 * rows[0] + 0.75 * rows[1])
 
 
-def test_fedprox_without_a_pull_is_fedavg() -> None:
-    without = FedProx(mu=0.0, local_steps=4, batch_size=8)
-    np.testing.assert_array_equal(play(without, LOCAL).centers, play(METHOD, LOCAL).centers)
-
-
 def test_fedprox_keeps_devices_nearer_to_the_center() -> None:
     moved = [
         float(

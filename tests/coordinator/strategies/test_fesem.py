@@ -41,7 +41,7 @@ def test_one_cluster_without_a_pull_and_weights_by_samples_is_fedavg(buffered: b
     np.testing.assert_array_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("representation", ["classifier", "all"])
+@pytest.mark.parametrize("representation", ["classifier", "all", "delta", "projection"])
 @pytest.mark.parametrize("e_step", ["nearest", "k-means"])
 def test_known_groups_are_recovered_and_kept(representation: str, e_step: str) -> None:
     method = FeSEM(clusters=3, local_steps=10, batch_size=8, representation=representation, e_step=e_step)
@@ -126,9 +126,75 @@ def test_the_classifier_alone_decides_unless_all_parameters_are_asked_for() -> N
         assert drive(round_, lambda _: {"a": Reply(n=10, update=update)}).assignment == {"a": expected}
 
 
+@pytest.mark.parametrize("e_step", ["nearest", "k-means"])
+def test_with_hysteresis_a_device_moves_only_when_it_gains_enough(e_step: str) -> None:
+    far = np.zeros((2, schema().size))
+    far[1] = 10.0
+    models = {c: far[0] + at for c, at in {"a": 5.5, "b": 9.0, "c": 0.0, "d": 0.0, "e": 10.0, "f": 11.0}.items()}
+    before = settled(far, {"a": 0, "b": 0, "c": 0, "d": 0, "e": 1, "f": 1})
+    for h, of_a in ((0.0, 1), (0.5, 0)):  # a is nearer to the second center, but not by half
+        after = answer(before, models, FeSEM(clusters=2, hysteresis=h, e_step=e_step))
+        assert after.assignment == {"a": of_a, "b": 1, "c": 0, "d": 0, "e": 1, "f": 1}
+
+
+def test_devices_that_are_not_asked_still_hold_their_cluster_while_they_are_remembered() -> None:
+    far = np.zeros((2, schema().size))
+    far[1] = 10.0
+    noise = np.random.default_rng(3).standard_normal((4, schema().size))
+    method = FeSEM(clusters=2, lam=0.0, e_step="k-means", fraction_train=0.5, max_age=2)
+    state = settled(far, {"a": 0, "b": 0, "c": 1, "d": 1})
+    first = {"a": far[0] + noise[2], "b": far[0] + noise[3]}
+    told = [first | {"c": far[1] + noise[0], "d": far[1] + noise[1]}, first, first, first]
+    together = []
+    for models in told:
+        round_ = method.round(state, schema(), dict.fromkeys("abcd", 10), np.random.default_rng(0))
+        replies = {c: Reply(n=10, update=model) for c, model in models.items()}
+        state = drive(round_, lambda _, replies=replies: replies)  # type: ignore[misc]
+        together.append(state.assignment["a"] == state.assignment["b"])
+    # After two rounds the second group is forgotten, and two clusters are made of the first.
+    assert together == [True, True, True, False]
+
+
+def test_everybody_asked_needs_no_memory() -> None:
+    method = FeSEM(clusters=3, e_step="k-means", local_steps=4, batch_size=8)
+    assert set(play(method, LOCAL).extra) == {"start"}
+
+
+def test_samples_weigh_the_clusters_too() -> None:
+    # Two light devices at 0 and 1, a heavy one at 1.9: the nearest neighbours join, unless that drags the heavy one.
+    at, fleet = {"a": 0.0, "b": 1.0, "c": 1.9}, {"a": 1, "b": 1, "c": 1_000}
+    expected = {"equal": {"a": 0, "b": 1, "c": 1}, "samples": {"a": 0, "b": 0, "c": 1}}
+    for weights, assignment in expected.items():
+        method = FeSEM(clusters=2, lam=0.0, weights=weights)
+        state = method.begin(np.zeros(schema().size), schema(), fleet, np.random.default_rng(0))
+        replies = {c: Reply(n=n, update=np.full(schema().size, at[c])) for c, n in fleet.items()}
+        round_ = method.round(state, schema(), fleet, np.random.default_rng(0))
+        assert drive(round_, lambda _, told=replies: told).assignment == assignment  # type: ignore[misc]
+
+
+def test_buffers_are_averaged_by_samples_however_devices_count() -> None:
+    buffered = schema(buffered=True)
+    fleet = {"a": 10, "b": 30}
+    method = FeSEM(clusters=1, lam=0.0)
+    state = method.begin(start_of(buffered=True), buffered, fleet, np.random.default_rng(0))
+    replies = {c: Reply(n=n, update=np.full(buffered.size, float(n))) for c, n in fleet.items()}
+    center = drive(method.round(state, buffered, fleet, np.random.default_rng(0)), lambda _: replies).centers[0]
+    np.testing.assert_allclose(center[: buffered.n_params], 20.0)
+    np.testing.assert_allclose(center[buffered.n_params :], 25.0)
+
+
 @pytest.mark.parametrize(
     "wrong",
-    [{"clusters": 0}, {"lam": -1.0}, {"restarts": 0}, {"representation": "x"}, {"e_step": "x"}, {"weights": "x"}],
+    [
+        {"clusters": 0},
+        {"lam": -1.0},
+        {"restarts": 0},
+        {"representation": "x"},
+        {"e_step": "x"},
+        {"weights": "x"},
+        {"hysteresis": 1.0},
+        {"max_age": -1},
+    ],
 )
 def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as refused:

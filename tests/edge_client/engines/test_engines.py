@@ -7,18 +7,25 @@ import json
 import os
 import subprocess
 import sys
+import types
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from edge_client.engines.base import ENGINES, open_engine
+from edge_client.engines.base import ENGINES, open_engine, step
+from edge_client.engines.onnx import PROVIDERS, runtime
+from edge_client.engines.pt2 import load
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
-from tests.programs import compiled, feeds
+from tests.programs import BATCH, compiled, feeds, model, relative, torch_step
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
+CUDA = "CUDAExecutionProvider" in runtime().get_available_providers() or torch.cuda.is_available()
+SINGLE_STEP = 1e-5  # as in tests/conformance/test_programs.py
 RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert.interpreter", "pt2": "torch"}
 
 
@@ -63,7 +70,89 @@ def test_a_function_that_was_not_opened_is_a_key_error(engine: str, tmp_path: Pa
     opened = open_engine(engine, program, {"evaluate": stored(engine, "evaluate", tmp_path)})
     opened.evaluate(feeds(program, "evaluate", batch=opened.fixed_batch or 3))
     with pytest.raises(KeyError):
-        opened.step({})
+        opened.update({})
+
+
+def test_a_runtime_that_is_installed_but_broken_is_passed_over_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """tflite-runtime 2.14 under numpy 2 imports well, and raises SystemError when it makes an interpreter."""
+
+    class Broken:
+        def __init__(self, **_: object) -> None:
+            raise SystemError("returned a result with an exception set")
+
+    def named(name: str, interpreter: type) -> None:
+        module = types.ModuleType(name)
+        module.Interpreter = interpreter  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+
+    from ai_edge_litert.interpreter import Interpreter
+
+    program, files = compiled("digits-mlp").program, {"step": stored("litert", "step", tmp_path)}
+    named("ai_edge_litert.interpreter", Broken)
+    named("tflite_runtime.interpreter", Interpreter)
+    given = feeds(program, "step", batch=BATCH)
+    assert step(open_engine("litert", program, files), given).keys() == {
+        p.name for p in program.functions["step"].outputs
+    }
+    named("tflite_runtime.interpreter", Broken)
+    with pytest.raises(RuntimeMissing, match=r"tflite-runtime: returned a result[\s\S]*hint: pip install"):
+        open_engine("litert", program, files)
+
+
+@pytest.mark.skipif(CUDA, reason="here a device with CUDA is refused nothing")
+@pytest.mark.parametrize(
+    ("engine", "device"),
+    [("onnx", "cuda"), ("onnx", "tensorrt"), ("litert", "cuda"), ("pt2", "cuda"), ("pt2", "tensorrt")],
+)
+def test_a_device_asked_for_by_name_is_used_or_refused(engine: str, device: str, tmp_path: Path) -> None:
+    files = {"step": stored(engine, "step", tmp_path)}
+    with pytest.raises(RuntimeMissing, match=rf"cannot use {device}[\s\S]*hint: "):
+        open_engine(engine, compiled("digits-mlp").program, files, device=device)
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_a_provider_that_is_listed_but_not_to_be_had_is_left_in_silence_or_refused(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its wheel is installed and its driver is not. onnxruntime would say so on stdout, and go on with the CPU."""
+    import onnxruntime
+
+    broken = ("CUDAExecutionProvider", {"device_id": "4711"})
+    monkeypatch.setitem(PROVIDERS, "cuda", broken)
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [broken[0], "CPUExecutionProvider"])
+    program, files = compiled("digits-mlp").program, {"step": stored("onnx", "step", tmp_path)}
+    with nullcontext() if device == "auto" else pytest.raises(RuntimeMissing, match="cannot use cuda"):
+        given = feeds(program, "step", batch=BATCH)
+        step(open_engine("onnx", program, files, device=device), given)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_torch_program_moves_to_its_device_as_a_whole(tmp_path: Path) -> None:
+    """On torch's `meta` device, which computes shapes only and refuses what was left on the CPU."""
+    made = compiled("wecfl-cnn", engines=("pt2",))
+    (tmp_path / "step").write_bytes(made.files[made.program.containers["pt2"]["step"].sha256])
+    given = feeds(made.program, "step", batch=BATCH)
+    inputs = [torch.tensor(given[port.name], device="meta") for port in made.program.functions["step"].inputs]
+    results = load(tmp_path / "step", "meta")(*inputs)
+    assert {value.device.type for value in results} == {"meta"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["digits-mlp", "wecfl-cnn"])
+@pytest.mark.parametrize(("engine", "device"), [("onnx", "cuda"), ("onnx", "tensorrt"), ("pt2", "cuda")])
+def test_an_update_on_a_gpu_is_torchs(name: str, engine: str, device: str, tmp_path: Path) -> None:
+    made = compiled(name, engines=(engine,))
+    (tmp_path / "step").write_bytes(made.files[made.program.containers[engine]["step"].sha256])
+    given = feeds(made.program, "step", batch=BATCH)
+    first = step(open_engine(engine, made.program, {"step": tmp_path / "step"}, device=device), given)
+    assert relative(first, torch_step(model(name).module, given)) < SINGLE_STEP
+
+
+def test_an_unknown_device_is_named_with_those_that_exist() -> None:
+    with pytest.raises(UsageError, match=r"tpu[\s\S]*auto, cpu, cuda, tensorrt"):
+        open_engine("onnx", compiled("digits-mlp").program, {}, device="tpu")
 
 
 def test_an_archive_that_would_be_unpickled_is_refused_before_torch_reads_it(tmp_path: Path) -> None:

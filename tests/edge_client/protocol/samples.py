@@ -46,15 +46,16 @@ FIT: dict[str, Any] = {
     "seed": 7,
     "rows": "posterior:0",
     "slot": "main",
+    "upload": True,
     "center": 1,
     "reply": {"codec": "f32", "base": "start", "max_size": 1 << 20},
 }
 PROBE: dict[str, Any] = {
     **TASK,
     "job": "probe",
-    "models": [MODEL, OTHER],
+    "models": [MODEL, OTHER, {"own": "main", "init": MODEL}, {"own": "personal"}],
     "want": ["loss", "confusion"],
-    "prior": [0.5, 0.5],
+    "prior": [0.5, 0.5, 0.0, 0.0],
     "split": "test",
     "batch": 32,
     "seed": 7,

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edge_client.errors import Malformed
 from edge_client.protocol import compress, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.task import OWN, WANTS, Fit, Flat, Probe
-from edge_client.protocol.wire import function_of, task_fields, task_from, task_manifests
+from edge_client.protocol.task import OWN, WANTS, Fit, Flat, OwnModel, Probe
+from edge_client.protocol.wire import function_of, task_fields, task_from, task_manifests, without_spares
 from tests.edge_client.protocol.samples import SCHEMA, TASK
 
 
@@ -53,6 +53,8 @@ def same(a: object, b: object) -> bool:
         return np.array_equal(a, np.asarray(b))
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
         return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, OwnModel) and isinstance(b, OwnModel):
+        return a.slot == b.slot and same(a.init, b.init)
     return a == b
 
 
@@ -70,10 +72,13 @@ FITS = st.builds(
     seed=st.integers(0, 2**53 - 1),
     rows=st.sampled_from(["ones", "posterior:3"]),
     slot=st.sampled_from(["main", "center-1"]),
+    upload=st.booleans(),
 )
 PROBES = st.builds(
     Probe,
-    models=st.just([vector(1), vector(2), vector(1)]),
+    models=st.permutations([vector(1), vector(2), OwnModel(init=vector(3)), OwnModel(slot="personal")]).map(
+        lambda models: models[:3]
+    ),
     want=st.just(frozenset({"grad"})) | st.frozensets(st.sampled_from(sorted(WANTS - {"grad"})), min_size=1),
     batch=st.integers(1, 65_536),
     seed=st.integers(0, 2**53 - 1),
@@ -103,6 +108,32 @@ def test_a_device_fetches_each_blob_once(task: Fit | Probe) -> None:
 def test_the_same_task_gives_the_same_bytes(task: Fit | Probe) -> None:
     one, two = (messages.canonical(task_fields(task, Shelf().put)) for _ in range(2))
     assert one == two
+
+
+def test_the_model_that_stands_in_for_an_own_one_is_fetched_only_by_a_device_that_has_none() -> None:
+    shelf, w = Shelf(), vector(1)
+    own = [OwnModel(slot="a", init=vector(2)), OwnModel(slot="b", init=vector(3))]
+    probe = over_the_wire(Probe(models=[w, *own], want=frozenset({"loss"}), batch=2, seed=0), shelf)
+    fit = over_the_wire(Fit(start=OWN, init=vector(2), steps=1, lr=0.1, batch=2, seed=0, slot="a"), shelf)
+    kept = task_from(without_spares(probe, {"a"}.__contains__), shelf.get)
+    assert isinstance(kept, Probe)
+    assert same(kept.models, [w, OwnModel(slot="a"), own[1]])
+    assert len(task_manifests(without_spares(probe, {"a", "b"}.__contains__))) == 1
+    assert len(task_manifests(probe)) == 3
+    assert task_manifests(without_spares(fit, {"a"}.__contains__)) == []
+    assert len(task_manifests(without_spares(fit, {"b"}.__contains__))) == 1
+
+
+def test_a_fit_from_a_sent_start_keeps_what_it_needs() -> None:
+    fit = over_the_wire(Fit(start=vector(1), init=vector(2), steps=1, lr=0.1, batch=2, seed=0), Shelf())
+    assert without_spares(fit, lambda _: True) == fit
+
+
+@pytest.mark.parametrize("slot", ["", "A", "a/b", "..", "x" * 33, "x" * 5_000, "a\n"])
+def test_a_slot_is_a_short_plain_name(slot: str) -> None:
+    for make in (lambda: OwnModel(slot=slot), lambda: Fit(start=OWN, steps=1, lr=0.1, batch=2, seed=0, slot=slot)):
+        with pytest.raises(ValueError, match="slot must have the form"):
+            make()
 
 
 def test_an_anchor_that_is_the_start_is_named_and_stays_one_array() -> None:

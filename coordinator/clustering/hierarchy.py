@@ -1,0 +1,56 @@
+"""Hierarchical clustering by scipy: the two sides of a cluster that agree least, and groups below a distance.
+
+Arrays in, labels out, numbered in the order of first appearance. Knows no device and no model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.clustering.matching import canonical
+from edge_client.protocol.task import Array
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+METRICS: dict[str, Any] = {"cosine": "cosine", "l2": "euclidean", "l1": "cityblock"}  # ours and scipy's word
+LINKAGES = ("single", "complete", "average", "ward")
+
+
+def cosines(matrix: F64) -> F64:
+    """Gram matrix [n, n] about zero -> cosines [n, n]; a point at zero has cosine 0 with all others."""
+    length = np.sqrt(np.diag(matrix))
+    safe = np.where(length > 0, length, 1.0)
+    cosine: F64 = np.clip(matrix / safe[:, None] / safe[None, :], -1.0, 1.0)
+    np.fill_diagonal(cosine, 1.0)
+    return cosine
+
+
+def bipartition(cosine: F64, linkage: str = "single") -> tuple[I64, float]:
+    """[n, n] cosines, n >= 2 -> sides [n] of 0 and 1, and the greatest cosine between them (Sattler 2019, CFL).
+
+    "single" has the least such cosine of all bipartitions: the most similar points are joined first, so what is left
+    apart is the weakest bridge. "complete", as in the published code, prefers sides that agree within themselves.
+    """
+    from scipy.cluster.hierarchy import cut_tree
+    from scipy.cluster.hierarchy import linkage as link
+    from scipy.spatial.distance import squareform
+
+    apart, method = squareform(1.0 - (cosine + cosine.T) / 2, checks=False), cast("Any", linkage)
+    sides = canonical(cut_tree(link(apart, method=method), n_clusters=[2])[:, 0].astype(np.int64))
+    return sides, float(cosine[np.ix_(sides == 0, sides == 1)].max())
+
+
+def agglomerative(points: Array, *, metric: str, linkage: str, threshold: float) -> I64:
+    """[n, d] points -> labels [n]; clusters are joined while they are at most `threshold` apart."""
+    from scipy.cluster.hierarchy import fcluster
+    from scipy.cluster.hierarchy import linkage as link
+    from scipy.spatial.distance import pdist
+
+    if len(points) == 1:
+        return np.zeros(1, dtype=np.int64)
+    apart = np.nan_to_num(pdist(points.astype(np.float64), METRICS[metric]), nan=1.0)  # zero has no direction
+    tree = link(np.maximum(apart, 0.0), method=cast("Any", linkage))
+    return canonical(fcluster(tree, threshold, criterion="distance").astype(np.int64))

@@ -1,0 +1,95 @@
+"""CFL (Sattler, Mueller and Samek 2019), "FedCluster" in the seed papers: FedAvg that splits where updates disagree.
+
+A leaf C with updates dw_i, alpha_i = n_i / n_C, is split when the devices pull it nowhere together although they move:
+
+    || sum_i alpha_i dw_i || < eps_1   and   max_i || dw_i || > eps_2,
+
+into the two sides whose most similar members are least similar, and only if gamma < sqrt((1 - cross) / 2), cross being
+the greatest cosine between the sides. As absolute norms the bounds depend on learning rate, steps and model; "relative"
+takes eps_1 as a share of max_i ||dw_i|| and eps_2 as a share of the largest update of the first round.
+A leaf that is not split is looked at again in the next round. It is looked at only when all its devices have answered;
+a fleet in which some are always away, or fraction-train below 1, needs a lower `coverage`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.clustering.gram import gram
+from coordinator.clustering.hierarchy import bipartition, cosines
+from coordinator.strategies.base import State
+from coordinator.strategies.parts import Updates, check, one_of
+from coordinator.strategies.tree import I64, TreeOfCenters, branch
+from edge_client.protocol.task import Array, Schema
+
+CRITERIA = ("relative", "absolute")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CFL(TreeOfCenters):
+    """A tree of models; the number of clusters is found, not given. eps_1 = 0 never splits and is FedAvg.
+
+    The defaults come from training on digits: without groups the largest update falls below half of the first round's
+    and no side points away from the other; with groups it grows, and the mean falls below 0.4 of it in round 3.
+    """
+
+    criterion: str = "relative"
+    eps_1: float = 0.4
+    eps_2: float = 0.6
+    gamma: float = 0.7  # only sides that point apart; for mere noise, of cosine 0, the root is 0.707
+    warm_up: int = 2
+    smallest: int = 3  # a leaf of fewer devices is not split; the published code's
+    coverage: float = 1.0  # share of a leaf's devices that must answer; the others walk the tree when they return
+    linkage: str = "single"  # the paper's objective; "complete" is what the published code does
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work for any fleet."""
+        super().__post_init__()
+        one_of("criterion", self.criterion, CRITERIA)
+        one_of("linkage", self.linkage, ("single", "complete"))
+        for name in ("eps_1", "eps_2", "warm_up"):
+            check(name.replace("_", "-"), getattr(self, name), least=0)
+        check("gamma", self.gamma, least=0.0, most=1.0)
+        check("smallest", self.smallest, least=2)
+        check("coverage", self.coverage, least=1e-9, most=1.0)
+
+    def _grow(self, state: State, schema: Schema, updates: Updates) -> State:
+        number = int(state.extra.get("round", np.zeros(1))[0]) + 1
+        leaf = np.array([state.assignment[c] for c in updates.clients], dtype=np.int64)
+        deltas = updates.rows[:, : schema.n_params] - state.centers[leaf, : schema.n_params]
+        norms = _lengths(deltas)
+        scale = state.extra.get("scale", norms.max(keepdims=True))
+        out = replace(state, extra={**state.extra, "round": np.array([number]), "scale": scale})
+        if number <= self.warm_up:
+            return out
+        for k in range(len(state.centers)):
+            mine = np.flatnonzero(leaf == k)
+            if self._ready(state, k, len(mine)) and self._stalled(deltas[mine], updates.n[mine], norms[mine], scale[0]):
+                out = self._split(out, schema, updates, k, mine)
+        return out
+
+    def _ready(self, state: State, leaf: int, answered: int) -> bool:
+        members = sum(k == leaf for k in state.assignment.values())
+        return answered >= max(self.smallest, self.coverage * members)
+
+    def _stalled(self, deltas: Array, n: Array, norms: Array, scale: float) -> bool:
+        mean, largest = float(_lengths((n / n.sum()) @ deltas)), float(norms.max())
+        if self.criterion == "absolute":
+            return mean < self.eps_1 and largest > self.eps_2
+        return mean < self.eps_1 * largest and largest > self.eps_2 * scale
+
+    def _split(self, state: State, schema: Schema, updates: Updates, leaf: int, mine: I64) -> State:
+        points = self._compared(schema)(updates.rows[mine] - state.centers[leaf])
+        sides, cross = bipartition(cosines(gram(points, np.zeros_like(points[0]))), self.linkage)
+        if self.gamma >= np.sqrt((1 - cross) / 2):
+            return state
+        clients = [updates.clients[i] for i in mine]  # of the whole fleet, not of the leaf
+        return branch(state, leaf, dict(zip(clients, sides.tolist(), strict=True)), points)
+
+
+def _lengths(rows: Array) -> Array:
+    wide = rows.astype(np.float64, copy=False)
+    lengths: Array = np.sqrt((wide * wide).sum(axis=-1))
+    return lengths

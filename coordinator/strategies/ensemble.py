@@ -1,0 +1,50 @@
+"""FedAvg+ and FedProx+ (Ma 2022): K runs of one method side by side, and every device is served their soft vote.
+
+Each run has its own start; in a round they train in turn, so a round costs K times the exchanges, steps and bytes.
+The vote is the mean of the models' probabilities, as the paper says (its public code averages logits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.fedprox import FedProx
+from coordinator.strategies.parts import check, starts
+from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgPlus(FedAvg):
+    """`runs` models, each trained by everybody; nobody belongs to one of them. One run is FedAvg."""
+
+    runs: int = 5  # the paper's smaller number
+
+    def __post_init__(self) -> None:
+        """Refuse more models than a device can be asked to mix."""
+        super().__post_init__()
+        check("runs", self.runs, least=1, most=MAX_MODELS)
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        """The common model, and starts of their own for the other runs."""
+        return State(centers=starts(model, schema, self.runs, rng))
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """The runs' exchanges, one run after the other; each draws its own cohort."""
+        centers = []
+        for k in range(self.runs):
+            run = yield from super().round(replace(state, centers=state.centers[k : k + 1]), schema, fleet, rng)
+            centers.append(run.centers)
+        return replace(state, centers=np.concatenate(centers))
+
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
+        """All models, each with the same weight."""
+        return tuple((1.0 / self.runs, center) for center in state.centers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProxPlus(FedAvgPlus, FedProx):
+    """The same over FedProx: its tasks, its checks, K times."""

@@ -1,0 +1,59 @@
+"""FedEM (Marfoq 2021): every device's data are a mixture of M distributions, and each of them has a model.
+
+    E  q_im(j) ~ pi_im exp(-loss(theta_m; x_j, y_j))   for every sample j of device i; stays on the device
+    M  pi_im = mean_j q_im(j)
+       theta_im = local SGD from theta_m on (1 / n_i) sum_j q_im(j) loss(theta; x_j, y_j)
+       theta_m <- sum_i (n_i / n_S) theta_im over those that answered, not weighted by pi
+
+A device is served sum_m pi_im softmax(h_m(x)): a mixture of probabilities (public copies mix logits). A round takes
+1 + M exchanges. Models start apart, or they would stay the same for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.aggregate import aggregate
+from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.parts import Seeds, SeveralStarts, Updates, by_client, of_clients, sample
+from edge_client.protocol.task import Array, ClientId, Probe, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedEM(SeveralStarts):
+    """`clusters` models of which each device is served its own mixture. With one model this is FedAvg."""
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """The E-step by the cohort, then one fit per model by all who did it. pi begins uniform."""
+        state = yield from self.apart(state, schema, fleet, rng)
+        cohort, priors = sample(fleet, self.fraction_train, rng), of_clients(state.extra, "pi")
+        uniform = np.full(self.clusters, 1.0 / self.clusters)
+        replies = yield {c: self._question(state.centers, priors.get(c, uniform)) for c in cohort}
+        posteriors = {c: r.posterior for c, r in sorted(replies.items()) if r.posterior is not None}
+        centers = state.centers.copy()
+        for m in range(self.clusters):
+            seeds, theta = Seeds.from_rng(rng), state.centers[m]
+            replies = yield {c: self.fit(start=theta, rows=f"posterior:{m}", seed=seeds.of(c)) for c in posteriors}
+            updates = Updates.of(replies, schema.size)
+            centers[m] = aggregate(theta[None], updates.rows, np.ones((len(updates.clients), 1)), updates.n)[0]
+        priors |= posteriors
+        return State(centers=centers, assignment=_largest(priors), extra={**state.extra, **by_client("pi", priors)})
+
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:
+        """The device's mixture; the fleet's mean one for a device that has none."""
+        priors = of_clients(state.extra, "pi")
+        mean = np.mean(list(priors.values()), axis=0) if priors else np.full(self.clusters, 1.0 / self.clusters)
+        weights: Array = mean if who is None else priors.get(who, mean)
+        return tuple((float(weight), theta) for weight, theta in zip(weights, state.centers, strict=True))
+
+    def _question(self, centers: Array, prior: Array) -> Probe:
+        want = frozenset({"posterior"})
+        return Probe(models=list(centers), want=want, prior=prior.tolist(), batch=self.batch_size, seed=0)
+
+
+def _largest(priors: Mapping[ClientId, Array]) -> dict[ClientId, int]:
+    """The model with the largest share in each device's mixture: for scores and pictures, no prediction uses it."""
+    return {c: int(prior.argmax()) for c, prior in priors.items()}

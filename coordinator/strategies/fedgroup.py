@@ -1,0 +1,56 @@
+"""FedGroup (Duan 2021): devices are grouped once by the directions of their first updates, then FedAvg per group.
+
+Cold start: 20 devices per group train from w0; the cosines of their updates to the first K singular directions of all
+of them (EDC) are clustered by k-means. Groups begin at w0, as FedAvg does. Whoever comes later trains from w0 once and
+joins the group whose mean first update points its way; nobody moves afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.clustering.directions import directions_of
+from coordinator.clustering.gram import gram
+from coordinator.clustering.kmeans import kmeans
+from coordinator.clustering.matching import canonical
+from coordinator.strategies.base import Fleet, Round, State
+from coordinator.strategies.parts import Seeds, Updates, check
+from coordinator.strategies.tree import Tree, TreeOfCenters, branch
+from edge_client.protocol.task import Fit, Flat, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedGroup(TreeOfCenters):
+    """K groups for good; fewer when the cold start shows fewer."""
+
+    clusters: int = 3
+    per_group: int = 20  # devices of the cold start for each group; the paper's, like the 50 steps
+    first_steps: int = 50
+    restarts: int = 20
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work for any fleet."""
+        super().__post_init__()
+        for name in ("clusters", "per_group", "first_steps", "restarts"):
+            check(name.replace("_", "-"), getattr(self, name), least=1)
+
+    def _prepare(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """The cold start, until somebody answers it."""
+        if len(Tree.of(state).models):
+            return state
+        count = min(len(fleet), self.per_group * self.clusters)
+        asked = sorted(sorted(fleet)[i] for i in rng.choice(len(fleet), size=count, replace=False))
+        seeds = Seeds.from_rng(rng)
+        replies = yield {c: self._first(state.centers[0], seeds.of(c)) for c in asked}
+        updates = Updates.of(replies, schema.size)
+        if not updates.clients:
+            return state
+        points = self._compared(schema)(updates.rows - state.centers[0])
+        edc = directions_of(gram(points, np.zeros_like(points[0])), self.clusters)
+        labels = canonical(kmeans(gram(edc), self.clusters, rng, restarts=self.restarts).labels)
+        return branch(state, 0, dict(zip(updates.clients, labels.tolist(), strict=True)), points)
+
+    def _first(self, model: Flat, seed: int) -> Fit:
+        return replace(self.fit(start=model, seed=seed), steps=self.first_steps)

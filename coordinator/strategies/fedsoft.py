@@ -1,0 +1,108 @@
+"""FedSoft (Ruan 2022): a device mixes S distributions, and its personal model is pulled to all their centers.
+
+    u_ks   share of device k's samples for which center s has the least loss, at least sigma; every tau rounds, by all
+    w_k    <- local SGD from the device's last w_k on f_k(w) + (lam / 2) sum_s u_ks ||w - c_s||^2            (eq. 4)
+    v_sk   = u_ks n_k / sum_k' u_k's n_k'                                                                     (eq. 6)
+    c_s    <- mean of w_k over K devices drawn without replacement with probabilities v_s,
+              or sum_k v_sk w_k over everybody
+
+The pulls fold into one: mu = lam sum_s u_ks (slightly above lam, as sigma is added and nothing is taken away) and the
+anchor sum_s u_ks c_s / sum_s u_ks, so one model travels, not S. Equation numbers are those of the AAAI text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.aggregate import aggregate
+from coordinator.strategies.base import Fleet, Replies, Round, Served, State
+from coordinator.strategies.parts import (
+    Seeds,
+    SeveralStarts,
+    Updates,
+    by_client,
+    center_of,
+    check,
+    fold,
+    of_clients,
+    one_of,
+    sample,
+)
+from edge_client.protocol.task import OWN, Array, ClientId, Fit, OwnModel, Probe, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSoft(SeveralStarts):
+    """`clusters` centers, and a personal model on each device. Where devices mix, centers sit between distributions."""
+
+    lam: float = 0.1  # the paper's for images
+    tau: int = 2  # rounds from one estimate of u to the next, as in the public code
+    sigma: float = 1e-4  # the paper's: no device is lost to a center for ever
+    select: int = 0  # K devices per center; 0: everybody trains and v weighs them, which blurs the centers least
+    local_start: str = "own"  # "centers": a device starts each fit from the mixture of centers that pulls it
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work for any fleet."""
+        super().__post_init__()
+        check("lam", self.lam, least=0.0)
+        check("tau", self.tau, least=1)
+        check("sigma", self.sigma, least=1e-12, most=1.0)
+        check("select", self.select, least=0)
+        one_of("local-start", self.local_start, ("own", "centers"))
+        self.check_pull(self.lam * (1 + self.sigma * (self.clusters - 1)), "every device", setting="lam")
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """One exchange, two when the shares are due. A device whose shares are not known yet does not train."""
+        state = yield from self.apart(state, schema, fleet, rng)
+        age, told = int(state.extra.get("age", self.tau)), dict[ClientId, Array]()
+        if age >= self.tau:
+            told = self._shares((yield {c: self._question(state.centers) for c in sorted(fleet)}))
+        shares = of_clients(state.extra, "u") | told
+        weights = self._weights(shares, fleet, rng)
+        seeds = Seeds.from_rng(rng)
+        replies = yield {c: self._task(state, shares[c], seeds.of(c)) for c in weights}
+        updates = Updates.of(replies, schema.size)
+        if not told and not updates.clients:
+            return state
+        R = np.array([weights[c] for c in updates.clients]).reshape(-1, self.clusters)
+        a = np.ones(len(R)) if self.select else updates.n
+        centers = aggregate(state.centers, updates.rows, R, a, n_params=schema.n_params, n=updates.n)
+        extra = {**state.extra, **by_client("u", shares), "age": np.array(1 if told else age + 1)}
+        return State(centers=centers, assignment={c: int(u.argmax()) for c, u in shares.items()}, extra=extra)
+
+    def predictor(self, state: State, who: ClientId | None) -> Served:
+        """The device's last model; for one that never trained the center of its largest share, else the most common."""
+        center = state.centers[center_of(state.assignment, who)]
+        return ((1.0, center if who is None else OwnModel(init=center)),)
+
+    def _question(self, centers: Array) -> Probe:
+        return Probe(models=list(centers), want=frozenset({"votes"}), batch=self.batch_size, seed=0)
+
+    def _shares(self, replies: Replies) -> dict[ClientId, Array]:
+        """u_ks = max(votes / n, sigma), [S] per device; it is not normalised again, as in the paper."""
+        votes = {c: r.votes for c, r in sorted(replies.items()) if r.votes is not None}
+        return {c: np.maximum(v / v.sum(), self.sigma) for c, v in votes.items()}
+
+    def _weights(
+        self, shares: Mapping[ClientId, Array], fleet: Fleet, rng: np.random.Generator
+    ) -> dict[ClientId, Array]:
+        """Who trains, sorted, and how much each center takes from it [S]: its share, or 1 where the center drew it."""
+        cohort = sample({c: fleet[c] for c in shares if c in fleet}, self.fraction_train, rng)
+        if not self.select or not cohort:
+            return {c: shares[c] for c in cohort}
+        v = np.array([shares[c] * fleet[c] for c in cohort])  # [m, S]
+        v /= v.sum(axis=0)
+        drawn = np.zeros_like(v)
+        for s in range(self.clusters):
+            drawn[rng.choice(len(cohort), size=min(self.select, len(cohort)), replace=False, p=v[:, s]), s] = 1
+        return {c: row for c, row in zip(cohort, drawn, strict=True) if row.any()}
+
+    def _task(self, state: State, shares: Array, seed: int) -> Fit:
+        middle, total = fold(state.centers, shares.tolist())
+        if self.local_start == "own" or middle is None:
+            start = state.extra["start"]
+            return self.fit(start=OWN, init=start, anchor=middle, mu=self.lam * total, seed=seed)
+        return self.fit(start=middle, anchor=middle, mu=self.lam * total, seed=seed)

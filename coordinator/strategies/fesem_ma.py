@@ -1,0 +1,40 @@
+"""FeSEM-MA: FeSEM that matches the hidden units of its devices before it averages them (after FedMA, Wang 2020).
+
+Layer by layer from the input, the units of each model are put into the order of the center's units that they resemble
+most (clustering/neurons.py). Widths stay as they are; FedMA's new units and its retraining are left out. It helps where
+networks differ by an order of units; devices that train from one common start rarely do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.aggregate import aggregate
+from coordinator.clustering.neurons import align, chain
+from coordinator.strategies.base import Fleet, State
+from coordinator.strategies.fesem import F64, FeSEM
+from coordinator.strategies.parts import Updates
+from edge_client.protocol.task import Array, Flat, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeSEMMA(FeSEM):
+    """FeSEM for networks whose layers form a plain chain; others are refused with ConfigError."""
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
+        """As FeSEM, for a chain."""
+        chain(schema)
+        return super().begin(model, schema, fleet, rng)
+
+    def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
+        return aggregate(
+            centers,
+            updates.rows,
+            R,
+            a,
+            align=lambda rows, center: align(rows, center, schema),
+            n_params=schema.n_params,
+            n=updates.n,
+        )

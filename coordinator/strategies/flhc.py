@@ -1,0 +1,57 @@
+"""FL+HC (Briggs, Fan and Andras 2020): FedAvg, one hierarchical clustering of all updates, then FedAvg per cluster.
+
+After `warm_up` rounds the whole fleet is asked once; clusters are joined bottom-up while they are at most `threshold`
+apart. Nobody moves afterwards; a device that was away then trains once from that round's model and joins the cluster
+whose mean update points its way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative
+from coordinator.strategies.base import Fleet, State
+from coordinator.strategies.parts import Updates, check, one_of, sample
+from coordinator.strategies.tree import TreeOfCenters, branch
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import ClientId, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FLHC(TreeOfCenters):
+    """The number of clusters follows from the threshold; above the greatest distance it is FedAvg."""
+
+    warm_up: int = 3  # rounds of FedAvg before, few for short runs; 10 to 20 are usual
+    metric: str = "cosine"
+    linkage: str = "average"
+    threshold: float = 1.0  # of the cosine distance 1 - cos: clusters whose updates point apart on average stay apart
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work for any fleet."""
+        super().__post_init__()
+        check("warm-up", self.warm_up, least=0)
+        check("threshold", self.threshold, least=0.0)
+        one_of("metric", self.metric, tuple(METRICS))
+        one_of("linkage", self.linkage, LINKAGES)
+        if self.linkage == "ward" and self.metric != "l2":
+            raise ConfigError(f"linkage ward with metric {self.metric}", hint="ward needs metric l2")
+
+    def _cohort(self, state: State, fleet: Fleet, rng: np.random.Generator) -> list[ClientId]:
+        everybody = sorted(fleet)
+        return everybody if _rounds(state) == self.warm_up else sample(fleet, self.fraction_train, rng)
+
+    def _grow(self, state: State, schema: Schema, updates: Updates) -> State:
+        before = _rounds(state)
+        out = replace(state, extra={**state.extra, "round": np.array([before + 1])})
+        if before != self.warm_up:
+            return out
+        points = self._compared(schema)(updates.rows - state.centers[0])
+        labels = agglomerative(points, metric=self.metric, linkage=self.linkage, threshold=self.threshold)
+        sides = dict(zip(updates.clients, labels.tolist(), strict=True))
+        return branch(out, 0, sides, points) if labels.max() > 0 else out
+
+
+def _rounds(state: State) -> int:
+    return int(state.extra.get("round", np.zeros(1))[0])

@@ -1,0 +1,63 @@
+"""IFCA (Ghosh 2020) and HypCluster (Mansour 2020): each device trains the center that fits its own data best.
+
+    k_i = argmin_k f_i(c_k)                                         on all local training samples, inference mode
+    w_i = local SGD from c_{k_i}
+    c_k <- sum_{k_i = k} a_i w_i / sum_{k_i = k} a_i       a_i = 1 (IFCA, model averaging) or n_i (HypCluster)
+
+Centers start apart, or all devices would choose the same one. Equal losses are decided by lot. A center that nobody
+chose keeps its values; a device that does not answer keeps its last center.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.aggregate import aggregate, one_hot
+from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.parts import Seeds, SeveralStarts, Updates, by_loss, center_of, one_of, sample
+from edge_client.protocol.task import ClientId, Probe, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class IFCA(SeveralStarts):
+    """`clusters` models for the fleet, chosen by loss."""
+
+    weights: str = "equal"  # "samples": devices weigh n_i, which is HypCluster
+
+    def __post_init__(self) -> None:
+        """Refuse settings that cannot work for any fleet."""
+        super().__post_init__()
+        one_of("weights", self.weights, ("equal", "samples"))
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """Two exchanges: the cohort's losses, then a fit of everybody who told them, from the chosen center."""
+        state = yield from self.apart(state, schema, fleet, rng)
+        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        replies = yield {c: self._question(state, seeds.of(c)) for c in cohort}
+        chosen = by_loss(replies, rng)
+        if not chosen:
+            return state
+        replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c)) for c, k in chosen.items()}
+        updates = Updates.of(replies, schema.size)
+        labels = np.array([chosen[c] for c in updates.clients], dtype=np.int64)
+        a = updates.n if self.weights == "samples" else np.ones(len(labels))
+        centers = aggregate(
+            state.centers, updates.rows, one_hot(labels, self.clusters), a, n_params=schema.n_params, n=updates.n
+        )
+        return replace(state, centers=centers, assignment={**state.assignment, **chosen})
+
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:
+        """The center that the device chose last; the most common one for a device that never chose."""
+        return ((1.0, state.centers[center_of(state.assignment, who)]),)
+
+    def _question(self, state: State, seed: int) -> Probe:
+        return Probe(models=list(state.centers), want=frozenset({"loss"}), batch=self.batch_size, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HypCluster(IFCA):
+    """IFCA whose devices weigh by their samples."""
+
+    weights: str = "samples"

@@ -1,0 +1,232 @@
+"""How many centers does a fleet need? Short runs on a sample of it, one for each K (FeSEM, section 5.2).
+
+A sample of up to 100 devices trains for three rounds with each K. Accuracy is taken on a fifth of every device's
+training samples, which is held out here: the samples kept for testing are not looked at. How far apart the clusters lie
+is measured on the devices' first models, which all come from one start, the same for every K. The distance within
+clusters falls with every K, so it is shown beside the silhouette, which does not. Writes no file but the picture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.clustering.gram import gram, squared_distances
+from coordinator.clustering.kmeans import objective
+from coordinator.clustering.silhouette import silhouette
+from coordinator.strategies.base import Fleet, Round, Served, State, Strategy
+from coordinator.strategies.parts import one_of
+from coordinator.strategies.registry import make, settings_of
+from coordinator.strategies.representation import representation
+from edge_client.dataset import Dataset, Local
+from edge_client.errors import UsageError
+from edge_client.protocol.task import ClientId, Flat, Schema
+from emulator.simulation import SimulateArgs, fleet_of, opened, run
+from emulator.virtual import Devices
+
+CRITERIA = ("accuracy", "silhouette")
+HELD_OUT = 0.2  # of a device's training samples
+SMALLEST = 2  # training samples: one to train, one held out
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What came of K centers: held-out accuracy of each device, and how apart the clusters' first models lie.
+
+    `distance` is the mean squared distance to the own cluster's mean, `used` the number of centers with devices.
+    """
+
+    clusters: int
+    used: int
+    per_device: Mapping[ClientId, float]
+    distance: float
+    silhouette: float
+
+    @property
+    def accuracy(self) -> float:
+        """Mean over the devices."""
+        return float(np.mean(list(self.per_device.values())))
+
+
+def choose_k(
+    args: SimulateArgs, ks: Sequence[int], *, sample: int = 100, progress: Callable[[Trial], None] = lambda _: None
+) -> list[Trial]:
+    """One trial for each K on the same devices, the same held-out samples and the same first model."""
+    if not ks or min(ks) < 1 or sample < 1:
+        raise UsageError(f"clusters {list(ks)} on {sample} devices", hint="use at least one of each")
+    methods = [make(args.method, **{**args.settings, "clusters": k}) for k in ks]
+    args, split = fleet_of(args)
+    local = validation(split.devices, sample=sample, seed=args.seed)
+    batch = int(settings_of(methods[0])["batch-size"])
+    fleet = replace(split, devices=local)
+    with opened(args.model, fleet, seed=args.seed, batch=batch, engine=args.engine) as (devices, start):
+        return try_each(methods, start, devices, rounds=args.rounds, seed=args.seed, batch=batch, progress=progress)
+
+
+def try_each(  # noqa: PLR0913 - a run has these settings
+    methods: Iterable[Strategy],
+    start: Flat,
+    devices: Devices,
+    *,
+    rounds: int,
+    seed: int,
+    batch: int,
+    progress: Callable[[Trial], None] = lambda _: None,
+) -> list[Trial]:
+    """A run of each method from `start` [schema.size] on devices that know nothing of the run before."""
+    trials = []
+    for method in methods:
+        heard, fresh = Heard(method), replace(devices, own={}, posterior={})
+        result = run(heard, start, fresh, {}, rounds=rounds, seed=seed, batch=batch)
+        trials.append(_trial(heard, result.state, result.schema, result.records[-1]["per_device"]))
+        progress(trials[-1])
+    return trials
+
+
+def recommended(trials: Iterable[Trial], by: str) -> int:
+    """The K to take. By "silhouette": the greatest, of equals the least K.
+
+    By "accuracy": the least K that is not clearly worse than the best one, which is when the mean difference over the
+    devices is at most its own standard error.
+    """
+    in_order = sorted(trials, key=lambda trial: trial.clusters)
+    if by == "silhouette":
+        return max(in_order, key=lambda trial: trial.silhouette).clusters
+    best = max(in_order, key=lambda trial: trial.accuracy)
+    return next(trial.clusters for trial in in_order if not _worse(trial, best))
+
+
+def choose_k_json(
+    args: SimulateArgs, ks: Sequence[int], by: str, *, sample: int, progress: Callable[[Trial], None] = lambda _: None
+) -> dict[str, Any]:
+    """Every trial and the K to take by each criterion: the JSON object that the command prints."""
+    one_of("by", by, CRITERIA)
+    trials = choose_k(args, ks, sample=sample, progress=progress)
+    shown = ("clusters", "used", "accuracy", "distance", "silhouette")
+    choices = {criterion: recommended(trials, criterion) for criterion in CRITERIA}
+    return {
+        "method": args.method,
+        "data_set": args.data_set,
+        "rounds": args.rounds,
+        "devices": len(trials[0].per_device),
+        "trials": [{name: getattr(trial, name) for name in shown} for trial in trials],
+        "recommended": choices,
+        "by": by,
+        "clusters": choices[by],
+    }
+
+
+def in_words(trial: Trial) -> str:
+    """One line of talk."""
+    return f"{trial.clusters} centers: accuracy {trial.accuracy:.1%}, silhouette {trial.silhouette:.3f}"
+
+
+def picture(result: Mapping[str, Any], out: Path) -> None:
+    """Accuracy, distance and silhouette over K, the recommended K marked; the ending of `out` is the format."""
+    from matplotlib.ticker import PercentFormatter
+
+    from emulator import figures
+
+    rows, chosen = result["trials"], result["recommended"]
+    ks = [row["clusters"] for row in rows]
+
+    def panel(key: str, title: str, mark: int | None) -> Callable[[Any], None]:
+        def draw(axes: Any) -> None:  # noqa: ANN401 - matplotlib's Axes
+            values = [row[key] for row in rows]
+            axes.plot(ks, values, color=figures.COLOURS[0], marker="o", lw=2)
+            if mark is not None:
+                at = (mark, values[ks.index(mark)])
+                axes.plot(*at, marker="o", ms=13, mfc="none", mec=figures.COLOURS[4], mew=2)
+                axes.annotate(
+                    f"{mark}", at, xytext=(0, -20), textcoords="offset points", ha="center", fontweight="bold"
+                )
+            axes.set(title=title, xlabel="centers", xticks=ks)
+            if key == "accuracy":
+                axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+            axes.margins(x=0.08, y=0.25)
+            axes.grid(axis="y", color="#e5e7eb", lw=0.8)
+
+        return draw
+
+    figures.paint(
+        12,
+        3.6,
+        panel("accuracy", "Accuracy on held-out training samples", chosen["accuracy"]),
+        panel("silhouette", "Silhouette of the first models", chosen["silhouette"]),
+        panel("distance", "Mean squared distance within clusters", None),
+    ).savefig(out, dpi=110)
+
+
+def validation(devices: Mapping[ClientId, Local], *, sample: int, seed: int) -> dict[ClientId, Local]:
+    """Up to `sample` devices, whose training samples are dealt into four fifths to train and one fifth to test."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    able = sorted(c for c, local in devices.items() if len(local.train) >= SMALLEST)
+    if not able:
+        raise UsageError(f"no device has {SMALLEST} training samples", hint="use fewer devices")
+    chosen = sorted(rng.permutation(len(able))[:sample].tolist())
+    return {able[i]: _dealt(devices[able[i]].train, rng) for i in chosen}
+
+
+def _dealt(data: Dataset, rng: np.random.Generator) -> Local:
+    order = rng.permutation(len(data))
+    kept, held = np.split(order, [len(data) - max(1, round(HELD_OUT * len(data)))])
+    return Local(train=Dataset(data.x[kept], data.y[kept]), test=Dataset(data.x[held], data.y[held]))
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A method, and the first model that each device answered with."""
+
+    method: Strategy
+    models: dict[ClientId, Flat] = field(default_factory=dict)
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
+        """The method's own."""
+        return self.method.begin(model, schema, fleet, rng)
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """The method's own; models are noted as they pass."""
+        exchanges = self.method.round(state, schema, fleet, rng)
+        try:
+            exchange = next(exchanges)
+            while True:
+                replies = yield exchange
+                for c, reply in sorted(replies.items()):
+                    if reply.update is not None:
+                        self.models.setdefault(c, reply.update)
+                exchange = exchanges.send(replies)
+        except StopIteration as done:
+            after: State = done.value
+            return after
+
+    def predictor(self, state: State, who: ClientId | None) -> Served:
+        """The method's own."""
+        return self.method.predictor(state, who)
+
+
+def _trial(heard: Heard, state: State, schema: Schema, per_device: Mapping[ClientId, float]) -> Trial:
+    who = [c for c in sorted(heard.models) if c in state.assignment]
+    labels = np.array([state.assignment[c] for c in who], dtype=np.int64)
+    kind = str(settings_of(heard.method).get("representation", "all"))
+    vectors = np.stack([heard.models[c] for c in who])
+    matrix, every = gram(representation(vectors, schema, kind, pivot=state.extra.get("start"))), np.arange(len(who))
+    apart = np.sqrt(squared_distances(matrix, every, every))
+    np.fill_diagonal(apart, 0.0)
+    return Trial(
+        clusters=len(state.centers),
+        used=len(np.unique(labels)),
+        per_device=per_device,
+        distance=objective(matrix, labels, len(state.centers), np.ones(len(who))) / len(who),
+        silhouette=silhouette(apart, labels),
+    )
+
+
+def _worse(trial: Trial, best: Trial) -> bool:
+    both = sorted(best.per_device.keys() & trial.per_device.keys())
+    lost = np.array([best.per_device[c] - trial.per_device[c] for c in both])
+    error = float(lost.std(ddof=1)) / np.sqrt(len(lost)) if len(lost) > 1 else 0.0
+    return bool(lost.mean() > error)

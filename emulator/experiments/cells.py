@@ -1,0 +1,145 @@
+"""Runs the cells of a plan and keeps each finished one as a small JSON file, so that a stopped run goes on from there.
+
+A cell that cannot be run (its data are not there, its method is not) leaves its reason instead, and is tried again
+next time. Writes into one folder; prints nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.strategies.registry import make, settings_of
+from edge_client.errors import ConfigError, FedcentersError, UsageError
+from emulator import datasets
+from emulator.experiments.measures import MEASURES, Finished
+from emulator.experiments.plan import Cell
+from emulator.loaders.samples import DataSet
+from emulator.schemes import parse
+from emulator.simulation import Record, opened, run
+
+PATIENCE_S = math.inf  # nobody is late: the papers know no deadline
+Found = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where data are read and finished cells kept, and how many processes share the work."""
+
+    data: Path | None
+    out: Path
+    workers: int = 1
+    engine: str = "onnx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One cell with one seed."""
+
+    cell: Cell
+    seed: int
+
+    def path(self, place: Place) -> Path:
+        """The file that holds it once it is finished."""
+        return place.out / f"{self.cell.key(self.seed)}.json"
+
+
+Told = Callable[[Job, Record], None]
+
+
+def jobs(cells: Iterable[Cell], seeds: int) -> list[Job]:
+    """Every cell with the first seed, then with the second, so that a stopped run has the whole table early."""
+    chosen = list(cells)
+    return [Job(cell=cell, seed=seed) for seed in range(seeds) for cell in chosen]
+
+
+def finished(job: Job, place: Place) -> Found | None:
+    """What the cell's file says; None when it is not finished."""
+    try:
+        found: Found = json.loads(job.path(place).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found
+
+
+def carry_out(todo: Iterable[Job], place: Place, metrics: Iterable[str], told: Told) -> dict[str, str]:
+    """Run what is not finished; -> for each column or cell that could not be run, the reason."""
+    asked = tuple(metrics)
+    reasons: dict[str, str] = {}
+    loaded: dict[tuple[str, int], DataSet] = {}
+    for job in todo:
+        column, row = job.cell.column, job.cell.row
+        name = f"{row.name} (K={row.k}), {column.name}"
+        if finished(job, place) is not None or {column.name, name} & reasons.keys():
+            continue
+        try:
+            key = (column.data_set, job.seed)
+            if key not in loaded:
+                loaded = {key: datasets.load(column.data_set, place.data, seed=job.seed)}  # one at a time: they are big
+        except (ConfigError, UsageError) as missing:
+            reasons[column.name] = missing.message
+            continue
+        try:
+            found = measured(job, place, loaded[key], asked, told)
+        except FedcentersError as wrong:
+            reasons[name] = wrong.message
+            continue
+        _keep(job.path(place), found)
+    return reasons
+
+
+def measured(job: Job, place: Place, data: DataSet, metrics: Iterable[str], told: Told) -> Found:
+    """Run one cell to its end and measure it."""
+    began = time.perf_counter()
+    cell, column = job.cell, job.cell.column
+    strategy = make(cell.row.method, **cell.settings)
+    split = parse(column.partition).split(data, devices=column.devices, seed=job.seed)
+    batch = int(settings_of(strategy)["batch-size"])
+    facts = {"seed": job.seed, "batch": batch}
+    with opened(column.model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
+        result = run(
+            strategy,
+            start,
+            devices,
+            split.groups,
+            rounds=cell.rounds,
+            deadline_s=PATIENCE_S,
+            progress=lambda record: told(job, record),
+            **facts,
+        )
+        over = Finished(strategy=strategy, result=result, devices=devices, split=split)
+        values = {name: MEASURES[name].values(over) for name in metrics}
+        matrix = over.holdouts[0].tolist() if split.holdouts else None
+    return {
+        "column": column.name,
+        "row": cell.row.name,
+        "k": cell.row.k,
+        "method": cell.row.method,
+        "settings": settings_of(strategy),
+        "partition": column.partition,
+        "model": column.model,
+        "devices": len(split.devices),
+        "rounds": cell.rounds,
+        "seed": job.seed,
+        "values": values,
+        "centers": len(result.state.centers),
+        "scores": {"ari": result.ari, "nmi": result.nmi, "purity": result.purity},
+        "holdout_loss": matrix,
+        "curves": {name: [r[name]["micro"] for r in result.records] for name in ("accuracy", "f1")},
+        "bytes": {way: sum(r["bytes"][way] for r in result.records) for way in ("down", "up")},
+        "local_steps": sum(r["local_steps"] for r in result.records),
+        "seconds": round(time.perf_counter() - began, 1),
+        "note": data.note,
+    }
+
+
+def _keep(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(json.dumps(found, sort_keys=True), encoding="utf-8")
+    beside.replace(path)  # a stopped run leaves no half file under the real name

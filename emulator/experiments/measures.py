@@ -1,0 +1,110 @@
+"""What a cell is measured by. Each measure takes a finished run and gives the values that its mean is taken of.
+
+Accuracy and F1 are those of the last three rounds, on the devices' own test samples. What is measured against pure
+distributions uses the fleet's hold-outs: a matrix of centers by distributions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from coordinator.metrics import last_rounds
+from coordinator.runs import served
+from coordinator.strategies.base import Strategy
+from edge_client.protocol.task import Array, ClientId
+from edge_client.training import evaluate
+from emulator.partitions import Split
+from emulator.simulation import Result
+from emulator.virtual import Devices
+
+HOLDOUT_BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finished:
+    """A run that is over, with its devices still there to be asked."""
+
+    strategy: Strategy
+    result: Result
+    devices: Devices
+    split: Split
+
+    @cached_property
+    def holdouts(self) -> tuple[Array, Array]:
+        """-> mean loss and accuracy (NaN for a regression), each [centers, distributions]."""
+        losses, right = [], []
+        for data in self.split.holdouts.values():
+            loss, logits = evaluate(
+                self.devices.engine,
+                self.devices.program,
+                list(self.result.state.centers),
+                data,
+                batch=HOLDOUT_BATCH,
+            )
+            losses.append(loss.mean(axis=1))
+            known = np.issubdtype(data.y.dtype, np.integer)
+            right.append((logits.argmax(axis=-1) == data.y).mean(axis=1) if known else np.full(len(loss), np.nan))
+        return np.stack(losses, axis=1), np.stack(right, axis=1)
+
+    def on_training_samples(self) -> Mapping[ClientId, float]:
+        """Every device's accuracy on what it trained on, with the model that serves it (FedSoft's "local")."""
+        tasks = {
+            c: replace(served(self.strategy, self.result.state, c, batch=HOLDOUT_BATCH), split="train")
+            for c in self.devices.fleet
+        }
+        replies = self.devices.answers(tasks)
+        matrices = {c: r.confusion[0] for c, r in replies.items() if not isinstance(r, str) and r.confusion is not None}
+        return {c: float(np.trace(m) / m.sum()) for c, m in matrices.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure:
+    """How a table names it, how its values are found, and how far from the paper still counts as agreeing.
+
+    `slack` is absolute; `relative_slack` is a share of the paper's figure.
+    """
+
+    title: str
+    values: Callable[[Finished], list[float]]
+    slack: float = 0.0
+    relative_slack: float = 0.0
+
+
+def _percent(values: list[float]) -> list[float]:
+    return [100 * value for value in values]
+
+
+MEASURES: dict[str, Measure] = {
+    "accuracy": Measure(
+        title="accuracy %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "accuracy"))
+    ),
+    "f1": Measure(title="F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1"))),
+    "ari": Measure(title="ARI", slack=0.05, values=lambda f: [] if f.result.ari is None else [f.result.ari]),
+    "own-error": Measure(
+        title="MSE, best center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min(axis=0).mean())]
+    ),
+    "other-error": Measure(
+        title="MSE, worst center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].max(axis=0).mean())]
+    ),
+    "least-error": Measure(title="least MSE", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min())]),
+    "greatest-error": Measure(title="greatest MSE", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].max())]),
+    "spread-error": Measure(
+        title="MSE between centers, % of mean",
+        values=lambda f: _percent([float((np.ptp(f.holdouts[0], axis=0) / f.holdouts[0].mean(axis=0)).mean())]),
+    ),
+    "best-lower": Measure(
+        title="lower case %", slack=1.0, values=lambda f: _percent([float(f.holdouts[1][:, 0].max())])
+    ),
+    "best-upper": Measure(
+        title="upper case %", slack=1.0, values=lambda f: _percent([float(f.holdouts[1][:, 1].max())])
+    ),
+    "local-training": Measure(
+        title="local, training data %",
+        slack=1.0,
+        values=lambda f: _percent([float(np.mean(list(f.on_training_samples().values())))]),
+    ),
+}

@@ -1,0 +1,169 @@
+"""An experiment's TOML file: which cells a table has, what each is, and the figures that its paper prints.
+
+A table is columns (data set, partition, model) by rows (method, settings); a cell is one of each. Reads; never runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from edge_client.errors import ConfigError, UsageError
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """Where a method is tried. `devices` 0: as many as the data name."""
+
+    name: str
+    data_set: str
+    partition: str
+    model: str
+    devices: int
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What is tried: a method with its settings; `k` centers, for the reader. `paper` has one text per column."""
+
+    name: str
+    method: str
+    k: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    paper: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """What a paper prints: a mean, and its deviation if there is one."""
+
+    mean: float
+    deviation: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One column and row with every setting resolved; `paper` maps a metric to the printed figure."""
+
+    column: Column
+    row: Row
+    rounds: int
+    settings: Mapping[str, Any]
+    paper: Mapping[str, Figure]
+
+    def key(self, seed: int) -> str:
+        """A file name that changes with anything that changes the result."""
+        facts = {
+            "column": {k: v for k, v in asdict(self.column).items() if k != "name"},
+            "method": self.row.method,
+            "rounds": self.rounds,
+            "settings": dict(self.settings),
+            "seed": seed,
+        }
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:10]
+        return f"{self.column.data_set}-{self.row.method}-k{self.row.k}-r{self.rounds}-s{seed}-{digest}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A whole table: its cells, row by row within each column."""
+
+    name: str
+    title: str
+    source: str
+    notes: tuple[str, ...]
+    metrics: tuple[str, ...]
+    rounds: int
+    seeds: int
+    cells: tuple[Cell, ...]
+
+    def only(self, methods: Sequence[str]) -> tuple[Cell, ...]:
+        """The cells of some methods; all when none is named. Raises UsageError for a method that the table lacks."""
+        there = {cell.row.method for cell in self.cells}
+        if unknown := sorted(set(methods) - there):
+            raise UsageError(f"{self.name} has no {', '.join(unknown)}", hint=f"use some of {', '.join(sorted(there))}")
+        return tuple(cell for cell in self.cells if not methods or cell.row.method in methods)
+
+
+def names() -> list[str]:
+    """The experiments that there are."""
+    return sorted(path.stem for path in HERE.glob("*.toml"))
+
+
+def read(name: str, *, rounds: int | None = None) -> Plan:
+    """The experiment called `name`, with another number of rounds if asked. Raises UsageError for an unknown name."""
+    if name not in names():
+        raise UsageError(f"unknown experiment {name!r}", hint=f"use one of {', '.join(names())}")
+    return parse(name, (HERE / f"{name}.toml").read_text(encoding="utf-8"), rounds=rounds)
+
+
+def parse(name: str, text: str, *, rounds: int | None = None) -> Plan:
+    """A plan from its TOML text. Raises ConfigError when the text does not describe a table."""
+    try:
+        raw = _toml(text)
+        metrics, rounds = tuple(raw["metrics"]), rounds or int(raw["rounds"])
+        columns = [Column(**_snake(entry)) for entry in raw["columns"]]
+        rows = [Row(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
+        cells = tuple(
+            _cell(column, row, i, rounds, raw.get("settings", {}), metrics)
+            for i, column in enumerate(columns)
+            for row in rows
+        )
+        return Plan(
+            name=name,
+            title=raw["title"],
+            source=raw["source"],
+            notes=tuple(raw.get("notes", ())),
+            metrics=metrics,
+            rounds=rounds,
+            seeds=int(raw["seeds"]),
+            cells=cells,
+        )
+    except (KeyError, TypeError, ValueError) as wrong:
+        raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
+
+
+def _cell(column: Column, row: Row, i: int, rounds: int, common: Mapping[str, Any], metrics: Sequence[str]) -> Cell:
+    """Common settings and those of the column count where the method has them; those of the row must exist."""
+    from coordinator.strategies.registry import METHODS
+
+    known = {f.name.replace("_", "-") for f in fields(METHODS[row.method])} if row.method in METHODS else set()
+    shared = {key: value for key, value in {**common, **column.settings}.items() if key in known}
+    printed = row.paper[i].split() if row.paper else []
+    if printed and len(printed) != len(metrics):
+        raise ValueError(f"{row.name}, {column.name}: {len(printed)} figures for {len(metrics)} metrics")
+    paper = {m: figure for m, text in zip(metrics, printed, strict=False) if (figure := _figure(text)) is not None}
+    return Cell(column=column, row=row, rounds=rounds, settings={**shared, **row.settings}, paper=paper)
+
+
+def _figure(text: str) -> Figure | None:
+    """A printed figure: "86.08±0.70", "86.32", or "-"."""
+    if text == "-":
+        return None
+    mean, _, deviation = text.partition("±")
+    figure = Figure(mean=float(mean), deviation=float(deviation) if deviation else None)
+    if not math.isfinite(figure.mean):
+        raise ValueError(text)
+    return figure
+
+
+def _snake(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key.replace("-", "_"): value for key, value in entry.items()}
+
+
+def _toml(text: str) -> dict[str, Any]:
+    import sys
+
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    return tomllib.loads(text)

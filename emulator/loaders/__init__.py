@@ -1,0 +1,1 @@
+"""One file per format of public data sets: bytes on disk in, arrays out."""

@@ -1,0 +1,45 @@
+"""The end of a step: what proximal SGD with momentum makes of a gradient.
+
+    g = gradient + linear + mu (w - anchor);   velocity' = momentum velocity + g;   w' = w - lr velocity'
+
+Runtimes take as long to start an operator as to add a few thousand numbers, so all vectors (biases, norms) go together.
+Nothing here knows a model, a file or a runtime.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent:
+    """The scalars of a step, 0-d tensors."""
+
+    lr: Tensor
+    momentum: Tensor
+    mu: Tensor
+
+    def step(
+        self, w: Tensors, velocity: Tensors, gradient: Tensors, linear: Tensors, anchor: Tensors
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Five maps with the same names -> new weights and velocities, names in the order of `w`."""
+        terms = (w, velocity, gradient, linear, anchor)
+        vectors = [name for name, tensor in w.items() if tensor.dim() == 1]
+        moved = {name: self._moved(*(term[name] for term in terms)) for name in w if name not in vectors}
+        if vectors:
+            joined = self._moved(*(torch.cat([term[name] for name in vectors]) for term in terms))
+            parts = (torch.split(whole, [w[name].shape[0] for name in vectors]) for whole in joined)
+            moved |= dict(zip(vectors, zip(*parts, strict=True), strict=True))
+        return {name: moved[name][0] for name in w}, {name: moved[name][1] for name in w}
+
+    def _moved(
+        self, w: Tensor, velocity: Tensor, gradient: Tensor, linear: Tensor, anchor: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        velocity = self.momentum * velocity + (gradient + linear + self.mu * (w - anchor))
+        return w - self.lr * velocity, velocity

@@ -1,0 +1,165 @@
+"""How a model's forward is called while it is traced: torch's own calls, where its tracer would get them wrong.
+
+Each rewriting is an identity of the layer itself, before any gradient. Knows no model, no graph and no file.
+
+Linear layers over sequences see one long batch: torch's own way of flattening fixes a symbolic batch size. Dropout is
+spelled out as a mask: torch's asks for the number of values as a plain number. Recurrent layers come one by one, as
+torch's decomposition of a stack leaves out the dropout between them (torch 2.13).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+F = nn.functional
+LINEAR = F.linear
+ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
+SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
+RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+
+
+class Rewritten(TorchFunctionMode):
+    """Within it the calls of TABLE are replaced, in attention too, whose function torch lets no mode look into."""
+
+    def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        kwargs = kwargs or {}
+        if func in TABLE:
+            return TABLE[func](*args, **kwargs)
+        if func in RECURRENT and isinstance(args[3], bool) and args[4] > 1 and args[5] > 0:  # no packed sequence
+            with patch.object(F, "linear", _linear):  # what torch's decomposition calls
+                return _one_by_one(func, *args)
+        if func is F.multi_head_attention_forward:
+            inner = (F.linear, F.dropout, F.scaled_dot_product_attention)
+            with ExitStack() as stack:
+                for f in inner:
+                    stack.enter_context(patch.object(F, f.__name__, TABLE[f]))
+                return func(*args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _linear(x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
+    out = LINEAR(x.reshape(-1, x.shape[-1]), *rest, **named)
+    return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
+    """Zhang and Sennrich 2019, equation 4; torch's own adds eps in place, which no core operator does."""
+    over = list(range(-len(shape), 0))
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    out = x * torch.rsqrt(x.square().mean(over, keepdim=True) + eps)
+    return out if weight is None else out * weight
+
+
+def _mask(x: Tensor, p: float, shape: Sequence[int]) -> Tensor:
+    """Ones with probability 1 - p, else zeros."""
+    return torch.bernoulli(x.detach().new_zeros(shape), 1 - p)
+
+
+def _values(x: Tensor) -> Sequence[int]:
+    return x.shape
+
+
+def _channels(x: Tensor) -> Sequence[int]:
+    return [*x.shape[:SAMPLES_CHANNELS], *[1] * (x.dim() - SAMPLES_CHANNELS)]
+
+
+def _plain(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    return x * mask / (1 - p)
+
+
+def _alpha(x: Tensor, mask: Tensor, p: float) -> Tensor:
+    """Dropped values become SELU's limit; then scaled and moved so that mean 0 and variance 1 stay."""
+    scale = 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
+    return x * (mask * scale) + (mask - 1) * (ALPHA * scale) + ALPHA * scale * p
+
+
+def _dropout(
+    dropped: Callable[[Tensor], Sequence[int]], apply: Callable[[Tensor, Tensor, float], Tensor], *, default: bool
+) -> Callable[..., Tensor]:
+    """One of torch's functions: what shape its mask has, and what becomes of the values; `default`: is it training."""
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = default, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002 - torch's
+        if not training or p == 0:
+            return x
+        return apply(x, _mask(x, p, dropped(x)), p) if p < 1 else x * 0
+
+    return dropout
+
+
+DROPOUT = _dropout(_values, _plain, default=True)
+
+
+def _attention(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,  # noqa: FBT001, FBT002
+    scale: float | None = None,
+    enable_gqa: bool = False,  # noqa: FBT001, FBT002
+) -> Tensor:
+    """softmax(Q K^T / sqrt(width)) V, the formula of torch's documentation; only that with dropout is spelled out."""
+    if dropout_p == 0 or enable_gqa:
+        return ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        attn_mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool).tril()
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        scores = scores.masked_fill(attn_mask.logical_not(), -math.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
+    return DROPOUT(torch.softmax(scores, -1), dropout_p) @ value
+
+
+ATTENTION = F.scaled_dot_product_attention
+
+
+def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
+    func: Any,  # noqa: ANN401 - torch's
+    x: Tensor,
+    start: Any,  # noqa: ANN401 - [layers * directions, batch, hidden], or two of them
+    weights: Sequence[Tensor],
+    biases: bool,  # noqa: FBT001
+    layers: int,
+    dropout: float,
+    training: bool,  # noqa: FBT001
+    bidirectional: bool,  # noqa: FBT001
+    batch_first: bool,  # noqa: FBT001
+) -> tuple[Tensor, ...]:
+    """A stack of layers as a chain of single ones with dropout between them; -> output, and each last state."""
+    x = x if batch_first else x.transpose(0, 1)
+    each, rows = len(weights) // layers, 2 if bidirectional else 1
+    ends: list[Sequence[Tensor]] = []
+    for i in range(layers):
+        mine = slice(i * rows, (i + 1) * rows)
+        state = start[mine] if isinstance(start, Tensor) else [s[mine] for s in start]
+        own = list(weights[i * each : (i + 1) * each])
+        x, *end = func(x, state, own, biases, 1, 0.0, training, bidirectional, True)  # noqa: FBT003 - samples first
+        ends.append(end)
+        if i < layers - 1:
+            time_first = x.transpose(0, 1)  # as torch holds it, so that the same numbers drop it
+            x = DROPOUT(time_first, dropout, training).transpose(0, 1)
+    return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
+
+
+TABLE: Mapping[Any, Callable[..., Tensor]] = {
+    F.linear: _linear,
+    F.rms_norm: _rms_norm,
+    F.dropout: DROPOUT,
+    torch.dropout: DROPOUT,
+    F.dropout1d: _dropout(_channels, _plain, default=True),
+    F.dropout2d: _dropout(_channels, _plain, default=True),
+    F.dropout3d: _dropout(_channels, _plain, default=True),
+    F.alpha_dropout: _dropout(_values, _alpha, default=False),
+    F.feature_alpha_dropout: _dropout(_channels, _alpha, default=False),
+    F.scaled_dot_product_attention: _attention,
+}

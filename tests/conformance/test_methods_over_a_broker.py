@@ -1,0 +1,68 @@
+"""Every method over a broker ends where direct calls end: the server, real clients, messages and blocks, one fleet.
+
+The runs follow one another, so nothing that a device keeps for one of them may reach the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+
+from coordinator import snapshots
+from coordinator.config import RunConfig
+from coordinator.runs import one_round, round_rng
+from coordinator.strategies.base import Exchange, Replies, State, drive
+from coordinator.strategies.registry import METHODS, settings_of
+from coordinator.training import strategy_of
+from emulator.virtual import Devices, f32_delta
+from tests.faults.world import Federation, program
+from tests.methods import build
+from tests.softmax import SoftmaxEngine, grouped_fleet, start_of
+
+ROUNDS, DEVICES = 2, 3
+RUNS = tuple(
+    RunConfig(method=name, rounds=ROUNDS, name=name, settings=dict(settings_of(build(name, {"local-steps": 2}))))
+    for name in sorted(METHODS)
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    fed = Federation.of(tmp_path_factory.mktemp("federation"), runs=RUNS, devices=DEVICES)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.finish()
+    fed.world.end()
+    return fed
+
+
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+def test_over_a_broker_a_method_ends_as_with_direct_calls(trained: Federation, run: RunConfig) -> None:
+    found = snapshots.from_bytes(trained.final_states()[run.name])
+    expected, per_device = directly(run, trained)
+    assert found.assignment == expected.assignment
+    assert found.extra.keys() == expected.extra.keys()
+    # Devices compute in float64 here, and round what they send or keep to float32.
+    np.testing.assert_allclose(found.centers, expected.centers, rtol=0, atol=1e-7)
+    assert [record["per_device"] for record in trained.rounds() if record["run"] == run.name] == per_device
+
+
+def directly(run: RunConfig, fed: Federation) -> tuple[State, list[Mapping[str, float]]]:
+    """The last state, and how well every device was served after each round."""
+    devices = Devices(engine=SoftmaxEngine(), program=program(), local=grouped_fleet(DEVICES, 2), wire=f32_delta)
+    strategy, schema, seed = strategy_of(run, fed.config), devices.program.schema, fed.config.seed
+    state = strategy.begin(start_of().astype(np.float32), schema, devices.fleet, round_rng(seed, 0))
+
+    served: list[Mapping[str, float]] = []
+
+    def ask(exchange: Exchange) -> Replies:
+        return {c: devices.answer(c, task) for c, task in exchange.items()}
+
+    for number in range(1, ROUNDS + 1):
+        devices.posterior.clear()
+        generator = one_round(strategy, state, schema, devices.fleet, round_rng(seed, number), batch=8)
+        state, report = drive(generator, ask)
+        served.append(report.per_device)
+    return state, served

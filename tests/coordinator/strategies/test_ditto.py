@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.strategies.ditto import Ditto
+from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.nonfed import NonFed
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import OWN, Fit, OwnModel
+from tests.coordinator.strategies.driven import Driven
+from tests.softmax import devices_of, grouped_fleet, play, start_of
+
+LOCAL = grouped_fleet(5, 2)
+SMALL = {"local_steps": 5, "batch_size": 8}
+
+
+def driven(lam: float, rounds: int = 3, fraction: float = 1.0) -> Driven:
+    run = Driven(Ditto(local_steps=5, batch_size=8, lam=lam, fraction_train=fraction), devices_of(LOCAL), start_of())
+    run.play(rounds)
+    return run
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.4])
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_the_common_model_is_fedavgs_whatever_lam_is(lam: float, fraction: float) -> None:
+    plain = play(FedAvg(local_steps=5, batch_size=8, fraction_train=fraction), LOCAL)
+    np.testing.assert_array_equal(driven(lam, fraction=fraction).state.centers, plain.centers)
+
+
+def test_without_a_pull_the_personal_models_are_those_of_local_training() -> None:
+    ditto, alone = driven(0.0), Driven(NonFed(local_steps=5, batch_size=8), devices_of(LOCAL), start_of())
+    alone.play(3)
+    for c in LOCAL:
+        np.testing.assert_array_equal(ditto.own(c, "personal"), alone.own(c, "main"))
+
+
+def test_the_more_pull_the_nearer_to_the_common_model() -> None:
+    def gap(lam: float) -> float:
+        run = driven(lam)
+        return float(np.mean([np.linalg.norm(run.own(c, "personal") - run.state.centers[0]) for c in LOCAL]))
+
+    gaps = [gap(lam) for lam in (0.0, 0.3, 3.0)]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[2] < gaps[0] / 2
+
+
+def test_a_personal_model_is_pulled_to_the_model_that_the_round_began_with_and_stays_at_home() -> None:
+    run = driven(0.5, rounds=1)
+    for task in run.asked[0][1].values():
+        assert isinstance(task, Fit)
+        assert (task.start, task.slot, task.upload, task.mu) == (OWN, "personal", False, 0.5)
+        np.testing.assert_array_equal(task.anchor, start_of())
+        np.testing.assert_array_equal(task.init, start_of())
+    assert all(reply.update is None for reply in run.said[0][1].values())
+
+
+def test_who_misses_the_personal_exchange_costs_nobody_anything() -> None:
+    method, devices = Ditto(local_steps=5, batch_size=8), devices_of(LOCAL)
+    run = Driven(method, devices, start_of(), answers=lambda _r, e, c, _t: (e, c) != (1, "d01"))
+    run.play(3)
+    np.testing.assert_array_equal(run.state.centers, driven(0.3).state.centers)
+    assert ("d01", "personal") not in run.devices.own
+
+
+def test_a_device_is_served_its_personal_model_and_a_newcomer_the_common_one() -> None:
+    run = driven(0.5)
+    ((_, served),) = run.strategy.predictor(run.state, "d00")
+    assert isinstance(served, OwnModel)
+    assert served.slot == "personal"
+    np.testing.assert_array_equal(served.init, run.state.centers[0])
+    np.testing.assert_array_equal(np.asarray(run.strategy.predictor(run.state, None)[0][1]), run.state.centers[0])
+
+
+def test_a_pull_that_diverges_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lower `lam`") as refused:
+        Ditto(lam=21.0, learning_rate=0.1)
+    assert "lam" in refused.value.hint

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.metrics import ari
+from coordinator.strategies.flhc import FLHC
+from edge_client.errors import ConfigError
+from tests.methods import build, world
+from tests.softmax import grouped_fleet, play
+
+LOCAL = grouped_fleet(9, 3)
+TRUTH = [i % 3 for i in range(9)]
+METHOD = FLHC(warm_up=2, local_steps=10, batch_size=8)
+
+
+def test_groups_are_found_once_and_nobody_moves_afterwards() -> None:
+    before, found, last = (play(METHOD, LOCAL, rounds=r) for r in (2, 3, 6))
+    assert len(before.centers) == 1
+    assert ari(TRUTH, [found.assignment[c] for c in sorted(LOCAL)]) == 1.0
+    assert last.assignment == found.assignment
+
+
+@pytest.mark.parametrize(("metric", "linkage"), [("l1", "complete"), ("l2", "ward"), ("cosine", "single")])
+def test_any_metric_finds_clear_groups_below_its_own_threshold(metric: str, linkage: str) -> None:
+    threshold = {"l1": 10.0, "l2": 3.0, "cosine": 1.0}[metric]
+    method = FLHC(warm_up=0, local_steps=10, batch_size=8, metric=metric, linkage=linkage, threshold=threshold)
+    state = play(method, LOCAL, rounds=2)
+    assert ari(TRUTH, [state.assignment[c] for c in sorted(LOCAL)]) == 1.0
+
+
+def test_the_whole_fleet_is_asked_once_to_be_clustered() -> None:
+    played = world(build("flhc", {"warm-up": 1, "fraction-train": 0.4}), LOCAL)
+    asked = []
+    for _ in range(4):
+        played.round()
+        asked.append(len(played.exchanges[-2]))  # the exchange before the evaluation
+    assert asked == [4, 9, 4, 4]
+
+
+def test_a_device_that_was_away_joins_the_cluster_that_its_update_points_to() -> None:
+    played = world(METHOD, LOCAL)
+    for _ in range(3):
+        played.round(silent=["d07"])
+    assert "d07" not in played.state.assignment
+    model = played.state.extra["tree/models"][0]
+    played.round()
+    assert (np.asarray(played.exchanges[0]["d07"].start) == model).all()  # type: ignore[union-attr]
+    assert played.state.assignment["d07"] == played.state.assignment["d01"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"metric": "x"}, {"linkage": "x"}, {"linkage": "ward"}, {"threshold": -1.0}, {"warm_up": -1}]
+)
+def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as refused:
+        FLHC(**wrong)  # type: ignore[arg-type]
+    assert refused.value.hint

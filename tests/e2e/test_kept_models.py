@@ -1,0 +1,77 @@
+"""Methods that leave something on the devices end over a real broker, with real processes, where a simulation ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.strategies.registry import make, settings_of
+from emulator.broker import start_broker
+from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run
+from tests.e2e import scene
+from tests.e2e.scene import Scene
+
+ROUNDS = 2
+RUNS: Mapping[str, Mapping[str, Any]] = {
+    "nonfed": {"local-steps": 5},  # models that never leave a device
+    "fedem": {"local-steps": 5, "clusters": 2},  # responsibilities that never leave a device
+    "fedsoft": {"local-steps": 5, "clusters": 2},  # models that a device resumes and the server sees
+}
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """All methods on one fleet, one after the other."""
+    folder = tmp_path_factory.mktemp("kept")
+    runs = [{**settings, "method": method, "rounds": ROUNDS} for method, settings in RUNS.items()]
+    with start_broker(folder / "broker") as broker:
+        return scene.play(folder / "run", broker.url, runs=runs)
+
+
+@pytest.fixture(scope="module")
+def simulated() -> Mapping[str, Result]:
+    """The same in one process, one compilation for all."""
+    args, split = fleet_of(SimulateArgs(devices=scene.DEVICES, seed=scene.SEED))
+    methods = {method: make(method, **settings) for method, settings in RUNS.items()}
+    batch = int(settings_of(methods["nonfed"])["batch-size"])
+    with opened(args.model, split, seed=scene.SEED, batch=batch) as (devices, start):
+        return {
+            method: run(
+                strategy,
+                start,
+                replace(devices, own={}, posterior={}),
+                split.groups,
+                rounds=ROUNDS,
+                seed=scene.SEED,
+                batch=batch,
+            )
+            for method, strategy in methods.items()
+        }
+
+
+@pytest.mark.parametrize("method", RUNS)
+def test_over_mqtt_every_round_ends_as_in_a_simulation(
+    played: Scene, simulated: Mapping[str, Result], method: str
+) -> None:
+    expected = simulated[method]
+    real = [event for event in played.of("round") if event["method"] == method]
+    assert len(real) == len(expected.records) == ROUNDS
+    for event, record in zip(real, expected.records, strict=True):
+        assert event["per_device"] == record["per_device"]
+        assert event["assignment"] == record["assignment"]
+        assert len(event["per_device"]) == scene.DEVICES
+    for ours, theirs in zip(scene.centers_in(played.folder, method), expected.state.centers, strict=True):
+        for name, value in expected.schema.split(theirs).items():
+            # Both sides train with ONNX Runtime in float32; only the order of a sum may differ.
+            np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_local_training_sends_up_no_model(played: Scene) -> None:
+    """What six devices said in a round of NonFed weighs less than one of the models that they trained."""
+    model = sum(4 * value.size for value in scene.centers_in(played.folder, "nonfed")[0].values())
+    sent = [event["bytes"]["up"] for event in played.of("round") if event["method"] == "nonfed"]
+    assert 0 < max(sent) < model

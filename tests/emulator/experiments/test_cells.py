@@ -1,0 +1,100 @@
+"""A table of the digits from end to end: it runs, keeps what is finished, goes on, and says what could not be run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from emulator.experiments import plan
+from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
+from emulator.experiments.command import Asked, Teller, experiment, in_time
+from emulator.simulation import Record
+
+TOML = """
+title = "A table of digits"
+source = "none"
+metrics = ["accuracy", "f1", "ari"]
+rounds = 4
+seeds = 1
+[settings]
+local-steps = 5
+batch-size = 8
+[[columns]]
+name = "digits"
+data-set = "digits"
+partition = "label-permutations:groups=2"
+model = "digits-mlp"
+devices = 4
+[[columns]]
+name = "absent"
+data-set = "mnist"
+partition = "iid"
+model = "mnist-mlp"
+devices = 4
+[[rows]]
+name = "FedAvg"
+method = "fedavg"
+paper = ["1 2 -", "3 4 -"]
+"""
+BROKEN = TOML[: TOML.index("[[rows]]")] + '[[rows]]\nname = "None"\nmethod = "nothing"\n'
+
+
+def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "digits-table.toml").write_text(BROKEN + TOML[TOML.index("[[rows]]") :])
+    monkeypatch.setattr(plan, "HERE", tmp_path)
+    said: list[str] = []
+    asked = Asked(name="digits-table", data=tmp_path, out=tmp_path / "out", write=tmp_path / "R.md")
+    found = experiment(asked, said.append)
+    assert (found["finished"], found["of"]) == (1, 4)
+    assert list(found["reasons"]) == ["None (K=1), digits", "absent"]  # and the method after the broken one ran
+    assert "not run" in found["table"]
+    assert found["table"] in (tmp_path / "R.md").read_text()
+    (path,) = (tmp_path / "out" / "digits-table").glob("*.json")
+    cell = json.loads(path.read_text())
+    np.testing.assert_allclose(cell["values"]["accuracy"], [100 * v for v in cell["curves"]["accuracy"][1:]])
+    assert cell["local_steps"] == 4 * 4 * 5
+    assert any("round 4/4" in line for line in said)
+
+    stamp = path.stat().st_mtime_ns
+    again = experiment(asked, said.append)
+    assert path.stat().st_mtime_ns == stamp
+    assert again["table"] == found["table"]
+    assert "1 finished before" in said[-1]
+
+
+def test_every_cell_has_its_first_seed_before_any_has_its_second() -> None:
+    cells = plan.parse("t", TOML).cells
+    assert [(job.seed, job.cell.column.name) for job in jobs(cells, 2)] == [
+        (0, "digits"), (0, "absent"), (1, "digits"), (1, "absent"),
+    ]  # fmt: skip
+
+
+def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:
+    job, place = Job(cell=plan.parse("t", TOML).cells[0], seed=0), Place(data=None, out=tmp_path)
+    job.path(place).write_text('{"values": {')
+    assert finished(job, place) is None
+
+
+def test_progress_is_a_line_with_what_is_left() -> None:
+    said: list[str] = []
+    job = Job(cell=plan.parse("t", TOML).cells[0], seed=0)
+    record: Record = {"round": 4, "of": 4, "accuracy": {"micro": None}}
+    Teller([job], said.append)(job, record)
+    assert said == ["run 1/1: FedAvg (K=1), digits, seed 0: round 4/4; 1 min left"]
+    assert in_time(3_661) == "1 h 1 min"
+
+
+def test_a_table_of_mixtures_is_measured_on_pure_distributions(tmp_path: Path) -> None:
+    read = plan.read("fedsoft-table1", rounds=1)
+    cell = next(c for c in read.cells if c.row.method == "fedsoft" and c.column.name == "10:90")
+    place = Place(data=None, out=tmp_path)
+    assert carry_out([Job(cell=cell, seed=0)], place, read.metrics, lambda *_: None) == {}
+    found = finished(Job(cell=cell, seed=0), place)
+    assert found is not None
+    matrix = np.array(found["holdout_loss"])
+    assert matrix.shape == (2, 2)
+    assert found["values"]["own-error"] == [pytest.approx(matrix.min(axis=0).mean())]
+    assert found["values"]["other-error"] == [pytest.approx(matrix.max(axis=0).mean())]

@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from coordinator.models.registry import MODELS
+from coordinator.strategies.registry import make
+from edge_client.errors import ConfigError, UsageError
+from emulator import datasets
+from emulator.experiments import plan
+from emulator.experiments.measures import MEASURES
+from emulator.schemes import parse
+
+every_experiment = pytest.mark.parametrize("name", plan.names())
+
+TOML = """
+title = "T"
+source = "S"
+metrics = ["accuracy", "f1"]
+rounds = 7
+seeds = 2
+[settings]
+local-steps = 10
+momentum = 0.9
+[[columns]]
+name = "A"
+data-set = "digits"
+partition = "iid"
+model = "digits-mlp"
+devices = 4
+settings = { learning-rate = 0.2 }
+[[rows]]
+name = "FedAvg"
+method = "fedavg"
+paper = ["86.08±0.70 -"]
+[[rows]]
+name = "FedSGD"
+method = "fedsgd"
+settings = { batch-size = 3 }
+"""
+
+
+@every_experiment
+def test_every_cell_can_be_made(name: str) -> None:
+    read = plan.read(name)
+    assert len({cell.key(0) for cell in read.cells}) == len(read.cells)
+    assert set(read.metrics) <= MEASURES.keys()
+    for cell in read.cells:
+        assert make(cell.row.method, **cell.settings)
+        assert parse(cell.column.partition)
+        assert cell.column.model in MODELS
+        assert datasets.entry(cell.column.data_set)
+
+
+def test_the_papers_tables_are_there_with_their_figures() -> None:
+    assert set(plan.names()) >= {
+        "wecfl-table2", "wecfl-table5", "fedsoft-table1", "fedsoft-table2", "fedsoft-table3", "fesem-table2",
+    }  # fmt: skip
+    cells = plan.read("wecfl-table2").cells
+    assert len(cells) == 48
+    found = next(c for c in cells if (c.row.method, c.row.k, c.column.name) == ("wecfl", 10, "CIFAR-10 (0.1, 10)"))
+    assert found.paper == {
+        "accuracy": plan.Figure(mean=70.95, deviation=3.57),
+        "f1": plan.Figure(mean=40.19, deviation=2.88),
+    }
+    assert found.settings["local-steps"] == 10
+    assert found.settings["clusters"] == 10
+
+
+def test_shared_settings_reach_the_methods_that_have_them_and_figures_their_metrics() -> None:
+    fedavg, fedsgd = plan.parse("t", TOML).cells
+    assert fedavg.settings == {"local-steps": 10, "momentum": 0.9, "learning-rate": 0.2}
+    assert fedsgd.settings == {"learning-rate": 0.2, "batch-size": 3}
+    assert fedavg.paper == {"accuracy": plan.Figure(mean=86.08, deviation=0.7)}
+    assert fedsgd.paper == {}
+
+
+def test_the_name_of_a_finished_cell_changes_with_whatever_changes_its_result() -> None:
+    other = TOML.replace("learning-rate = 0.2", "learning-rate = 0.3")
+    keys = {
+        plan.parse("t", TOML).cells[0].key(0),
+        plan.parse("t", TOML).cells[0].key(1),
+        plan.parse("t", TOML, rounds=8).cells[0].key(0),
+        plan.parse("t", other).cells[0].key(0),
+    }
+    assert len(keys) == 4
+    assert all(re.fullmatch(r"[\w-]+", key) for key in keys)
+    renamed = TOML.replace('name = "A"', 'name = "B"')
+    assert plan.parse("t", renamed).cells[0].key(0) == plan.parse("t", TOML).cells[0].key(0)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('title = "T"', ""), ("86.08±0.70 -", "86.08"), ("86.08±0.70", "x"), ("86.08±0.70", "nan"), ("devices = 4", "")],
+)
+def test_a_file_that_describes_no_table_is_refused(old: str, new: str) -> None:
+    with pytest.raises(ConfigError, match="experiment t"):
+        plan.parse("t", TOML.replace(old, new))
+
+
+def test_an_unknown_table_or_method_lists_what_there_is() -> None:
+    with pytest.raises(UsageError) as wrong:
+        plan.read("wecfl")
+    assert "wecfl-table2" in wrong.value.hint
+    with pytest.raises(UsageError) as wrong:
+        plan.read("wecfl-table2").only(["fedsgd"])
+    assert "fedavg" in wrong.value.hint
+    assert {c.row.method for c in plan.read("wecfl-table2").only(["wecfl", "ifca"])} == {"wecfl", "ifca"}

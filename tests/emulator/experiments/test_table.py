@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from emulator.experiments.measures import Measure
+from emulator.experiments.plan import Cell, Figure, parse
+from emulator.experiments.table import put, render, verdict
+from tests.emulator.experiments.test_plan import TOML
+
+PLAN = parse("t", TOML)
+
+
+def rows_of(text: str) -> list[list[str]]:
+    return [[c.strip() for c in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("|")]
+
+
+def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_says_so() -> None:
+    found = [{"values": {"accuracy": [85.0, 87.0], "f1": [50.0]}, "note": "lossy pixels"}]
+
+    def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
+        return found if cell.row.method == "fedavg" else []
+
+    text = render(PLAN, results, command="run it", reasons={"B": "no files"})
+    head, line, ours, absent = rows_of(text)
+    assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
+    assert set(line) == {"---"}
+    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 1.00", "agrees", "", "50.00 ± 0.00", "", "1"]
+    assert absent == ["A", "1", "FedSGD", "", "not run", "", "", "not run", "", "-"]
+    assert "`run it`" in text
+    assert "* A: lossy pixels." in text
+    assert "* B was not run: no files." in text
+
+
+@pytest.mark.parametrize(
+    ("paper", "ours", "said"),
+    [
+        (Figure(mean=80.0), (80.9, 0.0), "agrees"),  # within the slack of 1
+        (Figure(mean=80.0), (82.5, 0.0), "+2.5"),
+        (Figure(mean=80.0, deviation=1.0), (78.1, 0.0), "agrees"),  # two deviations of the paper's
+        (Figure(mean=80.0, deviation=0.1), (78.0, 1.1), "agrees"),  # two of ours
+        (Figure(mean=80.0, deviation=0.1), (70.0, 1.0), "-10.0"),
+        (None, (1.0, 1.0), ""),
+    ],
+)
+def test_a_verdict_is_a_distance_in_deviations(paper: Figure | None, ours: tuple[float, float], said: str) -> None:
+    assert verdict(Measure(title="t", values=lambda _: [], slack=1.0), paper, ours) == said
+
+
+def test_errors_may_differ_by_a_share_of_themselves() -> None:
+    measure = Measure(title="t", values=lambda _: [], relative_slack=0.15)
+    assert verdict(measure, Figure(mean=100.0), (114.0, 0.0)) == "agrees"
+    assert verdict(measure, Figure(mean=100.0), (116.0, 0.0)) == "+16.0"
+
+
+def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    path.write_text("# Results\n\nwords\n")
+    put(path, "one", "first")
+    put(path, "two", "second")
+    put(path, "one", "third")
+    text = path.read_text()
+    assert text.startswith("# Results\n\nwords\n")
+    assert text.count("<!-- one -->") == text.count("<!-- end of one -->") == 1
+    assert "first" not in text
+    assert text.index("third") < text.index("second")
+    before = text
+    put(path, "two", "second")
+    assert path.read_text() == before
