@@ -24,6 +24,7 @@ from edge_client.errors import NetworkError, RuntimeMissing, UsageError
 from emulator.processes import end_process
 
 KINDS = ("auto", "mosquitto", "amqtt")
+FAREWELLS = 4  # passes of the embedded broker's loop before it is closed
 START_TIMEOUT_S = 10.0
 STOP_PATIENCE_S = 5.0
 PORT_ATTEMPTS = 3
@@ -246,13 +247,18 @@ def _start_amqtt(port: int | None) -> Broker:
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Close what amqtt leaves behind, half-closed connections and waiting tasks, so that nothing warns later."""
-    for transport in list(getattr(loop, "_transports", {}).values()):  # asyncio offers no public list of them
-        transport.abort()
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        task.cancel()
+    """Close what amqtt leaves behind, half-closed connections and waiting tasks, so that nothing warns later.
+
+    Several passes: a task that is cancelled may close its connection, which the loop then lets go of one pass later.
+    """
+    for _ in range(FAREWELLS):
+        for transport in list(getattr(loop, "_transports", {}).values()):  # asyncio offers no public list of them
+            transport.abort()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        with contextlib.suppress(Exception):
+            loop.run_until_complete(asyncio.gather(*left, asyncio.sleep(0), return_exceptions=True))
     with contextlib.suppress(Exception):
-        loop.run_until_complete(asyncio.gather(*left, asyncio.sleep(0), return_exceptions=True))
         loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
