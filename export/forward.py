@@ -23,16 +23,28 @@ F = nn.functional
 LINEAR = F.linear
 ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
+RELUS = (F.relu, torch.relu, Tensor.relu)
+MAX_POOLS = (F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class Rewritten(TorchFunctionMode):
     """Within it the calls of TABLE are replaced, in attention too, whose function torch lets no mode look into."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._rectified: list[tuple[Tensor, Tensor]] = []  # the last output of a ReLU, and its input
+
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         kwargs = kwargs or {}
         if func in TABLE:
             return TABLE[func](*args, **kwargs)
+        if func in RELUS:
+            out = func(*args, **kwargs)
+            self._rectified = [(out, args[0])]
+            return out
+        if func in MAX_POOLS:
+            return self._pooled(func, *args, **kwargs)
         if func in RECURRENT and isinstance(args[3], bool) and args[4] > 1 and args[5] > 0:  # no packed sequence
             with patch.object(F, "linear", _linear):  # what torch's decomposition calls
                 return _one_by_one(func, *args)
@@ -43,6 +55,12 @@ class Rewritten(TorchFunctionMode):
                     stack.enter_context(patch.object(F, f.__name__, TABLE[f]))
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
+
+    def _pooled(self, pool: Any, x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
+        """ReLU after the pool that follows it: the same values and gradients, from a fraction of the numbers."""
+        before = next((before for out, before in self._rectified if out is x), None)
+        out = pool(x if before is None else before, *rest, **named)
+        return out if before is None else torch.relu(out)
 
 
 def _linear(x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
