@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from edge_client import training
 from edge_client.client import Dial, open_cache
 from edge_client.config import ClientConfig
 from edge_client.dataset import Dataset, Local
@@ -22,6 +21,7 @@ from edge_client.download import Downloads
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, ProtocolError
 from edge_client.inference import run_file
+from edge_client.learner import OverEngine
 from edge_client.protocol import compress, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.catalog import Catalog
@@ -132,12 +132,12 @@ class Visitor:
 
     def _losses(self, catalog: Catalog, program: Program) -> dict[int, float]:
         """Mean loss of each center on this device's labelled samples, one model in memory at a time."""
-        engine = self._workshop.engine(program, catalog.containers[self.config.engine])
-        batch = engine.fixed_batch or 32
+        learner = OverEngine(self._workshop.engine(program, catalog.containers[self.config.engine]), program)
+        batch = learner.fixed_batch or 32
         losses = {}
         for k, center in enumerate(catalog.centers):
             model = self._workshop.vector(center.model, program.schema)
-            per_sample, _ = training.evaluate(engine, program, [model], self.local.train, batch=batch)
+            per_sample, _ = learner.evaluate([model], self.local.train, batch=batch)
             losses[k] = float(per_sample.mean())
         return losses
 

@@ -1,4 +1,4 @@
-"""What a device does with a task: numpy over an Engine. The real client and the emulator run this same code.
+"""What a device does with a task: numpy over a Learner. The real client and the emulator run this same code.
 
 `fit` runs SGD steps, `probe` evaluates candidate models. Models are flat vectors [schema.size]. No network, no disk, no
 clock, no randomness but the task's seed. What cannot be done raises Malformed with the protocol's code for it.
@@ -6,20 +6,17 @@ clock, no randomness but the task's seed. What cannot be done raises Malformed w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.dataset import Dataset, Local, batches
-from edge_client.engines.base import Engine, step
 from edge_client.errors import Malformed
-from edge_client.noise import noise
+from edge_client.learner import F64, Job, Learner, Trained
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply, Schema, Tensors
-
-F64 = NDArray[np.float64]
+from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +27,36 @@ class FitResult:
     loss: float
 
 
-def fit(  # noqa: PLR0913 - what a task needs, and two things that only some have
-    engine: Engine,
+def job(
     program: Program,
+    task: Fit,
+    data: Dataset,
+    *,
+    own: Flat | None = None,
+    posterior: Array | None = None,
+    fixed_batch: int | None = None,
+) -> Job:
+    """What a learner needs to carry the task out on `data`.
+
+    `own` [schema.size] is the device's own model in the task's slot, if it has one; `posterior` [M, n] are the
+    responsibilities that the last probe left on the device, for `task.rows = "posterior:m"`.
+    """
+    _fits(program, data)
+    weights = _row_weights(task, data, posterior)
+    if fixed_batch is not None and fixed_batch != task.batch:
+        raise Malformed("bad_task", f"batch {task.batch}, but this program runs batches of {fixed_batch}")
+    start = _start(task, own)
+    for vector in (start, task.anchor, task.linear):
+        if vector is not None and vector.shape != (program.schema.size,):
+            raise Malformed(
+                "bad_schema", f"a model of shape {vector.shape}, the program has {program.schema.size} values"
+            )
+    order = batches(len(data), task.batch, task.seed, task.steps, fixed=fixed_batch is not None)
+    return Job(task=task, start=start, data=data, batches=list(order), weights=weights)
+
+
+def fit(
+    learner: Learner,
     task: Fit,
     data: Dataset,
     *,
@@ -40,32 +64,24 @@ def fit(  # noqa: PLR0913 - what a task needs, and two things that only some hav
     posterior: Array | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> FitResult:
-    """Run the task's SGD steps on `data`.
+    """Run the task's SGD steps on `data`; `own` and `posterior` as for `job`.
 
-    `own` [schema.size] is the device's own model in the task's slot, if it has one; `posterior` [M, n] are the
-    responsibilities that the last probe left on the device, for `task.rows = "posterior:m"`. `between` is called before
-    each step; what it raises ends the training.
+    `between` is called before each step; what it raises ends the training.
     """
-    _fits(program, data)
-    weights = _row_weights(task, data, posterior)
-    if engine.fixed_batch is not None and engine.fixed_batch != task.batch:
-        raise Malformed("bad_task", f"batch {task.batch}, but this program runs batches of {engine.fixed_batch}")
-    update = engine.update(_kept(program, task, _start(task, own)))
-    losses = []
-    order = batches(len(data), task.batch, task.seed, task.steps, fixed=engine.fixed_batch is not None)
-    for k, index in enumerate(order):
-        between()
-        drawn = noise(program, task.seed, k, len(index))
-        losses.append(update.step(_batch(program, data, index, weights[index] / len(index)) | drawn))
-    vector = _flat(program.schema, update.read())
-    if not np.isfinite(vector).all():
+    mine = job(learner.program, task, data, own=own, posterior=posterior, fixed_batch=learner.fixed_batch)
+    (trained,) = learner.train([mine], between)
+    return result(task, trained)
+
+
+def result(task: Fit, trained: Trained) -> FitResult:
+    """A finished update; raises Malformed where it diverged."""
+    if not np.isfinite(trained.vector).all():
         raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
-    return FitResult(vector=vector, loss=float(np.mean(losses)))
+    return FitResult(vector=trained.vector, loss=float(np.mean(trained.losses)))
 
 
 def probe(
-    engine: Engine,
-    program: Program,
+    learner: Learner,
     task: Probe,
     local: Local,
     *,
@@ -77,12 +93,14 @@ def probe(
     `own` gives the device's model [schema.size] in a slot, if it has one. `keep` is handed the responsibilities [M, n]
     of a probe of all training samples for "posterior": they stay on the device, for the fits that follow.
     """
-    data = _probed(task, local)
+    program, data = learner.program, _probed(task, local)
     _fits(program, data)
     models, want = [_candidate(model, own) for model in task.models], task.want
     if "grad" in want:
-        return Reply(n=len(data), grad=_gradient(engine, program, task, models, data))
-    losses, logits = evaluate(engine, program, models, data, batch=task.batch)
+        if len(models) != 1:
+            raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
+        return Reply(n=len(data), grad=learner.gradient(models[0], data, batch=task.batch, seed=task.seed))
+    losses, logits = learner.evaluate(models, data, batch=task.batch)
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
@@ -93,28 +111,6 @@ def probe(
         posterior=None if shares is None else shares.mean(axis=1),
         confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
     )
-
-
-def evaluate(
-    engine: Engine, program: Program, models: Sequence[Flat], data: Dataset, *, batch: int
-) -> tuple[F64, Array]:
-    """-> per-sample losses [M, n] float64 and logits [M, n, classes], batch norm in inference mode.
-
-    An engine with a fixed batch gets the last batch padded; the padded rows are dropped, which is exact in this mode.
-    """
-    width = engine.fixed_batch or batch
-    losses = np.empty((len(models), len(data)), dtype=np.float64)
-    logits: list[list[Array]] = [[] for _ in models]
-    feeds = [_model(program, model) for model in models]
-    for start in range(0, len(data), width):
-        index = np.arange(start, min(start + width, len(data)))
-        padded = np.resize(index, width) if engine.fixed_batch else index
-        samples = _samples(program, data, padded)
-        for m, model in enumerate(feeds):
-            result = engine.evaluate(model | samples)
-            losses[m, index] = result["loss"][: len(index)]
-            logits[m].append(result["logits"][: len(index)])
-    return losses, np.stack([np.concatenate(parts) for parts in logits])
 
 
 def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:
@@ -172,50 +168,6 @@ def _candidate(model: Flat | OwnModel, own: Callable[[str], Flat | None]) -> Fla
     return found
 
 
-def _kept(program: Program, task: Fit, start: Flat) -> dict[str, Array]:
-    """What an update keeps between its steps. Velocity starts at zero; an absent anchor has no force (mu = 0)."""
-    zero = np.zeros(program.schema.size)
-    feeds = _model(program, start)
-    for prefix, vector in (("velocity", None), ("anchor", task.anchor), ("linear", task.linear)):
-        feeds |= _named(program, prefix, zero if vector is None else vector, role="p")
-    for name in ("lr", "momentum", "mu"):
-        feeds[name] = np.asarray(getattr(task, name), dtype=program.dtype)
-    return feeds
-
-
-def _model(program: Program, model: Flat) -> dict[str, Array]:
-    return _named(program, "w", model, role="p") | _named(program, "buffers", model, role="b")
-
-
-def _named(program: Program, prefix: str, flat: Flat, *, role: str) -> dict[str, Array]:
-    if flat.shape != (program.schema.size,):
-        raise Malformed("bad_schema", f"a model of shape {flat.shape}, the program has {program.schema.size} values")
-    arrays = program.schema.split(flat)
-    return {
-        f"{prefix}/{t.name}": np.ascontiguousarray(arrays[t.name], dtype=program.dtype)
-        for t in program.schema.tensors
-        if t.role == role
-    }
-
-
-def _flat(schema: Schema, feeds: Tensors) -> Flat:
-    prefix = {"p": "w", "b": "buffers"}
-    return schema.join({t.name: feeds[f"{prefix[t.role]}/{t.name}"] for t in schema.tensors})
-
-
-def _batch(program: Program, data: Dataset, index: NDArray[np.int64], q: F64) -> dict[str, Array]:
-    """What every step reads anew: `x` [b, ...], `y` [b, ...] and the weights `q` [b] of the samples."""
-    return _samples(program, data, index) | {"q": q.astype(program.dtype)}
-
-
-def _samples(program: Program, data: Dataset, index: NDArray[np.int64]) -> dict[str, Array]:
-    """`x` [b, ...] and `y`: one-hot [b, classes] for class labels, the targets as they are otherwise."""
-    y = data.y[index]
-    if np.issubdtype(y.dtype, np.integer):
-        y = np.eye(program.classes, dtype=program.dtype)[y]
-    return {"x": data.x[index].astype(program.dtype), "y": y.astype(program.dtype)}
-
-
 def _probed(task: Probe, local: Local) -> Dataset:
     data = local.train if task.split == "train" else local.test
     if data is None:
@@ -224,40 +176,6 @@ def _probed(task: Probe, local: Local) -> Dataset:
         return data
     index = np.random.Generator(np.random.PCG64(task.seed)).permutation(len(data))[: task.limit]
     return Dataset(data.x[index], data.y[index])
-
-
-def _gradient(engine: Engine, program: Program, task: Probe, models: Sequence[Flat], data: Dataset) -> Flat:
-    """[n_params] mean gradient of the only model: the velocity after a step from zero velocity, summed over batches.
-
-    Rows that pad a fixed batch weigh nothing; under batch norm they would still count, so there the rest is dropped.
-    """
-    if len(models) != 1:
-        raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
-    still = Fit(start=models[0], steps=1, lr=0.0, batch=task.batch, seed=task.seed)
-    kept = _kept(program, still, models[0])
-    names = [f"velocity/{t.name}" for t in program.schema.tensors if t.role == "p"]
-    parts = list(_weighted_batches(engine, program, len(data), task.batch))
-    used = sum(float(q.sum()) for _, q in parts)
-    total = np.zeros(program.schema.n_params)
-    for k, (index, q) in enumerate(parts):
-        drawn = noise(program, task.seed, k, len(index))
-        result = step(
-            engine, kept | _batch(program, data, index, q / used) | drawn
-        )  # each from the buffers that were sent
-        total += np.concatenate([np.ravel(result[name]) for name in names])
-    return total.astype(program.dtype)
-
-
-def _weighted_batches(engine: Engine, program: Program, n: int, batch: int) -> Iterator[tuple[NDArray[np.int64], F64]]:
-    width = engine.fixed_batch or batch
-    for start in range(0, n, width):
-        index = np.arange(start, min(start + width, n))
-        if engine.fixed_batch is None or len(index) == width:
-            yield index, np.ones(len(index))
-        elif program.schema.n_params == program.schema.size:
-            yield np.resize(index, width), (np.arange(width) < len(index)).astype(np.float64)
-        elif n < width:
-            raise Malformed("no_data", f"{n} samples, a batch needs {width}")
 
 
 def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> NDArray[np.int64]:

@@ -16,6 +16,7 @@ from edge_client.config import ClientConfig
 from edge_client.dataset import Local
 from edge_client.engines.base import Engine
 from edge_client.errors import Malformed
+from edge_client.learner import Learner, OverEngine
 from edge_client.protocol import compress, signing, wire
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
@@ -111,14 +112,14 @@ class Workshop:
         schema = program.schema
         if schema.sha256 != message["schema"]:
             raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
-        engine = self.engine(program, Manifest.from_json(message["container"]))
+        learner = OverEngine(self.engine(program, Manifest.from_json(message["container"])), program)
         task = wire.task_from(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
-            outcome = self._probe(engine, program, task, own)
+            outcome = self._probe(learner, task, own)
         else:
             kept, shares = own(task.slot, schema), posterior()
             data = self.local.train
-            result = training.fit(engine, program, task, data, own=kept, posterior=shares, between=between)
+            result = training.fit(learner, task, data, own=kept, posterior=shares, between=between)
             if task.upload:
                 outcome = _update(result, task, message, schema, len(data), residual)
             else:
@@ -129,11 +130,9 @@ class Workshop:
             )
         return outcome
 
-    def _probe(self, engine: Engine, program: Program, task: Probe, own: Kept) -> Outcome:
-        schema, shares = program.schema, list[Array]()
-        reply = training.probe(
-            engine, program, task, self.local, own=lambda slot: own(slot, schema), keep=shares.append
-        )
+    def _probe(self, learner: Learner, task: Probe, own: Kept) -> Outcome:
+        schema, shares = learner.program.schema, list[Array]()
+        reply = training.probe(learner, task, self.local, own=lambda slot: own(slot, schema), keep=shares.append)
         data = compress.encode_stats(reply, schema)
         posterior = shares[0] if shares else None
         return Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema, posterior=posterior)

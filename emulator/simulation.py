@@ -21,12 +21,12 @@ from coordinator.metrics import ari, nmi, purity, round_record
 from coordinator.runs import BEGIN, one_round, round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from coordinator.strategies.registry import METHODS, Setting, make, settings_of
-from edge_client.engines.base import open_engine
 from edge_client.errors import UsageError
 from edge_client.protocol import compress
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator import datasets, schemes
 from emulator.devices import draw_profiles
+from emulator.engines.runtime import Runtime
 from emulator.partitions import Split
 from emulator.virtual import Devices, VirtualNetwork
 from emulator.workers import crew
@@ -141,11 +141,11 @@ def opened(
         for sha256, blob in compiled.files.items():
             (folder / sha256).write_bytes(blob)
         files = {name: folder / container.sha256 for name, container in program.containers[engine].items()}
-        ready = open_engine(engine, program, files)
+        recipe = Runtime(engine=engine, program=program, files=files)
         if workers == 1:
-            yield Devices(engine=ready, program=program, local=split.devices), start
+            yield Devices(learner=recipe.open(), local=split.devices), start
         else:
-            with crew(ready, program, files, split.devices, workers=workers, folder=folder) as devices:
+            with crew(recipe, split.devices, workers=workers, folder=folder) as devices:
                 yield devices, start
 
 

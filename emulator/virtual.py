@@ -12,17 +12,18 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from coordinator import rounds
 from coordinator.strategies.base import Exchange, Fleet, Replies
 from edge_client.dataset import Local
-from edge_client.engines.base import Engine
 from edge_client.errors import Malformed
+from edge_client.learner import Job, Learner, Trained
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
-from edge_client.training import fit, probe
+from edge_client.training import job, probe, result
 from emulator.devices import Profile
 
 INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
@@ -43,46 +44,70 @@ def exact(task: Fit, vector: Flat) -> Flat:  # noqa: ARG001 - as f32_delta
 
 @dataclass(kw_only=True)
 class Devices:
-    """Emulated devices that share one engine; each has its own data, models by slot, and posterior [M, n]."""
+    """Emulated devices that share one learner; each has its own data, models by slot, and posterior [M, n]."""
 
-    engine: Engine
-    program: Program
+    learner: Learner
     local: Mapping[ClientId, Local]
     wire: Callable[[Fit, Flat], Flat] = f32_delta
     own: dict[tuple[ClientId, str], Flat] = field(default_factory=dict)
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
 
     @property
+    def program(self) -> Program:
+        """What they run."""
+        return self.learner.program
+
+    @property
     def fleet(self) -> Fleet:
         """Every device and its number of training samples."""
         return {c: len(self.local[c].train) for c in sorted(self.local)}
-
-    def answer(self, who: ClientId, task: Task) -> Reply:
-        """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
-        local = self.local[who]
-        if isinstance(task, Probe):
-            keep = partial(self.posterior.__setitem__, who)
-            return probe(self.engine, self.program, task, local, own=partial(self._own, who), keep=keep)
-        own, posterior = self._own(who, task.slot), self.posterior.get(who)
-        result = fit(self.engine, self.program, task, local.train, own=own, posterior=posterior)
-        self.own[who, task.slot] = result.vector
-        if not task.upload:
-            return Reply(n=len(local.train), losses=np.array([result.loss]))
-        return Reply(n=len(local.train), update=self.wire(task, result.vector))
 
     def open_round(self) -> None:
         """What a probe left for the fits of its round is forgotten."""
         self.posterior.clear()
 
+    def answer(self, who: ClientId, task: Task) -> Reply:
+        """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
+        outcome = self._outcomes({who: task})[who]
+        if isinstance(outcome, Malformed):
+            raise outcome
+        return outcome
+
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
         """What each device answers, or the code of its refusal."""
-        return {who: self._answer_or_code(who, task) for who, task in tasks.items()}
+        outcomes = self._outcomes(tasks)
+        return {c: o.code if isinstance(o := outcomes[c], Malformed) else o for c in tasks}
 
-    def _answer_or_code(self, who: ClientId, task: Task) -> Reply | str:
-        try:
-            return self.answer(who, task)
-        except Malformed as refusal:
-            return refusal.code
+    def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
+        """The learner gets all fits at once: what it does at the same time is its own affair."""
+        found: dict[ClientId, Reply | Malformed] = {}
+        jobs: dict[ClientId, Job] = {}
+        for who, task in tasks.items():
+            if isinstance(task, Probe):
+                found[who] = _caught(partial(self._probed, who, task))
+            elif isinstance(mine := _caught(partial(self._job, who, task)), Job):
+                jobs[who] = mine
+            else:
+                found[who] = mine
+        for (who, mine), trained in zip(jobs.items(), self.learner.train(list(jobs.values())), strict=True):
+            found[who] = _caught(partial(self._fitted, who, mine.task, trained))
+        return found
+
+    def _job(self, who: ClientId, task: Fit) -> Job:
+        own, posterior = self._own(who, task.slot), self.posterior.get(who)
+        fixed = self.learner.fixed_batch
+        return job(self.program, task, self.local[who].train, own=own, posterior=posterior, fixed_batch=fixed)
+
+    def _fitted(self, who: ClientId, task: Fit, trained: Trained) -> Reply:
+        fitted, n = result(task, trained), len(self.local[who].train)
+        self.own[who, task.slot] = fitted.vector
+        if not task.upload:
+            return Reply(n=n, losses=np.array([fitted.loss]))
+        return Reply(n=n, update=self.wire(task, fitted.vector))
+
+    def _probed(self, who: ClientId, task: Probe) -> Reply:
+        keep = partial(self.posterior.__setitem__, who)
+        return probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
 
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
         """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
@@ -97,6 +122,17 @@ class Devices:
 
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         return self.own.get((who, slot))
+
+
+T = TypeVar("T")
+
+
+def _caught(do: Callable[[], T]) -> T | Malformed:
+    """What it gives, or its refusal."""
+    try:
+        return do()
+    except Malformed as refusal:
+        return refusal
 
 
 class VirtualNetwork:

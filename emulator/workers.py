@@ -19,10 +19,9 @@ import numpy as np
 
 from coordinator.strategies.base import Exchange
 from edge_client.dataset import Dataset, Local
-from edge_client.engines.base import Engine, open_engine
 from edge_client.errors import FedcentersError
-from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Reply
+from emulator.engines.base import Recipe
 from emulator.virtual import Devices
 
 ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
@@ -33,9 +32,7 @@ LEAVE_S = 10.0
 class Setup:
     """What a worker needs to become its devices."""
 
-    engine: str
-    program: Mapping[str, Any]
-    files: Mapping[str, Path]
+    recipe: Recipe
     samples: Path
 
 
@@ -70,9 +67,7 @@ class Crew(Devices):
 
 @contextmanager
 def crew(
-    engine: Engine,
-    program: Program,
-    files: Mapping[str, Path],
+    recipe: Recipe,
     local: Mapping[ClientId, Local],
     *,
     workers: int,
@@ -88,13 +83,13 @@ def crew(
             samples = folder / f"worker-{w}.npz"
             _save(samples, {who: local[who] for who in names if home[who] == w})
             here, there = context.Pipe()
-            setup = Setup(engine=engine.name, program=program.to_json(), files=dict(files), samples=samples)
+            setup = Setup(recipe=recipe, samples=samples)
             process = context.Process(target=serve, args=(there, setup), daemon=True)
             process.start()
             there.close()
             pipes.append(here)
             processes.append(process)
-        yield Crew(engine=engine, program=program, local=local, workers=pipes, home=home)
+        yield Crew(learner=recipe.open(), local=local, workers=pipes, home=home)
     finally:
         for pipe in pipes:
             pipe.close()  # the worker reads its end and leaves
@@ -113,9 +108,7 @@ def serve(connection: Connection, setup: Setup) -> None:
             tasks = connection.recv()
             try:
                 if devices is None:
-                    program = Program.from_json(setup.program)
-                    engine = open_engine(setup.engine, program, setup.files)
-                    devices = Devices(engine=engine, program=program, local=_read(setup.samples))
+                    devices = Devices(learner=setup.recipe.open(), local=_read(setup.samples))
                 if tasks is None:
                     devices.open_round()
                 else:

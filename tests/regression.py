@@ -15,6 +15,7 @@ import numpy as np
 from coordinator.runs import round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from edge_client.dataset import Dataset, Local
+from edge_client.learner import OverEngine
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
 from emulator.virtual import Devices, exact
@@ -108,7 +109,7 @@ def world(partition: str, devices: int, *, seed: int, s: int = 2) -> World:
         y = (x * truth[source]).sum(axis=1) + rng.standard_normal(n)
         local[f"d{k:03d}"] = Local(train=Dataset(x, y[:, None]))
     start = np.sqrt(2 / (FEATURES + 1)) * rng.standard_normal(FEATURES)  # Xavier
-    return World(truth, Devices(engine=LinearEngine(), program=PROGRAM, local=local, wire=exact), start)
+    return World(truth, Devices(learner=OverEngine(LinearEngine(), PROGRAM), local=local, wire=exact), start)
 
 
 def play(

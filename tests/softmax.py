@@ -14,6 +14,7 @@ import numpy as np
 from coordinator.runs import round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from edge_client.dataset import Dataset, Local
+from edge_client.learner import OverEngine
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
 from emulator.virtual import Devices, exact
@@ -133,7 +134,7 @@ def grouped_fleet(devices: int, groups: int, *, seed: int = 0, n: int = 40) -> d
 
 def devices_of(local: Mapping[ClientId, Local], *, buffered: bool = False) -> Devices:
     """Devices whose updates arrive unrounded, in float64."""
-    return Devices(engine=SoftmaxEngine(), program=program(buffered=buffered), local=local, wire=exact)
+    return Devices(learner=OverEngine(SoftmaxEngine(), program(buffered=buffered)), local=local, wire=exact)
 
 
 def start_of(seed: int = 0, *, buffered: bool = False) -> Flat:

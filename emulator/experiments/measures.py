@@ -16,7 +16,6 @@ from coordinator.metrics import last_rounds
 from coordinator.runs import served
 from coordinator.strategies.base import Strategy
 from edge_client.protocol.task import Array, ClientId
-from edge_client.training import evaluate
 from emulator.partitions import Split
 from emulator.simulation import Result
 from emulator.virtual import Devices
@@ -38,13 +37,8 @@ class Finished:
         """-> mean loss and accuracy (NaN for a regression), each [centers, distributions]."""
         losses, right = [], []
         for data in self.split.holdouts.values():
-            loss, logits = evaluate(
-                self.devices.engine,
-                self.devices.program,
-                list(self.result.state.centers),
-                data,
-                batch=HOLDOUT_BATCH,
-            )
+            centers = list(self.result.state.centers)
+            loss, logits = self.devices.learner.evaluate(centers, data, batch=HOLDOUT_BATCH)
             losses.append(loss.mean(axis=1))
             known = np.issubdtype(data.y.dtype, np.integer)
             right.append((logits.argmax(axis=-1) == data.y).mean(axis=1) if known else np.full(len(loss), np.nan))

@@ -16,6 +16,7 @@ from coordinator.runs import one_round, round_rng
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.registry import METHODS, settings_of
 from coordinator.training import strategy_of
+from edge_client.learner import OverEngine
 from emulator.virtual import Devices, f32_delta
 from tests.faults.world import Federation, program
 from tests.methods import build
@@ -51,7 +52,7 @@ def test_over_a_broker_a_method_ends_as_with_direct_calls(trained: Federation, r
 
 def directly(run: RunConfig, fed: Federation) -> tuple[State, list[Mapping[str, float]]]:
     """The last state, and how well every device was served after each round."""
-    devices = Devices(engine=SoftmaxEngine(), program=program(), local=grouped_fleet(DEVICES, 2), wire=f32_delta)
+    devices = Devices(learner=OverEngine(SoftmaxEngine(), program()), local=grouped_fleet(DEVICES, 2), wire=f32_delta)
     strategy, schema, seed = strategy_of(run, fed.config), devices.program.schema, fed.config.seed
     state = strategy.begin(start_of().astype(np.float32), schema, devices.fleet, round_rng(seed, 0))
 

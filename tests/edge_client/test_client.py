@@ -12,6 +12,7 @@ import pytest
 from edge_client import client as client_module
 from edge_client import training
 from edge_client.errors import DeviceRefused, ProtocolError
+from edge_client.learner import OverEngine
 from edge_client.protocol import compress, signing
 from edge_client.protocol.blocks import Bitmap
 from edge_client.protocol.task import OWN, Fit, Flat, Probe
@@ -27,8 +28,9 @@ def stage(tmp_path: Path) -> Stage:
 
 def trained_here(stage: Stage, task: Fit, own: Flat | None = None) -> Flat:
     """What the task gives when it is run by hand, float32."""
-    vector: Flat = training.fit(Engine(), stage.program, task, stage.local.train, own=own).vector.astype(np.float32)
-    return vector
+    learner = OverEngine(Engine(), stage.program)
+    vector: Flat = training.fit(learner, task, stage.local.train, own=own).vector
+    return vector.astype(np.float32)
 
 
 # -- presence
@@ -101,7 +103,7 @@ def test_a_probe_is_answered_in_one_message(stage: Stage) -> None:
     rdy = stage.last("rdy")
     reply = compress.decode_stats(stage.uploaded(), stage.schema, rdy["n"], models=3)
     assert (rdy["what"], rdy["n"]) == ("stats", 10)
-    losses, _ = training.evaluate(Engine(), stage.program, models, stage.local.test or stage.local.train, batch=8)
+    losses, _ = OverEngine(Engine(), stage.program).evaluate(models, stage.local.test or stage.local.train, batch=8)
     assert reply.losses is not None
     assert np.array_equal(reply.losses, losses.mean(axis=1))
     assert reply.confusion is not None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from edge_client import training
+from edge_client.learner import OverEngine
 from edge_client.protocol import compress
 from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply
 from tests.edge_client.stage import Engine, Script, Stage
@@ -48,13 +49,14 @@ def own_model(stage: Stage, slot: str = "main") -> Flat:
 
 
 def trained(stage: Stage, task: Fit, shares: Flat) -> Flat:
-    result = training.fit(Engine(), stage.program, task, stage.local.train, posterior=shares)
+    result = training.fit(OverEngine(Engine(), stage.program), task, stage.local.train, posterior=shares)
     return np.asarray(result.vector, dtype=np.float32)
 
 
 def shares_of(stage: Stage) -> Flat:
     """What the device must have kept after `probe`, by Bayes' rule on the losses."""
-    losses, _ = training.evaluate(Engine(), stage.program, [stage.model(1), stage.model(2)], stage.local.train, batch=8)
+    learner = OverEngine(Engine(), stage.program)
+    losses, _ = learner.evaluate([stage.model(1), stage.model(2)], stage.local.train, batch=8)
     likelihood = np.exp(-losses)
     return np.asarray(likelihood / likelihood.sum(axis=0))
 
@@ -141,7 +143,7 @@ def test_a_model_that_is_not_uploaded_stays_and_only_its_loss_is_told(stage: Sta
         yield from asked(stage, task, round_=1, exchange=0)
 
     stage.play(script())
-    result = training.fit(Engine(), stage.program, task, stage.local.train)
+    result = training.fit(OverEngine(Engine(), stage.program), task, stage.local.train)
     assert stage.last("rdy")["what"] == "stats"
     losses = answer(stage).losses
     assert losses is not None
@@ -161,8 +163,8 @@ def test_a_device_evaluates_the_model_that_it_kept(stage: Stage) -> None:
         yield from asked(stage, wanted, round_=1, exchange=1)
 
     stage.play(script())
-    own = training.fit(Engine(), stage.program, task, stage.local.train).vector.astype(np.float32)
-    losses, _ = training.evaluate(Engine(), stage.program, [own, stage.model(1)], stage.local.train, batch=8)
+    own = training.fit(OverEngine(Engine(), stage.program), task, stage.local.train).vector.astype(np.float32)
+    losses, _ = OverEngine(Engine(), stage.program).evaluate([own, stage.model(1)], stage.local.train, batch=8)
     found = answer(stage).losses
     assert found is not None
     np.testing.assert_allclose(found, losses.mean(axis=1), rtol=1e-12)
@@ -175,7 +177,7 @@ def test_a_device_without_such_a_model_evaluates_the_one_that_stands_in(stage: S
         yield from asked(stage, probe(stage, *models, want=frozenset({"loss"})), round_=1, exchange=0)
 
     stage.play(script(OwnModel(init=stage.model(9))))
-    losses, _ = training.evaluate(Engine(), stage.program, [stage.model(9)], stage.local.train, batch=8)
+    losses, _ = OverEngine(Engine(), stage.program).evaluate([stage.model(9)], stage.local.train, batch=8)
     found = answer(stage).losses
     assert found is not None
     np.testing.assert_allclose(found, losses.mean(axis=1), rtol=1e-12)
@@ -208,5 +210,6 @@ def test_an_own_model_that_the_disk_lost_gives_way_to_the_one_that_stands_in(sta
         yield from asked(stage, later, round_=2, exchange=0)
 
     stage.play(again())
-    expected = training.fit(Engine(), stage.program, stage.fit(4), stage.local.train).vector.astype(np.float32)
+    learner = OverEngine(Engine(), stage.program)
+    expected = training.fit(learner, stage.fit(4), stage.local.train).vector.astype(np.float32)
     np.testing.assert_array_equal(own_model(stage), expected)

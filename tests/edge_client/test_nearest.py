@@ -14,6 +14,7 @@ from coordinator.nearest import nearest
 from edge_client.dataset import Dataset
 from edge_client.errors import Malformed, NetworkError, ProgramRefused
 from edge_client.inference import run_file
+from edge_client.learner import OverEngine
 from edge_client.nearest import choose, score
 from edge_client.protocol import catalog as offered
 from edge_client.protocol import messages, signing
@@ -32,7 +33,7 @@ def good_model(stage: Stage, seed: int = 0) -> Flat:
     """A center for this device's data: after thirty steps on it."""
     from edge_client import training
 
-    return training.fit(Engine(), stage.program, stage.fit(seed, steps=30), stage.local.train).vector
+    return training.fit(OverEngine(Engine(), stage.program), stage.fit(seed, steps=30), stage.local.train).vector
 
 
 def onnx_file(stage: Stage, model: Flat) -> bytes:

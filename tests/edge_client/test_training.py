@@ -7,11 +7,13 @@ import pytest
 
 from edge_client.dataset import Dataset, Local, batches
 from edge_client.errors import Malformed
+from edge_client.learner import OverEngine
 from edge_client.protocol.task import OWN, Array, Fit, Flat, Probe
-from edge_client.training import evaluate, fit, probe, responsibilities
+from edge_client.training import fit, probe, responsibilities
 from tests.softmax import CLASSES, FEATURES, SoftmaxEngine, program, samples
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
+LEARNER = OverEngine(ENGINE, PROGRAM)
 SCHEMA = PROGRAM.schema
 RNG = np.random.default_rng(0)
 DATA = samples(RNG, 23)
@@ -22,7 +24,7 @@ def gradient(w: Flat, data: Dataset, q: Array) -> Flat:
     """Of sum_j q_j loss_j at w, by central differences."""
 
     def loss(at: Flat) -> float:
-        return float(q @ evaluate(ENGINE, PROGRAM, [at], data, batch=64)[0][0])
+        return float(q @ LEARNER.evaluate([at], data, batch=64)[0][0])
 
     step = 1e-6
     return np.array([(loss(w + step * e) - loss(w - step * e)) / (2 * step) for e in np.eye(SCHEMA.size)])
@@ -38,42 +40,42 @@ def test_fit_is_sgd_with_momentum_a_linear_term_and_a_pull_to_the_anchor() -> No
         velocity = task.momentum * velocity + g
         w = w - task.lr * velocity
     # Central differences are good to about 1e-9 per step.
-    np.testing.assert_allclose(fit(ENGINE, PROGRAM, task, DATA).vector, w, atol=1e-7)
+    np.testing.assert_allclose(fit(LEARNER, task, DATA).vector, w, atol=1e-7)
 
 
 def test_fit_leaves_the_task_and_the_data_alone_and_repeats_itself() -> None:
     start, x = np.array(TASK.start), DATA.x.copy()
-    first, second = fit(ENGINE, PROGRAM, TASK, DATA), fit(ENGINE, PROGRAM, TASK, DATA)
+    first, second = fit(LEARNER, TASK, DATA), fit(LEARNER, TASK, DATA)
     assert (first.vector == second.vector).all()
     np.testing.assert_array_equal(np.asarray(TASK.start), start)
     assert (DATA.x == x).all()
 
 
 def test_fit_reports_the_mean_loss_of_its_steps() -> None:
-    one = fit(ENGINE, PROGRAM, replace(TASK, steps=1, lr=0.0, batch=64), DATA)
-    assert one.loss == pytest.approx(evaluate(ENGINE, PROGRAM, [np.array(TASK.start)], DATA, batch=64)[0].mean())
+    one = fit(LEARNER, replace(TASK, steps=1, lr=0.0, batch=64), DATA)
+    assert one.loss == pytest.approx(LEARNER.evaluate([np.array(TASK.start)], DATA, batch=64)[0].mean())
 
 
 def test_own_resumes_the_devices_model_and_falls_back_to_init() -> None:
     own = RNG.standard_normal(SCHEMA.size)
-    resumed = fit(ENGINE, PROGRAM, replace(TASK, start=OWN, init=np.array(TASK.start)), DATA, own=own)
-    fallen = fit(ENGINE, PROGRAM, replace(TASK, start=OWN, init=np.array(TASK.start)), DATA)
-    assert (resumed.vector == fit(ENGINE, PROGRAM, replace(TASK, start=own), DATA).vector).all()
-    assert (fallen.vector == fit(ENGINE, PROGRAM, TASK, DATA).vector).all()
+    resumed = fit(LEARNER, replace(TASK, start=OWN, init=np.array(TASK.start)), DATA, own=own)
+    fallen = fit(LEARNER, replace(TASK, start=OWN, init=np.array(TASK.start)), DATA)
+    assert (resumed.vector == fit(LEARNER, replace(TASK, start=own), DATA).vector).all()
+    assert (fallen.vector == fit(LEARNER, TASK, DATA).vector).all()
 
 
 def test_row_weights_of_a_probe_scale_each_samples_loss() -> None:
     weights = RNG.random(len(DATA))
     posterior = np.stack([np.ones(len(DATA)), weights])
     task = replace(TASK, steps=1, batch=64, lr=1.0, rows="posterior:1")
-    moved = np.array(TASK.start) - fit(ENGINE, PROGRAM, task, DATA, posterior=posterior).vector
+    moved = np.array(TASK.start) - fit(LEARNER, task, DATA, posterior=posterior).vector
     np.testing.assert_allclose(moved, gradient(np.array(TASK.start), DATA, weights / len(DATA)), atol=1e-8)
 
 
 def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> None:
     with_buffers = program(buffered=True)
     task = replace(TASK, start=np.zeros(with_buffers.schema.size), steps=1, batch=64)
-    result = fit(ENGINE, with_buffers, task, DATA).vector
+    result = fit(OverEngine(ENGINE, with_buffers), task, DATA).vector
     np.testing.assert_allclose(result[with_buffers.schema.slices["mean"]], 0.1 * DATA.x.mean(axis=0))
 
 
@@ -100,7 +102,7 @@ def test_what_cannot_be_done_is_refused_by_the_protocols_code(
     code: str, task: Fit, data: Dataset, engine: SoftmaxEngine
 ) -> None:
     with np.errstate(all="ignore"), pytest.raises(Malformed) as refused:
-        fit(engine, PROGRAM, task, data)
+        fit(OverEngine(engine, PROGRAM), task, data)
     assert refused.value.code == code
 
 
@@ -114,20 +116,20 @@ def asked(*want: str, **more: object) -> Probe:
 
 def test_a_padded_fixed_batch_gives_what_a_free_one_gives() -> None:
     task = asked("loss", "votes", "posterior", "confusion")
-    free, fixed = probe(ENGINE, PROGRAM, task, LOCAL), probe(SoftmaxEngine(fixed_batch=6), PROGRAM, task, LOCAL)
+    free, fixed = probe(LEARNER, task, LOCAL), probe(OverEngine(SoftmaxEngine(fixed_batch=6), PROGRAM), task, LOCAL)
     for name in ("losses", "votes", "posterior", "confusion"):
         np.testing.assert_allclose(getattr(free, name), getattr(fixed, name), rtol=1e-12)
 
 
 def test_padding_gives_every_sample_its_own_loss_and_logits() -> None:
-    free = evaluate(ENGINE, PROGRAM, MODELS, DATA, batch=64)
-    fixed = evaluate(SoftmaxEngine(fixed_batch=6), PROGRAM, MODELS, DATA, batch=64)
+    free = LEARNER.evaluate(MODELS, DATA, batch=64)
+    fixed = OverEngine(SoftmaxEngine(fixed_batch=6), PROGRAM).evaluate(MODELS, DATA, batch=64)
     for ours, theirs in zip(fixed, free, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 def test_votes_and_confusions_count_every_sample_once() -> None:
-    reply = probe(ENGINE, PROGRAM, asked("votes", "confusion", split="test"), LOCAL)
+    reply = probe(LEARNER, asked("votes", "confusion", split="test"), LOCAL)
     assert reply.votes is not None
     assert reply.confusion is not None
     assert reply.n == reply.votes.sum() == 11
@@ -137,7 +139,7 @@ def test_votes_and_confusions_count_every_sample_once() -> None:
 
 
 def test_only_what_was_asked_for_is_answered() -> None:
-    reply = probe(ENGINE, PROGRAM, asked("loss"), LOCAL)
+    reply = probe(LEARNER, asked("loss"), LOCAL)
     assert reply.losses is not None
     assert [reply.votes, reply.posterior, reply.grad, reply.confusion, reply.update] == [None] * 5
 
@@ -149,8 +151,8 @@ def test_responsibilities_are_bayes_rule() -> None:
 
 
 def test_with_a_prior_the_confusion_is_that_of_the_mixture_of_probabilities() -> None:
-    one = probe(ENGINE, PROGRAM, asked("confusion", prior=[1.0, 0.0, 0.0]), LOCAL).confusion
-    plain = probe(ENGINE, PROGRAM, asked("confusion"), LOCAL).confusion
+    one = probe(LEARNER, asked("confusion", prior=[1.0, 0.0, 0.0]), LOCAL).confusion
+    plain = probe(LEARNER, asked("confusion"), LOCAL).confusion
     assert one is not None
     assert plain is not None
     assert one.shape == (1, CLASSES, CLASSES)
@@ -159,19 +161,19 @@ def test_with_a_prior_the_confusion_is_that_of_the_mixture_of_probabilities() ->
 
 @pytest.mark.parametrize("engine", [ENGINE, SoftmaxEngine(fixed_batch=6)])
 def test_the_gradient_is_that_of_the_mean_loss(engine: SoftmaxEngine) -> None:
-    reply = probe(engine, PROGRAM, asked("grad", models=MODELS[:1]), LOCAL)
+    reply = probe(OverEngine(engine, PROGRAM), asked("grad", models=MODELS[:1]), LOCAL)
     expected = gradient(MODELS[0], DATA, np.full(len(DATA), 1 / len(DATA)))
     assert reply.grad is not None
     np.testing.assert_allclose(reply.grad, expected, atol=1e-8)
 
 
 def test_a_limit_takes_the_same_samples_for_the_same_seed() -> None:
-    first, again = (probe(ENGINE, PROGRAM, asked("loss", limit=5), LOCAL) for _ in range(2))
+    first, again = (probe(LEARNER, asked("loss", limit=5), LOCAL) for _ in range(2))
     assert first.n == 5
     np.testing.assert_array_equal(first.losses, again.losses)
 
 
 def test_a_device_without_held_out_samples_says_so() -> None:
     with pytest.raises(Malformed) as refused:
-        probe(ENGINE, PROGRAM, asked("confusion", split="test"), Local(train=DATA))
+        probe(LEARNER, asked("confusion", split="test"), Local(train=DATA))
     assert refused.value.code == "no_data"

@@ -11,7 +11,6 @@ from coordinator.metrics import ari
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
-from edge_client.training import evaluate
 from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run, simulate_json
 from tests.softmax import devices_of, grouped_fleet, play, start_of
 
@@ -90,8 +89,7 @@ def test_a_regression_runs_and_has_no_accuracy() -> None:
     asked, split = fleet_of(SimulateArgs(data_set="regression", devices=4))
     with opened(asked.model, split, seed=0, batch=10) as (devices, start):
         result = run(FedAvg(local_steps=20, batch_size=10), start, devices, split.groups, rounds=2, seed=0, batch=10)
-        losses, _ = evaluate(
-            devices.engine, devices.program, [start, result.state.centers[0]], split.holdouts["domain 0"], batch=100
-        )
+        centers = [start, result.state.centers[0]]
+        losses, _ = devices.learner.evaluate(centers, split.holdouts["domain 0"], batch=100)
     assert result.records[-1]["accuracy"] == {"micro": None, "macro": None}
     assert losses[1].mean() < 0.8 * losses[0].mean()

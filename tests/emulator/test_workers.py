@@ -16,11 +16,10 @@ import pytest
 from coordinator.models.registry import build
 from coordinator.strategies.base import Exchange
 from coordinator.strategies.registry import make
-from edge_client.engines.base import Engine, open_engine
 from edge_client.errors import FedcentersError
-from edge_client.protocol.program import Program
 from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
 from emulator import datasets
+from emulator.engines.runtime import Runtime
 from emulator.partitions import Split
 from emulator.schemes import parse
 from emulator.simulation import run
@@ -34,18 +33,15 @@ class Stage:
     """One compiled program and a small fleet."""
 
     split: Split
-    engine: Engine
-    program: Program
-    files: dict[str, Path]
+    recipe: Runtime
     start: Flat
     folder: Path
 
     def alone(self) -> Devices:
-        return Devices(engine=self.engine, program=self.program, local=self.split.devices)
+        return Devices(learner=self.recipe.open(), local=self.split.devices)
 
     def crew(self, workers: int) -> AbstractContextManager[Crew]:
-        local = self.split.devices
-        return crew(self.engine, self.program, self.files, local, workers=workers, folder=self.folder)
+        return crew(self.recipe, self.split.devices, workers=workers, folder=self.folder)
 
 
 @pytest.fixture(scope="module")
@@ -58,9 +54,7 @@ def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
     files = {name: folder / c.sha256 for name, c in compiled.program.containers["onnx"].items()}
     return Stage(
         split=parse("iid").split(datasets.load("digits"), devices=5, seed=0),
-        engine=open_engine("onnx", compiled.program, files),
-        program=compiled.program,
-        files=files,
+        recipe=Runtime(engine="onnx", program=compiled.program, files=files),
         start=vector_of(model.module, compiled.program.schema),
         folder=folder,
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from edge_client.dataset import Dataset
 from edge_client.engines.base import step
 from edge_client.errors import ProgramRefused
+from edge_client.learner import OverEngine
 from edge_client.protocol.task import Fit
 from edge_client.training import fit
 from export.functions import ports
@@ -54,7 +55,8 @@ def test_the_seed_of_the_task_decides_what_is_dropped(tmp_path: Path) -> None:
     start = vector_of(model("dropout").module, made.program.schema)
     task = Fit(start=start, steps=3, lr=0.1, batch=BATCH, seed=1)  # one batch of all samples: their order is no matter
     one, same, other = (
-        fit(engine, made.program, replace(task, seed=seed), data).vector.astype(np.float64) for seed in (1, 1, 2)
+        fit(OverEngine(engine, made.program), replace(task, seed=seed), data).vector.astype(np.float64)
+        for seed in (1, 1, 2)
     )
     assert np.array_equal(one, same)
     assert np.abs(one - other).max() > 0.01 * np.abs(one - start).max()

@@ -16,10 +16,11 @@ from torch import nn
 
 from edge_client.dataset import Dataset
 from edge_client.errors import Malformed, ProgramRefused, UsageError
+from edge_client.learner import OverEngine
 from edge_client.protocol.messages import canonical, parse_json
 from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
 from edge_client.protocol.task import Fit
-from edge_client.training import evaluate, fit
+from edge_client.training import fit
 from export.program import Compiled, compile_program, load_vector, schema_of, vector_of
 from export.sentence import sentence
 from tests.programs import BATCH, compiled, model, opened
@@ -79,12 +80,12 @@ def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: 
     engine = opened(grid, "onnx", tmp_path)
     task = Fit(start=start, steps=60, lr=0.5, momentum=0.9, batch=8, seed=0)
     before, after = (
-        float(evaluate(engine, program, [model], data, batch=8)[0].mean())
-        for model in (start, fit(engine, program, task, data).vector)
+        float(OverEngine(engine, program).evaluate([model], data, batch=8)[0].mean())
+        for model in (start, fit(OverEngine(engine, program), task, data).vector)
     )
     assert after < 0.5 * before
     with pytest.raises(Malformed, match=r"targets of shape \(3, 4\), not \(12,\)"):
-        fit(engine, program, task, Dataset(x, data.y.reshape(32, 12)))
+        fit(OverEngine(engine, program), task, Dataset(x, data.y.reshape(32, 12)))
 
 
 def test_cross_entropy_wants_one_row_of_logits() -> None:

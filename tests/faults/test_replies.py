@@ -13,6 +13,7 @@ from coordinator.runs import one_round, round_rng
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.training import strategy_of
 from edge_client.errors import NetworkError
+from edge_client.learner import OverEngine
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import ClientId
 from edge_client.transport.memory import MemoryBroker
@@ -29,7 +30,7 @@ def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
 def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = frozenset(), rounds: int = 2) -> State:
     """The same training with direct calls: what the survivors of a fault have to arrive at."""
     local = softmax.grouped_fleet(devices, 2)
-    fleet = Devices(engine=softmax.SoftmaxEngine(), program=program(), local=local, wire=f32_delta)
+    fleet = Devices(learner=OverEngine(softmax.SoftmaxEngine(), program()), local=local, wire=f32_delta)
     strategy = strategy_of(fed.config.runs[0], fed.config)
     start = softmax.start_of().astype(np.float32)
     state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))

@@ -7,6 +7,7 @@ from coordinator.strategies.base import drive
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fedprox import FedProx
 from edge_client.errors import ConfigError
+from edge_client.learner import OverEngine
 from edge_client.protocol.task import Fit, Reply
 from edge_client.training import fit
 from tests.softmax import SoftmaxEngine, grouped_fleet, play, program, schema, start_of
@@ -19,7 +20,7 @@ def test_one_device_alone_is_plain_sgd_on_its_data() -> None:
     alone = {"d00": LOCAL["d00"]}
     method = FedAvg(local_steps=4, batch_size=64, momentum=0.0)  # full batches: the seed does not matter
     task = Fit(start=start_of(), steps=12, lr=method.learning_rate, batch=64, seed=0)
-    expected = fit(SoftmaxEngine(), program(), task, alone["d00"].train).vector
+    expected = fit(OverEngine(SoftmaxEngine(), program()), task, alone["d00"].train).vector
     np.testing.assert_allclose(play(method, alone, rounds=3).centers[0], expected, rtol=1e-12)
 
 

@@ -1,0 +1,1 @@
+"""Who trains emulated devices: each file is one way to compute the same numbers (edge_client/learner.py)."""
