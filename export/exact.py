@@ -25,6 +25,7 @@ def table() -> Mapping[Callable[..., Any], Callable[..., Any]]:
         aten.scalar_tensor.default: scalar,
         aten.full.default: full,
         aten.full_like.default: full_like,
+        aten.hardsigmoid.default: hardsigmoid,
         aten.hardtanh.default: hardtanh,
         aten.leaky_relu.default: leaky_relu,
         aten.elu.default: elu,
@@ -56,6 +57,16 @@ def full_like(x: Any, value: Any, dtype: int = -1, **_: object) -> Any:
     from onnxscript import opset18
 
     return opset18.Expand(scalar(value, x.dtype if dtype == -1 else dtype), opset18.Shape(x))
+
+
+def hardsigmoid(x: Any) -> Any:
+    """min(1, max(0, x / 6 + 1 / 2)); ONNX's own where its attribute is exact enough."""
+    from onnxscript import opset18
+
+    if x.dtype != DOUBLE:
+        return opset18.HardSigmoid(x, alpha=1 / 6, beta=1 / 2)
+    line = opset18.Add(opset18.Div(x, scalar(6, x.dtype)), scalar(0.5, x.dtype))
+    return opset18.Clip(line, scalar(0, x.dtype), scalar(1, x.dtype))
 
 
 def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
