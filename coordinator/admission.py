@@ -54,6 +54,8 @@ def admit(question: Question, data: bytes, n: int) -> Reply:
         return Reply(n=n, update=_updated(question, data))
     reply = compress.decode_stats(data, question.schema, n)
     _check_stats(task, question.schema, reply)
+    if reply.grad is not None:
+        _check_move(reply.grad, question)
     return reply
 
 
@@ -61,15 +63,20 @@ def _updated(question: Question, data: bytes) -> Flat:
     """The fitted model [schema.size]: base + delta, both float32, as the simulation computes it."""
     delta = compress.decode(data, question.schema, kind="delta", codec=question.codec, base=question.base)
     base = question.base_vector
-    moved = delta[: question.schema.n_params].astype(np.float64)
-    rms = float(np.sqrt(np.mean(moved**2)))
-    if base is not None and rms > question.max_update_rms:
-        raise Malformed("rejected", f"parameters moved by {rms:.3g} on average, at most {question.max_update_rms:g}")
+    if base is not None:
+        _check_move(delta[: question.schema.n_params], question)
     with np.errstate(over="ignore"):  # found below
         update: Flat = delta if base is None else base + delta
     if not np.isfinite(update).all():
         raise Malformed("not_finite", "the updated model is not finite")
     return update
+
+
+def _check_move(move: Flat, question: Question) -> None:
+    """How far an update moves the parameters, or a gradient would in a step of length 1: [n_params]."""
+    rms = float(np.sqrt(np.mean(move.astype(np.float64) ** 2)))
+    if rms > question.max_update_rms:
+        raise Malformed("rejected", f"parameters moved by {rms:.3g} on average, at most {question.max_update_rms:g}")
 
 
 def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:

@@ -16,12 +16,13 @@ from coordinator.config import CoordinatorConfig
 from coordinator.nearest import guessing_loss
 from coordinator.programs import Prepared
 from coordinator.store import Store
-from coordinator.training import Outcome
+from coordinator.strategies.base import Strategy
+from coordinator.training import Outcome, strategy_of
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.catalog import Catalog, CatalogCenter
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import Array, ClientId, OwnModel
 from edge_client.transport.blobs import write_atomically
 
 FACT = "catalog"  # names the stored catalog in the store's facts
@@ -48,7 +49,7 @@ def _make(
     for outcome in outcomes:
         _write_centers(outcome, config, prepared)
     served = next(outcome for outcome in outcomes if outcome.run.name == config.served_run)
-    cards = _cards(served, store)
+    cards = _cards(served, config, store)
     files = _export(served, cards, config, store, prepared) if config.formats else [{} for _ in cards]
     centers = []
     for k, center in enumerate(served.state.centers):
@@ -78,15 +79,14 @@ def _tensors(center: Array, prepared: Prepared) -> bytes:
     return compress.encode(center.astype(np.float32), prepared.program.schema, codec="f32", kind="model")
 
 
-def _cards(served: Outcome, store: Store) -> list[dict[str, Any]]:
-    """What is told about each center: which method made it, from how many devices and samples."""
-    fleet, assignment = store.enrolled(), served.state.assignment
-    devices = Counter(assignment.values())
-    samples = Counter[int]()
-    for cid, center in assignment.items():
-        samples[center] += fleet[cid][0]
-    if not assignment:  # one model for everybody
-        devices, samples = Counter({0: len(fleet)}), Counter({0: sum(n for n, _ in fleet.values())})
+def _cards(served: Outcome, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
+    """What is told about each center: which method made it, and how many devices and samples it stands for."""
+    fleet, devices, samples = store.enrolled(), Counter[int](), Counter[int]()
+    strategy = strategy_of(served.run, config)
+    for cid in sorted(fleet):
+        for center in _centers_of(served, strategy, cid):
+            devices[center] += 1
+            samples[center] += fleet[cid][0]
     return [
         {
             "center": k,
@@ -97,6 +97,18 @@ def _cards(served: Outcome, store: Store) -> list[dict[str, Any]]:
         }
         for k in range(len(served.state.centers))
     ]
+
+
+def _centers_of(served: Outcome, strategy: Strategy, cid: ClientId) -> list[int]:
+    """The center that a device is assigned to; where a method assigns nobody, every center that serves the device.
+
+    A device that is served the model that it keeps itself has none.
+    """
+    state = served.state
+    if state.assignment:
+        return [state.assignment[cid]] if cid in state.assignment else []
+    models = [m for _, m in strategy.predictor(state, cid) if not isinstance(m, OwnModel)]
+    return [k for k, center in enumerate(state.centers) if any(np.array_equal(center, m) for m in models)]
 
 
 def _export(

@@ -61,6 +61,12 @@ def test_no_gradient_weighs_more_than_the_samples_that_its_device_was_enrolled_w
     assert admit(asked, stats(grad=grad), 7).n == 7
 
 
+def test_a_huge_gradient_is_rejected_by_the_norm_bound_of_updates() -> None:
+    asked = question(probe("grad", models=1))
+    assert code_of(asked, stats(grad=np.full(SCHEMA.n_params, 11.0, np.float32)), 7) == "rejected"
+    assert admit(asked, stats(grad=np.full(SCHEMA.n_params, 9.0, np.float32)), 7).n == 7
+
+
 def test_votes_of_more_samples_than_were_enrolled_are_refused() -> None:
     asked = question(probe("votes"))
     assert code_of(asked, stats(n=70, votes=np.array([60, 10])), 70) in ("rejected", "bad_field")

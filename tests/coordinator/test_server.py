@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,23 @@ def test_runs_follow_each_other_over_the_same_fleet_and_the_first_is_served(tmp_
     assert [(r["run"], r["round"]) for r in fed.rounds()] == [("centers", 1), ("global", 1), ("global", 2)]
     bundle = next(event for event in fed.events if event["event"] == "bundle")
     assert (bundle["run"], [card["devices"] for card in bundle["centers"]]) == ("centers", [2, 2])
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "devices"),
+    [("fedavg", {}, [4]), ("fedavg-plus", {"runs": 2}, [4, 4]), ("nonfed", {}, [0])],
+)
+def test_a_card_counts_the_devices_that_the_center_serves(
+    tmp_path: Path, method: str, settings: dict[str, Any], devices: list[int]
+) -> None:
+    run = RunConfig(method=method, rounds=1, name=method, settings={"local-steps": 2, **settings})
+    fed = Federation.of(tmp_path, runs=(run,))
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    bundle = next(event for event in fed.events if event["event"] == "bundle")
+    assert [card["devices"] for card in bundle["centers"]] == devices
 
 
 def test_it_ends_by_itself_where_that_is_wanted(tmp_path: Path) -> None:
