@@ -62,7 +62,7 @@ def _compile(config: CoordinatorConfig, store: Store) -> str:
         model.module,
         name=model.name,
         input=model.input,
-        classes=model.classes,
+        target=model.output,
         loss=model.loss,
         batch=config.model.batch_size,
         engines=config.model.engines,

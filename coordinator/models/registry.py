@@ -1,13 +1,14 @@
 """The models that a fleet can train, by name. One row per model; a name with a colon is an import path.
 
-A model is a plain torch module that maps a batch of samples [batch, *input] to logits [batch, classes]. Nothing here
-knows a method, a device or a file. The same seed gives the same weights; torch's global generator stays as it was.
+A model is a plain torch module that maps a batch of samples [batch, *input] to logits [batch, classes], or to targets
+of any shape. Nothing here knows a method, a device or a file. The same seed gives the same weights; torch's global
+generator stays as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Literal
@@ -22,24 +23,44 @@ Loss = Literal["cross-entropy", "squared-error"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """A module with the facts that a training program needs: one sample's shape, the width of the logits, the loss."""
+class Facts:
+    """What a training program needs to know: the shapes of one sample and of its output, and the loss.
 
-    name: str
-    module: nn.Module
+    `classes` is short for an output of (classes,).
+    """
+
     input: tuple[int, ...]
-    classes: int
+    classes: int = 0
+    target: tuple[int, ...] = ()
     loss: Loss = "cross-entropy"
+
+    def __post_init__(self) -> None:
+        """Refuse what names no output, or two."""
+        if bool(self.classes) == bool(self.target):
+            raise ConfigError(
+                f"classes={self.classes} and target={self.target}",
+                hint="give classes for a classifier, or target, the shape of one sample's output",
+            )
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """The shape of one sample's output."""
+        return self.target or (self.classes,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class Model(Facts):
+    """A module and its facts."""
+
+    name: str
+    module: nn.Module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Facts):
     """How to make a model and what it takes; a user's factory may return one with its own module."""
 
     make: Callable[[], nn.Module]
-    input: tuple[int, ...]
-    classes: int
-    loss: Loss = "cross-entropy"
 
 
 MODELS = {
@@ -61,7 +82,8 @@ def build(name: str, *, seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = entry.make()
-    return Model(name=name, module=module, input=entry.input, classes=entry.classes, loss=entry.loss)
+    facts = {key.name: getattr(entry, key.name) for key in fields(Facts)}
+    return Model(name=name, module=module, **facts)
 
 
 def _known(name: str) -> Entry:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -12,6 +14,10 @@ from edge_client.errors import ConfigError
 
 def mine() -> Entry:
     return Entry(make=lambda: nn.Linear(3, 2), input=(3,), classes=2, loss="squared-error")
+
+
+def rows() -> Entry:
+    return Entry(make=lambda: nn.Linear(3, 2), input=(4, 3), target=(4, 2), loss="squared-error")
 
 
 def no_entry() -> int:
@@ -74,3 +80,14 @@ def test_a_wrong_name_is_answered_with_a_hint(name: str, said: str) -> None:
         build(name, seed=0)
     assert said in str(wrong.value)
     assert "hint: " in str(wrong.value)
+
+
+def test_a_users_model_may_have_targets_of_any_shape() -> None:
+    model = build("tests.coordinator.models.test_registry:rows", seed=0)
+    assert model.module(torch.zeros(5, *model.input)).shape == (5, *model.output)
+
+
+@pytest.mark.parametrize("output", [{}, {"classes": 2, "target": (2,)}])
+def test_a_model_has_one_output(output: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="give classes for a classifier, or target"):
+        Entry(make=lambda: nn.Linear(3, 2), input=(3,), **output)
