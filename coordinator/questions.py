@@ -74,7 +74,7 @@ def _ask(key: Key, cid: ClientId, task: Task, desk: Desk, put: Callable[[Flat, s
         "round": key.round,
         "exchange": key.exchange,
         "program": prepared.manifest.to_json(),
-        "container": prepared.container(engine, wire.function_of(job)).to_json(),
+        **{field: prepared.container(engine, f).to_json() for field, f in wire.functions_of(job).items()},
         "schema": schema.sha256,
         "reply": {"codec": desk.config.codec, "base": named, "max_size": max_size},
     }

@@ -161,14 +161,17 @@ class Client:
         """Fetch in the order of trust: the signed program, what it vouches for, the vectors; then train."""
         run = task.key.run
         may_train(min_battery_percent=self.config.min_battery_percent)
-        manifest, container = (Manifest.from_json(task.message[name]) for name in ("program", "container"))
+        manifest = Manifest.from_json(task.message["program"])
+        needed = wire.functions_of(task.message)
+        containers = {field: Manifest.from_json(task.message[field]) for field in needed}
         self._workshop.check_signature(manifest)
         self._fetch(task, [manifest])
         program = self._workshop.program(manifest)
-        self._workshop.check_container(program, wire.function_of(task.message), container)
+        for field, container in containers.items():
+            self._workshop.check_container(program, needed[field], container)
         message = wire.without_spares(task.message, lambda slot: self.state.own(run, slot, program.schema) is not None)
-        self._cache.pin({manifest.sha256, container.sha256})
-        self._fetch(task, [container, *wire.task_manifests(message)])
+        self._cache.pin({manifest.sha256, *(container.sha256 for container in containers.values())})
+        self._fetch(task, [*containers.values(), *wire.task_manifests(message)])
         began_s = self._clock.now_s()
         outcome = self._workshop.run(
             message,

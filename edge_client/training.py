@@ -18,6 +18,8 @@ from edge_client.learner import F64, Job, Learner, Trained
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply
 
+SMALL = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
+
 
 @dataclass(frozen=True, kw_only=True)
 class FitResult:
@@ -46,6 +48,8 @@ def job(
     if fixed_batch is not None and fixed_batch != task.batch:
         raise Malformed("bad_task", f"batch {task.batch}, but this program runs batches of {fixed_batch}")
     start = _start(task, own)
+    if task.buffers == "own" and own is not None:
+        start = with_buffers(program, start, own)
     for vector in (start, task.anchor, task.linear):
         if vector is not None and vector.shape != (program.schema.size,):
             raise Malformed(
@@ -100,6 +104,11 @@ def probe(
         if len(models) != 1:
             raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
         return Reply(n=len(data), grad=learner.gradient(models[0], data, batch=task.batch, seed=task.seed))
+    kept = own("main") if task.buffers == "own" else None
+    if kept is not None:
+        models = [with_buffers(program, model, kept) for model in models]
+    elif task.buffers == "batch":
+        models = [recalibrated(learner, model, local.train, batch=task.batch) for model in models]
     losses, logits = learner.evaluate(models, data, batch=task.batch)
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
@@ -111,6 +120,41 @@ def probe(
         posterior=None if shares is None else shares.mean(axis=1),
         confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
     )
+
+
+def with_buffers(program: Program, model: Flat, other: Flat) -> Flat:
+    """[schema.size] the parameters of one model and the buffers of another."""
+    n = program.schema.n_params
+    return np.concatenate([model[:n], other[n:].astype(model.dtype)])
+
+
+def recalibrated(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> Flat:
+    """The model [schema.size] with the statistics of these samples in its buffers instead of running ones.
+
+    A training step moves a running statistic from b to (1 - m) b + m s; two steps, from 0 and from 1, tell m and s. The
+    mean of s over all batches of `batch` samples (a shorter rest is left out, unless it is all there is; so is one
+    sample, which has no variance) takes the place of b. What no step moves stays. Li et al. 2016, "Revisiting Batch
+    Normalization For Practical Domain Adaptation", section 3.3.
+    """
+    n, size = learner.program.schema.n_params, learner.fixed_batch or batch
+    cuts = [np.arange(at, min(at + size, len(data))) for at in range(0, len(data), size)]
+    whole = [cut for cut in cuts if len(cut) == size] or ([cuts[0]] if learner.fixed_batch is None else [])
+    if n == len(model) or not whole or len(whole[0]) == 1:
+        return model
+    still = Fit(start=model, steps=1, lr=0.0, batch=size, seed=0)
+    ones = np.ones(len(data))
+
+    def moved(value: float) -> NDArray[np.float64]:
+        start = np.concatenate([model[:n], np.full(len(model) - n, value, model.dtype)])
+        jobs = [Job(task=still, start=start, data=data, batches=[cut], weights=ones) for cut in whole]
+        each = np.stack([trained.vector[n:] for trained in learner.train(jobs)])
+        return np.asarray(each.mean(axis=0, dtype=np.float64))
+
+    zero = moved(0.0)
+    m = 1 - (moved(1.0) - zero)
+    known = m > SMALL
+    found = np.where(known, zero / np.where(known, m, 1.0), model[n:])
+    return np.concatenate([model[:n], found.astype(model.dtype)])
 
 
 def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:

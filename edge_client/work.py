@@ -55,7 +55,7 @@ class Workshop:
 
     def __post_init__(self) -> None:
         self._programs: dict[str, Program] = {}
-        self._engines: dict[str, Engine] = {}  # by the sha256 of the container; of one program only
+        self._engines: dict[frozenset[str], Engine] = {}  # by the sha256 of the containers; of one program only
 
     def check_signature(self, manifest: Manifest) -> None:
         """Before a byte of it is fetched: one of the pinned keys signed this program. Malformed("bad_signature")."""
@@ -81,15 +81,17 @@ class Workshop:
         if (files[function].sha256, files[function].size) != (manifest.sha256, manifest.size):
             raise Malformed("bad_program", f"container {manifest.sha256:.16} is not the one that the program lists")
 
-    def engine(self, program: Program, manifest: Manifest) -> Engine:
-        """The engine over a fetched container, opened once."""
-        if manifest.sha256 not in self._engines:
-            self.blobs.read(manifest.sha256)  # hashed again: a damaged container must not be loaded
+    def engine(self, program: Program, *manifests: Manifest) -> Engine:
+        """The engine over fetched containers, opened once."""
+        named = frozenset(manifest.sha256 for manifest in manifests)
+        if named not in self._engines:
+            for sha256 in named:
+                self.blobs.read(sha256)  # hashed again: a damaged container must not be loaded
             files = program.containers[self.config.engine]
-            here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 == manifest.sha256}
+            here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 in named}
             settings = {"threads": self.config.threads, "device": self.config.device}
-            self._engines[manifest.sha256] = self.open_engine(self.config.engine, program, here, **settings)
-        return self._engines[manifest.sha256]
+            self._engines[named] = self.open_engine(self.config.engine, program, here, **settings)
+        return self._engines[named]
 
     def vector(self, manifest: Manifest, schema: Schema) -> Flat:
         """A fetched model or linear term [schema.size], float32."""
@@ -112,7 +114,8 @@ class Workshop:
         schema = program.schema
         if schema.sha256 != message["schema"]:
             raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
-        learner = OverEngine(self.engine(program, Manifest.from_json(message["container"])), program)
+        containers = [Manifest.from_json(message[field]) for field in wire.functions_of(message)]
+        learner = OverEngine(self.engine(program, *containers), program)
         task = wire.task_from(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
             outcome = self._probe(learner, task, own)

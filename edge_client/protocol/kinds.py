@@ -33,7 +33,7 @@ from edge_client.protocol.fields import (
     with_field,
     word_or,
 )
-from edge_client.protocol.task import MAX_MODELS, SLOT, SPLITS, WANTS
+from edge_client.protocol.task import FIT_BUFFERS, MAX_MODELS, PROBE_BUFFERS, SLOT, SPLITS, WANTS
 
 CODECS = ("f32", "f16", "i8")
 DETAIL_MAX = 200
@@ -120,13 +120,20 @@ _FIT: Table = required(
     rows=matching(r"ones|posterior:(0|[1-9][0-9]?)"),
     slot=_SLOT,
     upload=boolean,
+    buffers=one_of(*sorted(FIT_BUFFERS)),
 )
 _PROBE: Table = required(
     models=list_of(_CANDIDATE, 1, MAX_MODELS),
     want=list_of(one_of(*sorted(WANTS)), 1, len(WANTS)),
     batch=integer(1, 65_536),
     seed=_COUNT,
-) | optional(prior=list_of(number(), 1, MAX_MODELS), split=one_of(*sorted(SPLITS)), limit=_SAMPLES)
+) | optional(
+    prior=list_of(number(), 1, MAX_MODELS),
+    split=one_of(*sorted(SPLITS)),
+    limit=_SAMPLES,
+    buffers=one_of(*sorted(PROBE_BUFFERS)),
+    step=manifest("container"),
+)
 _JOBS: dict[str, Table] = {"fit": _FIT, "probe": _PROBE}
 _TASK: Table = (
     _KEY
@@ -232,6 +239,8 @@ def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
         return "want names the same statistic twice"
     if "grad" in task["want"] and len(task["want"]) > 1:
         return "a gradient is asked for alone"
+    if task.get("buffers") == "batch" and task["want"] != ["grad"] and "step" not in task:
+        return "buffers of a batch need the step's file"
     return None
 
 

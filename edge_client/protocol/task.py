@@ -27,6 +27,8 @@ OWN: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot
 
 WANTS = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
 SPLITS = frozenset({"train", "test"})
+FIT_BUFFERS = frozenset({"sent", "own"})
+PROBE_BUFFERS = frozenset({"sent", "own", "batch"})
 MAX_DIMS = 8
 MAX_STEPS = 1_000_000
 MAX_BATCH = 65_536
@@ -121,6 +123,11 @@ def _finite(name: str, value: float) -> None:
         raise ValueError(f"{name} must be finite and not negative, got {value}")
 
 
+def _one_of(name: str, value: str, words: frozenset[str]) -> None:
+    if value not in words:
+        raise ValueError(f"{name} must be one of {sorted(words)}, got {value!r:.80}")
+
+
 def _named(slot: str) -> None:
     if re.fullmatch(SLOT, slot) is None:
         raise ValueError(f"slot must have the form {SLOT}, got {slot!r:.80}")
@@ -133,7 +140,8 @@ class Fit:
     `start`, `init`, `anchor` and `linear` are [schema.size] (the buffer part of anchor and linear is ignored). Each
     step is SGD with momentum; velocity starts at zero. `rows` is "ones", or "posterior:m": q is candidate m's share of
     each sample, as the last probe of this round left it on the device. Batches follow `seed`. The device keeps the
-    trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered.
+    trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
+    `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one.
     """
 
     start: Flat | Literal["own"]
@@ -149,6 +157,7 @@ class Fit:
     rows: str = "ones"
     slot: str = "main"
     upload: bool = True
+    buffers: str = "sent"
 
     def __post_init__(self) -> None:
         """Refuse a task that no device could carry out."""
@@ -162,6 +171,7 @@ class Fit:
         _named(self.slot)
         if self.rows != "ones" and not self.rows.removeprefix("posterior:").isdecimal():
             raise ValueError(f"rows must be 'ones' or 'posterior:m', got {self.rows!r}")
+        _one_of("buffers", self.buffers, FIT_BUFFERS)
         vectors = [v for v in (self.start, self.init, self.anchor, self.linear) if isinstance(v, np.ndarray)]
         if len({v.shape for v in vectors}) > 1:
             raise ValueError("start, init, anchor and linear must have one shape")
@@ -184,7 +194,9 @@ class Probe:
 
     A candidate may be the device's own. `want` is a subset of WANTS ("grad" only alone), `split` says on which local
     data ("train"; "test" for held-out samples), `prior` holds one weight per model, `limit` caps the number of samples.
-    A "posterior" of all training samples also stays on the device, for the fits of the same round.
+    A "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
+    running statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if
+    there is one ("own"), or the statistics of the device's training samples under each model ("batch").
     """
 
     models: Sequence[Flat | OwnModel]
@@ -194,8 +206,10 @@ class Probe:
     prior: Sequence[float] | None = None
     split: str = "train"
     limit: int | None = None
+    buffers: str = "sent"
 
     def __post_init__(self) -> None:
+        _one_of("buffers", self.buffers, PROBE_BUFFERS)
         _counts(self.batch, self.seed)
         if not 1 <= len(self.models) <= MAX_MODELS:
             raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")

@@ -35,6 +35,8 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
     }
     if not task.upload:
         fields["upload"] = False
+    if task.buffers != "sent":
+        fields["buffers"] = task.buffers
     if task.anchor is not None:
         fields["anchor"] = "start" if task.anchor is task.start else put(task.anchor, "model").to_json()
     if task.init is not None:
@@ -44,9 +46,12 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
     return fields
 
 
-def function_of(fields: Mapping[str, Any]) -> str:
-    """Which function of the program a task message needs; its `container` is the file that holds it."""
-    return "step" if fields["job"] == "fit" or fields["want"] == ["grad"] else "evaluate"
+def functions_of(fields: Mapping[str, Any]) -> dict[str, str]:
+    """Field of a task message that names a file -> the function of the program that the file holds."""
+    if fields["job"] == "fit" or fields["want"] == ["grad"]:
+        return {"container": "step"}
+    batch = fields.get("buffers") == "batch"  # a training step tells the statistics of samples
+    return {"container": "evaluate"} | ({"step": "step"} if batch else {})
 
 
 def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
@@ -62,6 +67,8 @@ def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
         fields["prior"] = [float(p) for p in task.prior]
     if task.limit is not None:
         fields["limit"] = int(task.limit)
+    if task.buffers != "sent":
+        fields["buffers"] = task.buffers
     return fields
 
 
@@ -120,6 +127,7 @@ def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
         rows=message.get("rows", "ones"),
         slot=message.get("slot", "main"),
         upload=message.get("upload", True),
+        buffers=message.get("buffers", "sent"),
     )
 
 
@@ -137,4 +145,5 @@ def _probe(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Probe:
         prior=message.get("prior"),
         split=message.get("split", "train"),
         limit=message.get("limit"),
+        buffers=message.get("buffers", "sent"),
     )

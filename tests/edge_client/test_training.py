@@ -9,7 +9,7 @@ from edge_client.dataset import Dataset, Local, batches
 from edge_client.errors import Malformed
 from edge_client.learner import OverEngine
 from edge_client.protocol.task import OWN, Array, Fit, Flat, Probe
-from edge_client.training import fit, probe, responsibilities
+from edge_client.training import fit, probe, recalibrated, responsibilities, with_buffers
 from tests.softmax import CLASSES, FEATURES, SoftmaxEngine, program, samples
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
@@ -70,6 +70,37 @@ def test_row_weights_of_a_probe_scale_each_samples_loss() -> None:
     task = replace(TASK, steps=1, batch=64, lr=1.0, rows="posterior:1")
     moved = np.array(TASK.start) - fit(LEARNER, task, DATA, posterior=posterior).vector
     np.testing.assert_allclose(moved, gradient(np.array(TASK.start), DATA, weights / len(DATA)), atol=1e-8)
+
+
+def test_a_fit_resumes_the_running_statistics_that_the_device_keeps() -> None:
+    learner = OverEngine(ENGINE, program(buffered=True))
+    n, size = learner.program.schema.n_params, learner.program.schema.size
+    sent, own = RNG.standard_normal(size), RNG.standard_normal(size)
+    task = replace(TASK, start=sent, buffers="own")
+    both = np.concatenate([sent[:n], own[n:]])
+    assert (fit(learner, task, DATA, own=own).vector == fit(learner, replace(TASK, start=both), DATA).vector).all()
+    assert (fit(learner, task, DATA).vector == fit(learner, replace(TASK, start=sent), DATA).vector).all()
+
+
+@pytest.mark.parametrize(("batch", "used"), [(8, 16), (64, 23)])
+def test_a_model_takes_the_mean_statistics_of_the_batches_of_the_samples(batch: int, used: int) -> None:
+    learner = OverEngine(ENGINE, program(buffered=True))
+    schema = learner.program.schema
+    found = recalibrated(learner, RNG.standard_normal(schema.size), DATA, batch=batch)
+    np.testing.assert_allclose(found[schema.slices["mean"]], DATA.x[:used].mean(axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("buffers", ["own", "batch"])
+def test_a_probe_evaluates_with_the_statistics_that_it_names(buffers: str) -> None:
+    learner = OverEngine(ENGINE, program(buffered=True))
+    size = learner.program.schema.size
+    sent, own = RNG.standard_normal(size), RNG.standard_normal(size)
+    task = Probe(models=[sent], want=frozenset({"loss"}), batch=8, seed=0, buffers=buffers, split="test")
+    told = probe(learner, task, LOCAL, own={"main": own}.get).losses
+    with_own = with_buffers(learner.program, sent, own)
+    used = {"own": with_own, "batch": recalibrated(learner, sent, LOCAL.train, batch=8)}[buffers]
+    assert LOCAL.test is not None
+    np.testing.assert_array_equal(told, learner.evaluate([used], LOCAL.test, batch=8)[0].mean(axis=1))
 
 
 def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> None:

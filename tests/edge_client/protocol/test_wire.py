@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from edge_client.errors import Malformed
 from edge_client.protocol import compress, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.task import OWN, WANTS, Fit, Flat, OwnModel, Probe
-from edge_client.protocol.wire import function_of, task_fields, task_from, task_manifests, without_spares
+from edge_client.protocol.task import FIT_BUFFERS, OWN, PROBE_BUFFERS, WANTS, Fit, Flat, OwnModel, Probe
+from edge_client.protocol.wire import functions_of, task_fields, task_from, task_manifests, without_spares
 from tests.edge_client.protocol.samples import SCHEMA, TASK
 
 
@@ -42,9 +42,9 @@ def vector(fill: float) -> Flat:
 
 def over_the_wire(task: Fit | Probe, shelf: Shelf, base: str = "zero") -> dict[str, Any]:
     reply = {"codec": "f32", "base": base, "max_size": 1 << 20}
-    sent = messages.write(
-        "task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **task_fields(task, shelf.put)}
-    )
+    job = task_fields(task, shelf.put)
+    files = dict.fromkeys(functions_of(job), TASK["container"])
+    sent = messages.write("task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **job, **files})
     return messages.read(sent, "t")
 
 
@@ -73,6 +73,7 @@ FITS = st.builds(
     rows=st.sampled_from(["ones", "posterior:3"]),
     slot=st.sampled_from(["main", "center-1"]),
     upload=st.booleans(),
+    buffers=st.sampled_from(sorted(FIT_BUFFERS)),
 )
 PROBES = st.builds(
     Probe,
@@ -85,6 +86,7 @@ PROBES = st.builds(
     prior=st.sampled_from([None, [0.25, 0.25, 0.5]]),
     split=st.sampled_from(["train", "test"]),
     limit=st.sampled_from([None, 100]),
+    buffers=st.sampled_from(sorted(PROBE_BUFFERS)),
 )
 
 
@@ -164,11 +166,25 @@ def test_vectors_of_two_sizes_are_a_bad_task() -> None:
 
 
 @pytest.mark.parametrize(
-    ("want", "function"), [({"grad"}, "step"), ({"loss"}, "evaluate"), ({"confusion", "votes"}, "evaluate")]
+    ("want", "buffers", "files"),
+    [
+        ({"grad"}, "sent", {"container": "step"}),
+        ({"grad"}, "batch", {"container": "step"}),
+        ({"loss"}, "own", {"container": "evaluate"}),
+        ({"confusion", "votes"}, "sent", {"container": "evaluate"}),
+        ({"confusion"}, "batch", {"container": "evaluate", "step": "step"}),
+    ],
 )
-def test_a_probe_names_the_function_that_it_needs(want: set[str], function: str) -> None:
-    probe = Probe(models=[vector(1)], want=frozenset(want), batch=1, seed=0)
-    assert function_of(task_fields(probe, Shelf().put)) == function
+def test_a_probe_names_the_functions_that_it_needs(want: set[str], buffers: str, files: dict[str, str]) -> None:
+    probe = Probe(models=[vector(1)], want=frozenset(want), batch=1, seed=0, buffers=buffers)
+    assert functions_of(task_fields(probe, Shelf().put)) == files
+
+
+def test_statistics_of_a_batch_without_the_file_of_a_step_are_a_bad_task() -> None:
+    job = task_fields(Probe(models=[vector(1)], want=frozenset({"loss"}), batch=1, seed=0), Shelf().put)
+    reply = {"codec": "f32", "base": "zero", "max_size": 1 << 20}
+    with pytest.raises(Malformed, match="need the step's file"):
+        messages.write("task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **job, "buffers": "batch"})
 
 
 def test_a_gradient_is_not_asked_for_beside_anything_else() -> None:
