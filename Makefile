@@ -5,8 +5,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 READERS := .readers
 READER_PYTHON ?= python3.11
+PEERS := .peers
+PEER_PYTHON ?= python3.11
 
-.PHONY: help install demo test check bench bench-programs architectures readers clean
+.PHONY: help install demo test check bench bench-steps bench-peers bench-programs architectures readers clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -31,8 +33,18 @@ check: $(STAMP)  ## lint, types, import rules
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(STAMP)  ## a training step of the main models, with memory; BENCHMARKS.md quotes it
+bench: bench-steps bench-peers ## all figures of BENCHMARKS.md; about a quarter of an hour
+	$(BIN)/python -m tests.benches
+
+bench-steps: $(STAMP) ## a training step of the main models, with memory
 	$(BIN)/python -m tests.bench_programs --models digits-mlp wecfl-cnn gn-cnn --memory
+
+bench-peers: $(PEERS)/pfl/.installed $(PEERS)/fedjax/.installed $(PEERS)/flower/.installed ## what `make bench` races against, each in its own environment
+
+# one that cannot be installed leaves its rows unmeasured, which the bench says
+$(PEERS)/%/.installed: tests/benches/peers/%.txt
+	@mkdir -p $(@D)
+	@{ $(PEER_PYTHON) -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && touch $@; } || echo "$* cannot be installed: its benches will be unmeasured" >&2
 
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
 	$(BIN)/python -m tests.bench_programs --json bench-programs.json
@@ -54,4 +66,4 @@ $(READERS)/%/.installed:
 	@touch $@
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) $(READERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(READERS) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -14,23 +14,30 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.clustering.backend import backend, best
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Flat
 
 Reduce = Callable[[Array, Array], Flat]  # rows [m, p] and their positive weights [m] -> [p]
 Align = Callable[[Array, Flat], Array]  # rows [m, p] and a center [p] -> the rows, as they are compared with it
 REDUCES = ("mean", "trimmed-mean", "median")
-COLUMNS = 65_536  # so many are raised to float64 at a time, for all rows of a center
+COLUMNS = 8_192  # so many are raised to float64 at a time; with hundreds of rows that stays in the cache
 
 
 def weighted_mean(rows: Array, weights: Array) -> Flat:
     """[m, p] rows and [m] weights -> [p], in the rows' dtype."""
-    weight = np.asarray(weights, dtype=np.float64)
-    total = float(weight.sum())
-    if not np.isfinite(total) or total <= 0 or (weight < 0).any():
-        raise ValueError(f"weights must be non-negative with a positive finite sum, got sum {total}")
-    mean: NDArray[np.float64] = (weight / total) @ rows.astype(np.float64, copy=False)
+    mean: NDArray[np.float64] = _shares(np.asarray(weights)[:, None])[0] @ rows.astype(np.float64, copy=False)
     return mean.astype(rows.dtype)
+
+
+def _shares(weights: Array) -> NDArray[np.float64]:
+    """[m, K] weights -> [K, m] shares, each row adding up to one."""
+    weight = np.ascontiguousarray(weights.T, dtype=np.float64)
+    total = weight.sum(axis=1)
+    if not np.isfinite(total).all() or (total <= 0).any() or (weight < 0).any():
+        raise ValueError(f"weights must be non-negative with positive finite sums, got sums {total}")
+    shares: NDArray[np.float64] = weight / total[:, None]
+    return shares
 
 
 def trimmed_mean(rows: Array, weights: Array, *, trim: float) -> Flat:
@@ -86,17 +93,43 @@ def aggregate(  # noqa: PLR0913 - the formula has these parts
     if R.shape != (len(rows), len(centers)) or a.shape != (len(rows),):
         raise ValueError(f"{len(rows)} updates, {len(centers)} centers, but R is {R.shape} and a is {a.shape}")
     border = centers.shape[1] if n_params is None else n_params
-    counts = a if n is None else n
-    out = centers.copy()
-    for k in range(len(centers)):
-        chosen = R[:, k] * a != 0  # a far outlier with weight zero must not even be multiplied
-        if chosen.any():
-            mine = rows[chosen] if align is None else align(rows[chosen], centers[k])
-            for columns in _blocks(border, centers.shape[1]):
-                by = a if columns.start < border else counts
-                block = reduce(mine[:, columns].astype(np.float64, copy=False), (R[:, k] * by)[chosen])
-                out[k, columns] = (1 - step) * out[k, columns] + step * block if step < 1 else block
+    weights = R * a[:, None], R * (a if n is None else n)[:, None]  # of parameters, of buffers
+    blocks = [(columns, weights[columns.start >= border]) for columns in _blocks(border, centers.shape[1])]
+    used = weights[0] != 0  # [m, K]; a far outlier with weight zero must not even be multiplied
+    out, some = centers.copy(), np.flatnonzero(used.any(axis=0))
+    if reduce is weighted_mean and align is None and some.size:
+        for columns, by in blocks:
+            out[some, columns] = _stepped(
+                out[some, columns], _means(rows[:, columns], by[:, some], used[:, some]), step
+            )
+        return out
+    for k in some:
+        mine = rows[used[:, k]] if align is None else align(rows[used[:, k]], centers[k])
+        for columns, by in blocks:
+            reduced = reduce(mine[:, columns].astype(np.float64, copy=False), by[used[:, k], k])
+            out[k, columns] = _stepped(out[k, columns], reduced, step)
     return out
+
+
+def _means(rows: Array, weights: Array, used: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """[m, c] rows and [m, K] weights -> [K, c] weighted means in float64, each of the rows that it has `used` [m, K].
+
+    Where centers share rows, or on CUDA, all of them are one product. With hard labels each row is raised to float64
+    and read once either way, and the product would multiply it by K - 1 zeros.
+    """
+    if best() == "cuda" or np.count_nonzero(used) > len(used):
+        shared = used.any(axis=1)
+        block = rows if shared.all() else rows[shared]
+        with np.errstate(invalid="ignore"):  # somebody's infinity times zero: found below
+            means = backend().sums(_shares(weights[shared]), block)
+        if np.isfinite(means).all():
+            return means
+    own = ((rows[mine].astype(np.float64, copy=False), weights[mine, k]) for k, mine in enumerate(used.T))
+    return np.stack([weighted_mean(block, by) for block, by in own])
+
+
+def _stepped(old: Array, new: Array, step: float) -> Array:
+    return (1 - step) * old + step * new if step < 1 else new
 
 
 def one_hot(labels: NDArray[np.int64], k: int) -> NDArray[np.float64]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.runs import Evaluation
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import BLOCK_MAX, BLOCK_STEP
 from edge_client.protocol.topics import check_federation
@@ -78,6 +79,8 @@ class CoordinatorConfig:
     seed: int = 0
     block: int = 65_536
     credits: int = 32
+    evaluate_every: int = 1  # rounds from one test to the next; the last round tests everybody
+    fraction_evaluate: float = 1.0  # of the devices, in a test before the last
     max_update_rms: float = 10.0  # a parameter that moves further than this on average was not trained, but broken
     formats: tuple[str, ...] = FORMATS  # none: no bundle, the catalog offers the centers' tensors only
     reference: Path | None = None
@@ -91,12 +94,14 @@ class CoordinatorConfig:
             check_federation(self.federation)
         except (Malformed, ValueError) as wrong:
             raise ConfigError(str(wrong), hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
-        for key in ("min_devices", "max_devices", "credits"):
+        for key in ("min_devices", "max_devices", "credits", "evaluate_every"):
             _at_least(key.replace("_", "-"), getattr(self, key), 1)
         for key in ("start_timeout_s", "deadline_s", "max_update_rms"):
             _positive(key.replace("_", "-"), getattr(self, key))
         if not 0 <= self.quorum <= 1:
             raise ConfigError(f"quorum is {self.quorum}", hint="quorum is a share of the asked devices, 0 to 1")
+        _positive("fraction-evaluate", self.fraction_evaluate)
+        Evaluation(every=self.evaluate_every, fraction=self.fraction_evaluate)
         if self.block % BLOCK_STEP or not BLOCK_STEP <= self.block <= BLOCK_MAX:
             raise ConfigError(f"block is {self.block}", hint="block is a multiple of 4096 from 4096 to 1048576 bytes")
         if not 0 <= self.seed < 2**31:
@@ -119,6 +124,11 @@ class CoordinatorConfig:
         """Name of the run whose centers become the bundle."""
         return self.bundle_run or self.runs[0].name
 
+    @property
+    def evaluation(self) -> Evaluation:
+        """Who is tested, and after which rounds."""
+        return Evaluation(every=self.evaluate_every, fraction=self.fraction_evaluate)
+
     def lesson(self) -> dict[str, Any]:
         """What decides the results; a folder that holds stored rounds can only be continued with an equal lesson."""
         return {
@@ -131,6 +141,9 @@ class CoordinatorConfig:
             "seed": self.seed,
             "codec": self.codec,
             "runs": [{"name": r.name, "method": r.method, "rounds": r.rounds, **r.settings} for r in self.runs],
+            # An exchange more or less would mislead a replay. Folders from before these keys say nothing of them.
+            **({} if self.evaluate_every == 1 else {"evaluate-every": self.evaluate_every}),
+            **({} if self.fraction_evaluate == 1 else {"fraction-evaluate": self.fraction_evaluate}),
         }
 
     def to_toml(self) -> dict[str, Any]:

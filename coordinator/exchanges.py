@@ -15,7 +15,7 @@ from coordinator.admission import admit
 from coordinator.link import WINDOW
 from coordinator.questions import Asked, Desk, write_questions
 from coordinator.store import Diverged, Key, StoredReply
-from coordinator.strategies.base import Exchange, Replies
+from coordinator.strategies.base import Exchange, Replies, show
 from coordinator.uploads import Uploads, have_field
 from edge_client.errors import Malformed, NetworkError
 from edge_client.protocol.blocks import Manifest
@@ -39,7 +39,7 @@ def hold(key: Key, tasks: Exchange, desk: Desk, pump: Pump) -> Replies:
         raise Diverged(key)
     replies: dict[ClientId, Reply] = {}
     if desk.store.closed_with(key) is None:
-        live = LiveExchange(key, asked, desk)
+        live = LiveExchange(key, tasks, asked, desk)
         live.begin()
         pump(live)
         replies = live.replies
@@ -55,9 +55,9 @@ def _read_again(asked: Asked, stored: StoredReply, desk: Desk) -> Reply:
 class LiveExchange:
     """The exchange that is open now. Its methods are called by the event loop, one event at a time."""
 
-    def __init__(self, key: Key, asked: Mapping[ClientId, Asked], desk: Desk) -> None:
-        self.key, self.asked, self.desk = key, asked, desk
-        self.replies: dict[ClientId, Reply] = {}
+    def __init__(self, key: Key, tasks: Exchange, asked: Mapping[ClientId, Asked], desk: Desk) -> None:
+        self.key, self.asked, self.desk, self._tasks = key, asked, desk, tasks
+        self.replies: dict[ClientId, Reply] = {}  # small ones; whole models wait on disk
         now_s = desk.clock.now_s()
         self._state = rounds.open_exchange(
             run=key.run,
@@ -170,8 +170,11 @@ class LiveExchange:
     def _store(self, command: rounds.Command) -> None:
         """What must be on disk before anybody hears of it."""
         if isinstance(command, rounds.Ack) and command.status == "ok":
-            record, self.replies[command.cid] = self._checked[command.cid]
+            record, reply = self._checked.pop(command.cid)
             self.desk.store.put_reply(self.key, record)
+            show(self._tasks, command.cid, reply)
+            if reply.update is None:
+                self.replies[command.cid] = reply
         elif isinstance(command, rounds.Close):
             if not command.enough and self.desk.config.below_quorum == "stop":
                 self.desk.store.heartbeat(self.key, self.desk.config.deadline_s)  # a restart gives it a whole deadline

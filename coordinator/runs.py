@@ -6,11 +6,13 @@ Generators only: whoever drives them (server, simulation, replay) asks the devic
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 
 import numpy as np
 
 from coordinator.metrics import Report, report
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
+from coordinator.strategies.parts import check, sample
 from edge_client.protocol.task import ClientId, Probe, Schema
 
 BEGIN = 0  # the "round" of Strategy.begin; rounds count from 1
@@ -21,12 +23,48 @@ def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, round])))
 
 
-def one_round(
-    strategy: Strategy, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator, *, batch: int
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Which rounds end with a test, and which share of the fleet takes it. The last round tests everybody."""
+
+    every: int = 1
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what would never test anybody, by the names that a user types."""
+        check("evaluate-every", self.every, least=1)
+        check("fraction-evaluate", self.fraction, least=1e-9, most=1.0)
+
+    def cohort(self, fleet: Fleet, rng: np.random.Generator, *, round: int, of: int) -> list[ClientId]:  # noqa: A002 - the protocol's word
+        """Who is tested after round `round` of `of`, sorted; rounds count from 1. `rng` stays where it is."""
+        if round == of:
+            return sorted(fleet)
+        return [] if round % self.every else sample(fleet, self.fraction, rng.spawn(1)[0])
+
+
+ALWAYS = Evaluation()
+
+
+def one_round(  # noqa: PLR0913 - a round has these
+    strategy: Strategy,
+    state: State,
+    schema: Schema,
+    fleet: Fleet,
+    rng: np.random.Generator,
+    *,
+    batch: int,
+    evaluation: Evaluation = ALWAYS,
+    round: int = 1,  # noqa: A002 - the protocol's word
+    of: int = 1,
 ) -> Generator[Exchange, Replies, tuple[State, Report]]:
-    """The strategy's exchanges, then every device tests what it would be served; `batch` is for that evaluation."""
+    """The strategy's exchanges, then devices test what they would be served; `batch` is for that evaluation.
+
+    Whom `evaluation` samples depends on the round's seed alone: the same devices for every method, and training draws
+    the same numbers whoever is tested. A round that tests nobody has no such exchange.
+    """
+    cohort = evaluation.cohort(fleet, rng, round=round, of=of)
     after = yield from strategy.round(state, schema, fleet, rng)
-    replies = yield {c: served(strategy, after, c, batch=batch) for c in sorted(fleet)}
+    replies = (yield {c: served(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     return after, report(matrices, after.assignment, n_centers=len(after.centers))
 
@@ -40,5 +78,6 @@ def served(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Pr
         want=frozenset({"confusion"}),
         split="test",
         batch=batch,
+        buffers=strategy.buffers,
         seed=0,
     )

@@ -179,6 +179,7 @@ class Server:
             schema=prepared.program.schema,
             initial=prepared.initial,
             fleet={cid: n for cid, (n, _) in members.items()},
+            evaluation=self.config.evaluation,
         )
         desk = Desk(
             config=self.config,

@@ -14,7 +14,7 @@ from typing import Any
 from coordinator.config import CoordinatorConfig, RunConfig
 from coordinator.journal import Journal
 from coordinator.metrics import round_record
-from coordinator.runs import BEGIN, one_round, round_rng
+from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.store import Key, Store
 from coordinator.strategies.base import Exchange, Replies, State, Strategy, drive
 from coordinator.strategies.registry import Setting, make
@@ -64,6 +64,7 @@ class School:
     schema: Schema
     initial: Flat
     fleet: Mapping[ClientId, int]
+    evaluation: Evaluation = ALWAYS
 
     def finish(self, run: RunConfig, strategy: Strategy, ask: Ask) -> Outcome:
         """The rounds of one run that are not stored yet."""
@@ -90,7 +91,17 @@ class School:
 
         before = self.meter()
         rng = round_rng(self.seed, number)
-        exchanges = one_round(strategy, state, self.schema, self.fleet, rng, batch=self.batch)
+        exchanges = one_round(
+            strategy,
+            state,
+            self.schema,
+            self.fleet,
+            rng,
+            batch=self.batch,
+            evaluation=self.evaluation,
+            round=number,
+            of=run.rounds,
+        )
         after, report = drive(exchanges, ask_next)
         seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
         numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}

@@ -104,9 +104,9 @@ def probe(
         if len(models) != 1:
             raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
         return Reply(n=len(data), grad=learner.gradient(models[0], data, batch=task.batch, seed=task.seed))
-    kept = own("main") if task.buffers == "own" else None
-    if kept is not None:
-        models = [with_buffers(program, model, kept) for model in models]
+    if task.buffers == "own" and (kept := own("main")) is not None:
+        sent = [not isinstance(model, OwnModel) for model in task.models]
+        models = [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
     elif task.buffers == "batch":
         models = [recalibrated(learner, model, local.train, batch=task.batch) for model in models]
     losses, logits = learner.evaluate(models, data, batch=task.batch)

@@ -203,6 +203,11 @@ class Heard:
             after: State = done.value
             return after
 
+    @property
+    def buffers(self) -> str:
+        """The method's own."""
+        return self.method.buffers
+
     def predictor(self, state: State, who: ClientId | None) -> Served:
         """The method's own."""
         return self.method.predictor(state, who)

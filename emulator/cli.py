@@ -28,6 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+ENGINE_HELP = "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
@@ -76,10 +77,18 @@ def simulate(  # noqa: PLR0913 - a command line
     clusters: Annotated[int | None, typer.Option(min=1, help="How many centers, for methods that have them.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Training rounds.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
-    engine: Annotated[str, typer.Option(help="onnx, litert or pt2.")] = "onnx",
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
     model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
     data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
+    ray: Annotated[str, typer.Option(metavar="HOST:PORT", help="A Ray cluster that does the work; or auto.")] = "",
+    profiles: Annotated[
+        Path | None, typer.Option(help="A TOML file of kinds of devices; see emulator/profiles.py.")
+    ] = None,
+    evaluate_every: Annotated[int, typer.Option(min=1, help="Rounds from one test to the next; the last has one.")] = 1,
+    fraction_evaluate: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the devices in a test; in the last round all.")
+    ] = 1.0,
     out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
     setting: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting of the method.")
@@ -111,6 +120,10 @@ def simulate(  # noqa: PLR0913 - a command line
         settings=settings,
         data=data,
         workers=workers,
+        ray=ray,
+        profiles=profiles,
+        evaluate_every=evaluate_every,
+        fraction_evaluate=fraction_evaluate,
         out=out,
     )
     result = simulate_json(asked, lambda record: talk.say(in_words(record)))
@@ -130,7 +143,10 @@ def experiment(  # noqa: PLR0913 - a command line
     data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; the experiment's own number.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run; the paper's.")] = None,
-    only: Annotated[str, typer.Option(help="Methods with commas between, as fedavg,wecfl; else all.")] = "",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(help="Methods, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Finished cells are kept here, and not run again.")] = Path(
         "runs/experiments"
     ),
@@ -140,6 +156,8 @@ def experiment(  # noqa: PLR0913 - a command line
 ) -> None:
     """Run a paper's table, cell by cell, and print it beside the paper's figures. Goes on where it was stopped.
 
+    Devices train with the engine that is the fastest here.
+
     example: fedcenters-emulator experiment wecfl-table2 --data DIR --seeds 1 --only fedavg,wecfl
     """
     talk = Talk()
@@ -147,9 +165,8 @@ def experiment(  # noqa: PLR0913 - a command line
     from emulator.experiments.command import Asked
     from emulator.experiments.command import experiment as carry_out
 
-    methods = [method.strip() for method in only.split(",") if method.strip()]
     found = carry_out(
-        Asked(name=name, data=data, seeds=seeds, rounds=rounds, only=methods, out=out, workers=workers, write=write),
+        Asked(name=name, data=data, seeds=seeds, rounds=rounds, only=only or (), out=out, workers=workers, write=write),
         talk.say,
     )
     for what, why in found["reasons"].items():
@@ -185,7 +202,7 @@ def choose_k(  # noqa: PLR0913 - a command line
     groups: Annotated[int | None, typer.Option(min=1, help="How many true groups the partition makes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Training rounds of each trial.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
-    engine: Annotated[str, typer.Option(help="onnx, litert or pt2.")] = "onnx",
+    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
     model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
     data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the trials, as .png or .svg.")] = None,

@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,17 @@ from typing import Any
 import numpy as np
 
 from coordinator.metrics import ari, nmi, purity, round_record
-from coordinator.runs import BEGIN, one_round, round_rng
+from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from coordinator.strategies.registry import METHODS, Setting, make, settings_of
 from edge_client.errors import UsageError
 from edge_client.protocol import compress
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator import datasets, schemes
-from emulator.devices import draw_profiles
-from emulator.engines.runtime import Runtime
+from emulator import datasets, profiles, schemes
+from emulator.cluster import ray_crew
+from emulator.devices import PROFILES, Profile, draw_profiles
+from emulator.engines.base import Recipe
+from emulator.kept import Lines
 from emulator.partitions import Split
 from emulator.virtual import Devices, VirtualNetwork
 from emulator.workers import crew
@@ -51,22 +53,28 @@ class SimulateArgs:
     groups: int | None = None  # replaces the partition's, where it has groups
     rounds: int = 10
     seed: int = 0
-    engine: str = "onnx"
+    engine: str = "auto"
     settings: Mapping[str, Setting] = field(default_factory=dict)
     data: Path | None = None
     workers: int = 1
+    ray: str = ""  # host:port of a Ray cluster that does the work instead
+    profiles: Path | None = None  # of the devices' kinds; those of devices.py
+    evaluate_every: int = 1  # rounds; the last one tests everybody in any case
+    fraction_evaluate: float = 1.0
     out: Path = Path("runs")
     name: str = ""  # of the folder in `out`; made from the method and the seed when empty
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """One JSON object per round, the state after the last, how well it found the groups, and the virtual seconds.
+    """One JSON object per round, the state after the last, how well it found the groups, and the seconds.
 
-    The scores are None for a fleet without true groups.
+    The scores are None for a fleet without true groups. `real_seconds` are those of each round on this machine; they
+    are no part of the records, which are the same whenever and wherever a run is repeated.
     """
 
-    records: list[Record]
+    records: Sequence[Record]
+    real_seconds: Sequence[float]
     state: State
     schema: Schema
     ari: float | None
@@ -80,15 +88,25 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
     began = time.perf_counter()
     if args.rounds < 1 or args.workers < 1:
         raise UsageError(f"{args.rounds} rounds, {args.workers} workers", hint="use at least one of each")
+    if args.ray and args.workers > 1:
+        raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
+    kinds = PROFILES if args.profiles is None else profiles.read(args.profiles)
+    evaluation = Evaluation(every=args.evaluate_every, fraction=args.fraction_evaluate)
     strategy = make(args.method, **args.settings)
     args, split = fleet_of(args)
     batch = int(settings_of(strategy)["batch-size"])
-    with opened(args.model, split, seed=args.seed, batch=batch, engine=args.engine, workers=args.workers) as (
-        devices,
-        start,
-    ):
+    facts = {"seed": args.seed, "batch": batch}
+    with opened(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (devices, start):
         result = run(
-            strategy, start, devices, split.groups, rounds=args.rounds, seed=args.seed, batch=batch, progress=progress
+            strategy,
+            start,
+            devices,
+            split.groups,
+            rounds=args.rounds,
+            kinds=kinds,
+            evaluation=evaluation,
+            progress=progress,
+            **facts,
         )
     folder = args.out / (args.name or f"simulate-{args.method}-{args.seed}")
     write_run(folder, args, strategy, result, split)
@@ -107,6 +125,7 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
         "purity": result.purity,
         "seconds": round(time.perf_counter() - began, 3),
         "virtual_seconds": round(result.virtual_seconds, 3),
+        "answered": last["answered"],
         "run": str(folder),
     }
 
@@ -124,29 +143,31 @@ def fleet_of(args: SimulateArgs) -> tuple[SimulateArgs, Split]:
 
 
 @contextmanager
-def opened(
-    model_name: str, split: Split, *, seed: int, batch: int, engine: str = "onnx", workers: int = 1
+def opened(  # noqa: PLR0913 - one per way to run it
+    model_name: str, split: Split, *, seed: int, batch: int, engine: str = "auto", workers: int = 1, ray: str = ""
 ) -> Iterator[tuple[Devices, Flat]]:
-    """Compile the model for one engine; -> the devices, ready in `workers` processes, and the common first model."""
+    """Make the model ready for an engine (engines/named.py); -> the devices and the common first model.
+
+    The devices' work is done in `workers` processes, or by the Ray cluster at the address `ray`; a GPU has one.
+    """
     from coordinator.models.registry import build
-    from export.program import compile_program, vector_of
+    from emulator.engines.named import ON_A_GPU, recipe
+    from export.program import vector_of
 
     model = build(model_name, seed=seed)
-    facts: dict[str, Any] = {"name": model.name, "input": model.input, "classes": model.classes, "loss": model.loss}
-    compiled = compile_program(model.module, **facts, batch=batch, engines=(engine,))
-    program = compiled.program
-    start = vector_of(model.module, program.schema)
     with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
         folder = Path(name)
-        for sha256, blob in compiled.files.items():
-            (folder / sha256).write_bytes(blob)
-        files = {name: folder / container.sha256 for name, container in program.containers[engine].items()}
-        recipe = Runtime(engine=engine, program=program, files=files)
-        if workers == 1:
-            yield Devices(learner=recipe.open(), local=split.devices), start
-        else:
-            with crew(recipe, split.devices, workers=workers, folder=folder) as devices:
-                yield devices, start
+        chosen, made = recipe(engine, model, batch=batch, folder=folder, processes=workers)
+        with _devices(made, split, workers=1 if chosen in ON_A_GPU else workers, ray=ray, folder=folder) as devices:
+            yield devices, vector_of(model.module, devices.program.schema)
+
+
+def _devices(made: Recipe, split: Split, *, workers: int, ray: str, folder: Path) -> AbstractContextManager[Devices]:
+    if ray:
+        return ray_crew(made, split.devices, address=ray)
+    if workers > 1:
+        return crew(made, split.devices, workers=workers, folder=folder)
+    return nullcontext(Devices(learner=made.open(), local=split.devices))
 
 
 def run(  # noqa: PLR0913 - a run has these settings
@@ -159,35 +180,39 @@ def run(  # noqa: PLR0913 - a run has these settings
     seed: int,
     batch: int,
     deadline_s: float = DEADLINE_S,
+    kinds: Sequence[Profile] = PROFILES,
+    evaluation: Evaluation = ALWAYS,
     progress: Progress = lambda _: None,
 ) -> Result:
     """Run the strategy from the common model `start` [schema.size] on devices that are ready."""
     schema, fleet, method = devices.program.schema, devices.fleet, _name_of(strategy)
-    network = VirtualNetwork(devices, draw_profiles(fleet, seed), deadline_s=deadline_s)
+    network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), deadline_s=deadline_s, seed=seed)
     state = strategy.begin(start, schema, fleet, round_rng(seed, BEGIN))
-    records: list[Record] = []
+    records, real_seconds = Lines(), []
     for number in range(1, rounds + 1):
+        began = time.perf_counter()
         network.open_round(number)
-        exchanges = one_round(strategy, state, schema, fleet, round_rng(seed, number), batch=batch)
+        rng, which = round_rng(seed, number), {"round": number, "of": rounds}
+        exchanges = one_round(strategy, state, schema, fleet, rng, batch=batch, evaluation=evaluation, **which)
         state, report = drive(exchanges, network.ask)
-        records.append(
-            round_record(
-                report,
-                run=method,
-                method=method,
-                round=number,
-                of=rounds,
-                bytes_down=network.bytes_down,
-                bytes_up=network.bytes_up,
-                seconds=network.now_s - network.opened_s,
-                local_steps=network.local_steps,
-            )
-        )
-        progress(records[-1])
+        record = round_record(
+            report,
+            run=method,
+            method=method,
+            bytes_down=network.bytes_down,
+            bytes_up=network.bytes_up,
+            seconds=network.now_s - network.opened_s,
+            local_steps=network.local_steps,
+            **which,
+        ) | {"answered": network.answered / network.asked if network.asked else None}
+        records.append(record)
+        real_seconds.append(round(time.perf_counter() - began, 3))
+        progress({**record, "real_seconds": real_seconds[-1]})
     known = sorted(set(state.assignment) & set(groups))
     labels = [groups[c] for c in known], [state.assignment[c] for c in known]
     scores = {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
-    return Result(records=records, state=state, schema=schema, virtual_seconds=network.now_s, **scores)
+    seconds = {"real_seconds": real_seconds, "virtual_seconds": network.now_s}
+    return Result(records=records, state=state, schema=schema, **seconds, **scores)  # type: ignore[arg-type]  # own types
 
 
 def _name_of(strategy: Strategy) -> str:
@@ -207,10 +232,12 @@ def write_run(folder: Path, args: SimulateArgs, strategy: Strategy, result: Resu
         (centers / f"center-{k}.safetensors").write_bytes(
             compress.encode(center, result.schema, codec="f32", kind="model")
         )
-    lines = [json.dumps(record, sort_keys=True) for record in result.records]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    unsaid = ("out", "name", "settings", "data", "workers")
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
+        for record, real_s in zip(result.records, result.real_seconds, strict=True):
+            metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
+    unsaid = ("out", "name", "settings", "data", "workers", "ray")
     asked = {k.replace("_", "-"): v for k, v in asdict(args).items() if k not in unsaid and v is not None}
+    asked |= {} if args.profiles is None else {"profiles": str(args.profiles)}
     (folder / "config.toml").write_text(tomli_w.dumps({**asked, "settings": settings_of(strategy)}), encoding="utf-8")
     (folder / "fleet.json").write_text(json.dumps(described(split, result.schema), sort_keys=True), encoding="utf-8")
 

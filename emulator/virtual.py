@@ -1,7 +1,9 @@
 """Devices in one process and a network in virtual time, behind the same `ask` that the server offers a strategy.
 
 `coordinator.rounds` decides what counts and when an exchange closes, exactly as on the server; devices take virtual
-seconds by their profile and run the client's own training code. No broker, no sockets, no sleeping.
+seconds by their profile, may be away or drop out, and run the client's own training code. A device that is away is told
+its task, and tells that it has finished, when it is back; what travels already arrives. No broker, no sockets, no
+sleeping.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import hashlib
 import heapq
 import itertools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -17,14 +20,15 @@ from typing import TypeVar
 import numpy as np
 
 from coordinator import rounds
-from coordinator.strategies.base import Exchange, Fleet, Replies
+from coordinator.strategies.base import Exchange, Fleet, Replies, show
 from edge_client.dataset import Local
-from edge_client.errors import Malformed
+from edge_client.errors import ConfigError, Malformed
 from edge_client.learner import Job, Learner, Trained
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training import job, probe, result
 from emulator.devices import Profile
+from emulator.kept import Models
 
 INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
 STATS_BYTES = 1_024  # about what an answered probe weighs
@@ -49,7 +53,7 @@ class Devices:
     learner: Learner
     local: Mapping[ClientId, Local]
     wire: Callable[[Fit, Flat], Flat] = f32_delta
-    own: dict[tuple[ClientId, str], Flat] = field(default_factory=dict)
+    own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=Models)
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
 
     @property
@@ -136,7 +140,11 @@ def _caught(do: Callable[[], T]) -> T | Malformed:
 
 
 class VirtualNetwork:
-    """Asks devices and keeps the time. `ask` is what a generator of exchanges needs; state lives between exchanges."""
+    """Asks devices and keeps the time. `ask` is what a generator of exchanges needs; state lives between exchanges.
+
+    `seed` draws when devices are away and which tasks they drop; with an availability of 1 and no dropout, nothing.
+    Raises ConfigError where an exchange would never end.
+    """
 
     def __init__(
         self,
@@ -145,18 +153,24 @@ class VirtualNetwork:
         *,
         deadline_s: float = 600.0,
         inline_bytes: int = INLINE_BYTES,
+        seed: int = 0,
     ) -> None:
-        self._devices, self._profiles, self._deadline_s = devices, profiles, deadline_s
-        self.inline_bytes = inline_bytes
+        self._devices, self._profiles, self._deadline_s, self._seed = devices, profiles, deadline_s, seed
+        if deadline_s == math.inf and any(p.dropout or not p.availability for p in profiles.values()):
+            raise ConfigError(
+                "without a deadline, an exchange waits for ever for a device that does not answer",
+                hint="set a deadline, or use profiles with dropout = 0 and availability above 0",
+            )
+        self.inline_bytes, self._samples = inline_bytes, devices.fleet
         self._round, self._number = 0, itertools.count()
         self.now_s = self.opened_s = 0.0
-        self.bytes_down = self.bytes_up = self.local_steps = 0
+        self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
 
     def open_round(self, number: int) -> None:
-        """Count exchanges, bytes, local steps and seconds from here."""
+        """Count exchanges, bytes, local steps, tasks asked and answered, and seconds from here."""
         self._round, self._number, self.opened_s = number, itertools.count(), self.now_s
         self._devices.open_round()
-        self.bytes_down = self.bytes_up = self.local_steps = 0
+        self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
 
     def ask(self, exchange: Exchange) -> Replies:
         """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""
@@ -169,18 +183,31 @@ class VirtualNetwork:
             now_s=self.now_s,
             deadline_s=self._deadline_s,
         )
-        return _Play(self, exchange, opened).until_closed()
+        replies = _Play(self, exchange, opened).until_closed()
+        self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
+        return replies
 
-    def send(self, who: ClientId, task: Task) -> float:
-        """Deliver a task; -> when the device will have finished."""
-        size, profile = 4 * sum(v.size for v in self._devices.fetched(who, task)), self._profiles[who]
+    def send(self, who: ClientId, task: Task, opened: rounds.OpenExchange) -> float:
+        """Deliver a task once the device is reachable; -> when it will have finished. Infinity: it never will."""
+        begins_s, profile = self.reachable_s(who, self.now_s), self._profiles[who]
+        if begins_s >= opened.closes_at_s:
+            return math.inf
+        size = 4 * sum(v.size for v in self._devices.fetched(who, task))
         self.bytes_down += size
-        return self.now_s + profile.down_s(size) + profile.work_s(task, self._devices.fleet[who])
+        part = profile.silent_after(who, opened.round, opened.number, seed=self._seed)
+        if part is not None:
+            self.local_steps += int(part * task.steps) if isinstance(task, Fit) else 0
+            return math.inf
+        return begins_s + profile.down_s(size) + profile.work_s(task, self._samples[who])
+
+    def reachable_s(self, who: ClientId, at_s: float) -> float:
+        """When the device can next be talked to, from `at_s` on."""
+        return self._profiles[who].reachable_s(who, at_s, seed=self._seed)
 
     def upload_ends_s(self, who: ClientId, size: int) -> float:
-        """Let a device send `size` bytes; -> when they will have arrived."""
+        """Let a device send `size` bytes as soon as it is reachable; -> when they will have arrived."""
         self.bytes_up += size
-        return self.now_s + self._profiles[who].up_s(size)
+        return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
 
     def work(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
         """The devices' answers, or the codes of their refusals."""
@@ -192,17 +219,18 @@ class _Play:
     """One exchange in virtual time: a heap of what is due, and the commands of the state machine."""
 
     def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: rounds.OpenExchange) -> None:
-        self._network, self._state = network, opened
-        self._due: list[tuple[float, int, rounds.Event | ClientId]] = []  # a client: it has finished its work
+        self._network, self._exchange, self._state = network, exchange, opened
+        self._due: list[tuple[float, int, rounds.Event | ClientId]] = []  # a client: it tells that it has finished
         self._order = itertools.count()  # what is due at the same time happens in the order it was planned
         self._answers: dict[ClientId, tuple[str, Reply]] = {}
         self._uploading: set[ClientId] = set()
         self._keys: frozenset[ClientId] | None = None
-        ends_s = {who: network.send(who, exchange[who]) for who in sorted(exchange)}
-        for who, end_s in ends_s.items():
-            self._plan(end_s, who)
+        ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
         # Whoever is still at work when the exchange closes does not finish it.
-        self._worked = network.work({who: exchange[who] for who, s in ends_s.items() if s < opened.closes_at_s})
+        in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
+        for who, end_s in in_time.items():
+            self._plan(network.reachable_s(who, end_s), who)
+        self._worked = network.work({who: exchange[who] for who in in_time})
         self._happens(rounds.Tick())  # nobody asked: closed already
 
     def until_closed(self) -> Replies:
@@ -212,13 +240,15 @@ class _Play:
                 self._happens(rounds.Tick())
             else:
                 self._network.now_s, _, event = heapq.heappop(self._due)
-                self._happens(self._finished(event) if isinstance(event, str) else event)
+                if told := self._finished(event) if isinstance(event, str) else event:
+                    self._happens(told)
         return {c: self._answers[c][1] for c in sorted(self._keys)}
 
     def _plan(self, at_s: float, event: rounds.Event | ClientId) -> None:
         heapq.heappush(self._due, (at_s, next(self._order), event))
 
-    def _finished(self, who: ClientId) -> rounds.Event:
+    def _finished(self, who: ClientId) -> rounds.Event | None:
+        """What the device tells; None: its answer is on its way already, for it is small."""
         answer = self._worked[who]
         if isinstance(answer, str):
             return rounds.Refused(who, answer)
@@ -228,7 +258,7 @@ class _Play:
         if size > self._network.inline_bytes:
             return rounds.Ready(who, digest, size)
         self._plan(self._network.upload_ends_s(who, size), rounds.Stored(who, digest))
-        return rounds.Tick()
+        return None
 
     def _happens(self, event: rounds.Event) -> None:
         self._state, commands = rounds.advance(self._state, event, self._network.now_s)
@@ -237,6 +267,8 @@ class _Play:
                 self._uploading.add(command.cid)
                 ends_s = self._network.upload_ends_s(command.cid, reply_bytes(self._answers[command.cid][1]))
                 self._plan(ends_s, rounds.Stored(command.cid, command.sha256))
+            elif isinstance(command, rounds.Ack) and command.status == "ok":
+                show(self._exchange, command.cid, self._answers[command.cid][1])
             elif isinstance(command, rounds.Close):
                 self._keys = command.keys
 

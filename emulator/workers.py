@@ -1,7 +1,8 @@
 """Devices divided among processes, one thread each: the same answers to the last bit, sooner.
 
-A device always lives in the same process, with its data, its models and its posterior. Only tasks and replies travel;
-samples are read once from a file. This process keeps the books: who is there, and who has a model of its own.
+A device always lives in the same process, with its data, its models and its posterior. Only tasks and statistics
+travel; samples are read once from a file, and updates are written into a matrix that all processes share. This process
+keeps the books: who is there, and who has a model of its own.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import multiprocessing
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from edge_client.dataset import Dataset, Local
 from edge_client.errors import FedcentersError
 from edge_client.protocol.task import Array, ClientId, Fit, Reply
 from emulator.engines.base import Recipe
+from emulator.rows import Rows, borrowed
 from emulator.virtual import Devices
 
 ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
@@ -36,33 +39,86 @@ class Setup:
     samples: Path
 
 
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A worker's part of an exchange; the updates of `rows` go into a matrix of this shape, which is lent after it."""
+
+    tasks: Exchange
+    rows: Mapping[ClientId, int]
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A process and this end of its pipe."""
+
+    pipe: Connection
+    process: BaseProcess
+
+    def tell(self, share: Share | None, rows: Rows | None = None) -> None:
+        """Hand over a share and the matrix for its rows; None opens a round."""
+        try:
+            self.pipe.send(share)
+            if rows is not None:
+                rows.lend(self.pipe, self.process.pid or 0)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _gone() from None
+
+    def hear(self) -> dict[ClientId, Reply | str]:
+        """Wait for what it answers."""
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise _gone() from None
+        if isinstance(answer, str):
+            raise FedcentersError(f"a worker failed:\n{answer}")
+        return dict(answer)
+
+
 @dataclass(kw_only=True)
 class Crew(Devices):
     """Devices whose work is done by worker processes."""
 
-    workers: list[Connection] = field(repr=False)
+    workers: list[Worker] = field(repr=False)
     home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
 
     def open_round(self) -> None:
         """Tell every worker."""
         for worker in self.workers:
-            _told(worker, None)
+            worker.tell(None)
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
         """All workers at once; each goes through its devices in the order of the tasks."""
-        shares: list[dict[ClientId, Any]] = [{} for _ in self.workers]
-        for who, task in tasks.items():
-            shares[self.home[who]][who] = task
-        busy = [(worker, share) for worker, share in zip(self.workers, shares, strict=True) if share]
-        for worker, share in busy:
-            _told(worker, share)
-        found: dict[ClientId, Reply | str] = {}
-        for worker, _ in busy:
-            found |= _heard(worker)
+        uploads = {who: i for i, who in enumerate(c for c, t in tasks.items() if isinstance(t, Fit) and t.upload)}
+        rows = Rows(len(uploads), self.program.schema.size) if uploads else None
+        try:
+            found = self._found(tasks, uploads, rows)
+        finally:
+            if rows is not None:
+                rows.close()
         for who, task in tasks.items():
             if isinstance(task, Fit) and not isinstance(found[who], str):
                 self.own[who, task.slot] = ELSEWHERE
         return {who: found[who] for who in tasks}
+
+    def _found(
+        self, tasks: Exchange, uploads: Mapping[ClientId, int], rows: Rows | None
+    ) -> dict[ClientId, Reply | str]:
+        parts: list[dict[ClientId, Any]] = [{} for _ in self.workers]
+        for who, task in tasks.items():
+            parts[self.home[who]][who] = task
+        busy = [(worker, part) for worker, part in zip(self.workers, parts, strict=True) if part]
+        for worker, part in busy:
+            mine = {who: uploads[who] for who in part if who in uploads}
+            share = Share(tasks=part, rows=mine, shape=rows.shape if rows is not None else (0, 0))
+            worker.tell(share, rows if mine else None)
+        found: dict[ClientId, Reply | str] = {}
+        for worker, _ in busy:
+            found |= worker.hear()
+        for who, i in uploads.items():
+            if rows is not None and isinstance(reply := found[who], Reply):
+                found[who] = replace(reply, update=rows.matrix[i])
+        return found
 
 
 @contextmanager
@@ -77,7 +133,7 @@ def crew(
     names = sorted(local)
     home = {who: i % workers for i, who in enumerate(names)}
     context = multiprocessing.get_context("spawn")
-    pipes, processes = [], []
+    started: list[Worker] = []
     try:
         for w in range(min(workers, len(names))):
             samples = folder / f"worker-{w}.npz"
@@ -87,51 +143,47 @@ def crew(
             process = context.Process(target=serve, args=(there, setup), daemon=True)
             process.start()
             there.close()
-            pipes.append(here)
-            processes.append(process)
-        yield Crew(learner=recipe.open(), local=local, workers=pipes, home=home)
+            started.append(Worker(pipe=here, process=process))
+        yield Crew(learner=recipe.open(), local=local, workers=started, home=home)
     finally:
-        for pipe in pipes:
-            pipe.close()  # the worker reads its end and leaves
-        for process in processes:
-            process.join(LEAVE_S)
-            if process.is_alive():
-                process.terminate()
-                process.join()
+        for worker in started:
+            worker.pipe.close()  # the worker reads its end and leaves
+        for worker in started:
+            worker.process.join(LEAVE_S)
+            if worker.process.is_alive():
+                worker.process.terminate()
+                worker.process.join()
 
 
 def serve(connection: Connection, setup: Setup) -> None:
-    """A worker's life: a mapping of tasks comes in, one of answers goes out; None opens a round; the end is the end."""
+    """A worker's life: a share comes in, a mapping of answers goes out; None opens a round; the end is the end."""
     devices: Devices | None = None
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
         while True:
-            tasks = connection.recv()
+            share: Share | None = connection.recv()
             try:
                 if devices is None:
                     devices = Devices(learner=setup.recipe.open(), local=_read(setup.samples))
-                if tasks is None:
+                if share is None:
                     devices.open_round()
                 else:
-                    connection.send(devices.answers(tasks))
+                    matrix = borrowed(connection, share.shape) if share.rows else None
+                    connection.send(_written(devices.answers(share.tasks), share.rows, matrix))
             except Exception:  # noqa: BLE001 - whatever it is, the run's process must hear of it
                 connection.send(traceback.format_exc())
 
 
-def _told(worker: Connection, what: object) -> None:
-    try:
-        worker.send(what)
-    except BrokenPipeError:
-        raise _gone() from None
-
-
-def _heard(worker: Connection) -> dict[ClientId, Reply | str]:
-    try:
-        answer = worker.recv()
-    except (EOFError, ConnectionResetError):
-        raise _gone() from None
-    if isinstance(answer, str):
-        raise FedcentersError(f"a worker failed:\n{answer}")
-    return dict(answer)
+def _written(
+    answers: Mapping[ClientId, Reply | str], rows: Mapping[ClientId, int], matrix: Array | None
+) -> dict[ClientId, Reply | str]:
+    """The answers without their updates, which are in the matrix now."""
+    left = dict(answers)
+    for who, i in rows.items():
+        reply = left[who]
+        if isinstance(reply, Reply) and matrix is not None:
+            matrix[i] = reply.update
+            left[who] = replace(reply, update=None)
+    return left
 
 
 def _gone() -> FedcentersError:

@@ -70,26 +70,36 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     _check_engines(source, engines)
     blobs = _containers(source, engines, batch)
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
-    program = Program(
-        model=source.name,
-        loss=loss,
-        optimizer="sgd",
-        schema=source.schema,
-        input=source.input,
-        target=source.target,
-        dtype=dtype,
-        functions={f: ports(source, f) for f in FUNCTIONS},
+    program = replace(
+        manifest_of(source),
         containers={
             engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
             for engine, functions in blobs.items()
         },
         batch={engine: _batch(engine, batch) for engine in engines},
-        opset=OPSET,
         versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
+        parity={engine: _parity(source, engine, blobs[engine], batch) for engine in engines},
         origin=origin,
     )
-    parity = {engine: _parity(source, engine, blobs[engine], batch) for engine in engines}
-    return Compiled(program=replace(program, parity=parity), files=files)
+    return Compiled(program=program, files=files)
+
+
+def manifest_of(source: Source) -> Program:
+    """The program without containers: what a learner needs that trains the module itself."""
+    return Program(
+        model=source.name,
+        loss=source.loss,
+        optimizer="sgd",
+        schema=source.schema,
+        input=source.input,
+        target=source.target,
+        dtype=source.dtype,
+        functions={f: ports(source, f) for f in FUNCTIONS},
+        containers={},
+        batch={},
+        opset=OPSET,
+        versions={"torch": torch.__version__},
+    )
 
 
 def source_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.clustering.kmeans import F64, I64
+from coordinator.clustering.backend import F64, I64
 from edge_client.protocol.task import Array
 
 

@@ -8,46 +8,81 @@ centroids, objectives) lies in this matrix [n, n]; the points are not read again
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from coordinator.clustering.backend import F64, I64, Backend, backend
 from edge_client.protocol.task import Array
 
-F64 = NDArray[np.float64]
-COLUMNS = 4_096  # products of so many columns are summed in the points' own precision, the blocks in float64
+BLOCK = 16  # arrivals that are multiplied together: one by one, each of them would read all points from memory
 
 
 class Gram:
-    """Grows by `add`; at most `capacity` points of the pivot's size."""
+    """Grows by `add`; at most `capacity` points of the pivot's size.
 
-    def __init__(self, pivot: Array, capacity: int) -> None:
-        self._pivot = pivot
-        self._points = np.empty((capacity, pivot.size), dtype=pivot.dtype)
+    Arrivals are collected and multiplied in blocks, smaller ones towards the end: when all `capacity` points have come,
+    nothing but the last row is left to do. Memory beyond the points: the matrix, capacity^2 float64.
+    """
+
+    def __init__(self, pivot: Array, capacity: int, *, where: Backend | None = None) -> None:
+        self._pivot, self.capacity = pivot, capacity
+        self._points = (where or backend()).points(capacity, pivot.size, pivot.dtype)
         self._matrix = np.zeros((capacity, capacity))
-        self.n = 0
+        self._rows: list[int] = []  # of the matrix, in the order of arrival
+        self._done = 0  # so many of them are known
 
-    def add(self, point: Array) -> int:
-        """Take one point [d] and return its index."""
-        if self.n == len(self._points):
+    @property
+    def n(self) -> int:
+        """How many points there are."""
+        return len(self._rows)
+
+    def add(self, point: Array, *, at: int | None = None) -> int:
+        """Take one point [d] and return its row in the matrix: `at`, which must be free, else the number of points."""
+        if self.n == self.capacity:
             raise ValueError(f"room for {self.n} points only")
-        index, self.n = self.n, self.n + 1
-        self._points[index] = point - self._pivot
-        row = np.zeros(self.n)
-        for start in range(0, self._pivot.size, COLUMNS):
-            block = self._points[: self.n, start : start + COLUMNS]
-            row += block @ block[index]
-        self._matrix[index, : self.n] = self._matrix[: self.n, index] = row
-        return index
+        self._points.put(self.n, point - self._pivot)
+        self._rows.append(self.n if at is None else at)
+        if self.n - self._done >= min(BLOCK, self.capacity - self.n):
+            self._multiply()
+        return self._rows[-1]
+
+    def grow(self, capacity: int) -> None:
+        """Room for more points than were expected."""
+        self._multiply()
+        self._points.grow(capacity)
+        self._matrix = np.pad(self._matrix, (0, capacity - self.capacity))
+        self.capacity = capacity
+
+    def among(self, rows: I64) -> F64:
+        """[m, m] inner products, relative to the pivot, of the points in these rows, in this order; not to be written.
+
+        All rows in their own order are not copied: whoever gives points their places beforehand need not wait for that.
+        """
+        self._multiply()
+        if len(rows) == self.capacity and (rows == np.arange(self.capacity)).all():
+            return self._matrix
+        return self._matrix.take(rows, axis=0).take(rows, axis=1)
 
     @property
     def matrix(self) -> F64:
-        """[n, n] symmetric inner products of the points so far, relative to the pivot; a copy."""
+        """[n, n] symmetric inner products of the first n rows, relative to the pivot; a copy."""
+        self._multiply()
         return self._matrix[: self.n, : self.n].copy()
 
+    def _multiply(self) -> None:
+        """Rows and columns of the points that came since the last time."""
+        done, self._done = self._done, self.n
+        if done < self.n:
+            rows = self._points.inner(done, self.n)
+            square = rows[:, done:]
+            rows[:, done:] = np.tril(square) + np.tril(square, -1).T  # whatever the library rounded
+            new, every = np.array(self._rows[done:]), np.array(self._rows)
+            self._matrix[np.ix_(new, every)] = rows
+            self._matrix[np.ix_(every, new)] = rows.T
 
-def gram(points: Array, pivot: Array | None = None) -> F64:
+
+def gram(points: Array, pivot: Array | None = None, *, where: Backend | None = None) -> F64:
     """[n, d] points -> their Gram matrix [n, n] about `pivot` [d], or about their mean."""
     about = points.mean(axis=0, dtype=np.float64).astype(points.dtype) if pivot is None else pivot
-    grown = Gram(about, len(points))
+    grown = Gram(about, len(points), where=where)
     for point in points:
         grown.add(point)
     return grown.matrix

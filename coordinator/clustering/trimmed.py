@@ -2,7 +2,7 @@
 
 Alternates k-means on the kept points with keeping the n - floor(trim n) points nearest to a centroid (Cuesta-Albertos
 1997, Garcia-Escudero 2008: impartial trimming over all clusters), and takes the best of several starts by the sum over
-the kept. Without trimming it is k-means, draw for draw. Everybody counts the same: a weight is something to lie about.
+the kept. Where nobody is trimmed it is k-means itself. Everybody counts the same: a weight is something to lie about.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.clustering.backend import F64, I64
 from coordinator.clustering.gram import squared_distances
-from coordinator.clustering.kmeans import F64, I64, SWEEPS, distances, hartigan, lloyd, objective, spread
+from coordinator.clustering.kmeans import distances, hartigan, kmeans, lloyd, objective, spread
+from coordinator.clustering.restarts import SWEEPS
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,9 @@ def trimmed_kmeans(
     if k < 1 or len(matrix) < 1 or not 0 <= trim < 0.5 or (restarts < 1 and init is None):  # noqa: PLR2004 - most are kept
         raise ValueError(f"need k >= 1, points, trim in [0, 0.5) and a start; got k={k}, {matrix.shape}, {trim}")
     spare, equal = int(trim * len(matrix)), np.ones(len(matrix))
+    if spare == 0:
+        found = kmeans(matrix, k, rng, restarts=restarts, init=init)
+        return Trimmed(found.labels, np.ones(len(matrix), dtype=np.bool_), found.objective)
     starts = [] if init is None else [(init, _to(matrix, _medoids(matrix, init)))]
     for _ in range(restarts):
         d2 = _to(matrix, spread(matrix, k, equal, rng, spare=spare))

@@ -16,9 +16,28 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Prob
 
 Exchange = Mapping[ClientId, Fit | Probe]
 Replies = Mapping[ClientId, Reply]
+See = Callable[[ClientId, Reply], None]
 Fleet = Mapping[ClientId, int]  # enrolled clients and their number of training samples
 Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is served their mixture of probabilities
 Served = tuple[tuple[float, Flat | OwnModel], ...]  # the same, where a model may be one that the device keeps itself
+
+
+class Watched(dict[ClientId, Fit | Probe]):
+    """An exchange of which `see` is shown every accepted reply, when it is accepted and before the exchange closes.
+
+    For work that need not wait for the last device, not for decisions: a replay shows nothing, some replies are shown
+    more than once, and the exchange may close without one that was shown. If it closes with it, it is the same reply.
+    """
+
+    def __init__(self, tasks: Exchange, see: See) -> None:
+        super().__init__(tasks)
+        self.see = see
+
+
+def show(exchange: Exchange, who: ClientId, reply: Reply) -> None:
+    """For drivers: a reply of this exchange was accepted."""
+    if isinstance(exchange, Watched):
+        exchange.see(who, reply)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +66,11 @@ class Strategy(Protocol):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One round. The input state is left as it was."""
+        ...
+
+    @property
+    def buffers(self) -> str:
+        """Which running statistics a device evaluates models with: `Probe.buffers`."""
         ...
 
     def predictor(self, state: State, who: ClientId | None) -> Served:

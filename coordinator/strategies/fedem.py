@@ -50,8 +50,7 @@ class FedEM(SeveralStarts):
         return tuple((float(weight), theta) for weight, theta in zip(weights, state.centers, strict=True))
 
     def _question(self, centers: Array, prior: Array) -> Probe:
-        want = frozenset({"posterior"})
-        return Probe(models=list(centers), want=want, prior=prior.tolist(), batch=self.batch_size, seed=0)
+        return self.probe(list(centers), "posterior", prior=prior.tolist())
 
 
 def _largest(priors: Mapping[ClientId, Array]) -> dict[ClientId, int]:

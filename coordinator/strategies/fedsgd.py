@@ -7,6 +7,7 @@ moves no buffers, so batch norm's running statistics would keep their initial va
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class FedSGD:
         check("learning-rate", self.learning_rate, least=0.0)
         check("batch-size", self.batch_size, least=1, most=65_536)
         check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
+
+    buffers: ClassVar[str] = "sent"  # a model that has any is refused
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model is the only center. Raises ConfigError for a model with buffers."""

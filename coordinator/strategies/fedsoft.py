@@ -79,7 +79,7 @@ class FedSoft(SeveralStarts):
         return ((1.0, center if who is None else OwnModel(init=center)),)
 
     def _question(self, centers: Array) -> Probe:
-        return Probe(models=list(centers), want=frozenset({"votes"}), batch=self.batch_size, seed=0)
+        return self.probe(list(centers), "votes")
 
     def _shares(self, replies: Replies) -> dict[ClientId, Array]:
         """u_ks = max(votes / n, sigma), [S] per device; it is not normalised again, as in the paper."""

@@ -13,17 +13,18 @@ layer, the paper all parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate import aggregate, one_hot
-from coordinator.clustering.gram import gram, squared_distances
+from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import distances, kmeans
 from coordinator.clustering.matching import canonical, match
-from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.arrivals import Arrivals, Nearness
+from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State, Watched
 from coordinator.strategies.memory import recalled, remembering
 from coordinator.strategies.parts import LocalSgd, Seeds, Updates, center_of, check, one_of, sample
 from coordinator.strategies.representation import REPRESENTATIONS, representation
@@ -69,22 +70,18 @@ class FeSEM(LocalSgd):
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, then E and M. A device without a center trains from the common start, without a pull."""
         mus, cohort = self._pulls(fleet), sample(fleet, self.fraction_train, rng)
-        seeds = Seeds.from_rng(rng)
-        replies = yield {c: self._task(state, c, mus[c], seeds.of(c)) for c in cohort}
+        seeds, watch = Seeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
+        replies = yield Watched({c: self._task(state, c, mus[c], seeds.of(c)) for c in cohort}, watch.see)
         updates = Updates.of(replies, schema.size)
         if not updates.clients:
             return state
-        points = self._points(updates.rows, state, schema)
-        old = self._points(state.centers, state, schema)
-        past = recalled(state.extra, set(fleet) - set(updates.clients), points.shape[1])
-        n = np.concatenate([updates.n, [fleet[c] for c in past]])
-        every = np.concatenate([points, *(point[None] for point in past.values())])
-        labels, counts = self._e_step(state, updates.clients, n, every, old, rng)
+        labels, counts = self._e_step(state, updates, replies, watch, fleet, rng)
         R = one_hot(labels, self.clusters) * counts[:, None]
         centers = self._m_step(state.centers, updates, R, self._weights(updates.n), schema)
         chosen = {c: int(k) for c, k in zip(updates.clients, labels, strict=True)}
         extra = state.extra
         if self.e_step == "k-means" and self.fraction_train < 1:
+            points = self._points(updates.rows, state, schema)
             extra = remembering(extra, dict(zip(updates.clients, points, strict=True)), max_age=self.max_age)
         return State(centers=centers, assignment={**state.assignment, **chosen}, extra=extra)
 
@@ -120,25 +117,41 @@ class FeSEM(LocalSgd):
     def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
         return aggregate(centers, updates.rows, R, a, n_params=schema.n_params, n=updates.n)
 
-    def _e_step(
-        self, state: State, clients: Sequence[ClientId], n: F64, points: Array, old: Array, rng: np.random.Generator
-    ) -> Clusters:
-        """Labels [m] and who counts [m] of `clients`, the first m of the `points` with `n` samples.
+    def _watch(self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]) -> Arrivals | Nearness:
+        """What is gathered while devices answer: a Gram matrix to cluster them by, or who is near which old center."""
+        old = self._points(state.centers, state, schema)
+        point = partial(self._point, state, schema)
+        if state.assignment and self.e_step == "nearest":
+            return Nearness(old, point=point)
+        return Arrivals(old, recalled(state.extra, fleet, old.shape[1]), asked=asked, point=point)
 
-        The old centers' points join the Gram matrix as its last rows; their mean is the pivot.
-        """
-        m, size, k, a = len(clients), len(points), self.clusters, self._weights(n)
-        pivot = old.mean(axis=0, dtype=np.float64).astype(old.dtype)
-        matrix = gram(np.concatenate([points, old]), pivot)
+    def _point(self, state: State, schema: Schema, vector: Flat) -> Array:
+        point: Array = self._points(vector[None], state, schema)[0]
+        return point
+
+    def _e_step(
+        self,
+        state: State,
+        updates: Updates,
+        replies: Replies,
+        watch: Arrivals | Nearness,
+        fleet: Fleet,
+        rng: np.random.Generator,
+    ) -> Clusters:
+        """Labels [m] of the devices that answered, and who of them counts for a center [m]."""
+        m, k = len(updates.clients), self.clusters
+        before = np.array([state.assignment.get(c, -1) for c in updates.clients], dtype=np.int64)
+        if isinstance(watch, Nearness):
+            d2 = watch.d2(updates.clients, replies)
+            return settled(d2.argmin(axis=1), d2, before, self.hysteresis), np.ones(m, dtype=np.bool_)
+        matrix, past = watch.matrix(updates.clients, replies), watch.absent(updates.clients)
+        size, a = m + len(past), self._weights(np.concatenate([updates.n, [fleet[c] for c in past]]))
         if not state.assignment:
             labels, counts = self._cluster(matrix[:size, :size], a, rng, None)
-            return canonical(labels), counts
-        d2 = squared_distances(matrix, np.arange(size), np.arange(size, size + k))
-        labels, counts = d2.argmin(axis=1), np.ones(size, dtype=np.bool_)
-        if self.e_step == "k-means":
-            labels, counts = self._cluster(matrix[:size, :size], a, rng, labels)
-            labels, d2 = _as_before(labels, matrix, a * counts, k)
-        before = np.array([state.assignment.get(c, -1) for c in clients], dtype=np.int64)
+            return canonical(labels)[:m], counts[:m]
+        nearest = squared_distances(matrix, np.arange(size), np.arange(size, size + k)).argmin(axis=1)
+        labels, counts = self._cluster(matrix[:size, :size], a, rng, nearest)
+        labels, d2 = _as_before(labels, matrix, a * counts, k)
         return settled(labels[:m], d2[:m], before, self.hysteresis), counts[:m]
 
 

@@ -53,7 +53,7 @@ class IFCA(SeveralStarts):
         return ((1.0, state.centers[center_of(state.assignment, who)]),)
 
     def _question(self, state: State, seed: int) -> Probe:
-        return Probe(models=list(state.centers), want=frozenset({"loss"}), batch=self.batch_size, seed=seed)
+        return self.probe(list(state.centers), "loss", seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

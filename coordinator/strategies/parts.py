@@ -18,11 +18,18 @@ from numpy.typing import NDArray
 from coordinator.aggregate import aggregate, one_hot
 from coordinator.strategies.base import Fleet, Replies, Round, State
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Schema
+from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Probe, Schema
 
 SEED_LIMIT = 2**53  # the protocol's: JSON numbers are exact below it
 STARTS = ("redraw", "groups")
 LARGEST_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
+
+
+BUFFERS: Mapping[str, str] = {  # policies for batch norm's running statistics; a center's are means by samples in each
+    "average": "sent",  # devices train on from the center's, and evaluate with them
+    "local": "own",  # a device keeps its own and is served with them (as FedBN does, Li et al. 2021)
+    "batch": "batch",  # evaluation takes the statistics of the device's training samples (Li et al. 2016)
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +44,7 @@ class LocalSgd:
     momentum: float = 0.9
     batch_size: int = 16
     fraction_train: float = 1.0
-    batch_norm: str = "average"  # of the running statistics: they are averaged by samples (aggregate.py)
+    batch_norm: str = "average"  # a key of BUFFERS
 
     def __post_init__(self) -> None:
         """Refuse settings that no device could carry out."""
@@ -46,7 +53,12 @@ class LocalSgd:
         check("momentum", self.momentum, least=0.0, most=1.0)
         check("batch-size", self.batch_size, least=1, most=65_536)
         check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
-        one_of("batch-norm", self.batch_norm, ("average",))
+        one_of("batch-norm", self.batch_norm, tuple(BUFFERS))
+
+    @property
+    def buffers(self) -> str:
+        """Which running statistics a device evaluates models with: `Probe.buffers`."""
+        return BUFFERS[self.batch_norm]
 
     def fit(  # noqa: PLR0913 - a task has these fields
         self,
@@ -69,10 +81,22 @@ class LocalSgd:
             rows=rows,
             slot=slot,
             upload=upload,
+            buffers="own" if self.buffers == "own" else "sent",
             steps=self.local_steps,
             lr=self.learning_rate,
             momentum=self.momentum,
             batch=self.batch_size,
+            seed=seed,
+        )
+
+    def probe(self, models: Sequence[Flat], *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
+        """What a device is asked about models that it is sent, on its training samples; as `Probe` says."""
+        return Probe(
+            models=models,
+            want=frozenset(want),
+            prior=prior,
+            batch=self.batch_size,
+            buffers=self.buffers,
             seed=seed,
         )
 

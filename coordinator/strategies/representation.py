@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
+from numpy.typing import NDArray
 
 from coordinator.strategies.parts import one_of
 from edge_client.protocol.task import Array, Flat, Schema
@@ -34,8 +37,14 @@ def representation(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | N
     return points
 
 
+@lru_cache(maxsize=1)
+def _drawn(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Place and sign of each parameter; kept, since devices are compared one by one as they answer."""
+    rng = np.random.Generator(np.random.PCG64(SKETCH))
+    return rng.integers(SKETCH, size=size), rng.choice([-1.0, 1.0], size=size)
+
+
 def _sketch(rows: Array) -> Array:
     """[m, p] -> [m, SKETCH] float64 by a projection that depends on p alone."""
-    rng = np.random.Generator(np.random.PCG64(SKETCH))
-    place, sign = rng.integers(SKETCH, size=rows.shape[1]), rng.choice([-1.0, 1.0], size=rows.shape[1])
+    place, sign = _drawn(rows.shape[1])
     return np.stack([np.bincount(place, weights=sign * row, minlength=SKETCH) for row in rows])

@@ -34,7 +34,7 @@ class Place:
     data: Path | None
     out: Path
     workers: int = 1
-    engine: str = "onnx"
+    engine: str = "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,7 @@ def measured(job: Job, place: Place, data: DataSet, metrics: Iterable[str], told
     strategy = make(cell.row.method, **cell.settings)
     split = parse(column.partition).split(data, devices=column.devices, seed=job.seed)
     batch = int(settings_of(strategy)["batch-size"])
-    facts = {"seed": job.seed, "batch": batch}
+    facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
     with opened(column.model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
         result = run(
             strategy,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -85,12 +85,28 @@ class Plan:
     seeds: int
     cells: tuple[Cell, ...]
 
-    def only(self, methods: Sequence[str]) -> tuple[Cell, ...]:
-        """The cells of some methods; all when none is named. Raises UsageError for a method that the table lacks."""
-        there = {cell.row.method for cell in self.cells}
-        if unknown := sorted(set(methods) - there):
-            raise UsageError(f"{self.name} has no {', '.join(unknown)}", hint=f"use some of {', '.join(sorted(there))}")
-        return tuple(cell for cell in self.cells if not methods or cell.row.method in methods)
+    def only(self, asked: Sequence[str]) -> tuple[Cell, ...]:
+        """The cells of the named methods, columns and numbers of centers ("K=10"); what is not named is not narrowed.
+
+        Several words may stand in one, with commas. Raises UsageError for a word that the table lacks.
+        """
+        kinds: list[Callable[[Cell], str]] = [
+            lambda cell: cell.row.method,
+            lambda cell: cell.column.name,
+            lambda cell: f"K={cell.row.k}",
+        ]
+        there = [{kind(cell) for cell in self.cells} for kind in kinds]
+        every = set().union(*there)
+        words = {word.strip() for one in asked for word in ([one] if one in every else one.split(","))} - {""}
+        if unknown := sorted(words - every):
+            known = "; ".join(", ".join(sorted(some)) for some in there)
+            raise UsageError(f"{self.name} has no {', '.join(unknown)}", hint=f"use some of {known}")
+        named = [words & known for known in there]
+        return tuple(
+            cell
+            for cell in self.cells
+            if all(not some or kind(cell) in some for kind, some in zip(kinds, named, strict=True))
+        )
 
 
 def names() -> list[str]:

@@ -29,9 +29,30 @@ RUNS = tuple(
 )
 
 
+POLICIES = tuple(
+    RunConfig(
+        method=method,
+        rounds=ROUNDS,
+        name=f"{method}-{policy}",
+        settings=dict(settings_of(build(method, {"local-steps": 2, "batch-norm": policy}))),
+    )
+    for method in ("fedavg", "fesem", "fedem", "ifca", "ditto")
+    for policy in ("average", "local", "batch")
+)
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    fed = Federation.of(tmp_path_factory.mktemp("federation"), runs=RUNS, devices=DEVICES)
+    return training(Federation.of(tmp_path_factory.mktemp("federation"), runs=RUNS, devices=DEVICES))
+
+
+@pytest.fixture(scope="module")
+def with_buffers(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    folder = tmp_path_factory.mktemp("federation")
+    return training(Federation.of(folder, runs=POLICIES, devices=DEVICES, buffered=True))
+
+
+def training(fed: Federation) -> Federation:
     fed.start_coordinator()
     fed.start_devices(DEVICES)
     fed.finish()
@@ -41,6 +62,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Federation:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 def test_over_a_broker_a_method_ends_as_with_direct_calls(trained: Federation, run: RunConfig) -> None:
+    check_same(trained, run)
+
+
+@pytest.mark.parametrize("run", POLICIES, ids=lambda run: run.name)
+def test_so_it_does_with_every_policy_for_running_statistics(with_buffers: Federation, run: RunConfig) -> None:
+    check_same(with_buffers, run)
+
+
+def check_same(trained: Federation, run: RunConfig) -> None:
     found = snapshots.from_bytes(trained.final_states()[run.name])
     expected, per_device = directly(run, trained)
     assert found.assignment == expected.assignment
@@ -52,9 +82,12 @@ def test_over_a_broker_a_method_ends_as_with_direct_calls(trained: Federation, r
 
 def directly(run: RunConfig, fed: Federation) -> tuple[State, list[Mapping[str, float]]]:
     """The last state, and how well every device was served after each round."""
-    devices = Devices(learner=OverEngine(SoftmaxEngine(), program()), local=grouped_fleet(DEVICES, 2), wire=f32_delta)
+    learner = OverEngine(SoftmaxEngine(), program(buffered=fed.buffered))
+    devices = Devices(learner=learner, local=grouped_fleet(DEVICES, 2), wire=f32_delta)
     strategy, schema, seed = strategy_of(run, fed.config), devices.program.schema, fed.config.seed
-    state = strategy.begin(start_of().astype(np.float32), schema, devices.fleet, round_rng(seed, 0))
+    state = strategy.begin(
+        start_of(buffered=fed.buffered).astype(np.float32), schema, devices.fleet, round_rng(seed, 0)
+    )
 
     served: list[Mapping[str, float]] = []
 

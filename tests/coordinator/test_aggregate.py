@@ -138,3 +138,22 @@ def test_a_robust_center_has_robust_buffers_whatever_samples_a_device_claims() -
     n = np.array([10.0] * 8 + [1e12] * 2)
     new = aggregate(np.zeros((1, 3)), rows, np.ones((10, 1)), np.ones(10), reduce=median, n_params=2, n=n)
     assert (new >= rows[:8].min(axis=0)).all()
+
+
+def test_centers_that_share_rows_are_each_the_mean_of_their_own() -> None:
+    R, n = RNG.random((5, 4)), np.arange(1.0, 6.0)
+    R[:, 2], R[3] = 0.0, 0.0  # a center without rows, a row without centers
+    centers = RNG.standard_normal((4, 3))
+    new = aggregate(centers, ROWS, R, A, n_params=2, n=n)
+    for k in (0, 1, 3):
+        np.testing.assert_allclose(new[k, :2], weighted_mean(ROWS[:, :2], R[:, k] * A), rtol=1e-12)
+        np.testing.assert_allclose(new[k, 2:], weighted_mean(ROWS[:, 2:], R[:, k] * n), rtol=1e-12)
+    np.testing.assert_array_equal(new[2], centers[2])
+
+
+def test_an_infinite_update_reaches_only_the_centers_that_it_counts_for() -> None:
+    rows, R = ROWS.copy(), np.ones((5, 2))
+    rows[4], R[4, 1] = np.inf, 0.0
+    new = aggregate(np.zeros((2, 3)), rows, R, A)
+    assert np.isinf(new[0]).all()
+    np.testing.assert_allclose(new[1], weighted_mean(ROWS[:4], A[:4]))

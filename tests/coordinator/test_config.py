@@ -45,6 +45,9 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"min_device": 3}, "unknown key min-device\n\nhint: did you mean min-devices?"),
         ({"federation": "Demo"}, "federation"),
         ({"quorum": 1.5}, "quorum is a share"),
+        ({"evaluate_every": 0}, "evaluate-every must be a whole number"),
+        ({"fraction_evaluate": 0}, "fraction-evaluate must be a positive number"),
+        ({"fraction_evaluate": 1.5}, "fraction-evaluate is 1.5"),
         ({"block": 5000}, "multiple of 4096"),
         ({"block": True}, "block"),
         ({"seed": -1}, "seed is 0 to"),
@@ -115,3 +118,11 @@ def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> No
     good = from_table(MINIMAL, base=tmp_path)
     with pytest.raises(ConfigError):
         CoordinatorConfig(federation="a/b", broker=good.broker, folder=good.folder, model=good.model, runs=good.runs)
+
+
+def test_who_is_tested_belongs_to_the_lesson_only_where_somebody_is_left_out(tmp_path: Path) -> None:
+    """A folder from before these keys goes on; one whose exchanges would be others does not."""
+    usual, seldom = (from_table(t, base=tmp_path) for t in (MINIMAL, table(evaluate_every=3, fraction_evaluate=0.5)))
+    assert not {"evaluate-every", "fraction-evaluate"} & usual.lesson().keys()
+    assert (seldom.lesson()["evaluate-every"], seldom.lesson()["fraction-evaluate"]) == (3, 0.5)
+    assert (seldom.evaluation.every, seldom.evaluation.fraction) == (3, 0.5)

@@ -38,7 +38,7 @@ def simulated() -> Mapping[str, Result]:
     args, split = fleet_of(SimulateArgs(devices=scene.DEVICES, seed=scene.SEED))
     methods = {method: make(method, **settings) for method, settings in RUNS.items()}
     batch = int(settings_of(methods["nonfed"])["batch-size"])
-    with opened(args.model, split, seed=scene.SEED, batch=batch) as (devices, start):
+    with opened(args.model, split, seed=scene.SEED, batch=batch, engine="onnx") as (devices, start):
         return {
             method: run(
                 strategy,

@@ -71,6 +71,7 @@ def test_a_simulation_with_the_same_seed_ends_with_the_same_assignments_and_cent
         devices=scene.DEVICES,
         rounds=scene.ROUNDS,
         seed=scene.SEED,
+        engine="onnx",
         settings=dict(scene.SETTINGS),
         out=tmp_path,
     )

@@ -10,6 +10,7 @@ from edge_client.errors import ConfigError, UsageError
 from emulator.datasets import DATA_SETS, load
 from emulator.loaders.folder import data_folder
 from emulator.schemes import parse
+from emulator.simulation import SimulateArgs, fleet_of
 
 
 def at_hand(home: str) -> None:
@@ -60,3 +61,18 @@ def test_wisdm_has_its_36_users() -> None:
     user = load("wisdm").train.user
     assert user is not None
     assert len(np.unique(user)) == 36
+
+
+def test_each_of_the_six_speakers_of_fsdd_says_every_digit_five_times_in_the_test() -> None:
+    at_hand("fsdd")
+    data = load("fsdd")
+    assert data.test is not None
+    assert data.test.user is not None
+    assert (len(data.train), data.train.x.shape[1:]) == (2_700, (1, 49, 10))
+    assert np.bincount(data.test.user * 10 + data.test.y).tolist() == [5] * 60
+
+
+def test_fsdd_without_a_model_is_refused_with_what_to_do() -> None:
+    with pytest.raises(UsageError, match="no model of ours suits fsdd") as wrong:
+        fleet_of(SimulateArgs(data_set="fsdd"))
+    assert "--model" in wrong.value.hint

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from safetensors.numpy import load_file
 
 from coordinator.metrics import ari
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
-from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run, simulate_json
+from emulator.devices import PROFILES
+from emulator.simulation import Record, Result, SimulateArgs, fleet_of, opened, run, simulate_json
 from tests.softmax import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(6, 3)
@@ -39,6 +42,42 @@ def test_each_round_is_recorded_with_its_bytes_and_seconds() -> None:
     assert all(r["of"] == 3 and r["method"] == "fedavg" and r["bytes"]["up"] > 0 for r in result.records)
     assert sum(r["seconds"] for r in result.records) == pytest.approx(result.virtual_seconds)
     assert [r["local_steps"] for r in result.records] == [2 * 6] * 3
+
+
+def test_real_seconds_stand_beside_the_simulated_ones_and_are_no_part_of_the_record() -> None:
+    shown: list[Record] = []
+    result = run(
+        FedAvg(local_steps=2, batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=2, seed=0, batch=8,
+        progress=shown.append,
+    )  # fmt: skip
+    assert len(result.real_seconds) == 2
+    assert all("real_seconds" not in record for record in result.records)
+    assert [{**r, "real_seconds": s} for r, s in zip(result.records, result.real_seconds, strict=True)] == shown
+    assert [r["answered"] for r in shown] == [1.0, 1.0]
+
+
+def test_the_same_seed_gives_the_same_records_of_a_fleet_that_comes_and_goes() -> None:
+    kinds = tuple(replace(kind, availability=0.7, cycle_s=60.0, dropout=0.3) for kind in PROFILES)
+    method = FedAvg(local_steps=2, batch_size=8)
+    one, other, steady = (
+        run(method, start_of(), devices_of(LOCAL), {}, rounds=4, seed=3, batch=8, kinds=k)
+        for k in (kinds, kinds, PROFILES)
+    )
+    assert one.records == other.records
+    assert min(r["answered"] for r in one.records) < 1
+    assert not np.array_equal(one.state.centers, steady.state.centers)
+
+
+def test_a_file_of_profiles_and_seldom_tests_are_what_a_run_then_has(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    keys = {"step-ms": 20, "evaluate-ms": 8, "down-mbit": 16, "up-mbit": 8, "latency-ms": 50, "dropout": 1.0}
+    path.write_text(tomli_w.dumps({"profiles": [{"name": "gone", **keys}]}))
+    said = simulate_json(SimulateArgs(method="fedavg", rounds=2, profiles=path, evaluate_every=2, out=tmp_path))
+    lines = [json.loads(line) for line in (Path(str(said["run"])) / "metrics.jsonl").read_text().splitlines()]
+    assert [line["answered"] for line in lines] == [0.0, 0.0]
+    assert [line["seconds"] for line in lines] == [600.0, 1200.0]  # a deadline for training, and one for the test
+    assert all(line["real_seconds"] < line["seconds"] for line in lines)
+    assert 'profiles = "' in (Path(str(said["run"])) / "config.toml").read_text()
 
 
 def test_a_fleet_without_true_groups_has_no_score() -> None:
@@ -76,6 +115,7 @@ def test_what_cannot_be_simulated_is_refused_before_anything_is_written(tmp_path
         SimulateArgs(data_set="letters", out=tmp_path),
         SimulateArgs(rounds=0, out=tmp_path),
         SimulateArgs(workers=0, out=tmp_path),
+        SimulateArgs(workers=2, ray="auto", out=tmp_path),
         SimulateArgs(partition="rings", out=tmp_path),
         SimulateArgs(data_set="wisdm", out=tmp_path),
     ):

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from coordinator.strategies.base import Exchange
 from edge_client.dataset import Local
-from edge_client.errors import Malformed
+from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import OWN, Fit, OwnModel, Probe, Task
-from emulator.devices import PROFILES, Profile
+from emulator.devices import PROFILES, Profile, draw_profiles
 from emulator.virtual import STATS_BYTES, VirtualNetwork, f32_delta, reply_bytes
 from tests.softmax import devices_of, grouped_fleet, start_of
 
@@ -127,3 +133,143 @@ def test_large_updates_queue_for_credits_and_all_arrive() -> None:
     assert net.now_s == pytest.approx(2 * 4 * W.size / 10.0, rel=1e-3)
     # Each upload takes more than the 8 s after which it is told to go on; it is still sent once only.
     assert net.bytes_up == 40 * 4 * W.size
+
+
+# ---- who is away, who drops out, and what time does meanwhile ----
+
+PROFILE = st.builds(
+    Profile,
+    name=st.just("any"),
+    step_s=st.floats(0, 5),
+    evaluate_s=st.floats(0, 5),
+    down_bytes_s=st.floats(1, 1e6),
+    up_bytes_s=st.floats(1, 1e6),
+    latency_s=st.floats(0, 5),
+)
+UNSTEADY = st.builds(
+    replace, PROFILE, availability=st.floats(0, 1), dropout=st.floats(0, 1), cycle_s=st.floats(1, 1_000)
+)
+NAMES = sorted(LOCAL)
+
+
+class OneWay(VirtualNetwork):
+    """Remembers every moment that was now."""
+
+    @property
+    def moments(self) -> list[float]:
+        return self.__dict__.setdefault("_moments", [])  # type: ignore[no-any-return]  # what __setattr__ puts there
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "now_s" and isinstance(value, float):
+            self.moments.append(value)
+        super().__setattr__(name, value)
+
+
+def net_of(*profiles: Profile, seed: int = 0, inline_bytes: int = 2_048) -> OneWay:
+    fleet = dict(zip(NAMES, profiles, strict=True))
+    return OneWay(devices_of(LOCAL), fleet, deadline_s=60.0, seed=seed, inline_bytes=inline_bytes)
+
+
+def told(net: VirtualNetwork, rounds: int = 2) -> list[object]:
+    """What is seen of some rounds: who answered, and when each exchange ended."""
+    seen: list[object] = []
+    tasks: list[Exchange] = [dict.fromkeys(LOCAL, TASK), dict.fromkeys(LOCAL, PROBE)]
+    for number in range(1, rounds + 1):
+        net.open_round(number)
+        for exchange in tasks:
+            replies = net.ask(exchange)
+            seen += [list(replies), net.now_s, net.bytes_down, net.bytes_up, net.local_steps, net.answered / net.asked]
+    return seen
+
+
+def test_reliable_devices_take_the_time_that_they_took_before_there_were_others() -> None:
+    local = grouped_fleet(40, 2, n=6)
+    net = VirtualNetwork(devices_of(local), draw_profiles(local, 5), inline_bytes=0, deadline_s=2.0)
+    probe = Probe(models=[W], want=frozenset({"confusion"}), batch=8, seed=0, split="test")
+    for number, until_s in ((1, 2.5905600000000004), (2, 5.181119999999999)):
+        net.open_round(number)
+        fits = {c: Fit(start=W, steps=7 + 3 * i, lr=0.1, batch=8, seed=i) for i, c in enumerate(local)}
+        assert (len(net.ask(fits)), len(net.ask(dict.fromkeys(local, probe)))) == (30, 40)
+        assert (net.now_s, net.bytes_down, net.bytes_up, net.local_steps) == (until_s, 7680, 43840, 1728)
+        assert (net.asked, net.answered) == (80, 70)
+
+
+@given(st.tuples(UNSTEADY, UNSTEADY, UNSTEADY), st.integers(0, 3), st.sampled_from([0, 2_048]))
+@settings(max_examples=25)
+def test_the_same_seed_gives_the_same_timeline_and_time_never_goes_back(
+    profiles: tuple[Profile, ...], seed: int, inline_bytes: int
+) -> None:
+    net, again = (net_of(*profiles, seed=seed, inline_bytes=inline_bytes) for _ in range(2))
+    assert told(net) == told(again)
+    assert all(earlier <= later for earlier, later in zip(net.moments, net.moments[1:], strict=False))
+    assert net.now_s <= 4 * 60.0  # four exchanges, each until its deadline at most
+
+
+FASTER = st.fixed_dictionaries(
+    {"step_s": st.floats(0, 1), "evaluate_s": st.floats(0, 1), "latency_s": st.floats(0, 1)}
+    | {"down_bytes_s": st.floats(1, 100), "up_bytes_s": st.floats(1, 100)}
+)
+
+
+@given(st.tuples(PROFILE, PROFILE, PROFILE), FASTER, st.sampled_from([0, 2_048]), st.sampled_from([TASK, PROBE]))
+@settings(max_examples=50)
+def test_a_faster_link_or_device_never_ends_an_exchange_later(
+    profiles: tuple[Profile, ...], times: dict[str, float], inline_bytes: int, task: Task
+) -> None:
+    """Below 32 uploads at a time: where some wait for a credit, who comes earlier may let a longer one wait."""
+    faster = replace(profiles[0], **{name: getattr(profiles[0], name) * times[name] for name in times})
+    before, after = (net_of(p, *profiles[1:], inline_bytes=inline_bytes) for p in (profiles[0], faster))
+    replies = [set(net.ask(dict.fromkeys(LOCAL, task))) for net in (before, after)]
+    assert after.now_s <= before.now_s
+    assert replies[0] <= replies[1]
+
+
+def test_who_always_drops_out_is_the_device_that_never_answers() -> None:
+    steady = PROFILES[0]
+    dropping = net_of(replace(steady, dropout=1.0), steady, steady)
+    silent = net_of(replace(steady, step_s=1e9, evaluate_s=1e9), steady, steady)
+    for task in (TASK, PROBE):
+        one, other = (net.ask(dict.fromkeys(LOCAL, task)) for net in (dropping, silent))
+        assert list(one) == list(other) == NAMES[1:]
+        for c in one:
+            np.testing.assert_equal(vars(one[c]), vars(other[c]))
+        assert dropping.now_s == silent.now_s
+    assert (NAMES[0], "main") not in dropping._devices.own
+    assert 2 * TASK.steps <= dropping.local_steps < 3 * TASK.steps  # it was at work for a part of its task
+
+
+def test_who_is_away_gets_its_task_when_it_is_back() -> None:
+    steady, size = PROFILES[0], 4 * W.size
+    now_and_then = replace(steady, availability=0.5, cycle_s=40.0)
+    seed = next(s for s in range(100) if now_and_then.reachable_s(NAMES[0], 0.0, seed=s) > 5.0)
+    back_s = now_and_then.reachable_s(NAMES[0], 0.0, seed=seed)
+    net = net_of(now_and_then, steady, steady, seed=seed)
+    assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == NAMES
+    assert net.now_s == pytest.approx(back_s + steady.down_s(size) + 5 * steady.step_s + steady.up_s(size))
+
+
+def test_who_is_away_until_the_deadline_is_never_told() -> None:
+    net = net_of(replace(PROFILES[0], availability=0.0), PROFILES[0], PROFILES[0])
+    assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == NAMES[1:]
+    assert (net.now_s, net.bytes_down, net.local_steps) == (60.0, 2 * 4 * W.size, 2 * TASK.steps)
+
+
+def test_who_leaves_at_work_tells_when_it_is_back() -> None:
+    """Seeds and moments are searched: reachable at the beginning, away when the work ends."""
+    slow = replace(PROFILES[0], availability=0.5, cycle_s=40.0, step_s=2.0)
+    ends_s = slow.down_s(4 * W.size) + 5 * slow.step_s
+    seed = next(
+        s
+        for s in range(100)
+        if slow.reachable_s(NAMES[0], 0.0, seed=s) == 0.0 and slow.reachable_s(NAMES[0], ends_s, seed=s) > ends_s + 1
+    )
+    net = net_of(slow, PROFILES[0], PROFILES[0], seed=seed)
+    assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == NAMES
+    assert net.now_s == pytest.approx(slow.reachable_s(NAMES[0], ends_s, seed=seed) + slow.up_s(4 * W.size))
+
+
+@pytest.mark.parametrize("wrong", [{"dropout": 0.1}, {"availability": 0.0}])
+def test_without_a_deadline_somebody_who_never_answers_is_refused(wrong: dict[str, float]) -> None:
+    profile = replace(PROFILES[0], **wrong)  # type: ignore[arg-type]  # one field of its own type
+    with pytest.raises(ConfigError, match="set a deadline"):
+        network(profile, deadline_s=math.inf)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +113,69 @@ def test_a_whole_run_has_the_same_centers_and_records(stage: Stage, pair: tuple[
     assert one.records == other.records
 
 
+def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(pair: tuple[Devices, Crew], stage: Stage) -> None:
+    many = pair[1]
+    first, second = (
+        many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=seed))) for seed in (1, 2)
+    )
+    rows = [answer.update for answer in first.values() if isinstance(answer, Reply) and answer.update is not None]
+    assert len(rows) == len(many.fleet)
+    address = [row.__array_interface__["data"][0] for row in rows]
+    assert {b - a for a, b in pairwise(address)} == {stage.start.nbytes}
+    kept = [row.copy() for row in rows]
+    again = many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+    for row, copy, answer in zip(rows, kept, again.values(), strict=True):
+        assert isinstance(answer, Reply)
+        np.testing.assert_array_equal(row, copy)
+        np.testing.assert_array_equal(row, answer.update)
+    assert not any(np.array_equal(row, answer.update) for row, answer in zip(rows, second.values(), strict=True))  # type: ignore[union-attr, arg-type]
+
+
+def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: Stage) -> None:
+    before, held = workers(), len(shared_rows())
+    with stage.crew(2) as many:
+        answers = many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+    assert (workers(), len(shared_rows())) == (before, held + 1)
+    del answers
+    assert len(shared_rows()) == held
+    assert not list(stage.folder.glob("worker-*"))
+
+
+STOPPED = """
+from emulator.schemes import parse
+from emulator import datasets
+from emulator.simulation import opened
+from edge_client.protocol.task import Fit
+
+if __name__ == "__main__":
+    split = parse("iid").split(datasets.load("digits"), devices=4, seed=0)
+    with opened("digits-mlp", split, seed=0, batch=8, workers=2) as (devices, start):
+        fit = Fit(start=start, steps=1, lr=0.1, batch=8, seed=1)
+        devices.answers(dict.fromkeys(devices.fleet, fit))
+        print("ready", flush=True)
+        devices.answers(dict.fromkeys(devices.fleet, Fit(start=start, steps=100_000, lr=0.1, batch=8, seed=1)))
+"""
+
+
+def test_ctrl_c_ends_a_run_with_its_workers_and_leaves_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED, encoding="utf-8")
+    (tmp_path / "tmp").mkdir()
+    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+        process.wait(60)
+    gone, alive = psutil.wait_procs(family, 30)
+    assert (len(gone) >= 2, alive) == (True, [])
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
 def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage: Stage) -> None:
     before = workers()
     fit = Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)
@@ -118,6 +184,11 @@ def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage
         with pytest.raises(FedcentersError, match="a worker process ended"):
             many.answers(asked(many, fit))
     assert workers() == before
+
+
+def shared_rows() -> list[str]:
+    """Matrices that this process still holds; they have no name that anyone else could find."""
+    return [region.path for region in psutil.Process().memory_maps() if "fedcenters-rows" in region.path]
 
 
 def workers() -> set[int]:

@@ -82,12 +82,13 @@ class WideEngine(softmax.SoftmaxEngine):
 CONTAINERS = {"step": b"steps", "evaluate": b"evaluates"}
 
 
-def program(*, ballast: int = 0) -> Program:
+def program(*, ballast: int = 0, buffered: bool = False) -> Program:
     """The program of these worlds; its containers are a few bytes that only their hashes name."""
-    plain = softmax.program()
+    plain = softmax.program(buffered=buffered)
     extra = (TensorSpec(name="ballast", role="p", shape=(ballast,)),) if ballast else ()
     files = {name: Container(sha256=_sha256(data), size=len(data)) for name, data in CONTAINERS.items()}
-    schema = Schema((*plain.schema.tensors, *extra), plain.schema.classifier)
+    tensors = sorted((*plain.schema.tensors, *extra), key=lambda tensor: tensor.role == "b")
+    schema = Schema(tuple(tensors), plain.schema.classifier)
     return replace(plain, schema=schema, containers={"onnx": files}, batch={"onnx": "any"})
 
 
@@ -114,10 +115,13 @@ def config(folder: Path, *, rounds: int = 2, devices: int = 4, **changes: Anythi
     return CoordinatorConfig(**(defaults | changes))
 
 
-def seed_program(store: Store, *, ballast: int = 0) -> None:
+def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> None:
     """Store a program as if it had been compiled."""
-    made = program(ballast=ballast)
-    start = np.concatenate([softmax.start_of(), np.zeros(ballast)]).astype(np.float32)
+    made = program(ballast=ballast, buffered=buffered)
+    start = np.zeros(made.schema.size, np.float32)
+    plain = softmax.start_of(buffered=buffered)
+    start[: softmax.program().schema.size] = plain[: softmax.program().schema.size]
+    start[made.schema.n_params :] = plain[softmax.program().schema.size :]
     for data in CONTAINERS.values():
         store.blobs.put(data)
     facts = {
@@ -134,6 +138,7 @@ class Federation:
     world: World
     config: CoordinatorConfig
     ballast: int = 0
+    buffered: bool = False
     server: Server | None = None
     store: DoomedStore | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -141,16 +146,22 @@ class Federation:
 
     @classmethod
     def of(
-        cls, folder: Path, *, broker: MemoryBroker | None = None, ballast: int = 0, **changes: Anything
+        cls,
+        folder: Path,
+        *,
+        broker: MemoryBroker | None = None,
+        ballast: int = 0,
+        buffered: bool = False,
+        **changes: Anything,
     ) -> Federation:
-        return cls(World(folder, broker=broker), config(folder / "run", **changes), ballast)
+        return cls(World(folder, broker=broker), config(folder / "run", **changes), ballast, buffered)
 
     def start_coordinator(self, *, fatal: int = 0, before: bool = True, name: str = "coordinator.0") -> Participant:
         """One coordinator process; `fatal` counts the store's writes from this start."""
         self.server, self.open_since_s = None, None
 
         with closing(Store(self.config.folder / "store")) as fresh:
-            seed_program(fresh, ballast=self.ballast)
+            seed_program(fresh, ballast=self.ballast, buffered=self.buffered)
 
         def life(me: Participant) -> None:
             store = DoomedStore(self.config.folder / "store", fatal=fatal, before=before, die=me.vanish)

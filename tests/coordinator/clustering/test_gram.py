@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.clustering.gram import COLUMNS, Gram, gram, squared_distances
+from coordinator.clustering.gram import Gram, gram, squared_distances
+from coordinator.clustering.host import COLUMNS
 
 
 @given(n=st.integers(1, 8), d=st.sampled_from([1, 3, COLUMNS - 1, COLUMNS + 5]), seed=st.integers(0, 99))
@@ -50,3 +51,20 @@ def test_small_differences_of_large_float32_weights_survive() -> None:
     away = ~np.eye(5, dtype=bool)
     # Float32 products of small differences are good to 1e-5; of the raw weights they would be wrong by far more.
     np.testing.assert_allclose(distance[away], exact[away], rtol=1e-5)
+
+
+@pytest.mark.parametrize("length", [1e-1, 1e-2, 1e-3, 1e-4])
+def test_updates_of_norm_1e_4_around_weights_of_norm_10_keep_their_distances(length: float) -> None:
+    rng, n, d, every = np.random.default_rng(3), 20, 29_034, np.arange(20)
+    center, updates = rng.standard_normal(d), rng.standard_normal((n, d))
+    sent = (10 / np.linalg.norm(center) * center).astype(np.float32)
+    updates *= length / np.linalg.norm(updates, axis=1, keepdims=True)
+    points = (sent + updates).astype(np.float32)
+    away = (points.astype(np.float64) - sent).astype(np.float64)
+    exact = squared_distances(away @ away.T, every, every)
+    apart = ~np.eye(n, dtype=bool)
+    distance = squared_distances(gram(points, sent), every, every)
+    # The differences to the pivot are exact; what is lost are digits of their float32 products: 1e-7 was seen.
+    np.testing.assert_allclose(distance[apart], exact[apart], rtol=2e-6)
+    raw = squared_distances((points @ points.T).astype(np.float64), every, every)
+    assert np.abs(raw[apart] / exact[apart] - 1).max() > 100 * 2e-6  # what the pivot is for

@@ -106,4 +106,11 @@ def test_an_unknown_table_or_method_lists_what_there_is() -> None:
     with pytest.raises(UsageError) as wrong:
         plan.read("wecfl-table2").only(["fedsgd"])
     assert "fedavg" in wrong.value.hint
-    assert {c.row.method for c in plan.read("wecfl-table2").only(["wecfl", "ifca"])} == {"wecfl", "ifca"}
+    table = plan.read("wecfl-table2")
+    assert {c.row.method for c in table.only(["wecfl", "ifca"])} == {"wecfl", "ifca"}
+    chosen = table.only(["wecfl,fesem", "K=10", "F-MNIST (3, 2)"])
+    assert {(c.row.method, c.row.k, c.column.name) for c in chosen} == {
+        ("wecfl", 10, "F-MNIST (3, 2)"),
+        ("fesem", 10, "F-MNIST (3, 2)"),
+    }
+    assert table.only([]) == table.cells

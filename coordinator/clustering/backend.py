@@ -1,0 +1,90 @@
+"""Where the products of the clustering are computed: by numpy, or by torch on a CUDA device where there is one.
+
+A `Backend` keeps the two large arrays, points [n, d] and their Gram matrix [n, n], and gives what is n times smaller
+back to numpy. Everything that decides (seeds, moves, labels) is numpy's, so both backends take the same decisions up to
+rounding. torch is loaded when a driver for it is found, never before; nothing here knows a round or a method.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.protocol.task import Array
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
+DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+
+
+class Points(Protocol):
+    """Rows [capacity, d], zeros until `put`."""
+
+    def put(self, index: int, row: Array) -> None:
+        """Store one row [d]."""
+        ...
+
+    def grow(self, capacity: int) -> None:
+        """Room for so many rows; those that are there stay."""
+        ...
+
+    def inner(self, start: int, stop: int) -> F64:
+        """Inner products [stop - start, stop] of the rows start..stop with all rows before `stop`."""
+        ...
+
+
+class Products(Protocol):
+    """A symmetric matrix [n, n] that is multiplied many times."""
+
+    def rows(self, index: I64) -> F64:
+        """[q] indices -> those rows [q, n]."""
+        ...
+
+    def times(self, left: F64, index: I64 | None = None) -> F64:
+        """[q, n] -> [q, n], left times the matrix; with `index` [m], a left [q, m] times those rows of the matrix."""
+        ...
+
+
+class Backend(Protocol):
+    """One place to compute."""
+
+    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Points:
+        """Room for `capacity` rows of `width` numbers."""
+        ...
+
+    def products(self, matrix: F64) -> Products:
+        """The matrix [n, n], ready to be multiplied."""
+        ...
+
+    def sums(self, weights: F64, rows: Array) -> F64:
+        """[k, m] weights and [m, p] rows -> [k, p], multiplied and added in float64."""
+        ...
+
+
+def backend(device: str | None = None) -> Backend:
+    """That of "cpu" (numpy), of "cuda", or of "torch-cpu" (for tests); None is CUDA where there is one, else numpy."""
+    name = best() if device is None else device
+    if name == "cpu":
+        from coordinator.clustering.host import Host
+
+        return Host()
+    from coordinator.clustering.cuda import Torch
+
+    return Torch({"cuda": "cuda", "torch-cpu": "cpu"}[name])
+
+
+@lru_cache(maxsize=1)
+def best() -> str:
+    """The same answer for the life of the process, and for a process that repeats a round on the same machine."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return "cpu"
+    from coordinator.clustering.cuda import available
+
+    return "cuda" if available() else "cpu"

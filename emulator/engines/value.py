@@ -1,0 +1,21 @@
+"""Recipes with a torch module travel to other processes by value.
+
+Tensors that multiprocessing finds by itself would become shared memory segments, of which a machine has few, and the
+module of the sender would move into them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+
+def by_value(recipe: Any) -> tuple[Callable[[type, bytes], Any], tuple[type, bytes]]:  # noqa: ANN401 - any dataclass
+    """What a frozen dataclass returns from `__reduce__`."""
+    return _made, (type(recipe), pickle.dumps({f.name: getattr(recipe, f.name) for f in fields(recipe)}))
+
+
+def _made(kind: type, data: bytes) -> Any:  # noqa: ANN401
+    return kind(**pickle.loads(data))  # noqa: S301 - written by this run, see `by_value`

@@ -1,0 +1,142 @@
+"""What a long run of a large fleet keeps, in bounded memory: devices' own models, and the lines of its record.
+
+The least recently used vectors, and all lines, go to unnamed temporary files, which vanish with the process. Plain
+reads and writes, no mapping: the pages belong to the system and not to this process. TMPDIR says where the files are;
+on a file system in memory they save nothing. Knows no task and no method.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, overload
+
+import numpy as np
+
+from edge_client.protocol.task import ClientId, Flat
+
+MEMORY = 256 * 2**20  # bytes of models in memory; digits-mlp has 36 kB, so no demonstration ever writes a file
+Slot = tuple[ClientId, str]
+Record = dict[str, Any]
+
+
+class Models(MutableMapping[Slot, Flat]):
+    """Vectors by (device, slot), the latest `memory` bytes of them in memory and the rest in a file.
+
+    A vector belongs to the mapping afterwards. One that was in the file comes back as an array of its own.
+    """
+
+    def __init__(self, memory: int = MEMORY) -> None:
+        self._memory, self._held_bytes = memory, 0
+        self._held: OrderedDict[Slot, Flat] = OrderedDict()
+        self._stored: dict[Slot, _Place] = {}
+        self._free: dict[int, list[int]] = {}  # offsets by size, of rows whose vector came back or was replaced
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def __getitem__(self, key: Slot) -> Flat:
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        return self._read(self._stored[key])
+
+    def __setitem__(self, key: Slot, vector: Flat) -> None:
+        if key in self:
+            del self[key]
+        self._held[key] = vector if vector.base is None else vector.copy()  # a view would keep all that it looks into
+        self._held_bytes += vector.nbytes
+        while self._held_bytes > self._memory:
+            oldest, old = self._held.popitem(last=False)
+            self._held_bytes -= old.nbytes
+            self._stored[oldest] = self._write(old)
+
+    def __delitem__(self, key: Slot) -> None:
+        if key in self._held:
+            self._held_bytes -= self._held.pop(key).nbytes
+        else:
+            place = self._stored.pop(key)
+            self._free.setdefault(place.size, []).append(place.offset)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._held or key in self._stored
+
+    def __iter__(self) -> Iterator[Slot]:
+        yield from (*self._held, *self._stored)
+
+    def __len__(self) -> int:
+        return len(self._held) + len(self._stored)
+
+    def _write(self, vector: Flat) -> _Place:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="fedcenters-", buffering=0)  # noqa: SIM115 - lives as long as this
+            weakref.finalize(self, self._file.close)
+        free = self._free.get(vector.nbytes)
+        offset = free.pop() if free else self._end
+        self._end = max(self._end, offset + vector.nbytes)
+        self._file.seek(offset)
+        np.ascontiguousarray(vector).tofile(self._file)
+        return _Place(offset=offset, count=vector.size, dtype=vector.dtype)
+
+    def _read(self, place: _Place) -> Flat:
+        if self._file is None:
+            raise ValueError("a vector is said to be in a file that was never written")
+        self._file.seek(place.offset)
+        return np.fromfile(self._file, place.dtype, place.count)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Place:
+    """Where a vector lies in the file."""
+
+    offset: int
+    count: int
+    dtype: np.dtype[Any]
+
+    @property
+    def size(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+class Lines(Sequence[Record]):
+    """JSON objects that are appended and read again, each time anew, from a file: a run of any length fits."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="fedcenters-")  # noqa: SIM115 - lives as long as this
+        weakref.finalize(self, self._file.close)
+        self._starts = [0]
+
+    def append(self, record: Record) -> None:
+        """Write a line; the object must be JSON's own kinds, so that the same comes back."""
+        self._file.seek(self._starts[-1])
+        self._file.write(json.dumps(record).encode())
+        self._starts.append(self._file.tell())
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Record: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Record]: ...
+
+    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+        """A line, or some, counted from either end."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        number = range(len(self))[index]
+        start, end = self._starts[number : number + 2]
+        self._file.seek(start)
+        record: Record = json.loads(self._file.read(end - start))
+        return record
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or isinstance(other, str):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # it grows

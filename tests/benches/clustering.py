@@ -1,0 +1,40 @@
+"""Bench: the server's clustering against scikit-learn; the measuring is tests/bench_clustering.py's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.bench_clustering import Row, measure
+from tests.benches.goals import GOALS
+from tests.benches.results import Figure
+
+MOST_REPEATS = 5  # scikit-learn takes seconds
+
+
+def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+    """Its rows, the large one included."""
+    from sklearn import __version__ as sklearn_version
+
+    rows = measure(repeats=min(repeats, MOST_REPEATS), large=True)
+    return figures_of(rows), {"scikit-learn": str(sklearn_version)}
+
+
+def figures_of(rows: Iterable[Row]) -> list[Figure]:
+    """A goal in seconds compares our seconds, that of weak clusters how far below we are, any other the ratio."""
+    units = {goal.row: goal.unit for goal in GOALS}
+
+    def score(row: Row) -> float:
+        if row.name == "clustering-weak":
+            return row.ratio - 1
+        return row.ours if units.get(row.name) in ("ms", "s") else row.ratio
+
+    return [
+        Figure(
+            row=row.name,
+            ours=row.ours,
+            theirs=row.theirs,
+            score=score(row),
+            note=row.note,
+        )
+        for row in rows
+    ]
