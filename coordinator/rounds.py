@@ -117,7 +117,11 @@ class Upload:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenExchange:
-    """The state of one exchange: (run, round, number) is its key, `accepted` maps a client to the hash that counts."""
+    """The state of one exchange: (run, round, number) is its key, `accepted` maps a client to the hash that counts.
+
+    Made by `open_exchange`; `advance` keeps `accepted` and `refused` apart and among those asked, so that no event
+    costs a look at all of them.
+    """
 
     run: str
     round: int
@@ -132,13 +136,10 @@ class OpenExchange:
     queue: Mapping[ClientId, str] = field(default_factory=dict)  # client -> hash, first come first served
     closed: bool = False
 
-    def __post_init__(self) -> None:
-        """Refuse an exchange that could never work."""
-        if self.credits < 1 or self.quorum < 0:
-            raise ValueError(f"credits must be at least 1 and quorum not negative: {self.credits}, {self.quorum}")
-        strangers = (set(self.accepted) | set(self.refused)) - self.asked
-        if strangers:
-            raise ValueError(f"{sorted(strangers)} answered but were not asked")
+    @property
+    def answered(self) -> bool:
+        """Whether there is an answer from everybody."""
+        return len(self.accepted) + len(self.refused) == len(self.asked)
 
     @property
     def wakes_at_s(self) -> float:
@@ -167,8 +168,16 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
 ) -> OpenExchange:
     """Open an exchange that closes `deadline_s` seconds from `now_s`; `accepted`, `refused` are what a log remembers.
 
-    The first Tick closes it if everybody in `asked` has answered already, or nobody was asked.
+    The first Tick closes it if everybody in `asked` has answered already, or nobody was asked. Raises ValueError for an
+    exchange that could never work.
     """
+    if credits < 1 or quorum < 0:
+        raise ValueError(f"credits must be at least 1 and quorum not negative: {credits}, {quorum}")
+    updates, codes = dict(accepted or {}), dict(refused or {})
+    if strangers := (updates.keys() | codes.keys()) - set(asked):
+        raise ValueError(f"{sorted(strangers)} answered but were not asked")
+    if both := updates.keys() & codes.keys():
+        raise ValueError(f"{sorted(both)} were accepted and refused")
     return OpenExchange(
         run=run,
         round=round,
@@ -177,8 +186,8 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
         quorum=quorum,
         closes_at_s=now_s + deadline_s,
         credits=credits,
-        accepted=dict(accepted or {}),
-        refused=dict(refused or {}),
+        accepted=updates,
+        refused=codes,
     )
 
 
@@ -239,7 +248,7 @@ def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> 
     exchange = replace(
         exchange, uploads=_without(exchange.uploads, event.cid), queue=_without(exchange.queue, event.cid)
     )
-    if exchange.asked == exchange.accepted.keys() | exchange.refused.keys():
+    if exchange.answered:
         closed, close = _close(exchange)
         return closed, [*commands, *close]
     granted, go = _grant(exchange, now_s)
@@ -249,7 +258,7 @@ def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> 
 def _tick(exchange: OpenExchange, now_s: float) -> Step:
     if exchange.closed:
         return exchange, []
-    if now_s >= exchange.closes_at_s or exchange.asked == exchange.accepted.keys() | exchange.refused.keys():
+    if now_s >= exchange.closes_at_s or exchange.answered:
         return _close(exchange)
     uploads, again = {}, []
     for cid, upload in exchange.uploads.items():

@@ -55,10 +55,10 @@ class Worker:
     pipe: Connection
     process: BaseProcess
 
-    def tell(self, share: Share | None, rows: Rows | None = None) -> None:
-        """Hand over a share and the matrix for its rows; None opens a round."""
+    def tell(self, what: Setup | Share | None, rows: Rows | None = None) -> None:
+        """Hand over a setup, or a share and the matrix for its rows; None opens a round."""
         try:
-            self.pipe.send(share)
+            self.pipe.send(what)
             if rows is not None:
                 rows.lend(self.pipe, self.process.pid or 0)
         except (BrokenPipeError, ConnectionResetError):
@@ -135,16 +135,19 @@ def crew(
     context = multiprocessing.get_context("spawn")
     started: list[Worker] = []
     try:
-        for w in range(min(workers, len(names))):
-            samples = folder / f"worker-{w}.npz"
-            _save(samples, {who: local[who] for who in names if home[who] == w})
+        for _ in range(min(workers, len(names))):
             here, there = context.Pipe()
-            setup = Setup(recipe=recipe, samples=samples)
-            process = context.Process(target=serve, args=(there, setup), daemon=True)
+            process = context.Process(target=serve, args=(there,), daemon=True)
             process.start()
             there.close()
             started.append(Worker(pipe=here, process=process))
-        yield Crew(learner=recipe.open(), local=local, workers=started, home=home)
+        learner = recipe.open()  # while they start
+        for w, worker in enumerate(started):
+            samples = folder / f"worker-{w}.npz"
+            _save(samples, {who: local[who] for who in names if home[who] == w})
+            # Not an argument of the process: a large one would wait for ever for a worker that died before it read it.
+            worker.tell(Setup(recipe=recipe, samples=samples))
+        yield Crew(learner=learner, local=local, workers=started, home=home)
     finally:
         for worker in started:
             worker.pipe.close()  # the worker reads its end and leaves
@@ -155,10 +158,11 @@ def crew(
                 worker.process.join()
 
 
-def serve(connection: Connection, setup: Setup) -> None:
-    """A worker's life: a share comes in, a mapping of answers goes out; None opens a round; the end is the end."""
+def serve(connection: Connection) -> None:
+    """A worker's life: a setup, then a share comes in, and a mapping of answers goes out; None opens a round."""
     devices: Devices | None = None
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        setup: Setup = connection.recv()
         while True:
             share: Share | None = connection.recv()
             try:

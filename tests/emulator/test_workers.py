@@ -6,11 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import psutil
@@ -20,8 +21,10 @@ from coordinator.models.registry import build
 from coordinator.strategies.base import Exchange
 from coordinator.strategies.registry import make
 from edge_client.errors import FedcentersError
+from edge_client.learner import Learner
 from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
 from emulator import datasets
+from emulator.engines.base import Recipe
 from emulator.engines.runtime import Runtime
 from emulator.partitions import Split
 from emulator.schemes import parse
@@ -139,6 +142,29 @@ def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: Stage) -> None
     del answers
     assert len(shared_rows()) == held
     assert not list(stage.folder.glob("worker-*"))
+
+
+class Deadly:
+    """A recipe that ends whoever reads it."""
+
+    def __init__(self, inner: Recipe) -> None:
+        self.inner = inner
+
+    def open(self) -> Learner:
+        return self.inner.open()
+
+    def __reduce__(self) -> tuple[Callable[[int], NoReturn], tuple[int]]:
+        return os._exit, (3,)
+
+
+def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: Stage) -> None:
+    with (
+        pytest.raises(FedcentersError, match="a worker process ended"),
+        crew(Deadly(stage.recipe), stage.split.devices, workers=2, folder=stage.folder) as many,
+    ):
+        many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+    for left in stage.folder.glob("worker-*"):
+        left.unlink()
 
 
 STOPPED = """
