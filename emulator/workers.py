@@ -29,6 +29,7 @@ from emulator.virtual import Devices
 
 ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
 LEAVE_S = 10.0
+PRELOAD = ["emulator.workers", "emulator.engines.lean"]  # imported once, by the process that all workers are copies of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +133,8 @@ def crew(
     """`workers` processes with the devices of `local` divided among them; `folder` holds their samples meanwhile."""
     names = sorted(local)
     home = {who: i % workers for i, who in enumerate(names)}
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
     started: list[Worker] = []
     try:
         for _ in range(min(workers, len(names))):

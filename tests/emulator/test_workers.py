@@ -218,4 +218,5 @@ def shared_rows() -> list[str]:
 
 
 def workers() -> set[int]:
-    return {p.pid for p in psutil.Process().children() if "spawn_main" in " ".join(p.cmdline())}
+    """Copies of the one child that has imported everything."""
+    return {p.pid for p in psutil.Process().children(recursive=True) if p.ppid() != os.getpid()}
