@@ -92,8 +92,9 @@ class _Call:
     def __call__(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         import torch
 
-        with torch.no_grad():
-            results = self._graph(*(feeds[port.name] for port in self.function.inputs))
+        with torch.inference_mode():
+            # Not the module itself: it would check shapes and symbols in each step, which the manifest has settled.
+            results = self._graph.forward(*(feeds[port.name] for port in self.function.inputs))
         return {port.name: value for port, value in zip(self.function.outputs, results, strict=True)}
 
 
