@@ -7,6 +7,7 @@ are those of the devices' own runtimes up to rounding (tests/emulator/engines/),
 
 from __future__ import annotations
 
+import logging
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,7 +30,9 @@ from emulator.engines.samples import Samples
 from emulator.engines.steps import Step, losses_of, recorded_step, through_autograd
 from export.functions import Source
 from export.program import manifest_of, source_of
+from export.sentence import sentence
 
+log = logging.getLogger(__name__)
 IMAGE = 3  # dimensions of one
 
 
@@ -142,7 +145,8 @@ class LeanLearner:
     def _made(self, x: Tensor, y: Tensor, numbers: Tensor | None) -> Step:
         try:
             return recorded_step(self._source, self._model, x, y, numbers)
-        except Exception:  # noqa: BLE001 - torch raises many kinds for what it cannot record; autograd can do it
+        except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot record; autograd can do it
+            log.warning("model %s is not recorded, and trains more slowly: %s", self.program.model, sentence(wrong))
             return through_autograd(self._source, self._model)
 
     def _force(self, task: Fit) -> Tensor | None:
