@@ -181,10 +181,10 @@ def figures(
     *,
     out: Annotated[Path | None, typer.Option(help="Where the pictures go; run/figures.")] = None,
 ) -> None:
-    """Draw the pictures that the papers show of a run: labels, accuracy and F1, assignments, centers; as .png."""
+    """Draw what the papers show of a run, as .png: labels, curves, assignments, centers, devices, weights, images."""
     from emulator.gallery import draw
 
-    for path in draw(run, out or run / "figures"):
+    for path in draw(run, out or run / "figures", Talk().say):
         print(path)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client.errors import UsageError
-from emulator.loaders import images, leaf, tables
+from emulator.loaders import images, leaf, speech, tables
 from emulator.loaders.folder import Folder, data_folder
 from emulator.loaders.samples import DataSet
 
@@ -44,6 +44,7 @@ DATA_SETS: dict[str, Entry] = {
     "celeba": Entry(read=lambda f, _: leaf.celeba(f), model="celeba-cnn", partition="by-user", devices=0),
     "wisdm": Entry(read=lambda f, _: tables.wisdm(f), model="", partition="by-user", devices=0),
     "shakespeare": Entry(read=lambda f, _: tables.shakespeare(f), model="", partition="by-user", devices=0),
+    "fsdd": Entry(read=lambda f, _: speech.fsdd(f), model="", partition="by-user", devices=0),
     "regression": Entry(
         read=lambda _, seed: tables.regression(2, seed),
         model="linear-regression",

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from edge_client.protocol.task import Array
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#000000")
-MARKERS = "osD^vP*X"
+MARKERS = "osD^vP*X<>"
 GLOBAL_COLOUR = "#6b7280"
 LINES = ("-", "--", "-.", ":")
 MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own
@@ -64,9 +64,9 @@ def draw_accuracy(
     axes.plot(
         range(1, len(baseline) + 1), baseline, color=GLOBAL_COLOUR, lw=2.4, ls=(0, (4, 2)), label="one global model"
     )
-    axes.set(title="Accuracy on held-out samples", xlabel="round", ylim=(0, 1.02))
+    axes.set(title="Accuracy on held-out samples", ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    name_rounds(axes, max(len(centers), len(overall), len(baseline), 1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
     axes.legend(loc="best", fontsize=8.5)
 
@@ -128,20 +128,32 @@ def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping
     by = ", by true group" if edges else ""
     axes.set(title="Training samples of each device", xlabel=f"device{by}", ylabel="samples", xticks=[])
     axes.set(xlim=(-0.5, len(devices) - 0.5))
-    if width <= MAX_NAMED_CLASSES:
+    if 1 < width <= MAX_NAMED_CLASSES:  # targets have no classes
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
 
 
 def draw_curves(axes: Axes, curves: Mapping[str, Sequence[float | None]], *, title: str) -> None:
-    """Shares (0..1) per round, one line each, in the order given; a round without a value is a gap."""
+    """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
+
+    Where rounds are passed over, those that have a value are marked.
+    """
     for i, (name, values) in enumerate(curves.items()):
-        y = np.array([np.nan if v is None else v for v in values], dtype=np.float64)
-        axes.plot(range(1, len(y) + 1), y, color=colour(i), lw=2, ls=LINES[i % len(LINES)], label=name)
-    axes.set(title=title, xlabel="round", ylim=(0, 1.02))
+        seen = [(t, v) for t, v in enumerate(values, 1) if v is not None]
+        marker = "o" if len(seen) < len(values) or len(seen) == 1 else ""
+        look: dict[str, Any] = {"ls": LINES[i % len(LINES)], "lw": 2, "marker": marker, "ms": 4}
+        axes.plot([t for t, _ in seen], [v for _, v in seen], color=colour(i), label=name, **look)
+    axes.set(title=title, ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=10))
+    name_rounds(axes, max((len(values) for values in curves.values()), default=1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
     axes.legend(loc="best", fontsize=8.5)
+
+
+def name_rounds(axes: Axes, last: int) -> None:
+    """The x axis of rounds 1 to `last`: whole numbers, and room beside a single one."""
+    room = max(0.5 if last == 1 else 0.2, 0.03 * last)
+    axes.set(xlabel="round", xlim=(1 - room, last + room))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, min_n_ticks=1))
 
 
 def draw_cosines(axes: Axes, vectors: Array, *, title: str) -> None:

@@ -30,6 +30,9 @@ from emulator.devices import PROFILES, Profile, draw_profiles
 from emulator.engines.base import Recipe
 from emulator.kept import Lines
 from emulator.partitions import Split
+from emulator.pictures import kept as pictures
+from emulator.pictures.hearing import DEFAULT, Hearing
+from emulator.pictures.images import picked
 from emulator.virtual import Devices, VirtualNetwork
 from emulator.workers import crew
 
@@ -81,6 +84,7 @@ class Result:
     nmi: float | None
     purity: float | None
     virtual_seconds: float
+    kept: pictures.Kept = field(default=pictures.Kept(), repr=False)  # what the run's pictures are drawn from
 
 
 def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Record:
@@ -188,13 +192,15 @@ def run(  # noqa: PLR0913 - a run has these settings
     schema, fleet, method = devices.program.schema, devices.fleet, _name_of(strategy)
     network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), deadline_s=deadline_s, seed=seed)
     state = strategy.begin(start, schema, fleet, round_rng(seed, BEGIN))
+    heard = Hearing(fleet, schema, rounds=rounds, kind=getattr(strategy, "representation", DEFAULT))
     records, real_seconds = Lines(), []
     for number in range(1, rounds + 1):
         began = time.perf_counter()
         network.open_round(number)
         rng, which = round_rng(seed, number), {"round": number, "of": rounds}
         exchanges = one_round(strategy, state, schema, fleet, rng, batch=batch, evaluation=evaluation, **which)
-        state, report = drive(exchanges, network.ask)
+        state, report = drive(exchanges, heard.hearing(network.ask, number, state))
+        heard.closed(number, state)
         record = round_record(
             report,
             run=method,
@@ -212,7 +218,7 @@ def run(  # noqa: PLR0913 - a run has these settings
     labels = [groups[c] for c in known], [state.assignment[c] for c in known]
     scores = {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
     seconds = {"real_seconds": real_seconds, "virtual_seconds": network.now_s}
-    return Result(records=records, state=state, schema=schema, **seconds, **scores)  # type: ignore[arg-type]  # own types
+    return Result(records=records, state=state, schema=schema, kept=heard.kept(), **seconds, **scores)  # type: ignore[arg-type]  # own types
 
 
 def _name_of(strategy: Strategy) -> str:
@@ -221,7 +227,7 @@ def _name_of(strategy: Strategy) -> str:
 
 
 def write_run(folder: Path, args: SimulateArgs, strategy: Strategy, result: Result, split: Split) -> None:
-    """metrics.jsonl, config.toml, fleet.json and centers/<method>/center-K.safetensors; earlier files are replaced."""
+    """metrics.jsonl, config.toml, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier."""
     import tomli_w
 
     centers = folder / "centers" / args.method
@@ -239,6 +245,7 @@ def write_run(folder: Path, args: SimulateArgs, strategy: Strategy, result: Resu
     asked = {k.replace("_", "-"): v for k, v in asdict(args).items() if k not in unsaid and v is not None}
     asked |= {} if args.profiles is None else {"profiles": str(args.profiles)}
     (folder / "config.toml").write_text(tomli_w.dumps({**asked, "settings": settings_of(strategy)}), encoding="utf-8")
+    pictures.write(folder / pictures.NAME, replace(result.kept, images=picked(split.devices, result.state.assignment)))
     (folder / "fleet.json").write_text(json.dumps(described(split, result.schema), sort_keys=True), encoding="utf-8")
 
 

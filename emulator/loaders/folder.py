@@ -32,6 +32,7 @@ HOMES = {
     "celeba": "https://github.com/TalwalkarLab/leaf, preprocess.sh -s niid --sf 1.0 -k 5 -t sample --tf 0.8",
     "wisdm": "https://www.cis.fordham.edu/wisdm/dataset.php, the transformed file as x, y, user in an .npz",
     "shakespeare": "https://github.com/karpathy/char-rnn, data/tinyshakespeare/input.txt",
+    "fsdd": "https://github.com/Jakobovski/free-spoken-digit-dataset, the folder recordings",
 }
 
 # Of the content, unpacked where the file is a .gz, so that packing it again changes nothing.
@@ -48,6 +49,7 @@ SHA256 = {
     "mnist/qmnist-test-labels-idx2-int": "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
     "cifar10/cifar10_from_jpeg_delta.npz": "dd9b7503f053a2716dbf0745e4ee798866781959362240e9e61a935b2f77a168",
     "wisdm/wisdm_v1.1_transformed.npz": "08bc6bb1bddf65348fde77999bf3c3ee9a9b386920307bbde6d6dc6514c40409",
+    "fsdd/fsdd_8khz.npz": "43cb706a49f8495b162d0ceb4dd4fd66c5dba4a02120dbf7bad57fc1cc64ee17",
     "shakespeare/tinyshakespeare.txt": "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
 }
 

@@ -65,10 +65,33 @@ def test_the_bars_of_a_device_are_its_samples_of_each_class_in_the_order_of_its_
     assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5]  # type: ignore[index]
 
 
-def test_a_curve_has_a_gap_where_a_round_has_no_value() -> None:
-    axes = drawn({"accuracy": [0.1, None, 0.3]}, draw=lambda ax, c: figures.draw_curves(ax, c, title="t"))
+def test_bars_of_targets_name_no_class() -> None:
+    axes = drawn({"a": [3], "b": [5]}, {"a": 0, "b": 1}, draw=figures.draw_labels)
+    assert axes.get_legend() is None
+    assert [patch.get_height() for container in axes.containers for patch in container] == [3, 5]
+
+
+def test_ten_groups_have_ten_shapes() -> None:
+    assert len(set(figures.MARKERS)) == figures.MAX_NAMED_CLASSES
+
+
+def curves(**values: list[float | None]) -> Axes:
+    return drawn(values, draw=lambda ax, c: figures.draw_curves(ax, c, title="t"))
+
+
+def test_a_curve_passes_over_a_round_without_a_value_and_marks_the_others() -> None:
+    line, whole = curves(accuracy=[0.1, None, 0.3], f1=[0.2, 0.2, 0.4]).get_lines()
+    assert np.asarray(line.get_xdata()).tolist() == [1, 3]
+    assert np.asarray(line.get_ydata()).tolist() == [0.1, 0.3]
+    assert (line.get_marker(), whole.get_marker()) == ("o", "")
+
+
+def test_the_curve_of_one_round_is_a_point_over_a_whole_number() -> None:
+    axes = curves(accuracy=[0.7])
     (line,) = axes.get_lines()
-    np.testing.assert_array_equal(np.asarray(line.get_ydata()), [0.1, np.nan, 0.3])
+    assert (np.asarray(line.get_xdata()).tolist(), line.get_marker()) == ([1], "o")
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
 
 
 def test_the_heat_map_shows_the_lower_triangle_of_cosines() -> None:
