@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from coordinator.models.registry import Model
 from edge_client.engines.base import step
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array
 from tests.architectures import ENTRIES
 from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
 
@@ -20,6 +23,7 @@ QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers"
 ENGINES = ("onnx", "litert", "pt2")
 SINGLE_STEP = 1e-5
 ROOM = 10  # times what torch's own float32 is off, where that is more: long sums, norms of flat samples, kinks
+ROUNDINGS = 3e-7  # about three of float32
 ROWS = [
     pytest.param(name, engine, marks=() if engine == "onnx" and name in QUICK else pytest.mark.slow)
     for name in (*PAPERS, *ENTRIES)
@@ -32,13 +36,34 @@ def test_a_step_and_an_evaluation_are_torchs(name: str, engine: str, tmp_path: P
     made, known = compiled(name, engines=(engine,)), model(name)
     running = opened(made, engine, tmp_path)
     for batch in (BATCH,) if running.fixed_batch else (BATCH, 3):
-        given = feeds(made.program, "step", batch=batch)
-        expected = torch_step(known.module, given, known.loss)
-        own = relative(torch_step(known.module, given, known.loss, torch.float32), expected)
-        assert relative(step(running, given), expected) < max(SINGLE_STEP, ROOM * own)
+        given, expected, limit = judging(made.program, known, batch)
+        assert relative(step(running, given), expected) < limit
         given = feeds(made.program, "evaluate", batch=batch)
         expected = torch_evaluate(known.module, given, known.loss)
         assert relative(running.evaluate(given), expected) < SINGLE_STEP
+
+
+def judging(program: Program, known: Model, batch: int) -> tuple[dict[str, Array], dict[str, Array], float]:
+    """Inputs of a step, what torch makes of them in float64, and how far off an engine may be.
+
+    Only inputs for which torch agrees with itself when weights move by a few roundings: elsewhere rounding decides
+    which value of some max-pool window is the largest, and a whole gradient goes another way.
+    """
+    for seed in range(8):
+        given = feeds(program, "step", batch=batch, seed=seed)
+        expected = torch_step(known.module, given, known.loss)
+        own = relative(torch_step(known.module, given, known.loss, torch.float32), expected)
+        limit, rng = max(SINGLE_STEP, ROOM * own), np.random.default_rng(seed)
+        moves = [_moved(given, rng) for _ in range(8)]
+        if all(relative(torch_step(known.module, moved, known.loss), expected) < limit for moved in moves):
+            return given, expected, limit
+    raise AssertionError("no inputs that can judge")
+
+
+def _moved(given: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:
+    """The same inputs with weights a few roundings away."""
+    shift = {n: ROUNDINGS * rng.standard_normal(v.shape) for n, v in given.items() if n.startswith("w/")}
+    return {n: v * (1 + shift[n]) if n in shift else v for n, v in given.items()}
 
 
 def test_frozen_parameters_are_in_the_file_and_nowhere_else() -> None:
