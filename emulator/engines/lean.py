@@ -8,9 +8,9 @@ are those of the devices' own runtimes up to rounding (tests/emulator/engines/),
 from __future__ import annotations
 
 import logging
-import pickle
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from emulator.engines.inference import Inference
 from emulator.engines.memory import keep_freed_memory
 from emulator.engines.samples import Samples
 from emulator.engines.steps import Step, losses_of, recorded_step, through_autograd
+from emulator.engines.value import by_value
 from export.functions import Source
 from export.program import manifest_of, source_of
 from export.sentence import sentence
@@ -49,14 +50,8 @@ class Lean:
         keep_freed_memory()
         return LeanLearner(self.source, self.program)
 
-    def __reduce__(self) -> tuple[Callable[[bytes], Lean], tuple[bytes]]:
-        """By value: tensors that multiprocessing finds itself would travel as shared memory segments."""
-        return _unpickled, (pickle.dumps((self.source, self.program)),)
-
-
-def _unpickled(data: bytes) -> Lean:
-    source, program = pickle.loads(data)  # noqa: S301 - written by this run, see `Lean.__reduce__`
-    return Lean(source=source, program=program)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return by_value(self)
 
 
 def lean(model: Model, *, dtype: str = "float32") -> Lean:
