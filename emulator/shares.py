@@ -55,7 +55,7 @@ def deal(labels: Ints, shares: F64, rng: np.random.Generator) -> list[Ints]:
     for c in range(shares.shape[1]):
         rows = rng.permutation(np.flatnonzero(labels == c))
         ends = _ends(shares[:, c], len(rows))
-        for part, piece in zip(parts, np.split(rows, ends[:-1]), strict=True):
+        for part, piece in zip(parts, np.split(rows, ends)[:-1], strict=True):  # what is beyond all shares is nobody's
             part.append(piece)
     left = int(np.isin(labels, np.arange(shares.shape[1]), invert=True).sum())
     if left:

@@ -170,6 +170,12 @@ def test_dealing_by_any_shares_is_disjoint_complete_and_of_the_foretold_sizes(
             assert abs((labels[part] == c).sum() - p[i, c] * (labels == c).sum()) <= 1 + 1e-6
 
 
+def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
+    labels = np.repeat([0, 1], 100)
+    dealt = shares.deal(labels, np.array([[0.25, 0.0], [0.5, 0.0]]), np.random.default_rng(0))
+    assert [np.bincount(labels[part], minlength=2).tolist() for part in dealt] == [[25, 0], [50, 0]]
+
+
 @pytest.mark.parametrize(
     ("spec", "error", "said"),
     [
