@@ -15,6 +15,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from export import narrow
 from export import transposed as transposing
 
 aten = torch.ops.aten
@@ -40,6 +41,24 @@ def convolution(
     if transposed or not (_fixed(x, weight) and conv.goes_by_rows and _suits(weight)):
         return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
     out = conv.by_rows(x, weight)
+    return out if bias is None else out + bias.reshape([-1, 1, 1])
+
+
+def convolution_in_step(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """As `convolution`, for a step. Where weights may become constants a runtime has faster convolutions of its own."""
+    if transposed or _fixed(x, weight) or not narrow.suits_bands(x, weight, groups):
+        return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    out = narrow.convolution(x, weight, stride, padding, dilation)
     return out if bias is None else out + bias.reshape([-1, 1, 1])
 
 
@@ -155,28 +174,28 @@ class Convolution:
         return _sum(parts).narrow(3, pw, width).transpose(0, 1)
 
     def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-        """Matrix products where they are faster; else correlate x with the gradient, group by group."""
+        """Matrix products where they are faster, else a convolution of x with the gradient."""
         if self.goes_by_rows and (_suits(weight) or not _fixed(x)):
             outs, ins, high, wide = weight.shape
             given = grad.permute([0, 2, 3, 1]).reshape([-1, outs])
             products = torch.cat([aten.mm.default(row, given) for row in self.rows(x, (high, wide))])
             return products.reshape([high, wide, ins, outs]).permute([3, 2, 0, 1])
-        if self.groups == 1:
-            return self._one_group(grad, x, weight.shape[2:])
-        outs, ins = grad.shape[1] // self.groups, x.shape[1] // self.groups
-        return torch.cat(
-            [
-                self._one_group(grad.narrow(1, k * outs, outs), x.narrow(1, k * ins, ins), weight.shape[2:])
-                for k in range(self.groups)
-            ],
-            0,
-        )
+        if narrow.suits_pairs(x, weight, self.groups):
+            return narrow.grad_weight(grad, x, weight, self.stride, self.padding, self.dilation, self.groups)
+        return self.by_correlation(grad, x, weight)
 
-    def _one_group(self, grad: Tensor, x: Tensor, kernel: Sequence[int]) -> Tensor:
-        """A convolution with batch and channel swapped, stride and dilation swapped, cut to the kernel's size."""
-        swapped = x.transpose(0, 1), grad.transpose(0, 1)  # [in, batch, *size], [out, batch, *out_size]
-        out = _convolution(*swapped, self.dilation, self.padding, self.stride, 1)  # [in, out, *kernel or more]
-        for i, size in enumerate(kernel):
+    def by_correlation(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        """One convolution with batch and channel swapped, stride and dilation swapped, cut to the kernel's size.
+
+        Samples are its channels; those of another group are other channels.
+        """
+        ins = weight.shape[1]
+        seen = x.transpose(0, 1)  # [in, batch, *size]
+        if self.groups > 1:
+            seen = seen.reshape([self.groups, ins, -1, *x.shape[2:]]).transpose(0, 1).reshape([ins, -1, *x.shape[2:]])
+        swapped = seen, grad.transpose(0, 1)  # [in / groups, groups * batch, *size], [out, batch, *out_size]
+        out = _convolution(*swapped, self.dilation, self.padding, self.stride, self.groups)
+        for i, size in enumerate(weight.shape[2:]):  # out: [in / groups, out, *kernel or more]
             if out.shape[2 + i] != size:
                 out = out.narrow(2 + i, 0, size)
         return out.transpose(0, 1)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from export.axes import TABLE as AXES
-from export.convolutions import convolution, convolution_backward
+from export.convolutions import convolution, convolution_backward, convolution_in_step
 from export.indexing import TABLE as INDEXING
 from export.norms import (
     batch_norm_backward,
@@ -141,6 +141,7 @@ OURS: Mapping[Any, Decomposition] = {
 }
 
 
-def table() -> Mapping[Any, Decomposition]:
-    """Every rewriting, torch's and ours; ours win."""
-    return {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OURS, **INDEXING}
+def table(function: str) -> Mapping[Any, Decomposition]:
+    """Every rewriting for one function of a program, torch's and ours; ours win."""
+    whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OURS, **INDEXING}
+    return whole | {aten.convolution.default: convolution_in_step} if function == "step" else whole

@@ -105,7 +105,7 @@ def _traced(source: Source, function: str, args: Sequence[Tensor], dynamic: Sequ
             stack.enter_context(enable_python_dispatcher())
             stack.enter_context(Rewritten())
             graph = flat_graph(source, function, functionalize)
-            traced = make_fx(graph, decomposition_table=table())(*mine)
+            traced = make_fx(graph, decomposition_table=table(function))(*mine)
     except ProgramRefused:
         raise
     except Unsupported as refused:

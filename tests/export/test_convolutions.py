@@ -8,6 +8,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from export import narrow
 from export.convolutions import Convolution, convolution_backward
 
 TOLERANCE = 1e-11  # float64; sums of fewer than a thousand products
@@ -108,3 +109,38 @@ def test_one_dimension_works_as_two_do() -> None:
     for ours, theirs in zip(got, expected, strict=False):
         assert ours is not None
         assert torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+
+
+@settings(max_examples=60)
+@given(
+    size=st.integers(4, 8),
+    kernel=st.tuples(small, small),
+    stride=st.tuples(small, small),
+    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    groups=st.sampled_from([(2, 4, 2), (2, 2, 4), (3, 3, 3)]),
+)
+def test_every_way_of_a_grouped_convolution_agrees(
+    size: int,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: tuple[int, int],
+    groups: tuple[int, int, int],
+) -> None:
+    count, ins, outs = groups
+    draw = torch.Generator().manual_seed(0)
+    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
+    assume(reach[0] <= size and reach[1] <= size + 1)
+    x = torch.randn(2, ins, size, size + 1, generator=draw, dtype=torch.float64)
+    weight = torch.randn(outs, ins // count, *kernel, generator=draw, dtype=torch.float64, requires_grad=True)
+    out = torch.nn.functional.conv2d(x, weight, None, stride, padding, dilation, count)
+    grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    (expected,) = torch.autograd.grad(out, weight, grad)
+    own = weight.detach()
+    paired = narrow.grad_weight(grad, x, own, stride, padding, dilation, count)
+    correlated = Convolution(stride, padding, dilation, count).by_correlation(grad, x, own)
+    for got in (paired, correlated):
+        assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
+    if count == ins == outs:
+        assert torch.allclose(narrow.convolution(x, own, stride, padding, dilation), out, rtol=0, atol=TOLERANCE)
