@@ -8,7 +8,7 @@ READER_PYTHON ?= python3.11
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help install demo test check bench bench-steps bench-peers bench-programs architectures readers clean
+.PHONY: help install demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz readers bench-serve clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -49,17 +49,34 @@ $(PEERS)/%/.installed: tests/benches/peers/%.txt
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
 	$(BIN)/python -m tests.bench_programs --json bench-programs.json
 
+bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 small ones, over mosquitto; some minutes on an idle machine
+	$(BIN)/python -m tests.bench_fleet
+
 architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
 	$(BIN)/python -m tests.many_architectures
 
-readers: $(STAMP) $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed ## two other TFLite runtimes run our files
+hostile: $(STAMP) ## honest devices' accuracy while others attack, with every reduce; about ten minutes of CPU
+	$(BIN)/python -m tests.hostile_figures
+
+codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
+	$(BIN)/python -m tests.codec_figures
+
+fuzz: $(STAMP)   ## ten million damaged inputs to every decoder; about ten minutes of CPU
+	$(BIN)/python -m tests.attacks.many_bytes --cases 10000000
+
+bench-serve: $(STAMP) ## requests per second of fedcenters-export serve; needs wrk (apt install wrk), about a minute and a half
+	$(BIN)/python -m tests.bench_serve
+
+readers: $(STAMP) $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed ## other runtimes run our files
 	$(BIN)/python -m tests.readers.write $(READERS)/files
 	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
 	$(READERS)/tensorflow/bin/python tests/readers/read.py tensorflow.lite.python.interpreter $(READERS)/files
+	$(READERS)/onnxruntime/bin/python tests/readers/read.py onnxruntime $(READERS)/files
 
 # tflite-runtime 2.14 is its last release: numpy 1, Python 3.11 at most
 $(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'
 $(READERS)/tensorflow/.installed: PACKAGES := 'tensorflow-cpu==2.21.0'
+$(READERS)/onnxruntime/.installed: PACKAGES := 'onnxruntime==1.19.2'
 $(READERS)/%/.installed:
 	$(READER_PYTHON) -m venv $(@D)
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)

@@ -6,12 +6,10 @@ stdout carries data, stderr carries talk. Exit codes are those of edge_client/er
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Mapping
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 try:
     import typer
@@ -20,11 +18,8 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(missing_extra(missing)) from None
 
-from edge_client.errors import ConfigError, foreseen
-
-if TYPE_CHECKING:
-    from coordinator.config import CoordinatorConfig
-    from coordinator.server import Server
+from coordinator import provision_cli
+from edge_client.errors import foreseen
 
 app = typer.Typer(
     name="fedcenters-coordinator",
@@ -37,6 +32,10 @@ app = typer.Typer(
 )
 
 
+app.command()(provision_cli.provision)
+app.command()(provision_cli.enrol)
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()
@@ -45,88 +44,48 @@ def main() -> None:
 @app.command()
 @foreseen
 def serve(
-    config: Annotated[Path, typer.Argument(help="TOML file with the federation, the model and the runs.")],
+    configs: Annotated[list[Path], typer.Argument(help="TOML files, one for each federation.")],
     *,
-    broker: Annotated[str, typer.Option(help="Broker URL instead of the file's, like mqtt://host:1883.")] = "",
+    broker: Annotated[
+        str, typer.Option(help="Instead of the files': embedded, mosquitto, or a URL like mqtts://host:8883.")
+    ] = "",
+    insecure: Annotated[bool, typer.Option("--insecure", help="Speak plain mqtt:// to a broker elsewhere.")] = False,
 ) -> None:
     """Train the runs of a configuration, publish the centers, then serve devices that never trained.
 
-    A coordinator that was killed continues where it was when it is started again with the same folder.
+    A coordinator that was killed continues where it was when it is started again with the same folder. SIGTERM and
+    Ctrl-C end it in good order, with exit codes 0 and 130; a second signal ends it at once (128 + its number).
     """
-    from coordinator.config import read
-    from coordinator.server import Server
-    from coordinator.store import Store
-    from edge_client.protocol.topics import Topics
-    from edge_client.transport.base import Transport, Will
-    from edge_client.transport.clock import SystemClock
-    from edge_client.transport.mqtt import MqttTransport
+    from coordinator.service import serve as serve_all
 
-    settings = read(config, broker=broker) if broker else read(config)
-    _keep_config(settings)
-    client_id = f"{Topics(settings.federation).federation}.coordinator.0"
-
-    def dial(will: Will | None) -> Transport:
-        return MqttTransport(settings.broker, client_id, will=will, ca=settings.ca)
-
-    with closing(Store(settings.folder / "store")) as store:
-        server = Server(settings, store, dial=dial, clock=SystemClock(), watch=_tell)
-        received = _stop_on_signals(server)
-        server.run()
-    if signal.SIGINT in received:
-        raise KeyboardInterrupt
+    serve_all(configs, broker=broker, insecure=insecure, tell=_tell)
 
 
 @app.command()
 @foreseen
 def status(
-    folder: Annotated[Path, typer.Argument(help="The folder of a run.")],
+    config: Annotated[Path, typer.Argument(help="A coordinator's TOML file, or the folder of a run.")],
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON objects, one a line.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Again whenever something changes, until it has ended.")
+    ] = False,
 ) -> None:
-    """How far a training is; also beside a coordinator that is running."""
-    from coordinator.records import status as read_status
+    """How far a training is, who does what, and what went wrong; beside a coordinator that runs, or long after."""
+    from coordinator.status import folder_of, lines, painted, watched
+    from coordinator.status import status as read_status
 
-    found = read_status(folder)
-    if as_json:
-        print(json.dumps(found))
+    folder = folder_of(config)
+    founds = watched(folder) if watch else iter([read_status(folder)])
+    if as_json or not sys.stdout.isatty():
+        for found in founds:
+            print(json.dumps(found) if as_json else "\n".join(lines(found)), flush=True)
         return
-    print(f"federation {found['federation']}: {found['devices']} devices, epoch {found['epoch']}")
-    for run in found["runs"]:
-        reached = "" if run["accuracy"] is None else f", accuracy {run['accuracy']['micro']:.1%}"
-        print(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}")
-    print("done" if found["done"] else found["error"] or "not done yet")
+    from rich.live import Live
 
-
-def _stop_on_signals(server: Server) -> list[int]:
-    """SIGTERM and SIGINT end the server cleanly, wherever it is; -> the signals that came."""
-    from coordinator.server import Stopped
-
-    received: list[int] = []
-
-    def stop(number: int, _frame: object) -> None:
-        for other in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(other, signal.SIG_IGN)  # once is enough; saying goodbye takes a moment
-        received.append(number)
-        server.stop()
-        raise Stopped
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    return received
-
-
-def _keep_config(settings: CoordinatorConfig) -> None:
-    """`folder`/config.toml says how the run was made, defaults included."""
-    import tomli_w
-
-    try:
-        settings.folder.mkdir(parents=True, exist_ok=True)
-        text = tomli_w.dumps(settings.to_toml())
-        (settings.folder / "config.toml").write_text(text, encoding="utf-8")
-    except OSError as wrong:
-        raise ConfigError(
-            f"cannot write to {settings.folder}: {wrong.strerror}", hint="choose another `folder`"
-        ) from wrong
+    with Live(auto_refresh=False) as live:
+        for found in founds:
+            live.update(painted(found), refresh=True)
 
 
 def _tell(event: Mapping[str, Any]) -> None:

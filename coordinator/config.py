@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from coordinator.admission import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
 from coordinator.runs import Evaluation
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import BLOCK_MAX, BLOCK_STEP
@@ -28,7 +29,7 @@ ENGINES = ("onnx", "litert", "pt2")
 CODECS = ("f32", "f16", "i8")
 FORMATS = ("onnx", "tflite")
 BELOW_QUORUM = ("stop", "continue")
-PATHS = ("folder", "reference", "ca")
+PATHS = ("folder", "reference", "ca", "certificate", "key", "signing_folder")
 TABLES = ("model", "runs")
 
 
@@ -62,7 +63,13 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CoordinatorConfig:
-    """Everything `serve` needs. `quorum` is the share of an exchange's devices without which a round does not count."""
+    """Everything `serve` needs.
+
+    Four settings decide about a round. A run's `fraction-train` is the share of the fleet that it wants. With fewer
+    than `fraction-connected` of the fleet on line it is not begun. `quorum` is the share of the wanted updates that is
+    enough to aggregate; `deadline-s` is when the round ends with those that it has. `over-select` asks more devices
+    than wanted, and ends the round when as many as wanted have answered.
+    """
 
     federation: str
     broker: str
@@ -72,21 +79,28 @@ class CoordinatorConfig:
     min_devices: int = 1
     max_devices: int = 10_000
     start_timeout_s: float = 300.0
-    deadline_s: float = 600.0
+    over_select: float = 1.0
+    fraction_connected: float = 0.0
     quorum: float = 0.8
-    below_quorum: str = "stop"
-    codec: str = "f32"
+    deadline_s: float = 600.0
+    below_quorum: str = "stop"  # also when too few are connected for a whole deadline
+    codec: str = "i8"  # of updates; what it loses, a device adds to its next one
     seed: int = 0
     block: int = 65_536
-    credits: int = 32
+    credits: int = 32  # uploads under way at the same time
+    in_flight_mib: int = 24  # of updates and as much of models: what the broker may have to hold for us
     evaluate_every: int = 1  # rounds from one test to the next; the last round tests everybody
     fraction_evaluate: float = 1.0  # of the devices, in a test before the last
-    max_update_rms: float = 10.0  # a parameter that moves further than this on average was not trained, but broken
+    max_update_rms: float = MAX_UPDATE_RMS  # how far an update may move a parameter on average
+    max_update_ratio: float = MAX_UPDATE_RATIO  # the same as a multiple of what is usual in the run
     formats: tuple[str, ...] = FORMATS  # none: no bundle, the catalog offers the centers' tensors only
     reference: Path | None = None
     bundle_run: str = ""  # name of the run whose centers are exported and served; the first one when empty
     exit_when_done: bool = False
-    ca: Path | None = None
+    ca: Path | None = None  # PEM file of the authority that the broker's certificate must come from
+    certificate: Path | None = None  # the coordinator's own, and its key
+    key: Path | None = None
+    signing_folder: Path | None = None  # where signing.key lies; `folder` when absent
 
     def __post_init__(self) -> None:
         """Refuse what could not work, by the name that the user typed."""
@@ -94,12 +108,17 @@ class CoordinatorConfig:
             check_federation(self.federation)
         except (Malformed, ValueError) as wrong:
             raise ConfigError(str(wrong), hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
-        for key in ("min_devices", "max_devices", "credits", "evaluate_every"):
+        for key in ("min_devices", "max_devices", "credits", "in_flight_mib", "evaluate_every"):
             _at_least(key.replace("_", "-"), getattr(self, key), 1)
-        for key in ("start_timeout_s", "deadline_s", "max_update_rms"):
+        for key in ("start_timeout_s", "deadline_s", "max_update_rms", "max_update_ratio"):
             _positive(key.replace("_", "-"), getattr(self, key))
-        if not 0 <= self.quorum <= 1:
-            raise ConfigError(f"quorum is {self.quorum}", hint="quorum is a share of the asked devices, 0 to 1")
+        _share("quorum", self.quorum, of="wanted updates")
+        _share("fraction-connected", self.fraction_connected, of="fleet")
+        _positive("over-select", self.over_select)
+        if self.over_select < 1:
+            raise ConfigError(
+                f"over-select is {self.over_select}", hint="over-select is 1 or more, 1.3 for a third more"
+            )
         _positive("fraction-evaluate", self.fraction_evaluate)
         Evaluation(every=self.evaluate_every, fraction=self.fraction_evaluate)
         if self.block % BLOCK_STEP or not BLOCK_STEP <= self.block <= BLOCK_MAX:
@@ -125,6 +144,16 @@ class CoordinatorConfig:
         return self.bundle_run or self.runs[0].name
 
     @property
+    def keys(self) -> Path:
+        """The folder of the signing key, which the first start makes if nobody did."""
+        return self.signing_folder or self.folder
+
+    @property
+    def in_flight(self) -> int:
+        """Bytes of updates, and as many of models, that may be on their way."""
+        return self.in_flight_mib << 20
+
+    @property
     def evaluation(self) -> Evaluation:
         """Who is tested, and after which rounds."""
         return Evaluation(every=self.evaluate_every, fraction=self.fraction_evaluate)
@@ -144,6 +173,7 @@ class CoordinatorConfig:
             # An exchange more or less would mislead a replay. Folders from before these keys say nothing of them.
             **({} if self.evaluate_every == 1 else {"evaluate-every": self.evaluate_every}),
             **({} if self.fraction_evaluate == 1 else {"fraction-evaluate": self.fraction_evaluate}),
+            **({} if self.over_select == 1 else {"over-select": self.over_select}),
         }
 
     def to_toml(self) -> dict[str, Any]:
@@ -160,7 +190,7 @@ def read(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: st
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as missing:
         raise ConfigError(f"cannot read {path}: {missing.strerror}", hint="pass the path of a TOML file") from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as wrong:
         raise ConfigError(f"{path} is no TOML file: {wrong}", hint="see coordinator/config.py for the keys") from wrong
     return from_table(raw | from_environment(environ) | overrides, base=path.resolve().parent)
 
@@ -189,7 +219,7 @@ def from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfig:
             )
     for key in PATHS:
         if table.get(key):
-            table[key] = base / _typed(key, table[key], str)
+            table[key] = base / _typed(key.replace("_", "-"), table[key], str)
     if "formats" in table:
         table["formats"] = tuple(_typed("formats", table["formats"], list))
     model = _known(_typed("model", table.pop("model"), dict), ["name", "batch_size", "engines"], "model.")
@@ -248,6 +278,11 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - TOML values
 def _at_least(key: str, value: Any, least: int) -> None:  # noqa: ANN401 - not checked yet
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be a whole number, at least {least}")
+
+
+def _share(key: str, value: Any, *, of: str) -> None:  # noqa: ANN401 - not checked yet
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ConfigError(f"{key} is {value!r}", hint=f"{key} is a share of the {of}, 0 to 1")
 
 
 def _positive(key: str, value: Any) -> None:  # noqa: ANN401 - not checked yet

@@ -6,13 +6,16 @@ open, and opens a new one; all three give the same replies. It sends through the
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from coordinator import rounds
-from coordinator.admission import admit
-from coordinator.link import WINDOW
+from coordinator.admission import admit, moved, strays
+from coordinator.late import Latecomers
+from coordinator.link import RETRY_MS, SHARD, WINDOW
 from coordinator.questions import Asked, Desk, write_questions
 from coordinator.store import Diverged, Key, StoredReply
 from coordinator.strategies.base import Exchange, Replies, show
@@ -23,29 +26,53 @@ from edge_client.protocol.kinds import ACK_STATUSES, DETAIL_MAX
 from edge_client.protocol.task import ClientId, Reply
 
 HEARTBEAT_S = 5.0
-RETRY_MS = 30_000  # storage errors are rarely over sooner
-SHARD = 0  # one aggregator so far
 
 Pump = Callable[["LiveExchange"], None]
 
 
-def hold(key: Key, tasks: Exchange, desk: Desk, pump: Pump) -> Replies:
-    """Ask these tasks and wait for the replies. `pump` runs the event loop until the exchange is closed."""
+def hold(key: Key, tasks: Exchange, wanted: int | None, desk: Desk, pump: Pump, *, late: bool = False) -> Replies:
+    """Ask these tasks and wait for the replies, `wanted` of them at most; None: all that come before the deadline.
+
+    `pump` runs the event loop until the exchange is closed. `late`: what comes after that is kept, too.
+    """
     asked = write_questions(key, tasks, desk)
     hashes = {cid: a.sha256 for cid, a in asked.items()}
     if not desk.store.knows(key):
         desk.store.open_exchange(key, hashes, desk.config.deadline_s)
-    elif desk.store.task_hashes(key) != hashes:
+    elif not _same(desk.store.task_hashes(key), hashes):
         raise Diverged(key)
     replies: dict[ClientId, Reply] = {}
     if desk.store.closed_with(key) is None:
-        live = LiveExchange(key, tasks, asked, desk)
+        live = LiveExchange(key, tasks, asked, wanted, desk, late=late)
         live.begin()
         pump(live)
         replies = live.replies
     stored = desk.store.replies(key)
     closed = desk.store.closed_with(key) or []
-    return {cid: replies.get(cid) or _read_again(asked[cid], stored[cid], desk) for cid in closed}
+    return _Kept(closed, lambda cid: replies.get(cid) or _read_again(asked[cid], stored[cid], desk))
+
+
+def _same(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str]) -> bool:
+    """Whether a replay asks what was asked; of what a version before this one asked, only whom."""
+    return stored.keys() == asked.keys() and all(known in ("", asked[cid]) for cid, known in stored.items())
+
+
+class _Kept(Mapping[ClientId, Reply]):
+    """The replies of these devices; models are read from disk when they are looked at, and not kept."""
+
+    def __init__(self, cids: Collection[ClientId], read: Callable[[ClientId], Reply]) -> None:
+        self._cids, self._read = dict.fromkeys(cids), read
+
+    def __getitem__(self, cid: ClientId) -> Reply:
+        if cid not in self._cids:
+            raise KeyError(cid)
+        return self._read(cid)
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self._cids)
+
+    def __len__(self) -> int:
+        return len(self._cids)
 
 
 def _read_again(asked: Asked, stored: StoredReply, desk: Desk) -> Reply:
@@ -55,19 +82,32 @@ def _read_again(asked: Asked, stored: StoredReply, desk: Desk) -> Reply:
 class LiveExchange:
     """The exchange that is open now. Its methods are called by the event loop, one event at a time."""
 
-    def __init__(self, key: Key, tasks: Exchange, asked: Mapping[ClientId, Asked], desk: Desk) -> None:
+    def __init__(
+        self,
+        key: Key,
+        tasks: Exchange,
+        asked: Mapping[ClientId, Asked],
+        wanted: int | None,
+        desk: Desk,
+        *,
+        late: bool = False,
+    ) -> None:
         self.key, self.asked, self.desk, self._tasks = key, asked, desk, tasks
+        self.latecomers: Latecomers | None = None  # once it is closed, where late updates are kept
+        self._late = late
         self.replies: dict[ClientId, Reply] = {}  # small ones; whole models wait on disk
-        now_s = desk.clock.now_s()
+        now_s, goal = desk.clock.now_s(), len(asked) if wanted is None else min(wanted, len(asked))
         self._state = rounds.open_exchange(
             run=key.run,
             round=key.round,
             number=key.exchange,
             asked=asked.keys(),
-            quorum=-int(-desk.config.quorum * len(asked) // 1),
+            goal=goal,
+            quorum=math.ceil(round(desk.config.quorum * goal, 9)),
             now_s=now_s,
             deadline_s=desk.store.left_s(key),
             credits=desk.config.credits,
+            budget=desk.config.in_flight,
             accepted={cid: reply.sha256 for cid, reply in desk.store.replies(key).items()},
         )
         self._beat_s = now_s
@@ -75,6 +115,7 @@ class LiveExchange:
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._rdy: dict[ClientId, Mapping[str, Any]] = {}
         self._checked: dict[ClientId, tuple[StoredReply, Reply]] = {}
+        self._moves: dict[ClientId, tuple[str, float] | None] = {}
         self._warned: set[tuple[ClientId, str]] = set()
         self._events: deque[rounds.Event] = deque()
 
@@ -87,6 +128,22 @@ class LiveExchange:
     def wakes_at_s(self) -> float:
         """When `tick` has something to do."""
         return min(self._state.wakes_at_s, self._beat_s + HEARTBEAT_S)
+
+    def progress(self) -> dict[str, Any]:
+        """For people: who does what. What has no answer and no upload is training, or not there."""
+        state = self._state
+        quiet = state.asked - state.accepted.keys() - state.refused.keys() - state.uploads.keys() - state.queue.keys()
+        return {
+            **self.key._asdict(),
+            "asked": len(state.asked),
+            "wanted": state.goal,
+            "left_s": round(max(0.0, state.closes_at_s - self.desk.clock.now_s()), 1),
+            "answered": sorted(state.accepted),
+            "uploading": sorted(state.uploads),
+            "waiting": sorted(state.queue),
+            "refused": sorted(state.refused),
+            "open": sorted(quiet),
+        }
 
     def begin(self) -> None:
         """Grant the blobs and send every task that has no stored reply; also after the broker forgot everything."""
@@ -108,7 +165,8 @@ class LiveExchange:
         now_s = self.desk.clock.now_s()
         if now_s >= self._beat_s + HEARTBEAT_S:
             self._beat_s = now_s
-            self.desk.store.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
+            with suppress(OSError):  # on a full disk a restart gives the exchange more time than it had left
+                self.desk.store.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
         self._apply(rounds.Tick())
 
     def on_ready(self, cid: ClientId, rdy: Mapping[str, Any]) -> None:
@@ -126,6 +184,8 @@ class LiveExchange:
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """A block of an upload. What was not expected is dropped."""
+        if cid not in self._state.uploads:  # its credit went back; what has arrived stays
+            self._uploads.end(cid)
         if not self._uploads.expects(cid, label):
             return
         try:
@@ -148,6 +208,7 @@ class LiveExchange:
         if nack["code"] == "unreachable" and self._first(cid, "unreachable"):
             self.remind(cid)
             return
+        self._note(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
         retry_ms = nack.get("retry_ms")
         self._apply(rounds.Refused(cid, nack["code"], None if retry_ms is None else retry_ms / 1000))
 
@@ -161,17 +222,29 @@ class LiveExchange:
         """Every event to its end; carrying out a command may add more events."""
         while self._events:
             after, commands = rounds.advance(self._state, self._events.popleft(), self.desk.clock.now_s())
-            for command in commands:
-                self._store(command)
+            if not all(self._kept(command) for command in commands):
+                continue
             before, self._state = self._state, after
             for command in commands:
                 self._carry_out(command, before)
+
+    def _kept(self, command: rounds.Command) -> bool:
+        """Whether it is on disk. A reply for which there is no room has not come; its device says it again later."""
+        try:
+            self._store(command)
+        except OSError as full:
+            if not isinstance(command, rounds.Ack):
+                raise
+            self._retry(command.cid, full.strerror)
+            return False
+        return True
 
     def _store(self, command: rounds.Command) -> None:
         """What must be on disk before anybody hears of it."""
         if isinstance(command, rounds.Ack) and command.status == "ok":
             record, reply = self._checked.pop(command.cid)
             self.desk.store.put_reply(self.key, record)
+            self._moves[command.cid] = moved(self.asked[command.cid].question, reply)
             show(self._tasks, command.cid, reply)
             if reply.update is None:
                 self.replies[command.cid] = reply
@@ -179,10 +252,22 @@ class LiveExchange:
             if not command.enough and self.desk.config.below_quorum == "stop":
                 self.desk.store.heartbeat(self.key, self.desk.config.deadline_s)  # a restart gives it a whole deadline
                 raise NetworkError(
-                    f"only {len(command.keys)} of {len(self.asked)} devices answered round {self.key.round} in time",
+                    f"only {len(command.keys)} of {self._state.goal} devices answered round {self.key.round} in time",
                     hint='start again to repeat the exchange, or lower `quorum`, or set below-quorum = "continue"',
                 )
-            self.desk.store.close_exchange(self.key, command.keys)
+            self._close(command.keys)
+
+    def _close(self, keys: Collection[ClientId]) -> None:
+        """With everybody's reply but those that are out of line with the others; both are stored together."""
+        store = self.desk.store
+        unknown = {cid: store.replies(self.key)[cid] for cid in keys if cid not in self._moves}  # a crash forgot them
+        for cid, stored in unknown.items():
+            asked = self.asked[cid]
+            self._moves[cid] = moved(asked.question, _read_again(asked, stored, self.desk))
+        moves = {cid: far for cid in keys if (far := self._moves[cid]) is not None}
+        ratio = self.desk.config.max_update_ratio
+        refused, scales = strays(moves, store.scales(self.key.run), ratio=ratio)
+        store.close_exchange(self.key, set(keys) - refused.keys(), refused=refused, scales=scales)
 
     def _carry_out(self, command: rounds.Command, before: rounds.OpenExchange) -> None:
         if isinstance(command, rounds.Ack):
@@ -192,6 +277,12 @@ class LiveExchange:
             self.desk.link.tell(command.cid, "err", re=rdy["id"], code="busy", retry_ms=int(command.retry_s * 1000))
         elif isinstance(command, rounds.Go):
             self._go(command.cid)
+        elif self._late:
+            self._uploads.end_all()
+            announced = {cid: self._rdy[cid] for cid in (*before.uploads, *before.queue) if cid not in command.keys}
+            self.latecomers = Latecomers(
+                self.key, self.asked, self.desk, answered=before.accepted.keys() | command.keys, announced=announced
+            )
         else:
             self._uploads.abandon_all()
             for cid in sorted(before.asked - before.accepted.keys() - before.refused.keys() - command.keys):
@@ -238,7 +329,13 @@ class LiveExchange:
         code = wrong.code if wrong.code in ACK_STATUSES else "bad_schema"
         self._ack(cid, code, detail=str(wrong)[:DETAIL_MAX])
         if code != "bad_hash" or not self._first(cid, "bad_hash"):
+            self._note(cid, str(wrong))
             self._events.append(rounds.Refused(cid, code))
+
+    def _note(self, cid: ClientId, reason: str) -> None:
+        """For people: why this device's answer does not count."""
+        if cid not in self._state.accepted and not self.closed:
+            self.desk.store.put_refusal(self.key, cid, reason)
 
     def _retry(self, cid: ClientId, why: str | None) -> None:
         self._ack(cid, "retry", detail=f"storage: {why}"[:DETAIL_MAX], retry_ms=RETRY_MS)

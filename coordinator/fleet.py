@@ -5,7 +5,7 @@ Presence is a hint: deadlines decide. No MQTT, no disk, no clock; time comes in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -54,6 +54,10 @@ class Fleet:
     def here(self) -> list[ClientId]:
         """The devices that are on, sorted."""
         return sorted(cid for cid, device in self.devices.items() if device.here)
+
+    def count(self, members: Collection[ClientId]) -> int:
+        """How many of these are on."""
+        return sum(cid in self.devices and self.devices[cid].here for cid in members)
 
     def ready(self, engines: Mapping[str, Any]) -> dict[ClientId, Device]:
         """The devices that can train now: on, with samples, with an engine that the program was compiled for."""

@@ -14,6 +14,8 @@ from edge_client.protocol.topics import Topics, label
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import Clock
 
+SHARD = 0  # one aggregator so far
+RETRY_MS = 30_000  # storage errors are rarely over sooner
 WINDOW = 16  # blocks that a device may have open, either way
 PROTOCOLS = (1,)
 SOURCES = ("mqtt",)
@@ -42,6 +44,10 @@ class Link:
         """One block to one device."""
         message = blocks.pack(body, index, manifest.total)
         self._publish(self.topics.down_block(cid, label(manifest.sha256), index), message)
+
+    def clogged(self, most: int) -> bool:
+        """Whether the broker has yet to take more than `most` of our messages, or cannot be reached."""
+        return self.transport is not None and not self.transport.drain(most, 0.0)
 
     def publish_record(self, *, online: bool) -> None:
         """The retained record that says who leads."""

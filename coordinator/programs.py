@@ -6,6 +6,7 @@ torch is imported only when there is something to compile.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator import snapshots
@@ -28,6 +29,7 @@ class Prepared:
     manifest: Manifest
     initial: Flat
     block: int
+    sign: Callable[[Manifest], Manifest]  # for whatever else a device shall believe
 
     def container(self, engine: str, function: str) -> Manifest:
         """The manifest of the file that runs `function` on `engine`."""
@@ -43,12 +45,16 @@ def prepare(config: CoordinatorConfig, store: Store, key: SigningKey) -> Prepare
     """The stored program, or a newly compiled one."""
     facts = json.loads(store.once(FACT, lambda: _compile(config, store)))
     data = store.blobs.read(facts["program"])
-    manifest = key.signed(manifest_of(data, "program", block=config.block), config.federation)
+
+    def sign(manifest: Manifest) -> Manifest:
+        return key.signed(manifest, config.federation)
+
     return Prepared(
         program=Program.from_json(parse_json(data, LIMIT_BYTES)),
-        manifest=manifest,
+        manifest=sign(manifest_of(data, "program", block=config.block)),
         initial=snapshots.array_from_bytes(store.blobs.read(facts["initial"])),
         block=config.block,
+        sign=sign,
     )
 
 

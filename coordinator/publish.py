@@ -6,22 +6,24 @@ remembered together with its event, so that it is never made twice. torch is imp
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from coordinator.config import CoordinatorConfig
-from coordinator.nearest import guessing_loss
+from coordinator.material import run_cards
 from coordinator.programs import Prepared
+from coordinator.security import open_key
 from coordinator.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.training import Outcome, strategy_of
-from edge_client.errors import ConfigError
 from edge_client.protocol import compress
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.catalog import Catalog, CatalogCenter
+from edge_client.protocol.choice import guessing_loss
 from edge_client.protocol.task import Array, ClientId, OwnModel
 from edge_client.transport.blobs import write_atomically
 
@@ -32,14 +34,17 @@ Event = Mapping[str, Any]
 def publish(
     outcomes: Sequence[Outcome], config: CoordinatorConfig, store: Store, prepared: Prepared
 ) -> tuple[Catalog, Manifest, list[Event]]:
-    """-> the catalog, its manifest, and the events that tell of it (none when an earlier start made it already)."""
+    """-> the catalog, its signed manifest, and the events of it (none when an earlier start made it already)."""
     known, events = store.get(FACT), list[Event]()
     if known is None:
         catalog, events = _make(outcomes, config, store, prepared)
         known = store.blobs.put(catalog.to_bytes())
         store.remember(FACT, known, events)
-    data = store.blobs.read(known)
-    return Catalog.from_bytes(data), manifest_of(data, "catalog", block=config.block), events
+    # The key may be another one since the catalog was made.
+    catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest)
+    data = catalog.to_bytes()
+    store.blobs.put(data)
+    return catalog, prepared.sign(manifest_of(data, "catalog", block=config.block)), events
 
 
 def _make(
@@ -81,22 +86,27 @@ def _tensors(center: Array, prepared: Prepared) -> bytes:
 
 def _cards(served: Outcome, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
     """What is told about each center: which method made it, and how many devices and samples it stands for."""
-    fleet, devices, samples = store.enrolled(), Counter[int](), Counter[int]()
-    strategy = strategy_of(served.run, config)
-    for cid in sorted(fleet):
-        for center in _centers_of(served, strategy, cid):
-            devices[center] += 1
-            samples[center] += fleet[cid][0]
+    fleet, members = store.enrolled(), _members(served, config, store)
     return [
         {
             "center": k,
             "method": served.run.method,
             "rounds": served.run.rounds,
-            "devices": devices[k],
-            "samples": samples[k],
+            "devices": len(members[k]),
+            "samples": sum(fleet[cid][0] for cid in members[k]),
         }
         for k in range(len(served.state.centers))
     ]
+
+
+def _members(served: Outcome, config: CoordinatorConfig, store: Store) -> dict[int, list[ClientId]]:
+    """Every center's devices, sorted; a method may serve a device several centers."""
+    members: dict[int, list[ClientId]] = defaultdict(list)
+    strategy = strategy_of(served.run, config)
+    for cid in sorted(store.enrolled()):
+        for center in _centers_of(served, strategy, cid):
+            members[center].append(cid)
+    return members
 
 
 def _centers_of(served: Outcome, strategy: Strategy, cid: ClientId) -> list[int]:
@@ -115,18 +125,22 @@ def _export(
     served: Outcome, cards: list[dict[str, Any]], config: CoordinatorConfig, store: Store, prepared: Prepared
 ) -> list[dict[str, Manifest]]:
     """Write the bundle; -> per center the manifest of each format's file, which lies in the blob folder too."""
-    from export.bundle import write_bundle
+    from export.bundling import Wish, write_bundle
+    from export.material import Material, Samples
+    from export.signature import signer
 
     out = config.folder / "bundle"
-    manifest = write_bundle(
-        out,
+    members = _members(served, config, store)
+    told = run_cards(config.folder, served.run.name, [members[k] for k in range(len(cards))])
+    material = Material(
         program=prepared.program,
         files={blob.sha256: store.blobs.read(blob.sha256) for blob in prepared.blobs()},
         centers=list(served.state.centers),
-        cards=cards,
-        formats=config.formats,
-        reference=_reference(config),
+        cards=[{**more, **card} for more, card in zip(told, cards, strict=True)],
+        reference=None if config.reference is None else Samples.read(config.reference),
+        sign=signer(open_key(config.keys).private, config.federation),
     )
+    manifest = write_bundle(out, material, Wish(formats=config.formats))
     return [
         {
             form: _container(store, (out / file["path"]).read_bytes(), config.block)
@@ -139,17 +153,3 @@ def _export(
 def _container(store: Store, data: bytes, block: int) -> Manifest:
     store.blobs.put(data)
     return manifest_of(data, "container", block=block)
-
-
-def _reference(config: CoordinatorConfig) -> Array | None:
-    """The samples [m, ...] on which exported files are compared with torch."""
-    if config.reference is None:
-        return None
-    try:
-        with np.load(config.reference, allow_pickle=False) as file:
-            x: Array = file["x"]
-    except (OSError, ValueError, KeyError) as wrong:
-        raise ConfigError(
-            f"cannot read x from {config.reference}: {wrong}", hint="reference is an .npz file with an array x"
-        ) from wrong
-    return x

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.admission import ZERO, Question
+from coordinator.admission import ZERO, Question, base_of
 from coordinator.config import CoordinatorConfig
 from coordinator.downloads import Downloads
 from coordinator.link import Link
@@ -22,7 +22,7 @@ from coordinator.store import Key, Store
 from edge_client.protocol import compress, wire
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical
-from edge_client.protocol.task import ClientId, Fit, Flat, Task
+from edge_client.protocol.task import ClientId, Flat, Task
 from edge_client.transport.clock import Clock
 
 SLACK_BYTES = 1 << 20  # what a reply may need beyond four times its values: names, scales, header
@@ -52,8 +52,15 @@ class Asked:
 
     @property
     def sha256(self) -> str:
-        """Names the content of the task; equal tasks have equal hashes in every process."""
-        return hashlib.sha256(canonical(dict(self.fields))).hexdigest()
+        """Names the content of the task; equal tasks have equal hashes in every process, whatever key signed them."""
+        return hashlib.sha256(canonical(_unsigned(self.fields))).hexdigest()
+
+
+def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """The same without signatures, which change with the key."""
+    if isinstance(value, Mapping):
+        return {name: _unsigned(inner) for name, inner in value.items() if name not in ("key", "sig")}
+    return [_unsigned(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def write_questions(key: Key, tasks: Mapping[ClientId, Task], desk: Desk) -> dict[ClientId, Asked]:
@@ -66,7 +73,8 @@ def _ask(key: Key, cid: ClientId, task: Task, desk: Desk, put: Callable[[Flat, s
     prepared, schema = desk.prepared, desk.prepared.program.schema
     samples, engine = desk.members[cid]
     job = wire.task_fields(task, put)
-    named, base, vector = _base(task, job)
+    named, vector = base_of(task)
+    base = ZERO if vector is None else job[named]["sha256"]
     max_size = 4 * 4 * schema.size + SLACK_BYTES
     fields = {
         **job,
@@ -90,20 +98,6 @@ def _ask(key: Key, cid: ClientId, task: Task, desk: Desk, put: Callable[[Flat, s
     return Asked(fields=fields, blobs=tuple(wire.task_manifests(fields)), question=question, max_size=max_size)
 
 
-def _base(task: Task, job: Mapping[str, Any]) -> tuple[str, str, Flat | None]:
-    """-> (the word for it in the task, the blob's sha256 or "zero", its values as the device decodes them).
-
-    A delta is taken from the start; where the start stays on the device, from the anchor, else from nothing.
-    """
-    if isinstance(task, Fit) and not task.upload:
-        return "zero", ZERO, None
-    if isinstance(task, Fit) and isinstance(task.start, np.ndarray):
-        return "start", job["start"]["sha256"], task.start.astype(np.float32)
-    if isinstance(task, Fit) and task.anchor is not None:
-        return "anchor", job["anchor"]["sha256"], task.anchor.astype(np.float32)
-    return "zero", ZERO, None
-
-
 def _blob_writer(desk: Desk) -> Callable[[Flat, str], Manifest]:
     """Writes each distinct vector of an exchange once, however many devices are sent it."""
     schema, known = desk.prepared.program.schema, dict[tuple[str, str], Manifest]()
@@ -114,7 +108,7 @@ def _blob_writer(desk: Desk) -> Callable[[Flat, str], Manifest]:
         if name not in known:
             data = compress.encode(values, schema, codec="f32", kind=kind)
             desk.store.blobs.put(data)
-            known[name] = manifest_of(data, kind, block=desk.config.block)
+            known[name] = desk.prepared.sign(manifest_of(data, kind, block=desk.config.block))
         return known[name]
 
     return put

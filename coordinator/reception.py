@@ -15,6 +15,7 @@ from coordinator.downloads import Downloads
 from coordinator.exchanges import LiveExchange
 from coordinator.fleet import Fleet, Pace
 from coordinator.journal import Journal
+from coordinator.late import Latecomers
 from coordinator.link import Link
 from coordinator.nearest import nearest
 from coordinator.store import Key, Store
@@ -46,7 +47,7 @@ class Superseded(ProtocolError):
 
 @dataclass
 class Reception:
-    """Takes every message that the coordinator subscribes to. `live` and `catalog` are set while there is one."""
+    """Takes every message that the coordinator subscribes to; `live`, `late`, `catalog` are set while there is one."""
 
     clock: Clock
     store: Store
@@ -55,6 +56,7 @@ class Reception:
     fleet: Fleet
     journal: Journal
     live: LiveExchange | None = None
+    late: Latecomers | None = None
     catalog: Catalog | None = None
     catalog_blob: Manifest | None = None
     schema: Schema | None = None
@@ -62,6 +64,7 @@ class Reception:
     unreadable: int = 0
     _paces: dict[ClientId, Pace] = field(default_factory=dict)
     _near_paces: dict[ClientId, Pace] = field(default_factory=dict)
+    _disowned_by: set[ClientId] = field(default_factory=set)
     _strangers: Pace = field(default_factory=lambda: Pace(REQUESTS_PER_S, REQUESTS_BURST))
 
     def __post_init__(self) -> None:
@@ -90,8 +93,10 @@ class Reception:
             self._on_presence(route.cid, message.payload)
         elif route.kind == "rq":
             self._on_request(route.cid, message.payload)
-        elif route.kind == "in" and self.live is not None and route.index is not None:
-            self.live.on_block(route.cid, route.label, route.index, message.payload)
+        elif route.kind == "in" and route.index is not None:
+            taker = self.late if self.late is not None and self.late.expects(route.cid) else self.live
+            if taker is not None:
+                taker.on_block(route.cid, route.label, route.index, message.payload)
 
     def _on_record(self, payload: bytes) -> None:
         """The record of who leads: ours comes back to us; a higher epoch ends us, a lower one is put right."""
@@ -111,8 +116,10 @@ class Reception:
             return
         try:
             heard = messages.read(payload, "st")
-        except Malformed:
+        except Malformed as wrong:
             self.unreadable += 1
+            if wrong.code == "bad_version" and self._strangers.allow(self.clock.now_s()):
+                self._on_another_version(cid, payload, wrong)
             return
         new = cid not in self.fleet.devices and cid not in self._enrolled
         if not self.fleet.hear(cid, heard):
@@ -127,8 +134,9 @@ class Reception:
         now_s = self.clock.now_s()
         if cid not in self.fleet.devices:
             if self._strangers.allow(now_s):
-                self._answer_stranger(cid)
+                self._answer_stranger(cid, payload)
             return
+        self.downloads.heard(cid)
         pace = self._paces.setdefault(cid, Pace(REQUESTS_PER_S, REQUESTS_BURST))
         if pace.allow(now_s):
             self._answer(cid, payload)
@@ -152,7 +160,18 @@ class Reception:
         retry_ms = RETRY_MS.get(code)
         self.link.tell(cid, "err", re=ident, code=code, detail=str(wrong)[:DETAIL_MAX], retry_ms=retry_ms)
 
-    def _answer_stranger(self, cid: ClientId) -> None:
+    def _on_another_version(self, cid: ClientId, payload: bytes, wrong: Malformed) -> None:
+        """It cannot take part; whoever runs it should know why, on either side."""
+        log.warning("%s cannot take part: %s", cid, wrong.message)
+        self._complain(cid, payload, wrong)
+
+    def _answer_stranger(self, cid: ClientId, payload: bytes) -> None:
+        try:
+            messages.read(payload, "rq")
+        except Malformed as wrong:
+            if wrong.code == "bad_version":
+                self._on_another_version(cid, payload, wrong)
+                return
         if len(self.fleet.devices) >= self.fleet.limit:
             self.link.tell(cid, "err", code="not_member")
         else:
@@ -163,12 +182,16 @@ class Reception:
         if self.live is not None and key == self.live.key:
             self.live.on_ready(cid, rdy)
             return
+        if self.late is not None and key == self.late.key and self.late.on_ready(cid, rdy):
+            return
         sha256 = rdy["update"]["sha256"]
         stored = self.store.replies(key).get(cid)
         if stored is not None:
             status = "dup" if stored.sha256 == sha256 else "superseded"
         elif cid in self.store.task_hashes(key):
             status = "late"
+            if cid not in self.store.refusals(key.run, key.round):
+                self.store.put_refusal(key, cid, "late")
         else:
             raise Malformed("closed", "no such exchange")
         self.link.tell(cid, "ack", **key._asdict(), attempt=rdy["attempt"], sha256=sha256, status=status)
@@ -176,9 +199,16 @@ class Reception:
     def _on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
         log.info("%s refuses: %s %s", cid, nack["code"], nack.get("detail", ""))
         if nack["code"] == "old_epoch":
-            raise Superseded(self.link.epoch)
+            self._on_old_epoch(cid, nack["re"])
         if self.live is not None:
             self.live.on_nack(cid, nack)
+
+    def _on_old_epoch(self, cid: ClientId, about: str) -> None:
+        """A device has heard a later coordinator. One alone could lie, and end us; half of those here cannot."""
+        if about.startswith(f"c{self.link.epoch}-"):
+            self._disowned_by.add(cid)
+        if self._disowned_by and 2 * len(self._disowned_by) >= len(self.fleet.here()):
+            raise Superseded(self.link.epoch)
 
     def _on_near(self, cid: ClientId, question: Mapping[str, Any]) -> None:
         pace = self._near_paces.setdefault(cid, Pace(NEAR_PER_S, NEAR_BURST))

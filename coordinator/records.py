@@ -7,7 +7,6 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 from coordinator.admission import ZERO
 from edge_client.errors import ConfigError
@@ -20,40 +19,9 @@ from edge_client.protocol.topics import check_cid, check_sha256
 STORE = "store"  # the store's folder within a run folder
 
 
-def status(folder: Path) -> dict[str, Any]:
-    """How far a training is: the enrolled fleet, the newest event of each kind, rounds done per run."""
-    with _reading(folder) as db:
-        facts = dict(db.execute("select key, value from meta").fetchall())
-        devices = db.execute("select count(*) from devices").fetchone()[0]
-        query = "select name, max(round) from runs join states on states.run = runs.run group by name"
-        rounds = dict(db.execute(query).fetchall())
-        events = [json.loads(line) for (line,) in db.execute("select line from events order by id")]
-    lesson = json.loads(facts.get("lesson", "{}"))
-    newest = {event["event"]: event for event in events}
-    last = {event["run"]: event["accuracy"] for event in events if event["event"] == "round"}
-    return {
-        "federation": lesson.get("federation"),
-        "epoch": int(facts.get("epoch", 0)),
-        "devices": devices,
-        "runs": [
-            {
-                "name": run["name"],
-                "method": run["method"],
-                "round": rounds.get(run["name"], 0),
-                "of": run["rounds"],
-                "accuracy": last.get(run["name"]),
-            }
-            for run in lesson.get("runs", [])
-        ],
-        "served": sum(event["event"] == "served" for event in events),
-        "done": "done" in newest,
-        "error": newest.get("error", {}).get("message"),
-    }
-
-
 def program_of(folder: Path) -> Program:
     """The training program that the coordinator compiled."""
-    with _reading(folder) as db:
+    with reading(folder) as db:
         row = db.execute("select value from meta where key = 'program'").fetchone()
     if row is None:
         raise ConfigError(f"{folder} holds no training program yet", hint="wait until the coordinator has compiled it")
@@ -70,7 +38,7 @@ def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]: 
             select min(exchange) from replies join runs on replies.run = runs.run
             where name = ? and round = ? and what = 'delta')
         order by cid"""
-    with _reading(folder) as db:
+    with reading(folder) as db:
         rows = db.execute(query, (name, round, name, round)).fetchall()
     vectors: dict[ClientId, Flat] = {}
     for cid, sha256, base in rows:
@@ -81,11 +49,14 @@ def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]: 
 
 
 @contextmanager
-def _reading(folder: Path) -> Iterator[sqlite3.Connection]:
+def reading(folder: Path) -> Iterator[sqlite3.Connection]:
+    """The database of a run folder, read-only. Raises ConfigError when there is none."""
     path = folder / STORE / "coordinator.sqlite"
     if not path.is_file():
         raise ConfigError(f"{folder} is no run folder", hint="pass the `folder` of a coordinator's configuration")
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+        if not db.execute("select 1 from sqlite_master where name = 'events'").fetchone():
+            raise ConfigError(f"{folder} holds nothing yet", hint="its coordinator is just starting")
         yield db
 
 

@@ -8,10 +8,13 @@ The rules (PROTOCOL.md, rounds):
 
 * the first complete, verified update of a client is accepted ("ok"); the same hash again is "dup", another one
   "superseded"; after closing everything new is "late"; a client that was not asked is "rejected";
-* a credit is one open upload. Without a free one a `Ready` waits in a queue in silence; a full queue answers "busy".
-  A credit that hears nothing for 30 s goes back; after 8 s of silence the client is told to go on once more;
-* the exchange closes when everybody answered (a refusal is an answer), or at the deadline with whoever answered.
-  `Close.enough` says whether the quorum was met. So every exchange ends.
+* a credit is one open upload. There are `credits` of them, and together they hold `budget` bytes at most (a single
+  upload may be larger): that much a broker has to keep for us. Without a free one a `Ready` waits in a queue in
+  silence; a full queue answers "busy". A credit that hears nothing for 30 s goes back; after 8 s of silence the client
+  is told to go on once more;
+* the exchange closes when `goal` updates are accepted (more may have been asked), when everybody answered (a refusal is
+  an answer), or at the deadline with whoever answered. `Close.enough` says whether the quorum was met. So every
+  exchange ends.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from edge_client.protocol.task import ClientId
 
 GO_AGAIN_S = 8.0  # silence of an upload after which the client is told once more to go on
 CREDIT_IDLE_S = 30.0  # silence after which a credit returns to the pool
-QUEUE_LIMIT = 4_096  # waiting uploads; a client beyond that is told to come back
+QUEUE_LIMIT = 10_000  # waiting uploads; a client beyond that is told to come back
 BUSY_RETRY_S = 60.0
 
 
@@ -108,9 +111,10 @@ Command = Go | Ack | Busy | Close
 
 @dataclass(frozen=True, kw_only=True)
 class Upload:
-    """An open credit: the hash it is for, when the client was last heard and when it was last told to go (seconds)."""
+    """An open credit: what it is for, when the client was last heard and when it was last told to go (seconds)."""
 
     sha256: str
+    size: int
     heard_s: float
     go_s: float
 
@@ -127,19 +131,21 @@ class OpenExchange:
     round: int
     number: int
     asked: frozenset[ClientId]
+    goal: int
     quorum: int
     closes_at_s: float
     credits: int
+    budget: float
     accepted: Mapping[ClientId, str] = field(default_factory=dict)
     refused: Mapping[ClientId, str] = field(default_factory=dict)  # client -> code
     uploads: Mapping[ClientId, Upload] = field(default_factory=dict)
-    queue: Mapping[ClientId, str] = field(default_factory=dict)  # client -> hash, first come first served
+    queue: Mapping[ClientId, Ready] = field(default_factory=dict)  # first come first served
     closed: bool = False
 
     @property
-    def answered(self) -> bool:
-        """Whether there is an answer from everybody."""
-        return len(self.accepted) + len(self.refused) == len(self.asked)
+    def complete(self) -> bool:
+        """Whether nothing more is waited for: there are as many updates as wanted, or an answer from everybody."""
+        return len(self.accepted) >= self.goal or len(self.accepted) + len(self.refused) == len(self.asked)
 
     @property
     def wakes_at_s(self) -> float:
@@ -162,14 +168,16 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
     quorum: int,
     now_s: float,
     deadline_s: float,
+    goal: int | None = None,
     credits: int = 32,  # noqa: A002 - the protocol's word
+    budget: float = float("inf"),
     accepted: Mapping[ClientId, str] | None = None,
     refused: Mapping[ClientId, str] | None = None,
 ) -> OpenExchange:
     """Open an exchange that closes `deadline_s` seconds from `now_s`; `accepted`, `refused` are what a log remembers.
 
-    The first Tick closes it if everybody in `asked` has answered already, or nobody was asked. Raises ValueError for an
-    exchange that could never work.
+    Without a `goal` all who were asked are waited for. The first Tick closes it if everybody in `asked` has answered
+    already, or nobody was asked. Raises ValueError for an exchange that could never work.
     """
     if credits < 1 or quorum < 0:
         raise ValueError(f"credits must be at least 1 and quorum not negative: {credits}, {quorum}")
@@ -183,9 +191,11 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
         round=round,
         number=number,
         asked=frozenset(asked),
+        goal=len(asked) if goal is None else min(goal, len(asked)),
         quorum=quorum,
         closes_at_s=now_s + deadline_s,
         credits=credits,
+        budget=budget,
         accepted=updates,
         refused=codes,
     )
@@ -220,12 +230,12 @@ def _ready(exchange: OpenExchange, event: Ready, now_s: float) -> Step:
     """Give a credit, or queue; a client that was recomputing (or refused before) is welcome with its new hash."""
     refused = _without(exchange.refused, event.cid)
     if event.cid in exchange.uploads:
-        upload = Upload(sha256=event.sha256, heard_s=now_s, go_s=now_s)
+        upload = Upload(sha256=event.sha256, size=event.size, heard_s=now_s, go_s=now_s)
         uploads = {**exchange.uploads, event.cid: upload}
         return replace(exchange, uploads=uploads, refused=refused), [Go(event.cid, event.sha256)]
     if event.cid not in exchange.queue and len(exchange.queue) >= QUEUE_LIMIT:
         return exchange, [Busy(event.cid, BUSY_RETRY_S)]
-    queue = {**exchange.queue, event.cid: event.sha256}
+    queue = {**exchange.queue, event.cid: event}
     return _grant(replace(exchange, queue=queue, refused=refused), now_s)
 
 
@@ -248,7 +258,7 @@ def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> 
     exchange = replace(
         exchange, uploads=_without(exchange.uploads, event.cid), queue=_without(exchange.queue, event.cid)
     )
-    if exchange.answered:
+    if exchange.complete:
         closed, close = _close(exchange)
         return closed, [*commands, *close]
     granted, go = _grant(exchange, now_s)
@@ -258,7 +268,7 @@ def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> 
 def _tick(exchange: OpenExchange, now_s: float) -> Step:
     if exchange.closed:
         return exchange, []
-    if now_s >= exchange.closes_at_s or exchange.answered:
+    if now_s >= exchange.closes_at_s or exchange.complete:
         return _close(exchange)
     uploads, again = {}, []
     for cid, upload in exchange.uploads.items():
@@ -272,17 +282,23 @@ def _tick(exchange: OpenExchange, now_s: float) -> Step:
 
 
 def _grant(exchange: OpenExchange, now_s: float) -> Step:
-    """Give free credits to those who wait, first come first served."""
+    """Give free credits to those who wait, first come first served, while their bytes fit into the budget."""
     if exchange.closed:
         return exchange, []
-    free = max(0, exchange.credits - len(exchange.uploads))
-    chosen = list(exchange.queue.items())[:free]
-    if not chosen:
+    held = sum(upload.size for upload in exchange.uploads.values())
+    fresh: dict[ClientId, Upload] = {}
+    for waiting in exchange.queue.values():
+        first = not exchange.uploads and not fresh
+        full = len(exchange.uploads) + len(fresh) >= exchange.credits or held + waiting.size > exchange.budget
+        if full and not first:
+            break
+        fresh[waiting.cid] = Upload(sha256=waiting.sha256, size=waiting.size, heard_s=now_s, go_s=now_s)
+        held += waiting.size
+    if not fresh:
         return exchange, []
-    fresh = {cid: Upload(sha256=sha256, heard_s=now_s, go_s=now_s) for cid, sha256 in chosen}
-    queue = {cid: sha256 for cid, sha256 in exchange.queue.items() if cid not in fresh}
+    queue = {cid: ready for cid, ready in exchange.queue.items() if cid not in fresh}
     granted = replace(exchange, uploads={**exchange.uploads, **fresh}, queue=queue)
-    return granted, [Go(cid, sha256) for cid, sha256 in chosen]
+    return granted, [Go(cid, upload.sha256) for cid, upload in fresh.items()]
 
 
 def _close(exchange: OpenExchange) -> Step:

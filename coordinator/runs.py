@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coordinator.ledger import counting
 from coordinator.metrics import Report, report
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
 from coordinator.strategies.parts import check, sample
@@ -63,7 +64,7 @@ def one_round(  # noqa: PLR0913 - a round has these
     the same numbers whoever is tested. A round that tests nobody has no such exchange.
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
-    after = yield from strategy.round(state, schema, fleet, rng)
+    after = yield from counting(strategy, state, strategy.round(state, schema, fleet, rng))
     replies = (yield {c: served(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     return after, report(matrices, after.assignment, n_centers=len(after.centers))

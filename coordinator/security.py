@@ -1,12 +1,12 @@
-"""The federation's signing key: made on first start, readable by its owner only, never sent anywhere.
+"""The coordinator's own secrets: the key that signs what devices run, and the certificate that it dials with.
 
 `signing.key` holds the raw Ed25519 private key in hex (mode 0600), `signing.pub` the raw public key in hex; devices pin
-the public one when they join. Certificates and the broker's ACL will live here too.
+the public one when they join. A change of keys has two steps: `announce` makes `signing-next.key`, whose public half
+the join files then pin too; `switch` signs with it from then on. Certificates are made in authority.py.
 """
 
 from __future__ import annotations
 
-import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,17 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from coordinator.access import COORDINATOR
+from coordinator.config import CoordinatorConfig
 from edge_client.errors import ConfigError
 from edge_client.protocol import signing
 from edge_client.protocol.blocks import Manifest
+from edge_client.transport.blobs import write_atomically
+from edge_client.transport.keys import write_private
+from edge_client.transport.tls import Credentials, check_subject
 
 KEY_BYTES = 32
+CURRENT, NEXT = "signing.key", "signing-next.key"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +44,49 @@ class SigningKey:
 
 def open_key(folder: Path) -> SigningKey:
     """The key in `folder`; made there if there is none. Refuses a key file that others can read."""
-    path = folder / "signing.key"
-    if not path.exists():
-        _create(path)
+    if not (folder / CURRENT).exists():
+        _create(folder / CURRENT)
+    key = _read(folder / CURRENT)
+    _keep(folder / "signing.pub", key.public.hex() + "\n")
+    return key
+
+
+def pins(folder: Path) -> list[str]:
+    """The public keys [hex] that devices shall trust: the one in use, and the announced one if there is one."""
+    keys = [open_key(folder)]
+    if (folder / NEXT).exists():
+        keys.append(_read(folder / NEXT))
+    return [key.public.hex() for key in keys]
+
+
+def announce(folder: Path) -> None:
+    """Make the next key, unless it is there: devices must pin it before anything is signed with it."""
+    if not (folder / NEXT).exists():
+        _create(folder / NEXT)
+
+
+def switch(folder: Path) -> None:
+    """Sign with the announced key from now on; the old one is kept aside. Raises ConfigError when none is announced."""
+    if not (folder / NEXT).exists():
+        raise ConfigError(
+            "no next signing key is announced",
+            hint="`provision --next-signing-key` first, and bring the new join files to the devices",
+        )
+    _read(folder / NEXT)
+    old = signing.key_id(open_key(folder).public)
+    write_private(folder / f"signing-{old}.old", (folder / CURRENT).read_bytes())
+    (folder / NEXT).replace(folder / CURRENT)
+    open_key(folder)
+
+
+def credentials_of(config: CoordinatorConfig) -> Credentials:
+    """What the coordinator dials with. Raises ConfigError for a certificate that is not a coordinator's."""
+    if config.certificate is not None:
+        check_subject(config.certificate, name=COORDINATOR, federation=config.federation)
+    return Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
+
+
+def _read(path: Path) -> SigningKey:
     if stat.S_IMODE(path.stat().st_mode) & 0o077:
         raise ConfigError(f"{path} can be read by others", hint=f"chmod 600 {path}")
     try:
@@ -49,19 +95,15 @@ def open_key(folder: Path) -> SigningKey:
         raise ConfigError(f"{path} holds no hex key", hint="restore it from a backup") from wrong
     if len(private) != KEY_BYTES:
         raise ConfigError(f"{path} holds {len(private)} bytes, a key has 32", hint="restore it from a backup")
-    key = SigningKey(private=private, public=signing.public_key(private))
-    (folder / "signing.pub").write_text(key.public.hex() + "\n", encoding="ascii")
-    return key
+    return SigningKey(private=private, public=signing.public_key(private))
 
 
 def _create(path: Path) -> None:
-    """Write a new key beside its place, then rename: a power cut leaves no half key, and its mode is never wider."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_suffix(".new")
-    fresh.unlink(missing_ok=True)
     private = Ed25519PrivateKey.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(private.hex() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(path)
+    write_private(path, private.hex().encode("ascii") + b"\n")
+
+
+def _keep(path: Path, text: str) -> None:
+    """Write a file unless it says so already."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text.encode("utf-8"))

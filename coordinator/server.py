@@ -25,7 +25,9 @@ from coordinator.publish import publish
 from coordinator.questions import Desk
 from coordinator.reception import Reception, Superseded
 from coordinator.security import open_key
-from coordinator.store import Store
+from coordinator.status import Pulse
+from coordinator.store import Key, Store
+from coordinator.strategies.base import Exchange, Replies
 from coordinator.training import Outcome, School, strategy_of, train
 from edge_client.errors import ConfigError, FedcentersError, Malformed, NetworkError
 from edge_client.protocol import messages
@@ -43,8 +45,8 @@ Dial = Callable[[Will | None], Transport]
 Watch = Callable[[Mapping[str, Any]], None]
 
 
-class Stopped(BaseException):
-    """The server was asked to stop. No Exception: nothing that a compiler catches may swallow it."""
+class Stopped(Exception):
+    """The server was asked to stop, and noticed it where nothing is half done."""
 
 
 class Server:
@@ -57,8 +59,9 @@ class Server:
         for run in config.runs:
             strategy_of(run, config)  # a wrong method or setting is told before anything is done
         _check_lesson(config, store)
-        self.key = open_key(config.folder)
+        self.key = open_key(config.keys)
         self.journal = Journal(config.folder / "metrics.jsonl", store, watch)
+        self._pulse = Pulse(config.folder)
         self._dial, self._stopping = dial, False
         self._topics = Topics(config.federation)
         self._transport: Transport | None = None
@@ -96,9 +99,15 @@ class Server:
         return self._transport is not None and self.reception.catalog is not None
 
     def _serve(self) -> None:
+        self._beat("compiling")
         prepared = self._prepare()
+        self._beat("waiting for devices")
         self._gather(prepared)
-        self._publish(self._train(prepared), prepared)
+        self._beat("aggregating")
+        outcomes = self._train(prepared)
+        self._beat("exporting")
+        self._publish(outcomes, prepared)
+        self._beat("serving")
         if not self.config.exit_when_done:
             self._pump(lambda: False)
 
@@ -115,7 +124,7 @@ class Server:
             block=self.config.block,
             spread_ms=SPREAD_PER_DEVICE_MS * len(self.store.enrolled()),
         )
-        self.downloads = Downloads(self.store.blobs, self.link)
+        self.downloads = Downloads(self.store.blobs, self.link, self.config.in_flight)
         self.reception = Reception(
             clock=self.clock,
             store=self.store,
@@ -161,7 +170,7 @@ class Server:
             return
         fleet, engines, needed = self.reception.fleet, prepared.program.containers, self.config.min_devices
         until_s = self.clock.now_s() + self.config.start_timeout_s
-        if not self._pump(lambda: len(fleet.ready(engines)) >= needed, until_s):
+        if not self._pump(lambda: len(fleet.devices) >= needed and len(fleet.ready(engines)) >= needed, until_s):
             raise NetworkError(
                 f"{len(fleet.ready(engines))} of {needed} devices came within {self.config.start_timeout_s:g} s",
                 hint=f"start more devices, or lower min-devices; engines that can train: {', '.join(engines)}",
@@ -180,6 +189,7 @@ class Server:
             initial=prepared.initial,
             fleet={cid: n for cid, (n, _) in members.items()},
             evaluation=self.config.evaluation,
+            over_select=self.config.over_select,
         )
         desk = Desk(
             config=self.config,
@@ -190,7 +200,26 @@ class Server:
             prepared=prepared,
             members=members,
         )
-        return train(self.config, school, lambda key, tasks: hold(key, tasks, desk, self._await))
+
+        def ask(key: Key, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
+            if not self.store.knows(key):
+                self._beat("waiting for devices")
+                self._wait_for_connected(key)
+            return hold(key, tasks, wanted, desk, self._await, late=late)
+
+        return train(self.config, school, ask)
+
+    def _wait_for_connected(self, key: Key) -> None:
+        """Until enough of the fleet is on line to begin an exchange, a deadline long; then as below the quorum."""
+        fleet, here = self.store.enrolled(), self.reception.fleet
+        needed = math.ceil(self.config.fraction_connected * len(fleet))
+        until_s = self.clock.now_s() + self.config.deadline_s
+        if self._pump(lambda: here.count(fleet) >= needed, until_s) or self.config.below_quorum == "continue":
+            return
+        raise NetworkError(
+            f"{here.count(fleet)} of {needed} devices were connected for round {key.round}",
+            hint="start again to wait for them, or lower `fraction-connected`",
+        )
 
     def _publish(self, outcomes: list[Outcome], prepared: Prepared) -> None:
         """Offer the centers; only then tell that they are there."""
@@ -208,6 +237,7 @@ class Server:
     def _leave(self) -> None:
         """Say goodbye, unless another one leads: the record is the other's now."""
         if self._transport is not None:
+            self._beat("stopped")
             if self._leading:
                 self.link.publish_record(online=False)
             self._transport.close()
@@ -217,8 +247,14 @@ class Server:
     def _await(self, live: LiveExchange) -> None:
         """Run the loop until the exchange is closed."""
         self.reception.live = live
+        self._beat("asking")
         self._pump(lambda: live.closed)
         self.reception.live = None
+        if live.latecomers is not None:
+            if self.reception.late is not None:
+                self.reception.late.close()
+            self.reception.late = live.latecomers
+        self._beat("aggregating")
 
     def _pump(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
         """Take events until `done`; -> False when `until_s` came first. Raises Stopped."""
@@ -226,14 +262,28 @@ class Server:
             if self._stopping:
                 raise Stopped
             live, now_s = self.reception.live, self.clock.now_s()
+            if now_s >= self._pulse.due_s:
+                self._beat()
             if now_s >= until_s:
                 return False
             if live is not None and now_s >= live.wakes_at_s:
                 live.tick()
                 continue
             wake_s = min(until_s, now_s + NAP_S, math.inf if live is None else live.wakes_at_s)
-            self._take(wake_s - now_s)
+            self._take(min(wake_s, self.downloads.wakes_at_s) - now_s)
+            self.downloads.serve()
         return True
+
+    def _beat(self, phase: str = "") -> None:
+        """Leave word of what is going on, for `status`."""
+        live, fleet = self.reception.live, self.reception.fleet
+        numbers = {
+            "unix_ms": self.clock.unix_ms(),
+            "connected": len(fleet.here()),
+            "bytes": {"down": self.link.bytes_down, "up": self.reception.bytes_up},
+            "exchange": None if live is None else live.progress(),
+        }
+        self._pulse.beat(self.clock.now_s(), phase, numbers)
 
     def _take(self, timeout_s: float) -> None:
         event = None if self._transport is None else self._transport.receive(timeout_s)

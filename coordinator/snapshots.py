@@ -38,7 +38,7 @@ def from_bytes(data: bytes) -> State:
             assignment={str(who): int(center) for who, center in head["assignment"].items()},
             extra={name.removeprefix(_EXTRA): array for name, array in tensors.items()},
         )
-    except (SafetensorError, KeyError, TypeError, ValueError) as wrong:
+    except (SafetensorError, AttributeError, KeyError, RecursionError, TypeError, ValueError) as wrong:
         raise Malformed("bad_schema", f"stored state: {wrong!r}") from wrong
 
 

@@ -8,11 +8,12 @@ and no method.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -22,7 +23,11 @@ from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
 
-SCHEMA_VERSION = "1"
+_DISK_ERRORS = ("is full", "disk I/O error")  # SQLite's words
+SCHEMA_VERSION = "2"
+# What an older store needs beside the tables that it lacks. Version 1 hashed tasks in another form: an empty hash says
+# that the question was asked before the upgrade, and that a replay cannot compare it.
+_UPGRADES = {"1": "update tasks set sha256 = ''"}
 
 _TABLES = """
 create table if not exists meta (key text primary key, value text not null) without rowid;
@@ -41,6 +46,13 @@ create table if not exists replies (
     primary key (run, round, exchange, cid)) without rowid;
 create table if not exists closings (
     run text, round integer, exchange integer, cid text, primary key (run, round, exchange, cid)) without rowid;
+create table if not exists refusals (
+    run text, round integer, exchange integer, cid text, reason text not null,
+    primary key (run, round, exchange, cid)) without rowid;
+create table if not exists late (
+    run text, round integer, exchange integer, cid text, sha256 text not null, size integer not null,
+    n integer not null, what text not null, base text not null, seconds real not null, shown integer not null default 0,
+    primary key (run, round, exchange, cid)) without rowid;
 create table if not exists events (id integer primary key, line text not null);
 """
 
@@ -73,19 +85,27 @@ class Store:
         self.folder = folder
         self._lock = _lock(folder / "lock")
         self.blobs = BlobFolder(folder / "blobs")
-        self._db = sqlite3.connect(folder / "coordinator.sqlite", isolation_level=None)
+        # Whoever opens it hands it to one other thread at most.
+        self._db = sqlite3.connect(folder / "coordinator.sqlite", isolation_level=None, check_same_thread=False)
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = full")
-        with self._write():
-            for statement in _TABLES.split(";"):
-                self._db.execute(statement)
-            self._db.execute("insert or ignore into meta values ('schema', ?)", (SCHEMA_VERSION,))
-        if self.get("schema") != SCHEMA_VERSION:
+        version = self._version()
+        if version not in (None, SCHEMA_VERSION, *_UPGRADES):
             self.close()
             raise ConfigError(
                 f"{folder} was written by another version of fedcenters",
                 hint="finish it with that version, or use another folder",
             )
+        with self._write():
+            for statement in _TABLES.split(";"):
+                self._db.execute(statement)
+            self._db.execute(_UPGRADES.get(version or "", ""))
+            self._db.execute("insert or replace into meta values ('schema', ?)", (SCHEMA_VERSION,))
+
+    def _version(self) -> str | None:
+        """Of the schema that is there; None in a new folder."""
+        known = self._rows("select 1 from sqlite_master where name = 'meta'")
+        return self.get("schema") if known else None
 
     def close(self) -> None:
         """Free the file. Idempotent."""
@@ -94,14 +114,17 @@ class Store:
 
     @contextmanager
     def _write(self) -> Iterator[None]:
-        """One durable transaction: all of it or none."""
-        self._db.execute("begin immediate")
+        """One durable transaction: all of it or none. OSError when the disk does not take it."""
         try:
+            self._db.execute("begin immediate")
             yield
-        except BaseException:
-            self._db.execute("rollback")
+            self._db.execute("commit")
+        except BaseException as wrong:
+            if self._db.in_transaction:  # SQLite has undone it by itself where the disk is full
+                self._db.execute("rollback")
+            if isinstance(wrong, sqlite3.OperationalError) and any(word in str(wrong) for word in _DISK_ERRORS):
+                raise OSError(errno.ENOSPC, f"{self.folder}: {wrong}") from wrong
             raise
-        self._db.execute("commit")
 
     def _rows(self, query: str, values: Iterable[Any] = ()) -> list[Any]:
         return self._db.execute(query, tuple(values)).fetchall()
@@ -185,7 +208,7 @@ class Store:
         return bool(self._rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
 
     def task_hashes(self, key: Key) -> dict[ClientId, str]:
-        """What each device was asked; empty when the exchange never was."""
+        """What each device was asked; empty when the exchange never was. An older version's questions have no hash."""
         return dict(self._rows("select cid, sha256 from tasks where run = ? and round = ? and exchange = ?", key))
 
     def heartbeat(self, key: Key, left_s: float) -> None:
@@ -216,11 +239,66 @@ class Store:
         rows = self._rows(query, key)
         return {row[0]: StoredReply(*row) for row in rows}
 
-    def close_exchange(self, key: Key, cids: Iterable[ClientId]) -> None:
-        """Fix for ever which replies the exchange closed with."""
+    def put_refusal(self, key: Key, cid: ClientId, reason: str) -> None:
+        """Why a device that was asked has no reply that counts: its own words, those of admission, or "late".
+
+        For people: a full disk costs the note, nothing else.
+        """
+        with suppress(OSError), self._write():
+            self._db.execute("insert or replace into refusals values (?, ?, ?, ?, ?)", (*key, cid, reason))
+
+    def refusals(self, run: str, number: int) -> dict[ClientId, str]:
+        """The reasons of round `number`, sorted by device; of several exchanges the last one's."""
+        query = (
+            "select f.cid, f.reason from refusals f left join closings using (run, round, exchange, cid)"
+            " where f.run = ? and f.round = ? and closings.cid is null order by f.cid, f.exchange"
+        )
+        return dict(self._rows(query, (run, number)))
+
+    def put_late(self, key: Key, reply: StoredReply) -> None:
+        """A verified reply that came after closing, whose blob is on disk; the refusal that people see with it."""
         with self._write():
+            values = (*key, *reply, 0)
+            self._db.execute("insert or ignore into late values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
+            self._db.execute("insert or replace into refusals values (?, ?, ?, ?, 'late')", (*key, reply.cid))
+
+    def show_late(self, run: str, number: int) -> list[StoredReply]:
+        """The late replies that round `number` of a run is shown: all that no round was, fixed by the first call."""
+        fact = f"late/{run}/{number}"
+        if self.get(fact) is None:
+            with self._write():
+                self._db.execute("update late set shown = ? where run = ? and shown = 0", (number, run))
+                self._db.execute("insert into meta values (?, 'shown')", (fact,))
+        query = (
+            "select cid, sha256, size, n, what, base, seconds from late"
+            " where run = ? and shown = ? order by cid, round, exchange"
+        )
+        return [StoredReply(*row) for row in self._rows(query, (run, number))]
+
+    def close_exchange(
+        self,
+        key: Key,
+        cids: Iterable[ClientId],
+        *,
+        refused: Mapping[ClientId, str] | None = None,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
+        """Fix for ever which replies the exchange closed with.
+
+        In one transaction with whose replies it `refused`, and the run's scales of moves, which the next closing needs.
+        """
+        with self._write():
+            if scales:
+                fact = _scales(key.run), json.dumps(dict(scales))
+                self._db.execute("insert or replace into meta values (?, ?)", fact)
+            rows = [(*key, cid, reason) for cid, reason in sorted((refused or {}).items())]
+            self._db.executemany("insert or replace into refusals values (?, ?, ?, ?, ?)", rows)
             self._db.executemany("insert into closings values (?, ?, ?, ?)", [(*key, cid) for cid in sorted(cids)])
             self._db.execute("update exchanges set closed = 1 where run = ? and round = ? and exchange = ?", key)
+
+    def scales(self, run: str) -> dict[str, float]:
+        """How far updates of a run move, by kind (admission.py), as the last closed exchange left it."""
+        return dict(json.loads(self.get(_scales(run)) or "{}"))
 
     def closed_with(self, key: Key) -> list[ClientId] | None:
         """The devices that the exchange closed with, sorted; None while it is open or unknown."""
@@ -252,6 +330,10 @@ class Store:
     def events(self, after: int = 0) -> list[str]:
         """The stored lines, oldest first, without the first `after`."""
         return [line for (line,) in self._rows("select line from events order by id limit -1 offset ?", (after,))]
+
+
+def _scales(run: str) -> str:
+    return f"scales/{run}"
 
 
 def _lock(path: Path) -> IO[str]:

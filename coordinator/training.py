@@ -6,22 +6,28 @@ how devices are asked is an argument.
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
+from coordinator.admission import ZERO
 from coordinator.config import CoordinatorConfig, RunConfig
 from coordinator.journal import Journal
+from coordinator.ledger import keyed, spent
 from coordinator.metrics import round_record
 from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
+from coordinator.secret import open_secret
 from coordinator.store import Key, Store
-from coordinator.strategies.base import Exchange, Replies, State, Strategy, drive
-from coordinator.strategies.registry import Setting, make
+from coordinator.strategies.base import Answers, Exchange, Replies, State, Strategy, drive, uses_late
+from coordinator.strategies.registry import Setting, make, settings_of
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import ClientId, Flat, Schema
+from edge_client.protocol import compress
+from edge_client.protocol.task import ClientId, Flat, Probe, Reply, Schema
 
-Ask = Callable[[Key, Exchange], Replies]
+# How many updates are wanted (None: everybody's), and whether those that come after closing are kept.
+Ask = Callable[[Key, Exchange, "int | None", bool], Replies]
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
@@ -52,6 +58,18 @@ def train(config: CoordinatorConfig, school: School, ask: Ask) -> list[Outcome]:
     return [school.finish(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
 
 
+def over_selected(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
+    """-> the method, asking `share` times as many devices of the fleet, and how many updates it wants.
+
+    None: everybody's who is asked, as always without over-selection.
+    """
+    if share == 1:
+        return strategy, None
+    fraction = float(settings_of(strategy)["fraction-train"])
+    more = cast("Strategy", replace(cast("Any", strategy), fraction_train=min(1.0, share * fraction)))
+    return more, math.ceil(fraction * fleet)
+
+
 @dataclass(frozen=True, kw_only=True)
 class School:
     """What all runs share: the fleet with its numbers of samples, the common first model, where things are written."""
@@ -65,10 +83,12 @@ class School:
     initial: Flat
     fleet: Mapping[ClientId, int]
     evaluation: Evaluation = ALWAYS
+    over_select: float = 1.0
 
     def finish(self, run: RunConfig, strategy: Strategy, ask: Ask) -> Outcome:
         """The rounds of one run that are not stored yet."""
         run_id = self.store.run_id(run.name, lambda: secrets.token_hex(8))
+        strategy = keyed(strategy, self.schema, lambda: open_secret(self.store.folder))
         begun = self.store.last_state(run_id)
         if begun is None:
             state = strategy.begin(self.initial, self.schema, self.fleet, round_rng(self.seed, BEGIN))
@@ -83,16 +103,21 @@ class School:
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
         """One round; its state and its line for metrics.jsonl are stored together."""
         exchange = -1
+        asking, wanted = over_selected(strategy, self.over_select, len(self.fleet))
+        keeps = uses_late(strategy)
+        late = self._late(run_id, number) if keeps else {}
 
         def ask_next(tasks: Exchange) -> Replies:
             nonlocal exchange
             exchange += 1
-            return ask(Key(run_id, number, exchange), tasks)
+            test = _is_test(tasks)
+            replies = ask(Key(run_id, number, exchange), tasks, None if test else wanted, keeps and not test)
+            return Answers(replies, late) if late and exchange == 0 else replies
 
         before = self.meter()
         rng = round_rng(self.seed, number)
         exchanges = one_round(
-            strategy,
+            asking,
             state,
             self.schema,
             self.fleet,
@@ -106,6 +131,9 @@ class School:
         seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
         numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
         events = [round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)]
+        if refused := self.store.refusals(run_id, number):
+            events[0]["refused"] = refused
+        events[0] |= spent(strategy, after)
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
             events.append({"event": "run-done", **last, "rounds": run.rounds})
@@ -113,3 +141,19 @@ class School:
         for event in events:
             self.journal.show(event)
         return after
+
+    def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
+        """What came after the exchanges of earlier rounds had closed, decoded; of a device the newest."""
+        found = {}
+        for stored in self.store.show_late(run_id, number):
+            data = self.store.updates(stored.cid).read(stored.sha256)
+            delta = compress.decode(data, self.schema, kind="delta")
+            base = None if stored.base == ZERO else self.store.blobs.read(stored.base)
+            start = 0 if base is None else compress.decode(base, self.schema, kind="model")
+            found[stored.cid] = Reply(n=stored.n, update=start + delta)
+        return found
+
+
+def _is_test(tasks: Exchange) -> bool:
+    """Whether devices are only asked how well they are served: then everybody's answer is waited for."""
+    return any(isinstance(task, Probe) and task.split == "test" for task in tasks.values())

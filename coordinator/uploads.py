@@ -49,6 +49,11 @@ class Uploads:
         if upload is not None:
             upload.partial.close()
 
+    def end_all(self) -> None:
+        """Expect nothing any more; what has arrived stays."""
+        for cid in list(self._open):
+            self.end(cid)
+
     def abandon_all(self) -> None:
         """Nobody needs what is still under way."""
         for upload in self._open.values():

@@ -20,15 +20,18 @@ from types import FrameType
 
 import numpy as np
 
+from edge_client import enrol
 from edge_client.client import Client, dialer, make_client
+from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
 from edge_client.dataset import load as load_data
-from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, run_cli
+from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
 from edge_client.inference import FORMAT_OF, FORMATS
 from edge_client.nearest import Answer, Visitor
 from edge_client.transport.clock import SystemClock
 
 LEAVE_S = 10.0  # a task under way is given this long when we are told to stop
+INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: whoever is on the way reads and changes everything"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
 
 
@@ -58,14 +61,29 @@ def _parser() -> argparse.ArgumentParser:
     nearest.add_argument("--format", choices=FORMATS, help="file to fetch (default: what the configured engine runs)")
     nearest.add_argument("--json", action="store_true", help="one JSON object on stdout")
     nearest.set_defaults(command=_nearest)
+    enrolling = commands.add_parser("enrol", help="turn a one-time token into a certificate, as `join` does first")
+    enrolling.add_argument("--config", type=Path, required=True, help="TOML file of this device")
+    enrolling.set_defaults(command=_enrol)
     for command in (join, nearest):
+        command.add_argument("--insecure", action="store_true", help=INSECURE_HELP)
+    for command in (join, nearest, enrolling):
         command.add_argument("-v", "--verbose", action="count", default=0, help="tell more; twice for everything")
     return parser
 
 
 def _join(options: argparse.Namespace) -> int:
-    clients = [make_client(load_config(path, os.environ)) for path in options.config]
+    configs = [_enrolled(path) for path in options.config]
+    clients = [make_client(config, insecure=options.insecure) for config in configs]
     return live(clients)
+
+
+def _enrol(options: argparse.Namespace) -> int:
+    config = load_config(options.config, os.environ)
+    if not enrol.wanted(config):
+        raise ConfigError("there is no token to enrol with", hint="it is used up, or `token` does not point at it")
+    enrol.enrol(config)
+    print(f"{config.device_id}: the certificate is in {config.certificate}", file=sys.stderr)
+    return EXIT_OK
 
 
 def live(clients: Sequence[Client]) -> int:
@@ -115,14 +133,22 @@ def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> Non
         thread.join(max(0.0, until - time.monotonic()))
 
 
+def _enrolled(path: Path) -> ClientConfig:
+    """A device's configuration; its one-time token, if there is one, is a certificate now."""
+    config = load_config(path, os.environ)
+    if enrol.wanted(config):
+        enrol.enrol(config)
+    return config
+
+
 def _nearest(options: argparse.Namespace) -> int:
-    config = load_config(options.config, os.environ)
+    config = _enrolled(options.config)
     file_format = options.format or FORMAT_OF[config.engine]
     rng = np.random.default_rng(time.time_ns())
     signal.signal(signal.SIGTERM, _terminate)
     visitor = Visitor(
         config=config,
-        dial=dialer(config),
+        dial=dialer(config, insecure=options.insecure),
         local=load_data(config.data),
         clock=SystemClock(),
         rng=rng,

@@ -1,17 +1,19 @@
 """A device's life: announce, fetch, check, train, keep, deliver; until it is told to stop.
 
-One thread, one loop: `run` pulls events, the handlers note what they mean, then the next piece of work is done. Every
-answer is on disk before its first message leaves, so a power cut at any line repeats at most the training. work.py
-knows numbers and bytes, state.py what survives, download.py and delivery.py how things travel.
+One thread, one loop: `life` waits for events, the handlers note what they mean, then the next piece of work is done. It
+is a generator, so that `run` lives it in a thread of its own, and an emulator many of them in one. Every answer is on
+disk before its first message leaves, so a power cut at any line repeats at most the training. work.py knows numbers and
+bytes, state.py what survives, download.py and delivery.py how things travel.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +32,7 @@ from edge_client.protocol.kinds import CODECS, DETAIL_MAX, NACK_CODES
 from edge_client.protocol.topics import Topics
 from edge_client.protocol.transfer import WINDOW_MAX
 from edge_client.state import Key, Result, State, residual_name
-from edge_client.transport.base import Connected, Lost, Message, Transport, Will
+from edge_client.transport.base import Connected, Event, Lost, Message, Transport, Will
 from edge_client.transport.blobs import BlobFolder
 from edge_client.transport.clock import Clock, SystemClock
 from edge_client.voice import Voice, presence
@@ -42,9 +44,11 @@ IDLE_S = 60.0  # the longest nap; any event ends it
 RETRY_S = 60.0
 GLANCE_S = 0.2  # how often a training device looks whether somebody wants it to stop
 SOFTWARE = "fedcenters-edge"
+UPDATE = "install the version of fedcenters that the coordinator runs"
 MIB = 1 << 20
 
 Dial = Callable[[Callable[[], Will]], Transport]  # from a source of wills to a transport that is not connected yet
+Life = Generator[float, Event | None, None]  # yields seconds; is sent what came within them, or None
 
 
 class _Dropped(Exception):
@@ -100,12 +104,19 @@ class Client:
 
     def run(self) -> None:
         """Live until `stop`. Raises NetworkError when the broker cannot be reached, ProtocolError when turned away."""
+        with contextlib.closing(self.life()) as life:
+            event: Event | None = None
+            while (wait_s := _resumed(life, event)) is not None:
+                event = self._transport.receive(wait_s)
+
+    def life(self) -> Life:
+        """All that `run` does, but for the waiting: yields how long it has nothing to do, and is sent what came."""
         try:
             self._transport.connect()
             while not self._stopping.is_set():
-                self._pump(self._patience_s())
+                self._take((yield self._patience_s()))
                 if self._task is not None:
-                    self._work(self._task)
+                    yield from self._work(self._task)
                 else:
                     self._delivery.step()
         finally:
@@ -126,9 +137,8 @@ class Client:
         wait_s = self._delivery.wait_s()
         return IDLE_S if wait_s is None else min(IDLE_S, wait_s)
 
-    def _pump(self, timeout_s: float) -> None:
-        """Wait for one event and note what it means."""
-        event = self._transport.receive(timeout_s)
+    def _take(self, event: Event | None) -> None:
+        """Note what an event means."""
         if isinstance(event, Message):
             self._on_message(event)
         elif isinstance(event, Connected):
@@ -141,10 +151,10 @@ class Client:
 
     # -- one task
 
-    def _work(self, task: _Task) -> None:
+    def _work(self, task: _Task) -> Life:
         """From a task to its announced result, or to a `nack` that says why not."""
         try:
-            outcome, seconds = self._carry_out(task)
+            outcome, seconds = yield from self._carry_out(task)
             self._keep(task, outcome, seconds)
         except _Dropped:
             log.info("dropped %s", task.key)
@@ -157,7 +167,7 @@ class Client:
             if self._task is task:
                 self._task = None
 
-    def _carry_out(self, task: _Task) -> tuple[Outcome, float]:
+    def _carry_out(self, task: _Task) -> Generator[float, Event | None, tuple[Outcome, float]]:
         """Fetch in the order of trust: the signed program, what it vouches for, the vectors; then train."""
         run = task.key.run
         may_train(min_battery_percent=self.config.min_battery_percent)
@@ -165,13 +175,15 @@ class Client:
         needed = wire.functions_of(task.message)
         containers = {field: Manifest.from_json(task.message[field]) for field in needed}
         self._workshop.check_signature(manifest)
-        self._fetch(task, [manifest])
+        yield from self._fetch(task, [manifest])
         program = self._workshop.program(manifest)
         for field, container in containers.items():
             self._workshop.check_container(program, needed[field], container)
         message = wire.without_spares(task.message, lambda slot: self.state.own(run, slot, program.schema) is not None)
         self._cache.pin({manifest.sha256, *(container.sha256 for container in containers.values())})
-        self._fetch(task, [*containers.values(), *wire.task_manifests(message)])
+        vectors = wire.task_manifests(message)
+        self._workshop.check_signature(*vectors)  # a crafted model could make its update give away the samples
+        yield from self._fetch(task, [*containers.values(), *vectors])
         began_s = self._clock.now_s()
         outcome = self._workshop.run(
             message,
@@ -182,18 +194,18 @@ class Client:
         )
         return outcome, self._clock.now_s() - began_s
 
-    def _fetch(self, task: _Task, manifests: list[Manifest]) -> None:
-        """Pump events until the blobs are here, the task is dropped, or its time is over."""
+    def _fetch(self, task: _Task, manifests: list[Manifest]) -> Life:
+        """Take events until the blobs are here, the task is dropped, or its time is over."""
         self._downloads.start(manifests)
         while (wait_s := self._downloads.step(self._clock.now_s())) is not None:
-            self._pump(min(wait_s, max(0.0, task.until_s - self._clock.now_s())))
+            self._take((yield min(wait_s, max(0.0, task.until_s - self._clock.now_s()))))
             self._check_wanted(task)
 
     def _glance(self, task: _Task) -> None:
         """Between two training steps: take in at most one event, without waiting."""
         if self._stopping.is_set() or self._clock.now_s() >= self._glance_s:
             self._glance_s = self._clock.now_s() + GLANCE_S
-            self._pump(0.0)
+            self._take(self._transport.receive(0.0))
             self._check_wanted(task)
 
     def _check_wanted(self, task: _Task) -> None:
@@ -253,6 +265,8 @@ class Client:
             return
 
     def _on_coord(self, message: Mapping[str, Any]) -> None:
+        if messages.VERSION not in message["proto"]:
+            self._fail(f"this coordinator speaks version {message['proto']} of the protocol, not {messages.VERSION}")
         self._block = min(BLOCK_DEFAULT, message["block"])
         if self._boot not in (None, message["boot"]):
             self._delivery.coordinator_restarted(message["spread_ms"] / 1000)
@@ -289,11 +303,17 @@ class Client:
     def _on_error(self, message: Mapping[str, Any]) -> None:
         log.warning("the coordinator answers %s %s", message["code"], message.get("detail", ""))
         if message["code"] == "not_member":
-            self._failure = ProtocolError("this device is not enrolled here", hint="ask for a new join file")
-            self._stopping.set()
+            self._fail("this device is not enrolled here", hint="ask for a new join file")
+        elif message["code"] == "bad_version":
+            self._fail(f"the coordinator speaks another version of the protocol: {message.get('detail', '')}")
         wait_s = message.get("retry_ms", RETRY_S * 1000) / 1000
         self._downloads.on_error(message.get("re"), message["code"], self._clock.now_s() + wait_s)
         self._delivery.on_error(message)
+
+    def _fail(self, why: str, *, hint: str = UPDATE) -> None:
+        """End `run` with this: nothing gets better by itself."""
+        self._failure = ProtocolError(why, hint=hint)
+        self._stopping.set()
 
     # -- what we say about ourselves
 
@@ -319,18 +339,22 @@ def open_cache(config: ClientConfig) -> BlobFolder:
     return BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True)
 
 
-def dialer(config: ClientConfig) -> Dial:
-    """How a device reaches its broker over MQTT."""
+def dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
+    """How a device reaches its broker over MQTT. Raises ConfigError for a certificate that is not this device's."""
     from edge_client.transport.mqtt import MqttTransport
+    from edge_client.transport.tls import Credentials, check_subject
 
+    if config.certificate is not None:
+        check_subject(config.certificate, name=config.device_id, federation=config.federation)
+    credentials = Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
     name = Topics(config.federation).client_id(config.device_id)
-    return lambda will: MqttTransport(config.broker, name, will=will, ca=config.ca)
+    return lambda will: MqttTransport(config.broker, name, will=will, credentials=credentials, insecure=insecure)
 
 
-def make_client(config: ClientConfig) -> Client:
+def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
     """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
     rng = np.random.default_rng(time.time_ns())
-    return Client(config, dialer(config), local=load(config.data), clock=SystemClock(), rng=rng)
+    return Client(config, dialer(config, insecure=insecure), local=load(config.data), clock=SystemClock(), rng=rng)
 
 
 def nack_of(wrong: Exception) -> tuple[str, str, int | None]:
@@ -351,3 +375,11 @@ def nack_of(wrong: Exception) -> tuple[str, str, int | None]:
 
 def _ignore(message: Mapping[str, Any]) -> None:
     log.info("nothing to do for %s", message["k"])
+
+
+def _resumed(life: Life, event: Event | None) -> float | None:
+    """The next wait of a life, None at its end."""
+    try:
+        return life.send(event)
+    except StopIteration:
+        return None

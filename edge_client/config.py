@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from edge_client.engines.base import DEVICES, ENGINES
 from edge_client.errors import ConfigError, FedcentersError
@@ -40,6 +41,10 @@ class ClientConfig:
     device: str = "auto"  # where the engine runs: CUDA where it can be had, else the CPU
     threads: int = 1  # one per session: a board does other things, too
     ca: Path | None = None  # PEM file; None trusts the system's authorities
+    certificate: Path | None = None  # this device's, with its key: who we are for the broker
+    key: Path | None = None
+    enrol_url: str = ""  # where a token becomes a certificate, https://host:port
+    token: Path | None = None  # file with the one-time token; gone once it was used
     cache_mib: int = 1024  # programs and models kept for later
     min_battery_percent: int = 20  # 0: never look
 
@@ -51,7 +56,7 @@ def load(path: Path, environment: Mapping[str, str]) -> ClientConfig:
             raw = tomllib.load(file)
     except FileNotFoundError as missing:
         raise ConfigError(f"no configuration at {path}", hint="pass --config FILE") from missing
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
+    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="the file must be TOML, see toml.io") from wrong
     return from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
 
@@ -104,6 +109,13 @@ def _broker(value: object, _folder: Path) -> str:
     return _text(value)
 
 
+def _enrol_url(value: object, _folder: Path) -> str:
+    parts = urlsplit(_text(value))
+    if parts.scheme != "https" or not parts.hostname or parts.path.strip("/"):
+        raise ValueError("expected https://host:port")
+    return _text(value).rstrip("/")
+
+
 def _one_of(names: Sequence[str]) -> Callable[[object, Path], str]:
     def read(value: object, _folder: Path) -> str:
         if value not in names:
@@ -147,6 +159,10 @@ _READERS: Mapping[str, Callable[[object, Path], Any]] = {
     "device": _one_of(DEVICES),
     "threads": _count(1, 1024),
     "ca": _path,
+    "certificate": _path,
+    "key": _path,
+    "enrol-url": _enrol_url,
+    "token": _path,
     "cache-mib": _count(16, 1 << 24),
     "min-battery-percent": _count(0, 100),
 }
@@ -162,6 +178,10 @@ _HINTS = {
     "device": f"one of {', '.join(DEVICES)}; auto is right unless you measure",
     "threads": "1 is right for most boards",
     "ca": "the PEM file of the authority that signed the broker's certificate",
+    "certificate": "the PEM file that `provision` or `enrol` made for this device",
+    "key": "the PEM file of the certificate's private key, readable by its owner only",
+    "enrol-url": "the address that `fedcenters-coordinator enrol` prints",
+    "token": "the file with this device's one-time token",
     "cache-mib": "how much disk programs and models may take, in MiB",
     "min-battery-percent": "0 to train at any charge",
 }

@@ -76,6 +76,7 @@ class Downloads:
             return
         if partial.write_block(index, body):
             pull.arrived(index)
+            self._not_before_s = 0.0  # whoever was busy has time for us again
         if partial.bitmap.complete:
             self._finish(partial)
 

@@ -26,7 +26,10 @@ from typing import Any, TypeVar
 
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
-EXTRAS = "pip install 'fedcenters[server]' for a coordinator, [export] for its files, [emulator] for everything"
+EXTRAS = (
+    "pip install 'fedcenters[server]' for a coordinator, [export] for its files, [serve] to serve them, "
+    "[emulator] for everything"
+)
 
 
 class FedcentersError(Exception):

@@ -116,6 +116,7 @@ class Visitor:
 
     def _catalog(self) -> Catalog:
         manifest = Manifest.from_json(self._pointer["catalog"] if self._pointer else None)
+        self._workshop.check_signature(manifest)
         self._fetch([manifest])
         return Catalog.from_bytes(self._cache.read(manifest.sha256))
 

@@ -57,9 +57,10 @@ class Workshop:
         self._programs: dict[str, Program] = {}
         self._engines: dict[frozenset[str], Engine] = {}  # by the sha256 of the containers; of one program only
 
-    def check_signature(self, manifest: Manifest) -> None:
-        """Before a byte of it is fetched: one of the pinned keys signed this program. Malformed("bad_signature")."""
-        signing.verify_manifest(manifest, self.config.signing_keys, self.config.federation)
+    def check_signature(self, *manifests: Manifest) -> None:
+        """Before a byte is fetched: one of the pinned keys signed each of these. Malformed("bad_signature")."""
+        for manifest in manifests:
+            signing.verify_manifest(manifest, self.config.signing_keys, self.config.federation)
 
     def program(self, manifest: Manifest) -> Program:
         """The fetched program. Malformed("bad_program") and the codes of its parts."""

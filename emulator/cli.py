@@ -45,7 +45,7 @@ def demo(
     seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="Training rounds of each method.")] = 10,
     out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
-    broker: Annotated[str, typer.Option(help="auto, mosquitto, amqtt, or a URL like mqtt://host:1883.")] = "auto",
+    broker: Annotated[str, typer.Option(help="auto, mosquitto, embedded, or a URL like mqtt://host:1883.")] = "auto",
 ) -> None:
     """Twelve devices over MQTT, three centers, exported files, three new devices; half a minute.
 
@@ -85,6 +85,10 @@ def simulate(  # noqa: PLR0913 - a command line
     profiles: Annotated[
         Path | None, typer.Option(help="A TOML file of kinds of devices; see emulator/profiles.py.")
     ] = None,
+    codec: Annotated[str, typer.Option(help="How updates travel: f32, f16, or i8 as over MQTT.")] = "f32",
+    hostile: Annotated[
+        str, typer.Option(metavar="ATTACK:SHARE", help="What a share of the devices does, as sign-flip:0.2.")
+    ] = "",
     evaluate_every: Annotated[int, typer.Option(min=1, help="Rounds from one test to the next; the last has one.")] = 1,
     fraction_evaluate: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="Share of the devices in a test; in the last round all.")
@@ -122,6 +126,8 @@ def simulate(  # noqa: PLR0913 - a command line
         workers=workers,
         ray=ray,
         profiles=profiles,
+        codec=codec,
+        hostile=hostile,
         evaluate_every=evaluate_every,
         fraction_evaluate=fraction_evaluate,
         out=out,
@@ -133,6 +139,44 @@ def simulate(  # noqa: PLR0913 - a command line
     from emulator.tables import simulate_table
 
     simulate_table(result)
+
+
+@app.command()
+@foreseen
+def fleet(  # noqa: PLR0913 - a command line
+    config: Annotated[Path, typer.Argument(help="The coordinator's TOML file: where to go, and whose key to trust.")],
+    *,
+    devices: Annotated[int, typer.Option(min=1, help="How many real clients to run.")] = 100,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices; each has one thread.")] = 1,
+    data_set: Annotated[
+        str, typer.Option(help="What the devices hold; it has to suit the coordinator's model.")
+    ] = "digits",
+    samples: Annotated[int, typer.Option(min=1, help="Training samples of each device.")] = 40,
+    seed: Annotated[int, typer.Option(min=0, help="Draws the samples.")] = 0,
+    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Where devices keep their state; else in memory, and removed.")
+    ] = None,
+    until_done: Annotated[
+        bool, typer.Option("--until-done", help="Leave when the coordinator's runs are done.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Thousands of real clients on this machine, over MQTT, for a coordinator on this machine.
+
+    The code is that of fedcenters-edge; one thread takes thousands of lives step by step. Stays until stopped.
+
+    example: fedcenters-emulator fleet coordinator.toml --devices 1000 --until-done
+    """
+    talk = Talk()
+    from emulator.many import FleetArgs
+    from emulator.many import fleet as run_fleet
+
+    asked = FleetArgs(
+        config=config, devices=devices, data_set=data_set, samples=samples, seed=seed, state=state, data=data
+    )
+    found = run_fleet(asked, workers=workers, until_done=until_done, say=talk.say)
+    print(json.dumps(found) if as_json else ", ".join(f"{value} {name}" for name, value in found.items()))
 
 
 @app.command()

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coordinator.broker import Broker, start_broker
 from edge_client.errors import NetworkError
 from emulator import outcome, stage, watch
-from emulator.broker import Broker, start_broker
 from emulator.processes import LOGS_HINT, Child, Children, Signals
 from emulator.report import rounds_of, write_report
 from emulator.talk import Talk

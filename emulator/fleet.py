@@ -2,7 +2,8 @@
 
 The same code as `fedcenters-edge join`, which lives until somebody stops it; this one also leaves when the process that
 started it is gone. Devices share imported code and nothing else. One process per engine: where ONNX Runtime trains,
-torch is never loaded. Good for tens of devices; a thread per device ends at some hundreds.
+torch is never loaded. Good for tens of devices; a thread per device ends at some hundreds, and many.py
+takes thousands.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert.interpreter", "pt2"
 def main(paths: list[str]) -> int:
     """Run the devices of these configuration files until a signal, or until one of them fails; -> the exit code."""
     parent = os.getppid()
-    threading.Thread(target=_follow, args=(parent,), name="parent", daemon=True).start()
+    threading.Thread(target=follow, args=(parent,), name="parent", daemon=True).start()
     return run_cli(lambda: _live(paths))
 
 
@@ -47,7 +48,7 @@ def _warm_up(engine: str) -> None:
         import_module(RUNTIMES[engine])
 
 
-def _follow(parent: int) -> None:
+def follow(parent: int) -> None:
     """Ask ourselves to leave once the parent has died; an orphan gets another parent."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from coordinator.broker import end_process
 from edge_client.errors import FedcentersError, NetworkError, ProtocolError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -162,19 +163,6 @@ class Children:
         for child in self._running:
             end_process(child.process, patience_s=max(0.0, deadline - time.monotonic()))
         self._running.clear()
-
-
-def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """SIGTERM, then SIGKILL to the session of a process that has not left after `patience_s`; it is gone on return."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(patience_s)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def failed(child: Child) -> FedcentersError:

@@ -6,6 +6,7 @@ the same engine and the same data end with the same assignments and the same cen
 
 from __future__ import annotations
 
+import hashlib
 import json
 import tempfile
 import time
@@ -17,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.admission import MAX_UPDATE_RATIO
+from coordinator.ledger import keyed, spent
 from coordinator.metrics import ari, nmi, purity, round_record
 from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.strategies.base import State, Strategy, drive
@@ -24,17 +27,20 @@ from coordinator.strategies.registry import METHODS, Setting, make, settings_of
 from edge_client.errors import UsageError
 from edge_client.protocol import compress
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator import datasets, profiles, schemes
+from emulator import datasets, hostile, profiles, schemes
 from emulator.cluster import ray_crew
 from emulator.devices import PROFILES, Profile, draw_profiles
 from emulator.engines.base import Recipe
+from emulator.engines.order import Order
+from emulator.hostile import Lie, truth
 from emulator.kept import Lines
 from emulator.partitions import Split
 from emulator.pictures import kept as pictures
 from emulator.pictures.hearing import DEFAULT, Hearing
 from emulator.pictures.images import picked
 from emulator.virtual import Devices, VirtualNetwork
-from emulator.workers import crew
+from emulator.wires import Wire, coded
+from emulator.workers import ordered, summon
 
 Record = dict[str, Any]
 Progress = Callable[[Record], None]
@@ -62,6 +68,8 @@ class SimulateArgs:
     workers: int = 1
     ray: str = ""  # host:port of a Ray cluster that does the work instead
     profiles: Path | None = None  # of the devices' kinds; those of devices.py
+    codec: str = "f32"  # of updates; i8 with error feedback, as on devices
+    hostile: str = ""  # what a share of the devices does, as sign-flip:0.2 (hostile.py)
     evaluate_every: int = 1  # rounds; the last one tests everybody in any case
     fraction_evaluate: float = 1.0
     out: Path = Path("runs")
@@ -97,9 +105,14 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
     kinds = PROFILES if args.profiles is None else profiles.read(args.profiles)
     evaluation = Evaluation(every=args.evaluate_every, fraction=args.fraction_evaluate)
     strategy = make(args.method, **args.settings)
+    if args.workers > 1:
+        summon()  # it imports while the data is read
     args, split = fleet_of(args)
     batch = int(settings_of(strategy)["batch-size"])
     facts = {"seed": args.seed, "batch": batch}
+    enemy = hostile.parse(args.hostile)
+    liars = enemy.chosen(split.devices, args.seed)
+    split = replace(split, devices=enemy.spoiled(split.devices, liars))
     with opened(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (devices, start):
         result = run(
             strategy,
@@ -110,6 +123,8 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
             kinds=kinds,
             evaluation=evaluation,
             progress=progress,
+            wire=wire_of(args.codec, devices.program.schema),
+            lie=enemy.lie(liars, args.seed),
             **facts,
         )
     folder = args.out / (args.name or f"simulate-{args.method}-{args.seed}")
@@ -130,8 +145,16 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
         "seconds": round(time.perf_counter() - began, 3),
         "virtual_seconds": round(result.virtual_seconds, 3),
         "answered": last["answered"],
+        **({"privacy": last["privacy"]} if "privacy" in last else {}),
+        **({"hostile": sorted(liars), "honest_accuracy": hostile.honest(last, liars)} if liars else {}),
         "run": str(folder),
     }
+
+
+def wire_of(codec: str, schema: Schema) -> Wire:
+    """How updates travel in this codec. Raises UsageError for one that the protocol does not know."""
+    code = coded(codec)
+    return Wire(schema) if codec == "f32" else Wire(schema, code, feedback=codec == "i8")
 
 
 def fleet_of(args: SimulateArgs) -> tuple[SimulateArgs, Split]:
@@ -154,23 +177,20 @@ def opened(  # noqa: PLR0913 - one per way to run it
 
     The devices' work is done in `workers` processes, or by the Ray cluster at the address `ray`; a GPU has one.
     """
-    from coordinator.models.registry import build
-    from emulator.engines.named import ON_A_GPU, recipe
-    from export.program import vector_of
-
-    model = build(model_name, seed=seed)
     with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
-        folder = Path(name)
-        chosen, made = recipe(engine, model, batch=batch, folder=folder, processes=workers)
-        with _devices(made, split, workers=1 if chosen in ON_A_GPU else workers, ray=ray, folder=folder) as devices:
-            yield devices, vector_of(model.module, devices.program.schema)
+        order = Order(model=model_name, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
+        if workers > 1 and not ray:
+            with ordered(order, split.devices, workers=workers) as ready:
+                yield ready
+            return
+        made = order.made()
+        with _devices(made.recipe, split, ray=ray) as devices:
+            yield devices, made.start(devices.program)
 
 
-def _devices(made: Recipe, split: Split, *, workers: int, ray: str, folder: Path) -> AbstractContextManager[Devices]:
+def _devices(made: Recipe, split: Split, *, ray: str) -> AbstractContextManager[Devices]:
     if ray:
         return ray_crew(made, split.devices, address=ray)
-    if workers > 1:
-        return crew(made, split.devices, workers=workers, folder=folder)
     return nullcontext(Devices(learner=made.open(), local=split.devices))
 
 
@@ -187,10 +207,15 @@ def run(  # noqa: PLR0913 - a run has these settings
     kinds: Sequence[Profile] = PROFILES,
     evaluation: Evaluation = ALWAYS,
     progress: Progress = lambda _: None,
+    wire: Wire | None = None,
+    lie: Lie = truth,
+    max_update_ratio: float = MAX_UPDATE_RATIO,
 ) -> Result:
     """Run the strategy from the common model `start` [schema.size] on devices that are ready."""
     schema, fleet, method = devices.program.schema, devices.fleet, _name_of(strategy)
-    network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), deadline_s=deadline_s, seed=seed)
+    strategy = keyed(strategy, schema, lambda: hashlib.sha256(f"emulated/{seed}".encode()).digest())  # guards nobody
+    limits: Record = {"deadline_s": deadline_s, "max_update_ratio": max_update_ratio}
+    network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), seed=seed, wire=wire, lie=lie, **limits)
     state = strategy.begin(start, schema, fleet, round_rng(seed, BEGIN))
     heard = Hearing(fleet, schema, rounds=rounds, kind=getattr(strategy, "representation", DEFAULT))
     records, real_seconds = Lines(), []
@@ -211,6 +236,8 @@ def run(  # noqa: PLR0913 - a run has these settings
             local_steps=network.local_steps,
             **which,
         ) | {"answered": network.answered / network.asked if network.asked else None}
+        record |= spent(strategy, state)
+        record |= {"refused": dict(sorted(network.refused.items()))} if network.refused else {}
         records.append(record)
         real_seconds.append(round(time.perf_counter() - began, 3))
         progress({**record, "real_seconds": real_seconds[-1]})

@@ -20,6 +20,7 @@ from typing import TypeVar
 import numpy as np
 
 from coordinator import rounds
+from coordinator.admission import MAX_UPDATE_RATIO, MAX_UPDATE_RMS, Question, base_of, judge, moved, strays
 from coordinator.strategies.base import Exchange, Fleet, Replies, show
 from edge_client.dataset import Local
 from edge_client.errors import ConfigError, Malformed
@@ -28,10 +29,11 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training import job, probe, result
 from emulator.devices import Profile
+from emulator.hostile import Lie, truth
 from emulator.kept import Models
+from emulator.wires import Wire
 
 INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
-STATS_BYTES = 1_024  # about what an answered probe weighs
 
 
 def f32_delta(task: Fit, vector: Flat) -> Flat:
@@ -143,10 +145,11 @@ class VirtualNetwork:
     """Asks devices and keeps the time. `ask` is what a generator of exchanges needs; state lives between exchanges.
 
     `seed` draws when devices are away and which tasks they drop; with an availability of 1 and no dropout, nothing.
+    Updates travel over `wire`, and are admitted as the server admits them; `refused` says whose were not, and why.
     Raises ConfigError where an exchange would never end.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - a network has these settings
         self,
         devices: Devices,
         profiles: Mapping[ClientId, Profile],
@@ -154,6 +157,9 @@ class VirtualNetwork:
         deadline_s: float = 600.0,
         inline_bytes: int = INLINE_BYTES,
         seed: int = 0,
+        wire: Wire | None = None,
+        lie: Lie = truth,
+        max_update_ratio: float = MAX_UPDATE_RATIO,
     ) -> None:
         self._devices, self._profiles, self._deadline_s, self._seed = devices, profiles, deadline_s, seed
         if deadline_s == math.inf and any(p.dropout or not p.availability for p in profiles.values()):
@@ -162,6 +168,9 @@ class VirtualNetwork:
                 hint="set a deadline, or use profiles with dropout = 0 and availability above 0",
             )
         self.inline_bytes, self._samples = inline_bytes, devices.fleet
+        self.wire, self._schema = wire or Wire(devices.program.schema), devices.program.schema
+        self._lie, self._ratio, self._scales = lie, max_update_ratio, dict[str, float]()
+        self.refused: dict[ClientId, str] = {}
         self._round, self._number = 0, itertools.count()
         self.now_s = self.opened_s = 0.0
         self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
@@ -171,6 +180,7 @@ class VirtualNetwork:
         self._round, self._number, self.opened_s = number, itertools.count(), self.now_s
         self._devices.open_round()
         self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
+        self.refused = {}
 
     def ask(self, exchange: Exchange) -> Replies:
         """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""
@@ -209,10 +219,48 @@ class VirtualNetwork:
         self.bytes_up += size
         return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
 
-    def work(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
-        """The devices' answers, or the codes of their refusals."""
+    def work(self, tasks: Exchange) -> Mapping[ClientId, Sent | str]:
+        """The devices' answers as they arrive, or the codes of refusals, by the device or by admission."""
         self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
-        return self._devices.answers(tasks)
+        return {who: self._sent(who, tasks[who], said) for who, said in self._devices.answers(tasks).items()}
+
+    def staying(self, keys: frozenset[ClientId], sent: Mapping[ClientId, Sent]) -> list[ClientId]:
+        """Whose replies an exchange closes with, sorted: those that are not out of line with the others."""
+        moves = {who: far for who in keys if (far := sent[who].moved) is not None}
+        refused, self._scales = strays(moves, self._scales, ratio=self._ratio)
+        self.refused |= refused
+        return sorted(keys - refused.keys())
+
+    def _sent(self, who: ClientId, task: Task, said: Reply | str) -> Sent | str:
+        if isinstance(said, str):
+            self.refused[who] = said
+            return said
+        try:
+            reply, size = self.wire.send(who, task, self._lie(who, task, said), self._round)
+            question = Question(
+                task=task,
+                schema=self._schema,
+                samples=self._samples[who],
+                codec="f32",
+                base="",
+                base_vector=base_of(task)[1],
+                max_update_rms=MAX_UPDATE_RMS,
+            )
+            reply = judge(question, reply)
+        except Malformed as wrong:
+            self.refused[who] = str(wrong)
+            return wrong.code
+        return Sent(reply=reply, size=size, digest=_digest(reply), moved=moved(question, reply))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """An admitted answer on its way: its bytes, the name of its content, and how far it moves (admission.py)."""
+
+    reply: Reply
+    size: int
+    digest: str
+    moved: tuple[str, float] | None
 
 
 class _Play:
@@ -222,9 +270,9 @@ class _Play:
         self._network, self._exchange, self._state = network, exchange, opened
         self._due: list[tuple[float, int, rounds.Event | ClientId]] = []  # a client: it tells that it has finished
         self._order = itertools.count()  # what is due at the same time happens in the order it was planned
-        self._answers: dict[ClientId, tuple[str, Reply]] = {}
+        self._answers: dict[ClientId, Sent] = {}
         self._uploading: set[ClientId] = set()
-        self._keys: frozenset[ClientId] | None = None
+        self._keys: list[ClientId] | None = None
         ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
         # Whoever is still at work when the exchange closes does not finish it.
         in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
@@ -242,7 +290,7 @@ class _Play:
                 self._network.now_s, _, event = heapq.heappop(self._due)
                 if told := self._finished(event) if isinstance(event, str) else event:
                     self._happens(told)
-        return {c: self._answers[c][1] for c in sorted(self._keys)}
+        return {c: self._answers[c].reply for c in self._keys}
 
     def _plan(self, at_s: float, event: rounds.Event | ClientId) -> None:
         heapq.heappush(self._due, (at_s, next(self._order), event))
@@ -252,12 +300,10 @@ class _Play:
         answer = self._worked[who]
         if isinstance(answer, str):
             return rounds.Refused(who, answer)
-        size = reply_bytes(answer)
-        digest = _digest(answer)
-        self._answers[who] = (digest, answer)
-        if size > self._network.inline_bytes:
-            return rounds.Ready(who, digest, size)
-        self._plan(self._network.upload_ends_s(who, size), rounds.Stored(who, digest))
+        self._answers[who] = answer
+        if answer.size > self._network.inline_bytes:
+            return rounds.Ready(who, answer.digest, answer.size)
+        self._plan(self._network.upload_ends_s(who, answer.size), rounds.Stored(who, answer.digest))
         return None
 
     def _happens(self, event: rounds.Event) -> None:
@@ -265,18 +311,13 @@ class _Play:
         for command in commands:
             if isinstance(command, rounds.Go) and command.cid not in self._uploading:
                 self._uploading.add(command.cid)
-                ends_s = self._network.upload_ends_s(command.cid, reply_bytes(self._answers[command.cid][1]))
+                ends_s = self._network.upload_ends_s(command.cid, self._answers[command.cid].size)
                 self._plan(ends_s, rounds.Stored(command.cid, command.sha256))
             elif isinstance(command, rounds.Ack) and command.status == "ok":
-                show(self._exchange, command.cid, self._answers[command.cid][1])
+                self._network.wire.taken(command.cid)
+                show(self._exchange, command.cid, self._answers[command.cid].reply)
             elif isinstance(command, rounds.Close):
-                self._keys = command.keys
-
-
-def reply_bytes(reply: Reply) -> int:
-    """Bytes of a float32 update or gradient, or about those of a probe's statistics."""
-    vectors = [v for v in (reply.update, reply.grad) if v is not None]
-    return sum(4 * vector.size for vector in vectors) or STATS_BYTES
+                self._keys = self._network.staying(command.keys, self._answers)
 
 
 def _digest(reply: Reply) -> str:

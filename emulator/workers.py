@@ -2,16 +2,20 @@
 
 A device always lives in the same process, with its data, its models and its posterior. Only tasks and statistics
 travel; samples are read once from a file, and updates are written into a matrix that all processes share. This process
-keeps the books: who is there, and who has a model of its own.
+keeps the books: who is there, and who has a model of its own. An `Order` is carried out by the first worker, so that
+torch is loaded once, by the process that all workers are copies of, and never here.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -21,32 +25,19 @@ import numpy as np
 
 from coordinator.strategies.base import Exchange
 from edge_client.dataset import Dataset, Local
-from edge_client.errors import FedcentersError
-from edge_client.protocol.task import Array, ClientId, Fit, Reply
+from edge_client.errors import ConfigError, FedcentersError
+from edge_client.learner import F64, Job, Learner, Trained
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply
 from emulator.engines.base import Recipe
-from emulator.rows import Rows, borrowed
+from emulator.engines.order import Order
+from emulator.rows import Rows
 from emulator.virtual import Devices
+from emulator.worker import FOR_THE_USER, Ready, Setup, Share, opened, serve
 
 ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
 LEAVE_S = 10.0
-PRELOAD = ["emulator.workers", "emulator.engines.lean"]  # imported once, by the process that all workers are copies of
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What a worker needs to become its devices."""
-
-    recipe: Recipe
-    samples: Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class Share:
-    """A worker's part of an exchange; the updates of `rows` go into a matrix of this shape, which is lent after it."""
-
-    tasks: Exchange
-    rows: Mapping[ClientId, int]
-    shape: tuple[int, int]
+PRELOAD = ["emulator.engines.nursery"]  # imported once, by the process that all workers are copies of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +47,8 @@ class Worker:
     pipe: Connection
     process: BaseProcess
 
-    def tell(self, what: Setup | Share | None, rows: Rows | None = None) -> None:
-        """Hand over a setup, or a share and the matrix for its rows; None opens a round."""
+    def tell(self, what: Order | Setup | Share | None, rows: Rows | None = None) -> None:
+        """Hand over an order, a setup, or a share and the matrix for its rows; None opens a round."""
         try:
             self.pipe.send(what)
             if rows is not None:
@@ -65,15 +56,42 @@ class Worker:
         except (BrokenPipeError, ConnectionResetError):
             raise _gone() from None
 
-    def hear(self) -> dict[ClientId, Reply | str]:
-        """Wait for what it answers."""
+    def hear(self) -> Any:  # noqa: ANN401 - a mapping of replies to a share, `Ready` to an order
+        """Wait for what it answers. Raises what it could not do."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
             raise _gone() from None
         if isinstance(answer, str):
             raise FedcentersError(f"a worker failed:\n{answer}")
-        return dict(answer)
+        if isinstance(answer, FOR_THE_USER):
+            raise answer
+        return answer
+
+
+class OnDemand:
+    """See `Learner`. Opened here when it is first asked for numbers, which most runs never do."""
+
+    fixed_batch: int | None = None
+
+    def __init__(self, recipe: bytes, program: Program) -> None:
+        self._recipe, self.program = recipe, program
+
+    @cached_property
+    def _learner(self) -> Learner:
+        return opened(self._recipe)
+
+    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+        """See `Learner`."""
+        return self._learner.train(jobs, between)
+
+    def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
+        """See `Learner`."""
+        return self._learner.evaluate(models, data, batch=batch)
+
+    def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
+        """See `Learner`."""
+        return self._learner.gradient(model, data, batch=batch, seed=seed)
 
 
 @dataclass(kw_only=True)
@@ -111,8 +129,7 @@ class Crew(Devices):
         busy = [(worker, part) for worker, part in zip(self.workers, parts, strict=True) if part]
         for worker, part in busy:
             mine = {who: uploads[who] for who in part if who in uploads}
-            share = Share(tasks=part, rows=mine, shape=rows.shape if rows is not None else (0, 0))
-            worker.tell(share, rows if mine else None)
+            worker.tell(Share(tasks=part, rows=mine), rows if mine else None)
         found: dict[ClientId, Reply | str] = {}
         for worker, _ in busy:
             found |= worker.hear()
@@ -122,34 +139,55 @@ class Crew(Devices):
         return found
 
 
-@contextmanager
-def crew(
-    recipe: Recipe,
-    local: Mapping[ClientId, Local],
-    *,
-    workers: int,
-    folder: Path,
-) -> Iterator[Crew]:
-    """`workers` processes with the devices of `local` divided among them; `folder` holds their samples meanwhile."""
-    names = sorted(local)
-    home = {who: i % workers for i, who in enumerate(names)}
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOAD)
-    started: list[Worker] = []
+def summon() -> None:
+    """Start the process that all workers are copies of, if it does not run: it imports while this one goes on.
+
+    Raises ConfigError where its socket's path would be too long.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
     try:
-        for _ in range(min(workers, len(names))):
-            here, there = context.Pipe()
-            process = context.Process(target=serve, args=(there,), daemon=True)
-            process.start()
-            there.close()
-            started.append(Worker(pipe=here, process=process))
+        forkserver.ensure_running()
+    except OSError as wrong:
+        raise ConfigError(
+            f"no process for workers can be started with temporary files in {tempfile.gettempdir()}: {wrong}",
+            hint="set TMPDIR to a short path, as /tmp: a socket lies there, whose path may have about 100 characters",
+        ) from wrong
+
+
+@contextmanager
+def crew(recipe: Recipe, local: Mapping[ClientId, Local], *, workers: int, folder: Path) -> Iterator[Crew]:
+    """`workers` processes with the devices of `local` divided among them; `folder` holds their samples meanwhile."""
+    with _manned() as (started, until):
+        until(min(workers, len(local)))
         learner = recipe.open()  # while they start
-        for w, worker in enumerate(started):
-            samples = folder / f"worker-{w}.npz"
-            _save(samples, {who: local[who] for who in names if home[who] == w})
-            # Not an argument of the process: a large one would wait for ever for a worker that died before it read it.
-            worker.tell(Setup(recipe=recipe, samples=samples))
-        yield Crew(learner=learner, local=local, workers=started, home=home)
+        yield _moved_in(started, learner, [pickle.dumps(recipe)] * len(started), local, folder)
+
+
+@contextmanager
+def ordered(order: Order, local: Mapping[ClientId, Local], *, workers: int) -> Iterator[tuple[Crew, Flat]]:
+    """As `crew`, and the common first model. A GPU has one process. Raises what `Order.made` raises."""
+    with _manned() as (started, until):
+        until(1)
+        started[0].tell(order)
+        ready: Ready = started[0].hear()
+        until(1 if ready.on_a_gpu else min(workers, len(local)))
+        learner = OnDemand(ready.recipe, ready.program)
+        recipes = [None, *[ready.recipe] * (len(started) - 1)]
+        yield _moved_in(started, learner, recipes, local, order.folder), ready.start
+
+
+@contextmanager
+def _manned() -> Iterator[tuple[list[Worker], Callable[[int], None]]]:
+    """Workers, none at first, and how to have so many; all are gone afterwards."""
+    started: list[Worker] = []
+
+    def until(count: int) -> None:
+        while len(started) < count:
+            started.append(_started())
+
+    summon()
+    try:
+        yield started, until
     finally:
         for worker in started:
             worker.pipe.close()  # the worker reads its end and leaves
@@ -160,36 +198,29 @@ def crew(
                 worker.process.join()
 
 
-def serve(connection: Connection) -> None:
-    """A worker's life: a setup, then a share comes in, and a mapping of answers goes out; None opens a round."""
-    devices: Devices | None = None
-    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
-        setup: Setup = connection.recv()
-        while True:
-            share: Share | None = connection.recv()
-            try:
-                if devices is None:
-                    devices = Devices(learner=setup.recipe.open(), local=_read(setup.samples))
-                if share is None:
-                    devices.open_round()
-                else:
-                    matrix = borrowed(connection, share.shape) if share.rows else None
-                    connection.send(_written(devices.answers(share.tasks), share.rows, matrix))
-            except Exception:  # noqa: BLE001 - whatever it is, the run's process must hear of it
-                connection.send(traceback.format_exc())
+def _started() -> Worker:
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    return Worker(pipe=here, process=process)
 
 
-def _written(
-    answers: Mapping[ClientId, Reply | str], rows: Mapping[ClientId, int], matrix: Array | None
-) -> dict[ClientId, Reply | str]:
-    """The answers without their updates, which are in the matrix now."""
-    left = dict(answers)
-    for who, i in rows.items():
-        reply = left[who]
-        if isinstance(reply, Reply) and matrix is not None:
-            matrix[i] = reply.update
-            left[who] = replace(reply, update=None)
-    return left
+def _moved_in(
+    started: list[Worker],
+    learner: Learner,
+    recipes: Sequence[bytes | None],
+    local: Mapping[ClientId, Local],
+    folder: Path,
+) -> Crew:
+    home = {who: i % len(started) for i, who in enumerate(sorted(local))}
+    for w, (worker, recipe) in enumerate(zip(started, recipes, strict=True)):
+        samples = folder / f"worker-{w}.npz"
+        _save(samples, {who: local[who] for who in sorted(local) if home[who] == w})
+        # Not an argument of the process: a large one would wait for ever for a worker that died before it read it.
+        worker.tell(Setup(recipe=recipe, samples=samples))
+    return Crew(learner=learner, local=local, workers=started, home=home)
 
 
 def _gone() -> FedcentersError:
@@ -203,16 +234,3 @@ def _save(path: Path, local: Mapping[ClientId, Local]) -> None:
             if data is not None:
                 arrays |= {f"{who}/{part}/x": data.x, f"{who}/{part}/y": data.y}
     np.savez(path, allow_pickle=False, **arrays)
-
-
-def _read(path: Path) -> dict[ClientId, Local]:
-    with np.load(path, allow_pickle=False) as arrays:
-        parts = {
-            tuple(name.rsplit("/", 2)[:2]): Dataset(arrays[name], arrays[f"{name[:-2]}/y"])
-            for name in arrays.files
-            if name.endswith("/x")
-        }
-    path.unlink()  # read once; the samples are large
-    return {
-        who: Local(train=data, test=parts.get((who, "test"))) for (who, part), data in parts.items() if part == "train"
-    }

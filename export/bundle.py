@@ -1,170 +1,63 @@
-"""A bundle: what a fleet learned, as a folder that anyone can use and check without us.
+"""A bundle: what a fleet learned, as a folder that anyone can use and check without us. This reads one.
 
-    manifest.json             everything below by hash; the only file that needs a signature (manifest.sig, optional)
+    manifest.json             everything below by hash; manifest.sig signs it (signature.py), where there is a key
     program/program.json      the training program, and its containers beside it, named <sha256>.<ending>
-    centers/center-K/         model.safetensors (weights for the program), model.onnx and model.tflite (self-contained)
-    reference.npz             the samples (key x) on which the files were compared with torch, if there were any
+    centers/center-K/         model.safetensors (weights for the program), card.json and card.md (cards.py), and a file
+                              per variant that needs nothing else: model.onnx, model.tflite, model.pt2, model.int8.onnx
+    stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for
+    reference.npz             samples (x, and what is known of them) to compare files on, if there were any
 
-A center's card says what is known about it; this module only carries it. Knows no method and no network.
+The manifest's schema is in docs/serve-centers.md. bundling.py writes bundles. Knows no method and no network.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import nn
-
-from edge_client.errors import ConfigError, Malformed, ProgramRefused, UsageError
-from edge_client.protocol import compress
-from edge_client.protocol.messages import canonical, parse_json
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol import compress, fields
+from edge_client.protocol.catalog import MAX_CENTERS
+from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
-from edge_client.protocol.task import Array, Flat
-from export.functions import private_copy
-from export.inference import FORMATS, export_center, with_weights
-from export.onnx import bake
-from export.program import load_vector
-from export.verify import file_logits, largest_difference
+from edge_client.protocol.task import Flat
+from export import signature
+from export.material import Samples
+
+if TYPE_CHECKING:
+    from torch import nn
 
 VERSION = 1
+MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+MANIFEST_LIMIT_BYTES = 16 << 20  # 1,024 centers with a few variants each
 ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
-PARITY_LIMIT = 1e-4  # of the logits' scale; float32 runtimes differ by about 1e-6, a wrong file by about 1
-NOISE_SAMPLES = 8  # compared on noise where no reference is given
-Signer = Callable[[bytes], str]
 BundleManifest = dict[str, Any]
+Entry = Mapping[str, Any]  # {"path", "sha256", "size"}
 
-
-def write_bundle(  # noqa: PLR0913 - the parts of a bundle
-    out: Path,
-    *,
-    program: Program,
-    files: Mapping[str, bytes],
-    centers: Sequence[Flat],
-    cards: Sequence[Mapping[str, Any]],
-    formats: Sequence[str] = FORMATS,
-    reference: Array | None = None,
-    module: nn.Module | None = None,
-    signer: Signer | None = None,
-) -> BundleManifest:
-    """Write a new folder `out` (an older one is replaced when the new one is complete); -> manifest.json's content.
-
-    `files`: sha256 -> container, for every container of the program. `centers`: vectors [schema.size]. `reference`:
-    samples [n, *input] float32 to compare on. `module`: the model in torch, left as it was; without it, the program's
-    infer graph. `signer` turns manifest.json's bytes into the text of manifest.sig.
-    """
-    if len(cards) != len(centers) or not centers:
-        raise UsageError(f"{len(centers)} centers and {len(cards)} cards", hint="give one card per center")
-    part = out.with_name(f".{out.name}.partial")
-    shutil.rmtree(part, ignore_errors=True)
-    writer = _Writer(part)
-    samples = _noise(program.input) if reference is None else np.asarray(reference, dtype=np.float32)
-    center = _loader(program, files, module) if formats else None
-    manifest: BundleManifest = {
-        "v": VERSION,
-        "model": program.model,
-        "schema": program.schema.sha256,
-        "program": writer.put("program/program.json", canonical(program.to_json())),
-        "containers": _containers(writer, program, files),
-        "reference": None if reference is None else writer.put("reference.npz", _npz(samples)),
-        "centers": [],
-    }
-    for k, (vector, card) in enumerate(zip(centers, cards, strict=True)):
-        folder = f"centers/center-{k}"
-        blob = compress.encode(vector, program.schema, codec="f32", kind="model")
-        written = writer.put(f"{folder}/model.safetensors", blob)
-        exported = {}
-        if center is not None:
-            network = center(vector)
-            for fmt in formats:
-                file = _file(program, files, network, vector, fmt)
-                parity = _checked(network, file, fmt, samples, k)
-                exported[fmt] = {**writer.put(f"{folder}/model.{fmt}", file), "parity": parity}
-        manifest["centers"].append({"center": k, "card": dict(card), "model": written, "files": exported})
-    writer.finish(manifest, signer, out)
-    return manifest
-
-
-def _loader(program: Program, files: Mapping[str, bytes], module: nn.Module | None) -> Callable[[Flat], nn.Module]:
-    """Vector -> network in torch: the user's model with these weights, or the program's infer graph."""
-    if module is not None:
-        mine = private_copy(module, program.dtype)
-
-        def loaded(vector: Flat) -> nn.Module:
-            load_vector(mine, program.schema, vector)
-            return mine.eval()
-
-        return loaded
-    if "pt2" not in program.containers:
-        raise ConfigError("a file per center needs the model or the program's pt2 container", hint="add the engine pt2")
-    infer = files[program.containers["pt2"]["infer"].sha256]
-    return lambda vector: with_weights(infer, program.schema, vector)
-
-
-def _file(program: Program, files: Mapping[str, bytes], network: nn.Module, vector: Flat, fmt: str) -> bytes:
-    """One self-contained file; ONNX is the program's own infer graph with the weights in it, where there is one."""
-    if fmt != "onnx" or "onnx" not in program.containers:
-        return export_center(network, program.input, fmt)
-    prefix = {"p": "w", "b": "buffers"}
-    values = program.schema.split(np.asarray(vector, dtype=program.dtype))
-    weights = {f"{prefix[t.role]}/{t.name}": values[t.name] for t in program.schema.tensors}
-    return bake(files[program.containers["onnx"]["infer"].sha256], weights)
-
-
-def _checked(module: nn.Module, file: bytes, fmt: str, samples: Array, center: int) -> float:
-    """The file's largest absolute difference from torch; a file that is wrong is not handed out."""
-    parity = largest_difference(module, file, fmt, samples)
-    scale = max(1.0, float(np.abs(file_logits(file, fmt, samples[:1])).max()))
-    if not parity <= PARITY_LIMIT * scale:
-        raise ProgramRefused(
-            f"center {center} as {fmt} differs from torch by {parity:.1e}", hint=f"leave {fmt} out and report the model"
-        )
-    return parity
-
-
-def _containers(writer: _Writer, program: Program, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    kinds = {c.sha256: ENDINGS[engine] for engine, functions in program.containers.items() for c in functions.values()}
-    missing = sorted(set(kinds) - set(files))
-    if missing:
-        raise UsageError(f"containers {', '.join(missing)} are missing", hint="pass every file of the compiled program")
-    return [writer.put(f"program/{sha}.{ending}", files[sha]) for sha, ending in sorted(kinds.items())]
-
-
-def _npz(x: Array) -> bytes:
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, x=np.asarray(x, dtype=np.float32))
-    return buffer.getvalue()
-
-
-def _noise(shape: Sequence[int]) -> Array:
-    return np.random.default_rng(0).standard_normal((NOISE_SAMPLES, *shape)).astype(np.float32)
-
-
-class _Writer:
-    """Writes below a folder that takes its final name only when everything is in it."""
-
-    def __init__(self, part: Path) -> None:
-        self._part = part
-
-    def put(self, name: str, data: bytes) -> dict[str, Any]:
-        path = self._part / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        return {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
-
-    def finish(self, manifest: BundleManifest, signer: Signer | None, out: Path) -> None:
-        data = json.dumps(manifest, indent=1, sort_keys=True).encode()
-        self.put("manifest.json", data)
-        if signer is not None:
-            self.put("manifest.sig", signer(data).encode())
-        shutil.rmtree(out, ignore_errors=True)
-        self._part.rename(out)
+HASH = fields.matching("[0-9a-f]{64}")
+FILE = fields.record(
+    fields.required(path=fields.matching("[A-Za-z0-9._/-]{1,256}"), sha256=HASH, size=fields.integer(0, fields.SAFE))
+)
+FILES = fields.map_of(fields.matching("[a-z0-9-]{1,32}"), FILE, 64)
+CENTER = fields.required(
+    center=fields.integer(0, MAX_CENTERS - 1), card=fields.record({}), model=FILE, files=FILES
+) | fields.optional(cards=FILES)
+SHAPE = fields.record(
+    fields.required(
+        v=fields.integer(0, fields.SAFE),
+        model=fields.text(512),
+        schema=HASH,
+        program=FILE,
+        containers=fields.list_of(FILE, 0, 64),
+        reference=fields.or_null(FILE),
+        centers=fields.list_of(fields.record(CENTER), 1, MAX_CENTERS),
+    )
+    | fields.optional(stacked=FILES)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,17 +65,24 @@ class Bundle:
     """A bundle whose every file has the hash that its manifest says."""
 
     root: Path
+    raw: bytes  # manifest.json
     manifest: BundleManifest
     program: Program
 
     def vector(self, center: int) -> Flat:
         """The center's weights [schema.size] float32."""
-        data = (self.root / self.manifest["centers"][center]["model"]["path"]).read_bytes()
+        data = self.read(self.manifest["centers"][center]["model"])
         return compress.decode(data, self.program.schema, kind="model")
 
     def module(self, center: int) -> nn.Module:
-        """The center in torch: x [batch, *input] -> logits."""
+        """The center in torch: x [batch, *input] -> logits. Only this needs torch."""
+        from export.inference import with_weights
+
         return with_weights(self.container("pt2", "infer"), self.program.schema, self.vector(center))
+
+    def read(self, entry: Entry) -> bytes:
+        """The file that an entry of the manifest names."""
+        return (self.root / str(entry["path"])).read_bytes()
 
     def container(self, engine: str, function: str) -> bytes:
         """One container of the program."""
@@ -197,42 +97,76 @@ class Bundle:
             for function, c in functions.items()
         }
 
-    def reference(self) -> Array | None:
-        """The samples that came with it, [n, *input] float32."""
-        if self.manifest["reference"] is None:
-            return None
-        with np.load(self.root / self.manifest["reference"]["path"], allow_pickle=False) as arrays:
-            return np.asarray(arrays["x"], dtype=np.float32)
+    def reference(self) -> Samples | None:
+        """The samples that came with it."""
+        entry = self.manifest["reference"]
+        return None if entry is None else Samples.read(self.root / entry["path"])
 
 
-def read_bundle(path: Path) -> Bundle:
-    """Check every hash, then read. Raises ConfigError for a folder that is no bundle, Malformed for a changed one."""
+def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
+    """Check every hash, then read; with public keys also the signature.
+
+    Raises ConfigError for a folder that is no bundle, Malformed for a changed one.
+    """
+    raw = _manifest_bytes(path)
+    if trusted:
+        check_signature(path, raw, trusted)
+    manifest = _checked_shape(parse_json(raw, MANIFEST_LIMIT_BYTES))
+    for entry in entries(manifest):
+        _check(path, entry)
+    program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), LIMIT_BYTES))
+    return Bundle(root=path, raw=raw, manifest=manifest, program=program)
+
+
+def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:
+    """The federation that signed the bundle at `path`; raises Malformed when none of the `trusted` keys did."""
     try:
-        raw = (path / "manifest.json").read_bytes()
+        text = (path / SIGNATURE).read_bytes()
+    except OSError:
+        raise Malformed("bad_signature", f"{path} is not signed") from None
+    return signature.check(manifest, text, trusted)
+
+
+def entries(manifest: BundleManifest) -> Iterator[Entry]:
+    """Every file that a manifest names."""
+    yield manifest["program"]
+    yield from manifest["containers"]
+    if manifest["reference"]:
+        yield manifest["reference"]
+    yield from manifest.get("stacked", {}).values()
+    for center in manifest["centers"]:
+        yield center["model"]
+        yield from center["files"].values()
+        yield from center.get("cards", {}).values()
+
+
+def to_bytes(manifest: BundleManifest) -> bytes:
+    """manifest.json."""
+    return json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
+
+
+def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from anywhere
+    """The manifest as it is, when everything that is read of it is there. Raises Malformed."""
+    found = SHAPE(manifest, MANIFEST)
+    if found["v"] != VERSION:
+        raise Malformed("bad_version", f"bundle version {found['v']}; this reads {VERSION}")
+    if [center["center"] for center in found["centers"]] != list(range(len(found["centers"]))):
+        raise Malformed("bad_field", "the centers of a bundle must count from 0")
+    return dict(manifest)
+
+
+def _manifest_bytes(path: Path) -> bytes:
+    try:
+        return (path / MANIFEST).read_bytes()
     except OSError as missing:
         raise ConfigError(
             f"{path} is not a bundle: {missing.strerror}", hint="give the folder with manifest.json"
         ) from None
-    manifest = parse_json(raw, LIMIT_BYTES)
-    try:
-        if manifest["v"] != VERSION:
-            raise Malformed("bad_version", f"bundle version {manifest['v']}; this reads {VERSION}")
-        for entry in _entries(manifest):
-            _check(path, entry)
-        program_bytes = (path / manifest["program"]["path"]).read_bytes()
-    except (KeyError, TypeError, AttributeError) as wrong:
-        raise Malformed("bad_bundle", f"manifest.json: {wrong!r}") from wrong
-    return Bundle(root=path, manifest=manifest, program=Program.from_json(parse_json(program_bytes, LIMIT_BYTES)))
 
 
-def _entries(manifest: BundleManifest) -> list[dict[str, Any]]:
-    shared = [manifest["program"], *manifest["containers"], *([manifest["reference"]] if manifest["reference"] else [])]
-    return shared + [e for c in manifest["centers"] for e in (c["model"], *c["files"].values())]
-
-
-def _check(root: Path, entry: Mapping[str, Any]) -> None:
+def _check(root: Path, entry: Entry) -> None:
     name = PurePosixPath(entry["path"])
-    if name.is_absolute() or ".." in name.parts:
+    if name.is_absolute() or ".." in name.parts or "\0" in entry["path"]:
         raise Malformed("bad_bundle", f"{entry['path']!r} lies outside the bundle")
     try:
         data = (root / name).read_bytes()

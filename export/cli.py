@@ -1,4 +1,4 @@
-"""fedcenters-export: compile a model, check a bundle, or make one from a run. stdout is data, stderr is talk."""
+"""fedcenters-export: compile a model; make, check, shrink and serve bundles. stdout is data, stderr is talk."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(missing_extra(missing)) from None
 
-from edge_client.errors import FedcentersError, ProgramRefused, UsageError, foreseen
+from edge_client.errors import ProgramRefused, UsageError, foreseen
 from edge_client.protocol.program import Origin
+from export import bundle_cli
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
 )
-EXAMPLE = "Example: fedcenters-export verify runs/demo/bundle"
 MAX_BATCH = 65_536
 
 
@@ -214,41 +214,7 @@ def _size(count: int) -> str:
     return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1e6:.1f} MB"  # noqa: PLR2004 - kilo, mega
 
 
-@app.command(epilog=EXAMPLE)
-@foreseen
-def verify(
-    bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
-    samples: Annotated[Path | None, typer.Option(help="npz with x [n, *input]; default: the bundle's own")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,  # noqa: FBT002
-) -> None:
-    """Check every hash and compare every file with torch."""
-    from export.checks import verify_bundle
-
-    rows = verify_bundle(bundle, samples)
-    if as_json:
-        print(json.dumps({"bundle": str(bundle), "ok": all(r["ok"] for r in rows), "files": rows}))
-    else:
-        for r in rows:
-            mark = "ok  " if r["ok"] else "FAIL"
-            name = f"center {r['center']} {r['format']}"
-            print(f"{mark} {name:16} largest difference {r['difference']:.1e} over {r['samples']} samples")
-    if not all(r["ok"] for r in rows):
-        raise FedcentersError("a file differs from torch", hint="export the bundle again; report the model")
-
-
-@app.command(epilog="Example: fedcenters-export bundle runs/demo --method fedavg --out global")
-@foreseen
-def bundle(
-    run: Annotated[Path, typer.Argument(help="folder of a run")],
-    out: Annotated[Path, typer.Option(help="folder to write")],
-    method: Annotated[str, typer.Option(help="whose centers; default: the run's only or first method")] = "",
-    formats: Annotated[list[str] | None, typer.Option("--format", help="onnx, tflite; may be repeated")] = None,
-) -> None:
-    """Write a bundle from the centers of a finished run."""
-    from export.checks import bundle_run
-
-    manifest: dict[str, Any] = bundle_run(run, out, method, formats or ["onnx", "tflite"])
-    print(json.dumps({"bundle": str(out), "centers": len(manifest["centers"])}))
+bundle_cli.add_to(app)
 
 
 def main() -> None:

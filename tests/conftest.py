@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from emulator import broker as brokers
+from coordinator import broker as brokers
 
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
@@ -42,5 +42,5 @@ def mosquitto(tmp_path: Path) -> Iterator[brokers.Broker]:
 @pytest.fixture
 def amqtt_broker(tmp_path: Path) -> Iterator[brokers.Broker]:
     """A fresh embedded broker for one test; `.url` is its address. It speaks MQTT 3.1.1 only."""
-    with brokers.start_broker(tmp_path / "amqtt", "amqtt") as broker:
+    with brokers.start_broker(tmp_path / "amqtt", "embedded") as broker:
         yield broker

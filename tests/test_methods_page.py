@@ -16,7 +16,7 @@ from tests.softmax import grouped_fleet
 
 PAGE = (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
 LOCAL = grouped_fleet(6, 2, n=20)
-COMMON = {f.name.replace("_", "-"): str(f.default) for f in fields(LocalSgd)}
+COMMON = {f.name.replace("_", "-"): str(f.default) for f in fields(LocalSgd) if f.metadata.get("setting", True)}
 
 
 def table(heading: str) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from coordinator.clustering.backend import F64, I64, Products
 
 SWEEPS = 300  # of Lloyd; far more than it ever takes
 RELATIVE_GAIN = 1e-12  # moves that gain less (of the total scatter) are rounding, and could go on for ever
-HOPE = 300  # a run is given up when even so many times what its moves promise would not make it the best
+HOPE = 50  # a run is given up when even so many times what its moves promise would not make it the best
 SMALL = 512  # points up to which one product for everybody is cheaper than one for each run's movers
 
 

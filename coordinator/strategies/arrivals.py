@@ -58,7 +58,8 @@ class Arrivals:
     def matrix(self, clients: Sequence[ClientId], replies: Replies) -> F64:
         """The Gram matrix of these `clients`, of the absent remembered ones, and of the centers, in this order."""
         for who in clients:
-            self.see(who, replies[who])
+            if who not in self._seen:
+                self.see(who, replies[who])  # read from a disk, perhaps
         past = [self._remembered[who] for who in self.absent(clients)]
         return self._gram.among(np.array([*(self._rows[who] for who in clients), *past, *self._centers]))
 
@@ -79,5 +80,6 @@ class Nearness:
     def d2(self, clients: Sequence[ClientId], replies: Replies) -> F64:
         """[m, K] of these `clients`."""
         for who in clients:
-            self.see(who, replies[who])
+            if who not in self._seen:
+                self.see(who, replies[who])  # read from a disk, perhaps
         return np.stack([self._seen[who] for who in clients])

@@ -40,6 +40,28 @@ def show(exchange: Exchange, who: ClientId, reply: Reply) -> None:
         exchange.see(who, reply)
 
 
+class Answers(dict[ClientId, Reply]):
+    """The replies to a round's first exchange, and `late`: updates of earlier rounds that came after closing.
+
+    Only for methods that say `uses_late`, and only of devices that were asked then: whose start was an older center.
+    """
+
+    def __init__(self, replies: Replies, late: Replies) -> None:
+        super().__init__(replies)
+        self.late = late
+
+
+def late_of(replies: Replies) -> Replies:
+    """The late updates of devices that have not answered this exchange."""
+    late = replies.late if isinstance(replies, Answers) else {}
+    return {who: reply for who, reply in late.items() if who not in replies}
+
+
+def uses_late(strategy: Strategy) -> bool:
+    """Whether a method wants what came after closing: it then has a setting `late_weight` above zero."""
+    return float(getattr(strategy, "late_weight", 0.0)) > 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """What a method carries from round to round; plain arrays and numbers, so that any method can be stored.

@@ -40,7 +40,7 @@ class Ditto(FedAvg):
         """Two exchanges with one cohort, over the same batches: the common model, then the personal ones."""
         cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
         w, start = state.centers[0], state.extra["start"]
-        replies = yield {c: self.fit(start=w, seed=seeds.of(c)) for c in cohort}
+        replies = yield {c: self.fit(start=w, seed=seeds.of(c), center=0) for c in cohort}
         centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
         yield {
             c: self.fit(start=OWN, init=start, anchor=w, mu=self.lam, slot=SLOT, upload=False, seed=seeds.of(c))

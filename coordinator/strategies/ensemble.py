@@ -7,6 +7,7 @@ The vote is the mean of the models' probabilities, as the paper says (its public
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fedprox import FedProx
 from coordinator.strategies.parts import check, starts
-from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Schema
+from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +37,25 @@ class FedAvgPlus(FedAvg):
         """The runs' exchanges, one run after the other; each draws its own cohort."""
         centers = []
         for k in range(self.runs):
-            run = yield from super().round(replace(state, centers=state.centers[k : k + 1]), schema, fleet, rng)
+            one = replace(state, centers=state.centers[k : k + 1])
+            run = yield from _numbered(super().round(one, schema, fleet, rng), k)
             centers.append(run.centers)
         return replace(state, centers=np.concatenate(centers))
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
         """All models, each with the same weight."""
         return tuple((1.0 / self.runs, center) for center in state.centers)
+
+
+def _numbered(exchanges: Round, k: int) -> Round:
+    """The same exchanges, for center k."""
+    exchange = next(exchanges)
+    while True:
+        replies = yield {c: replace(t, center=k) if isinstance(t, Fit) else t for c, t in exchange.items()}
+        try:
+            exchange = exchanges.send(replies)
+        except StopIteration as done:
+            return cast("State", done.value)
 
 
 @dataclass(frozen=True, kw_only=True)

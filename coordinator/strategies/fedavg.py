@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregate import aggregate
 from coordinator.strategies.base import Fleet, Round, Served, State
 from coordinator.strategies.parts import LocalSgd, Seeds, Updates, sample
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
@@ -32,7 +31,7 @@ class FedAvg(LocalSgd):
         return ((1.0, state.centers[0]),)
 
     def _task(self, center: Flat, seed: int) -> Fit:
-        return self.fit(start=center, seed=seed)
+        return self.fit(start=center, seed=seed, center=0)
 
-    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:  # noqa: ARG002 - for those who need it
-        return aggregate(centers, updates.rows, np.ones((len(updates.clients), 1)), updates.n)
+    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:
+        return self.reduced(centers, updates, np.ones((len(updates.clients), 1)), updates.n, schema)

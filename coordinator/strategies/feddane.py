@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregate import weighted_mean
 from coordinator.strategies.base import Fleet, Round, State
 from coordinator.strategies.fedprox import FedProx
 from coordinator.strategies.fedsgd import gradient_of, gradients
@@ -36,7 +35,9 @@ class FedDANE(FedProx):
         of_fitted = gradients({c: r for c, r in replies.items() if c in fitted}, schema)
         if not of_s.clients or not of_fitted.clients:
             return state
-        linear = dict(zip(of_fitted.clients, weighted_mean(of_s.rows, of_s.n) - of_fitted.rows, strict=True))
+        zero, ones = np.zeros_like(of_s.rows[:1]), np.ones((len(of_s.clients), 1))
+        common = self.reduced(zero, of_s, ones, of_s.n, schema)[0]
+        linear = dict(zip(of_fitted.clients, common - of_fitted.rows, strict=True))
         replies = yield {c: replace(self._task(center, seeds.of(c)), linear=linear[c]) for c in of_fitted.clients}
         centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

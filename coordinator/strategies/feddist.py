@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregate import aggregate
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.parts import Updates, check, one_of
 from edge_client.protocol.task import Array, Schema
@@ -32,9 +31,7 @@ class FedDist(FedAvg):
 
     def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:
         a = updates.n if self.weights == "samples" else np.ones(len(updates.n))
-        return aggregate(
-            centers, updates.rows, np.ones((len(a), 1)), a, step=self.eps, n_params=schema.n_params, n=updates.n
-        )
+        return self.reduced(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)

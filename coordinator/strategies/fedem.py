@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregate import aggregate
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.parts import Seeds, SeveralStarts, Updates, by_client, of_clients, sample
 from edge_client.protocol.task import Array, ClientId, Probe, Schema
@@ -36,9 +35,11 @@ class FedEM(SeveralStarts):
         centers = state.centers.copy()
         for m in range(self.clusters):
             seeds, theta = Seeds.from_rng(rng), state.centers[m]
-            replies = yield {c: self.fit(start=theta, rows=f"posterior:{m}", seed=seeds.of(c)) for c in posteriors}
+            rows = f"posterior:{m}"
+            replies = yield {c: self.fit(start=theta, rows=rows, seed=seeds.of(c), center=m) for c in posteriors}
             updates = Updates.of(replies, schema.size)
-            centers[m] = aggregate(theta[None], updates.rows, np.ones((len(updates.clients), 1)), updates.n)[0]
+            ones = np.ones((len(updates.clients), 1))
+            centers[m] = self.reduced(theta[None], updates, ones, updates.n, schema)[0]
         priors |= posteriors
         return State(centers=centers, assignment=_largest(priors), extra={**state.extra, **by_client("pi", priors)})
 

@@ -22,4 +22,4 @@ class FedProx(FedAvg):
         self.check_pull(self.mu, "every device", setting="mu")
 
     def _task(self, center: Flat, seed: int) -> Fit:
-        return self.fit(start=center, seed=seed, anchor=center, mu=self.mu)
+        return self.fit(start=center, seed=seed, anchor=center, mu=self.mu, center=0)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from coordinator.aggregate import weighted_mean
+from coordinator.robust import weighted_mean
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State
 from coordinator.strategies.parts import Seeds, Updates, check, sample
 from edge_client.errors import ConfigError

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregate import aggregate
 from coordinator.strategies.base import Fleet, Replies, Round, Served, State
 from coordinator.strategies.parts import (
     Seeds,
@@ -69,7 +68,7 @@ class FedSoft(SeveralStarts):
             return state
         R = np.array([weights[c] for c in updates.clients]).reshape(-1, self.clusters)
         a = np.ones(len(R)) if self.select else updates.n
-        centers = aggregate(state.centers, updates.rows, R, a, n_params=schema.n_params, n=updates.n)
+        centers = self.reduced(state.centers, updates, R, a, schema)
         extra = {**state.extra, **by_client("u", shares), "age": np.array(1 if told else age + 1)}
         return State(centers=centers, assignment={c: int(u.argmax()) for c, u in shares.items()}, extra=extra)
 

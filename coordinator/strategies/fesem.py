@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate import aggregate, one_hot
+from coordinator.aggregate import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import distances, kmeans
 from coordinator.clustering.matching import canonical, match
@@ -49,6 +50,8 @@ class FeSEM(LocalSgd):
     weights: str = "equal"  # "samples": devices count by n_i, in k-means and in the M-step
     hysteresis: float = 0.0  # h: a device moves only if the new distance is below (1 - h) of the old one
     max_age: int = 5  # rounds for which k-means remembers a device that is not asked; needs fraction-train below 1
+
+    clusters_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
@@ -100,8 +103,9 @@ class FeSEM(LocalSgd):
     def _task(self, state: State, who: ClientId, mu: float, seed: int) -> Fit:
         if who not in state.assignment:
             return self.fit(start=state.extra["start"], seed=seed)
-        center = state.centers[state.assignment[who]]
-        return self.fit(start=center, seed=seed, anchor=center, mu=mu)
+        number = state.assignment[who]
+        center = state.centers[number]
+        return self.fit(start=center, seed=seed, anchor=center, mu=mu, center=number)
 
     def _points(self, vectors: Array, state: State, schema: Schema) -> Array:
         return representation(vectors, schema, self.representation, pivot=state.extra["start"])
@@ -115,7 +119,7 @@ class FeSEM(LocalSgd):
         return found.labels, np.ones(len(a), dtype=np.bool_)
 
     def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
-        return aggregate(centers, updates.rows, R, a, n_params=schema.n_params, n=updates.n)
+        return self.reduced(centers, updates, R, a, schema)
 
     def _watch(self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]) -> Arrivals | Nearness:
         """What is gathered while devices answer: a Gram matrix to cluster them by, or who is near which old center."""

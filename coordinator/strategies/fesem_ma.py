@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregate import aggregate
 from coordinator.clustering.neurons import align, chain
 from coordinator.strategies.base import Fleet, State
 from coordinator.strategies.fesem import F64, FeSEM
@@ -29,12 +28,4 @@ class FeSEMMA(FeSEM):
         return super().begin(model, schema, fleet, rng)
 
     def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
-        return aggregate(
-            centers,
-            updates.rows,
-            R,
-            a,
-            align=lambda rows, center: align(rows, center, schema),
-            n_params=schema.n_params,
-            n=updates.n,
-        )
+        return self.reduced(centers, updates, R, a, schema, align=lambda rows, center: align(rows, center, schema))

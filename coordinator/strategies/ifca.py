@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregate import aggregate, one_hot
+from coordinator.aggregate import one_hot
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.parts import Seeds, SeveralStarts, Updates, by_loss, center_of, one_of, sample
 from edge_client.protocol.task import ClientId, Probe, Schema
@@ -39,13 +39,11 @@ class IFCA(SeveralStarts):
         chosen = by_loss(replies, rng)
         if not chosen:
             return state
-        replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c)) for c, k in chosen.items()}
+        replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in chosen.items()}
         updates = Updates.of(replies, schema.size)
         labels = np.array([chosen[c] for c in updates.clients], dtype=np.int64)
         a = updates.n if self.weights == "samples" else np.ones(len(labels))
-        centers = aggregate(
-            state.centers, updates.rows, one_hot(labels, self.clusters), a, n_params=schema.n_params, n=updates.n
-        )
+        centers = self.reduced(state.centers, updates, one_hot(labels, self.clusters), a, schema)
         return replace(state, centers=centers, assignment={**state.assignment, **chosen})
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:

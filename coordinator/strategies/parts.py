@@ -10,18 +10,21 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate import aggregate, one_hot
+from coordinator.aggregate import Align, aggregate, one_hot
+from coordinator.privacy import release
+from coordinator.robust import REDUCES, reducer
 from coordinator.strategies.base import Fleet, Replies, Round, State
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Probe, Schema
 
 SEED_LIMIT = 2**53  # the protocol's: JSON numbers are exact below it
 STARTS = ("redraw", "groups")
+UNSET: Mapping[str, Any] = {"setting": False}  # of a field that no user sets
 LARGEST_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
 
 
@@ -45,6 +48,14 @@ class LocalSgd:
     batch_size: int = 16
     fraction_train: float = 1.0
     batch_norm: str = "average"  # a key of BUFFERS
+    reduce: str = "mean"  # how the models of a center's devices become the center: robust.py
+    trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reduces that need it
+    privacy_noise: float = 0.0  # above 0 centers are differentially private: z of privacy.py
+    privacy_clip: float = 1.0  # how far one device may pull the sum of its center
+    privacy_delta: float = 1e-5
+    secret: bytes = field(default=b"", repr=False, metadata=UNSET)  # the key of the noise
+
+    clusters_together: ClassVar[bool] = False  # whether a device's updates decide where others belong
 
     def __post_init__(self) -> None:
         """Refuse settings that no device could carry out."""
@@ -54,6 +65,15 @@ class LocalSgd:
         check("batch-size", self.batch_size, least=1, most=65_536)
         check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
         one_of("batch-norm", self.batch_norm, tuple(BUFFERS))
+        one_of("reduce", self.reduce, REDUCES)
+        check("trim-updates", self.trim_updates, least=0.0, most=0.49)
+        check("privacy-noise", self.privacy_noise, least=0.0)
+        check("privacy-clip", self.privacy_clip, least=1e-9)
+        check("privacy-delta", self.privacy_delta, least=1e-12, most=0.1)
+        if self.privacy_noise and self.reduce != "mean":
+            raise ConfigError(
+                f"reduce {self.reduce} with privacy-noise", hint="only the mean has a bound that noise could follow"
+            )
 
     @property
     def buffers(self) -> str:
@@ -71,6 +91,7 @@ class LocalSgd:
         rows: str = "ones",
         slot: str = "main",
         upload: bool = True,
+        center: int | None = None,
     ) -> Fit:
         """One device's task: SGD from `start`, pulled to `anchor` [schema.size] with strength `mu`; as `Fit` says."""
         return Fit(
@@ -87,6 +108,7 @@ class LocalSgd:
             momentum=self.momentum,
             batch=self.batch_size,
             seed=seed,
+            center=center,
         )
 
     def probe(self, models: Sequence[Flat], *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
@@ -98,6 +120,36 @@ class LocalSgd:
             batch=self.batch_size,
             buffers=self.buffers,
             seed=seed,
+        )
+
+    def reduced(  # noqa: PLR0913 - the formula has these parts
+        self,
+        centers: Array,
+        updates: Updates,
+        R: Array,
+        a: Array,
+        schema: Schema,
+        *,
+        step: float = 1.0,
+        align: Align | None = None,
+    ) -> Array:
+        """New centers [K, size] from `updates` with responsibilities R [m, K] and weights a [m]: aggregate.py.
+
+        Private ones count every device by R alone: privacy.py.
+        """
+        if self.privacy_noise:
+            how = {"clip": self.privacy_clip, "noise": self.privacy_noise, "step": step}
+            return release(centers, updates.rows, R * (a != 0)[:, None], secret=self.secret, align=align, **how)
+        return aggregate(
+            centers,
+            updates.rows,
+            R,
+            a,
+            step=step,
+            reduce=reducer(self.reduce, trim=self.trim_updates),
+            align=align,
+            n_params=schema.n_params,
+            n=updates.n,
         )
 
     def check_pull(self, mu: float, who: str, *, setting: str) -> None:
@@ -158,10 +210,17 @@ class Updates:
 
     @staticmethod
     def of(replies: Replies, size: int) -> Updates:
-        """Sorted by client; a reply without a model counts as silence."""
-        fitted = [(c, r.update, r.n) for c, r in sorted(replies.items()) if r.update is not None]
-        rows = np.stack([u for _, u, _ in fitted]) if fitted else np.empty((0, size))
-        return Updates(tuple(c for c, _, _ in fitted), rows, np.array([n for _, _, n in fitted], dtype=np.float64))
+        """Sorted by client; a reply without a model counts as silence. Each is read once, maybe from a disk."""
+        clients, n, rows = list[ClientId](), list[float](), np.empty((0, size))
+        for client in sorted(replies):
+            reply = replies[client]
+            if reply.update is not None:
+                if not clients:
+                    rows = np.empty((len(replies), size), reply.update.dtype)
+                rows[len(clients)] = reply.update
+                clients.append(client)
+                n.append(reply.n)
+        return Updates(tuple(clients), rows[: len(clients)], np.array(n, dtype=np.float64))
 
 
 def starts(model: Flat, schema: Schema, k: int, rng: np.random.Generator) -> Array:
@@ -214,7 +273,7 @@ class SeveralStarts(LocalSgd):
         if not updates.clients:
             return state
         labels = np.array([group[c] for c in updates.clients])
-        centers = aggregate(state.centers, updates.rows, one_hot(labels, self.clusters), updates.n)
+        centers = self.reduced(state.centers, updates, one_hot(labels, self.clusters), updates.n, schema)
         return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregate import aggregate
 from coordinator.strategies.base import Fleet, Round, Served, State
 from coordinator.strategies.fedavg import FedAvg
-from coordinator.strategies.parts import Seeds, check, sample
+from coordinator.strategies.parts import Seeds, Updates, check, sample
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
 
@@ -58,8 +57,8 @@ class PFedMe(FedAvg):
             local = {c: local[c] - self.eta * self.lam * (local[c] - theta_i) for c, theta_i in theta.items()}
         if not local:
             return state
-        rows, ones = np.stack(list(local.values())), np.ones(len(local))
-        centers = aggregate(state.centers, rows, ones[:, None], ones, step=self.beta, n_params=schema.n_params, n=n)
+        moved, ones = Updates(tuple(local), np.stack(list(local.values())), n), np.ones(len(local))
+        centers = self.reduced(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
     def predictor(self, state: State, who: ClientId | None) -> Served:
@@ -68,4 +67,4 @@ class PFedMe(FedAvg):
         return ((1.0, common if who is None else OwnModel(slot=SLOT, init=common)),)
 
     def _near(self, w: Flat, seed: int) -> Fit:
-        return self.fit(start=w, anchor=w, mu=self.lam, slot=SLOT, seed=seed)
+        return self.fit(start=w, anchor=w, mu=self.lam, slot=SLOT, seed=seed, center=0)

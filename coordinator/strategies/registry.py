@@ -12,6 +12,7 @@ from coordinator.strategies.cfl import CFL
 from coordinator.strategies.ditto import Ditto
 from coordinator.strategies.ensemble import FedAvgPlus, FedProxPlus
 from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.fedavg_late import FedAvgLate
 from coordinator.strategies.feddane import FedDANE
 from coordinator.strategies.feddist import FedDist, FedDWS
 from coordinator.strategies.fedem import FedEM
@@ -33,6 +34,7 @@ METHODS: dict[str, type[Any]] = {
     "cfl": CFL,
     "ditto": Ditto,
     "fedavg": FedAvg,
+    "fedavg-late": FedAvgLate,
     "fedavg-plus": FedAvgPlus,
     "feddane": FedDANE,
     "feddist": FedDist,
@@ -65,7 +67,7 @@ def make(name: str, **settings: Setting) -> Strategy:
     if name not in METHODS:
         raise UsageError(f"unknown method {name!r}", hint=_nearest(name, METHODS))
     method = METHODS[name]
-    types = {f.name.replace("_", "-"): str(f.type) for f in fields(method)}
+    types = {name.replace("_", "-"): kind for name, kind in _settings(method).items()}
     values = {}
     for key, value in settings.items():
         if key not in types:
@@ -77,7 +79,12 @@ def make(name: str, **settings: Setting) -> Strategy:
 
 def settings_of(strategy: Strategy) -> dict[str, Setting]:
     """Every setting of a method in kebab-case, defaults included, for the record of a run."""
-    return {f.name.replace("_", "-"): getattr(strategy, f.name) for f in fields(strategy)}  # type: ignore[arg-type]  # a dataclass
+    return {name.replace("_", "-"): getattr(strategy, name) for name in _settings(type(strategy))}
+
+
+def _settings(method: type[Any]) -> dict[str, str]:
+    """The fields that a user may set, with their types."""
+    return {f.name: str(f.type) for f in fields(method) if f.metadata.get("setting", True)}
 
 
 def _read(key: str, value: Setting, kind: str) -> Setting:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate import aggregate, one_hot
+from coordinator.aggregate import one_hot
 from coordinator.clustering.directions import by_direction, means_of
 from coordinator.strategies.base import Exchange, Fleet, Mixture, Replies, Round, State
 from coordinator.strategies.parts import LocalSgd, Seeds, Updates, center_of, one_of, sample
@@ -84,6 +85,8 @@ class TreeOfCenters(LocalSgd):
 
     representation: str = "all"
 
+    clusters_together: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
@@ -98,14 +101,15 @@ class TreeOfCenters(LocalSgd):
         cohort, seeds = self._cohort(state, fleet, rng), Seeds.from_rng(rng)
         state = yield from self._prepare(state, schema, fleet, rng)
         leaf = {**state.assignment, **(yield from self._newcomers(state, schema, cohort, rng))}
-        replies = yield {c: self.fit(start=state.centers[leaf[c]], seed=seeds.of(c)) for c in cohort if c in leaf}
+        found = {c: leaf[c] for c in cohort if c in leaf}
+        replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in found.items()}
         updates = Updates.of(replies, schema.size)
         if not updates.clients:
             return state
         known = {**state.assignment, **{c: leaf[c] for c in updates.clients}}
         grown = self._grow(replace(state, assignment=known), schema, updates)
         labels = np.array([grown.assignment[c] for c in updates.clients], dtype=np.int64)
-        centers = aggregate(grown.centers, updates.rows, one_hot(labels, len(grown.centers)), updates.n)
+        centers = self.reduced(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
         return replace(grown, centers=centers)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:

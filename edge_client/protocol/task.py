@@ -141,7 +141,8 @@ class Fit:
     step is SGD with momentum; velocity starts at zero. `rows` is "ones", or "posterior:m": q is candidate m's share of
     each sample, as the last probe of this round left it on the device. Batches follow `seed`. The device keeps the
     trained model in `slot`; with `upload` false it stays there, and only the mean training loss is answered. With
-    `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one.
+    `buffers` "own" the running statistics are those of the model kept in `slot`, where there is one. `center` numbers
+    the model that the update is for, where there are several: what compression loses is made up for per center.
     """
 
     start: Flat | Literal["own"]
@@ -158,6 +159,7 @@ class Fit:
     slot: str = "main"
     upload: bool = True
     buffers: str = "sent"
+    center: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse a task that no device could carry out."""

@@ -37,6 +37,8 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
         fields["upload"] = False
     if task.buffers != "sent":
         fields["buffers"] = task.buffers
+    if task.center is not None:
+        fields["center"] = int(task.center)
     if task.anchor is not None:
         fields["anchor"] = "start" if task.anchor is task.start else put(task.anchor, "model").to_json()
     if task.init is not None:
@@ -128,6 +130,7 @@ def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
         slot=message.get("slot", "main"),
         upload=message.get("upload", True),
         buffers=message.get("buffers", "sent"),
+        center=message.get("center"),
     )
 
 

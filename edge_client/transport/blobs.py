@@ -27,10 +27,14 @@ FREE_SHARE = 0.9  # of the free disk; a full disk stops more than us
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that after a power cut it holds either its old bytes or the new ones."""
     beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with beside.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:  # a full disk does not need half a file as well
+        beside.unlink(missing_ok=True)
+        raise
     _publish(beside, path)
 
 

@@ -1,19 +1,20 @@
 """MQTT through paho: one network thread per client, MQTT 5 where the broker speaks it, 3.1.1 otherwise.
 
-The only file that names paho. Every connection is a fresh paho client with a clean session, so that nothing queued for
+The only file that names paho. A broker that is not on this machine is spoken to over TLS (tls.py), unless whoever typed
+the command insists otherwise. Every connection is a fresh paho client with a clean session, so that nothing queued for
 the last connection reaches the next one. Reconnecting waits with full jitter. It knows nothing of what it carries.
 """
 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 import random
 import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,9 +23,10 @@ import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersion
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
-from edge_client.errors import ConfigError, NetworkError
+from edge_client.errors import ConfigError, FedcentersError, NetworkError
 from edge_client.transport.base import Connected, Event, Lost, Message, Will, WillSource
 from edge_client.transport.filters import matches
+from edge_client.transport.tls import Credentials, context, expiring, explain, is_loopback
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,9 @@ FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
 IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
 VERSION_PATIENCE_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
 TICK_S = 1.0  # how often paho looks after its keepalive
+
+SYSTEM = Credentials()  # the system's authorities, and no name of our own
+START_HINT = "check the address, and that the broker is running"
 
 _spoken: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
 
@@ -55,29 +60,45 @@ def parse_url(url: str) -> tuple[str, int, bool]:
     return parts.hostname, port or PORTS[parts.scheme], parts.scheme == "mqtts"
 
 
-class MqttTransport:
-    """A `Transport` over one broker. `jitter(low, high)` draws the seconds to wait before the next attempt."""
+def check_encrypted(url: str, *, insecure: bool) -> None:
+    """Raise ConfigError for a URL whose traffic anybody on the way could read and change, unless that is wanted."""
+    host, _, encrypted = parse_url(url)
+    if not encrypted and not insecure and not is_loopback(host):
+        raise ConfigError(
+            f"{url} is not encrypted: whoever is on the way can read and change everything",
+            hint=f"use mqtts://{host}:{PORTS['mqtts']} with certificates (docs/security.md), or type --insecure",
+        )
 
-    def __init__(
+
+class MqttTransport:
+    """A `Transport` over one broker. Raises ConfigError for credentials that cannot work.
+
+    `insecure`: plain MQTT to another machine is wanted. `jitter(low, high)` draws the seconds to wait before the next
+    attempt.
+    """
+
+    def __init__(  # noqa: PLR0913 - what a connection is made of
         self,
         url: str,
         client_id: str,
         *,
         will: WillSource = None,
-        ca: Path | None = None,
+        credentials: Credentials = SYSTEM,
+        insecure: bool = False,
         connect_timeout_s: float = 10.0,
         jitter: Callable[[float, float], float] = random.uniform,
     ) -> None:
+        check_encrypted(url, insecure=insecure)
         self._host, self._port, self._tls = parse_url(url)
-        if ca is not None and not ca.is_file():
-            raise ConfigError(f"no certificate authority at {ca}", hint="point `ca` at a PEM file, or leave it out")
-        self._url, self._client_id, self._will, self._ca = url, client_id, will, ca
+        if self._tls:
+            context(credentials, _now())
+        self._url, self._client_id, self._will, self._credentials = url, client_id, will, credentials
         self._timeout_s, self._jitter = connect_timeout_s, jitter
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._acknowledged = threading.Condition()  # guards the next two
-        self._session: _Session | None = None  # None while not connected
+        self._session: Session | None = None  # None while not connected
         self._open = 0  # published and not yet acknowledged
-        self._reason = "no answer"
+        self._reason, self._hint = "no answer", ""
         self._was_connected, self._closing = threading.Event(), threading.Event()
         self._settled = threading.Event()  # connected once, or told not to wait for it
         self._thread = threading.Thread(target=self._stay_connected, name=f"mqtt {client_id}", daemon=True)
@@ -88,7 +109,7 @@ class MqttTransport:
             self.close()
             raise NetworkError(
                 f"cannot reach the MQTT broker at {self._url}: {self._reason}",
-                hint="check the address, and that the broker is running",
+                hint=self._hint or START_HINT,
             )
 
     def subscribe(self, *filters: str) -> None:
@@ -133,10 +154,13 @@ class MqttTransport:
             self._thread.join(FLUSH_S)
 
     def _stay_connected(self) -> None:
-        failures = 0
+        failures, told = 0, ""
         while not self._closing.is_set():
             began = time.monotonic()
             self._one_connection()
+            if self._hint and self._reason != told:  # nobody waits in `connect` any more who would be told
+                log.warning("%s: %s; %s", self._url, self._reason, self._hint)
+                told = self._reason
             failures = 0 if time.monotonic() - began > STABLE_S else failures + 1
             longest = LONGEST_WAIT_S if self._was_connected.is_set() else FIRST_WAIT_S
             self._closing.wait(self._jitter(0.0, min(longest, 2.0**failures)))
@@ -144,26 +168,30 @@ class MqttTransport:
     def _one_connection(self) -> None:
         """Live through one connection, from the first attempt to its end."""
         try:
+            self._warn()
             version = _spoken.get(self._url) or self._ask_version()
             will = self._will() if callable(self._will) else self._will
-            session = _Session(self._client_id, version, will=will)
+            session = Session(self._client_id, version, will=will)
             session.on_up, session.on_ack, session.on_message = self._up, self._ack, self._events.put
             self._live(session)
         except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
-            self._reason = str(wrong)
+            self._reason, self._hint = explain(wrong, self._credentials.ca)
+        except FedcentersError as wrong:  # a file of ours went away or expired; a new one may take its place
+            self._reason, self._hint = wrong.message, wrong.hint
 
-    def _live(self, session: _Session) -> None:
+    def _live(self, session: Session) -> None:
         try:
             self._open_socket(session)
             session.run(self._timeout_s, self._closing)
         finally:
+            session.release()
             with self._acknowledged:
                 self._session, self._open = None, 0
                 self._acknowledged.notify_all()
             if session.accepted:
                 log.info("connection to %s lost: %s", self._url, session.reason)
                 self._events.put(Lost(session.reason))
-        self._reason = session.reason
+        self._reason, self._hint = explain(session.reason)
         if not session.accepted:
             _spoken.pop(self._url, None)
 
@@ -172,18 +200,27 @@ class MqttTransport:
 
         A 3.1.1 broker reads those as something else; amqtt then waits for bytes that never come instead of refusing.
         """
-        session = _Session(self._client_id, MQTTProtocolVersion.MQTTv5)
+        session = Session(self._client_id, MQTTProtocolVersion.MQTTv5)
         session.on_up = lambda session: session.paho.disconnect()
-        self._open_socket(session)
-        session.run(VERSION_PATIENCE_S, self._closing)
+        try:
+            self._open_socket(session)
+            session.run(VERSION_PATIENCE_S, self._closing)
+        finally:
+            session.release()
+        if not session.accepted and explain(session.reason)[1]:
+            raise ConnectionError(session.reason)  # turned away by TLS: another version of MQTT would not help
         return MQTTProtocolVersion.MQTTv5 if session.accepted else MQTTProtocolVersion.MQTTv311
 
-    def _open_socket(self, session: _Session) -> None:
+    def _open_socket(self, session: Session) -> None:
         if self._tls:
-            session.paho.tls_set(ca_certs=str(self._ca) if self._ca else None)
+            session.paho.tls_set_context(context(self._credentials, _now()))
         session.connect(self._host, self._port, self._timeout_s)
 
-    def _up(self, session: _Session) -> None:
+    def _warn(self) -> None:
+        for sentence in expiring(self._credentials, _now()) if self._tls else ():
+            log.warning(sentence)
+
+    def _up(self, session: Session) -> None:
         _spoken[self._url] = session.version
         with self._acknowledged:
             self._session, self._open = session, 0
@@ -197,13 +234,22 @@ class MqttTransport:
             self._acknowledged.notify_all()
 
 
-class _Session:
-    """One paho client for one connection, run by the thread that made it. Set the three callbacks before `connect`."""
+class Session:
+    """One paho client for one connection, run by the thread that made it. Set the three callbacks before `connect`.
 
-    def __init__(self, client_id: str, version: MQTTProtocolVersion, *, will: Will | None = None) -> None:
+    `run` serves its socket; a loop over many sockets (emulator/selector.py) does that itself.
+    """
+
+    def __init__(
+        self,
+        client_id: str,
+        version: MQTTProtocolVersion = MQTTProtocolVersion.MQTTv311,
+        *,
+        will: Will | None = None,
+    ) -> None:
         self.version, self.accepted, self.reason = version, False, "no answer"
         self.filters: set[str] = set()
-        self.on_up: Callable[[_Session], object] = lambda _session: None
+        self.on_up: Callable[[Session], object] = lambda _session: None
         self.on_ack: Callable[[], object] = lambda: None
         self.on_message: Callable[[Message], object] = lambda _message: None
         clean = None if version == MQTTProtocolVersion.MQTTv5 else True  # MQTT 5 says it when connecting
@@ -217,6 +263,7 @@ class _Session:
         self.paho.on_disconnect = self._disconnected
         self.paho.on_publish = lambda *_: self.on_ack()
         self.paho.on_message = self._received
+        self.paho.on_log = self._heard
         self.paho.on_socket_open = lambda _client, _data, sock: _no_delay(sock)
         # With this callback set, paho leaves all writing to the thread in `run`, also for publishers in other threads.
         self.paho.on_socket_register_write = lambda *_: None
@@ -236,6 +283,11 @@ class _Session:
         while self.paho.loop(tick_s) == MQTTErrorCode.MQTT_ERR_SUCCESS:
             if not self.accepted and (closing.is_set() or time.monotonic() > until):
                 return
+
+    def release(self) -> None:
+        """Let go of paho's callbacks, which refer to us: its client then closes its sockets with the last reference."""
+        self.paho.on_connect = self.paho.on_disconnect = self.paho.on_publish = None
+        self.paho.on_message = self.paho.on_log = None
 
     def subscribe(self, filters: tuple[str, ...]) -> None:
         """One SUBSCRIBE at QoS 1."""
@@ -262,9 +314,19 @@ class _Session:
         self.accepted = True
         self.on_up(self)
 
+    def _heard(self, _client: object, _data: object, level: int, text: str) -> None:
+        """A refusal in TLS 1.3 comes after the handshake; paho tells of it in its log alone."""
+        if level == paho.MQTT_LOG_ERR and not self.accepted:
+            self.reason = text
+
     def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
         if self.accepted or self.reason == "no answer":
             self.reason = str(code)
+
+
+def _now() -> dt.datetime:
+    """Certificates live by the wall clock."""
+    return dt.datetime.now(dt.timezone.utc)
 
 
 def _no_delay(sock: Any) -> None:  # noqa: ANN401 - a plain or a TLS socket

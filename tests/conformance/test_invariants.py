@@ -52,6 +52,7 @@ class Same:
 
 # fmt: off
 ROWS = [
+    Same("fedavg-late", {}, "fedavg"),
     Same("fedprox", {"mu": 0.0}, "fedavg"),
     Same("feddist", {"eps": 1.0}, "fedavg", fleet=EQUAL),
     Same("feddws", {"eps": 1.0}, "fedavg"),

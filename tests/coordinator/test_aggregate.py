@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import trim_mean
 
 from coordinator import aggregate as module
-from coordinator.aggregate import REDUCES, aggregate, median, one_hot, reducer, trimmed_mean, weighted_mean
-from edge_client.errors import ConfigError
+from coordinator.aggregate import aggregate, one_hot
+from coordinator.robust import REDUCES, reducer, weighted_mean
 
 RNG = np.random.default_rng(0)
 ROWS, A = RNG.standard_normal((5, 3)), RNG.random(5) + 0.1
@@ -70,44 +69,6 @@ def test_shapes_and_steps_that_do_not_fit_are_refused() -> None:
         aggregate(np.zeros((2, 3)), ROWS, np.ones((5, 1)), A)
 
 
-@given(m=st.integers(1, 12), trim=st.floats(0.0, 0.49), seed=st.integers(0, 999))
-def test_the_trimmed_mean_is_scipys_for_every_coordinate(m: int, trim: float, seed: int) -> None:
-    rows = np.random.default_rng(seed).standard_normal((m, 4))
-    found = trimmed_mean(rows, np.ones(m), trim=trim)
-    np.testing.assert_allclose(found, trim_mean(rows, trim, axis=0), atol=1e-12)
-    np.testing.assert_array_equal(found, trimmed_mean(rows, 1.0 + np.arange(m), trim=trim))  # weights are no matter
-
-
-def test_without_trimming_it_is_the_plain_mean() -> None:
-    np.testing.assert_array_equal(trimmed_mean(ROWS, A, trim=0.0), weighted_mean(ROWS, np.ones(5)))
-
-
-@pytest.mark.parametrize("name", ["trimmed-mean", "median"])
-def test_a_minority_however_far_moves_no_robust_center_out_of_the_honest_range(name: str) -> None:
-    rows = np.concatenate([RNG.standard_normal((8, 3)), np.full((2, 3), 1e12)])
-    center = aggregate(np.zeros((1, 3)), rows, np.ones((10, 1)), np.ones(10), reduce=reducer(name, trim=0.2))[0]
-    assert (rows[:8].min(axis=0) <= center).all()
-    assert (center <= rows[:8].max(axis=0)).all()
-
-
-def test_the_median_counts_everybody_once() -> None:
-    np.testing.assert_array_equal(median(ROWS, A), np.median(ROWS, axis=0))
-    assert median(ROWS.astype(np.float32), A).dtype == np.float32
-
-
-@pytest.mark.parametrize("name", REDUCES)
-def test_a_reducer_needs_no_more_than_its_name(name: str) -> None:
-    rows = np.tile(ROWS[:1], (3, 1))
-    np.testing.assert_allclose(reducer(name, trim=0.1)(rows, np.ones(3)), ROWS[0])
-
-
-def test_unknown_reduces_and_trims_that_leave_nothing_are_refused() -> None:
-    for wrong in ({"name": "max"}, {"name": "trimmed-mean", "trim": 0.5}, {"name": "mean", "trim": -0.1}):
-        with pytest.raises(ConfigError) as refused:
-            reducer(**wrong)
-        assert refused.value.hint
-
-
 def test_buffers_count_samples_whatever_the_parameters_count() -> None:
     n = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
     R = one_hot(np.array([0, 0, 1, 1, 1]), 2)
@@ -136,7 +97,7 @@ def test_the_width_of_a_block_of_columns_changes_nothing(name: str, monkeypatch:
 def test_a_robust_center_has_robust_buffers_whatever_samples_a_device_claims() -> None:
     rows = np.concatenate([RNG.standard_normal((8, 3)), np.full((2, 3), -1e9)])
     n = np.array([10.0] * 8 + [1e12] * 2)
-    new = aggregate(np.zeros((1, 3)), rows, np.ones((10, 1)), np.ones(10), reduce=median, n_params=2, n=n)
+    new = aggregate(np.zeros((1, 3)), rows, np.ones((10, 1)), n, reduce=reducer("median"), n_params=2, n=n)
     assert (new >= rows[:8].min(axis=0)).all()
 
 

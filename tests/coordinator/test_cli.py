@@ -12,8 +12,8 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
+from coordinator.broker import Broker
 from coordinator.cli import app, in_words
-from emulator.broker import Broker
 from tests.faults.world import Anything, Federation
 
 CONFIG: dict[str, Any] = {

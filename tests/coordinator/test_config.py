@@ -45,6 +45,9 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"min_device": 3}, "unknown key min-device\n\nhint: did you mean min-devices?"),
         ({"federation": "Demo"}, "federation"),
         ({"quorum": 1.5}, "quorum is a share"),
+        ({"fraction_connected": "all"}, "fraction-connected is a share of the fleet"),
+        ({"over_select": 0.9}, "over-select is 1 or more"),
+        ({"in_flight_mib": 0}, "in-flight-mib must be a whole number"),
         ({"evaluate_every": 0}, "evaluate-every must be a whole number"),
         ({"fraction_evaluate": 0}, "fraction-evaluate must be a positive number"),
         ({"fraction_evaluate": 1.5}, "fraction-evaluate is 1.5"),
@@ -110,7 +113,7 @@ def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) 
 
     assert lesson() == lesson(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
     assert lesson() != lesson(seed=2)
-    assert lesson() != lesson(codec="i8")
+    assert lesson() != lesson(codec="f32")
     assert lesson() != lesson(runs=[{"method": "fesem", "rounds": 5, "clusters": 4}])
 
 

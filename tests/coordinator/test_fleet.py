@@ -17,9 +17,9 @@ def test_the_will_of_an_earlier_connection_changes_nothing() -> None:
     fleet.hear("a", born(1))
     fleet.hear("a", born(2))
     assert not fleet.hear("a", {"s": "lost", "bd": 1})
-    assert fleet.here() == ["a"]
+    assert (fleet.here(), fleet.count(["a", "b"]), fleet.count(["b"])) == (["a"], 1, 0)
     assert fleet.hear("a", {"s": "lost", "bd": 2})
-    assert fleet.here() == []
+    assert (fleet.here(), fleet.count(["a", "b"])) == ([], 0)
 
 
 def test_a_device_that_only_said_goodbye_is_unknown() -> None:

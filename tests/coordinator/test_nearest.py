@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.nearest import guessing_loss, nearest
+from coordinator.nearest import nearest
 from edge_client.errors import Malformed
 from edge_client.protocol import compress
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.catalog import Catalog, CatalogCenter
+from edge_client.protocol.choice import guessing_loss
 from edge_client.protocol.task import Reply
 from tests.faults.world import Anything
 from tests.softmax import program, schema

@@ -28,9 +28,25 @@ from coordinator.rounds import (
 A, B = "a" * 64, "b" * 64
 
 
-def opened(asked: str = "xyz", quorum: int = 2, credits: int = 8) -> OpenExchange:  # noqa: A002 - the protocol's word
+def opened(
+    asked: str = "xyz",
+    quorum: int = 2,
+    credits: int = 8,  # noqa: A002 - the protocol's word
+    *,
+    goal: int | None = None,
+    budget: float = float("inf"),
+) -> OpenExchange:
     return open_exchange(
-        run="r", round=1, number=0, asked=set(asked), quorum=quorum, now_s=0.0, deadline_s=100.0, credits=credits
+        run="r",
+        round=1,
+        number=0,
+        asked=set(asked),
+        goal=goal,
+        quorum=quorum,
+        now_s=0.0,
+        deadline_s=100.0,
+        credits=credits,
+        budget=budget,
     )
 
 
@@ -61,6 +77,28 @@ def test_everybodys_answer_closes_the_exchange_and_a_refusal_is_an_answer() -> N
     closed, commands = advance(exchange, Stored("z", B), 2.0)
     assert commands == [Ack("z", B, "ok"), Close(frozenset("xz"), enough=True)]
     assert closed.closed
+
+
+def test_of_more_devices_than_wanted_the_first_to_answer_close_the_exchange() -> None:
+    exchange = after(opened("vwxyz", goal=3), Stored("x", A), Refused("v", "no_data"), Stored("y", A))
+    assert not exchange.closed
+    closed, commands = advance(exchange, Stored("w", B), 2.0)
+    assert commands == [Ack("w", B, "ok"), Close(frozenset("wxy"), enough=True)]
+    assert advance(closed, Stored("z", B), 3.0)[1] == [Ack("z", B, "late")]
+
+
+def test_where_too_many_refuse_to_reach_the_goal_everybodys_answer_closes_it() -> None:
+    exchange = after(opened("xyz", goal=2), Refused("x", "no_data"), Refused("y", "no_data"))
+    assert advance(exchange, Stored("z", A), 2.0)[1] == [Ack("z", A, "ok"), Close(frozenset("z"), enough=False)]
+
+
+def test_uploads_hold_no_more_bytes_than_the_budget_but_one_may_always_go_on() -> None:
+    exchange = opened(budget=20)
+    exchange, commands = advance(exchange, Ready("x", A, 30), 1.0)
+    assert commands == [Go("x", A)]
+    exchange = after(exchange, Ready("y", B, 9), Ready("z", B, 9))
+    assert list(exchange.uploads) == ["x"]
+    assert advance(exchange, Stored("x", A), 2.0)[1] == [Ack("x", A, "ok"), Go("y", B), Go("z", B)]
 
 
 def test_the_deadline_closes_with_whoever_answered_and_says_whether_that_is_enough() -> None:
@@ -130,7 +168,7 @@ def test_blocks_keep_a_credit_alive() -> None:
 
 
 def test_a_full_queue_answers_busy() -> None:
-    waiting = {f"c{i}": A for i in range(QUEUE_LIMIT)}
+    waiting = {f"c{i}": Ready(f"c{i}", A, 9) for i in range(QUEUE_LIMIT)}
     exchange = replace(opened(credits=1), asked=frozenset("xyz") | waiting.keys(), queue=waiting)
     exchange = after(exchange, Ready("c0", A, 9))
     exchange = replace(exchange, queue=waiting)
@@ -179,9 +217,15 @@ def test_impossible_exchanges_are_refused() -> None:
 class Rounds(RuleBasedStateMachine):
     """Any order of events, any delays: no client counts twice, credits are never exceeded, and the exchange ends."""
 
-    @initialize(asked=st.sets(st.sampled_from("abcdef")), quorum=st.integers(0, 6), free=st.integers(1, 3))
-    def start(self, asked: set[str], quorum: int, free: int) -> None:
-        self.exchange = opened("".join(asked), quorum, free)
+    @initialize(
+        asked=st.sets(st.sampled_from("abcdef")),
+        goal=st.none() | st.integers(1, 6),
+        quorum=st.integers(0, 6),
+        free=st.integers(1, 3),
+        budget=st.sampled_from([5, 18, 100]),
+    )
+    def start(self, asked: set[str], goal: int | None, quorum: int, free: int, budget: int) -> None:
+        self.exchange = opened("".join(asked), quorum, free, goal=goal, budget=budget)
         self.now_s = 0.0
         self.oks: list[str] = []
         self.goes: set[str] = set()
@@ -234,9 +278,15 @@ class Rounds(RuleBasedStateMachine):
     @invariant()
     def credits_are_never_exceeded_and_only_the_asked_hold_one(self) -> None:
         assert len(self.exchange.uploads) <= self.exchange.credits
+        held = [upload.size for upload in self.exchange.uploads.values()]
+        assert len(held) == 1 or sum(held) <= self.exchange.budget
         assert set(self.exchange.uploads) | set(self.exchange.queue) | self.goes <= self.exchange.asked
         assert not set(self.exchange.uploads) & set(self.exchange.queue)
         assert not (set(self.exchange.uploads) | set(self.exchange.queue)) & set(self.exchange.accepted)
+
+    @invariant()
+    def no_more_count_than_are_wanted(self) -> None:
+        assert len(self.oks) <= max(self.exchange.goal, 0)
 
     @invariant()
     def it_closes_once_with_exactly_the_accepted(self) -> None:
@@ -249,7 +299,9 @@ class Rounds(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_while_a_credit_is_free(self) -> None:
-        assert not self.exchange.queue or len(self.exchange.uploads) == self.exchange.credits
+        held = sum(upload.size for upload in self.exchange.uploads.values())
+        free = len(self.exchange.uploads) < self.exchange.credits and held + 9 <= self.exchange.budget
+        assert not (self.exchange.queue and (free or not self.exchange.uploads))
 
     def teardown(self) -> None:
         if hasattr(self, "exchange"):

@@ -11,6 +11,7 @@ import pytest
 from coordinator.config import RunConfig
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol import messages
+from tests import softmax
 from tests.faults.world import BALLAST, TOPICS, Federation, Spy
 
 
@@ -117,3 +118,47 @@ def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
     again = fed.world.broker.retained[TOPICS.catalog()]
     assert messages.read(first, "cat")["catalog"] == messages.read(again, "cat")["catalog"]
     assert [event["event"] for event in fed.events].count("bundle") == 1
+
+
+def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stopped(tmp_path: Path) -> None:
+    settings = {"local-steps": 2, "fraction-train": 0.5, "batch-size": 8}
+    run = RunConfig(method="fedavg", rounds=2, name="fedavg", settings=settings)
+    fed = Federation.of(tmp_path, runs=(run,), devices=4, over_select=2.0, quorum=1.0, deadline_s=300.0)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")  # it is asked, and nobody waits for it; a test waits for everybody
+    fed.world.run(lambda: bool(spy.said("stop")))
+    assert fed.world.clock.time_s < 60.0
+    assert len([task for task in spy.said("task") if task["round"] == 1 and task["job"] == "fit"]) == 4
+    counted = [ack for ack in spy.said("ack") if ack["status"] == "ok"]
+    assert len(counted) == 2
+    assert {message["why"] for message in spy.said("stop")} == {"the exchange is closed"}
+    fed.world.end()
+
+
+def test_an_exchange_is_not_begun_before_enough_devices_are_connected(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=100.0)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: fed.server is not None and fed.server.asking)
+    fed.world.kill("d03")
+    with pytest.raises(NetworkError, match=r"3 of 4 devices were connected for round 1[\s\S]*fraction-connected"):
+        fed.finish()
+    fed.start_coordinator()
+    fed.start_device("d03", softmax.grouped_fleet(4, 2)["d03"])
+    fed.finish()
+    fed.world.end()
+
+
+def test_too_few_connected_devices_do_not_stop_a_run_that_is_to_continue(tmp_path: Path) -> None:
+    fed = Federation.of(
+        tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=50.0, below_quorum="continue"
+    )
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: fed.happened("joined") and fed.live_since(0.1))
+    fed.world.kill("d03")
+    fed.finish()
+    fed.world.end()
+    assert len(fed.rounds()) == 2

@@ -130,3 +130,28 @@ def test_what_one_device_sent_is_not_there_for_another(store: Store) -> None:
 def test_the_fleet_is_enrolled_once_and_sorted(store: Store, reopen: Reopen) -> None:
     store.enrol({"b": (2, "litert"), "a": (1, "onnx")})
     assert list(reopen().enrolled().items()) == [("a", (1, "onnx")), ("b", (2, "litert"))]
+
+
+def test_why_an_answer_does_not_count_is_kept_until_it_does(store: Store, reopen: Reopen) -> None:
+    store.open_exchange(KEY, {"a": "x", "b": "y"}, 60)
+    store.put_refusal(KEY, "a", "no_data: nothing here")
+    store.put_refusal(KEY, "b", "unavailable")
+    store.put_refusal(KEY, "b", "no_space")
+    assert reopen().refusals("run1", 1) == {"a": "no_data: nothing here", "b": "no_space"}
+    again = reopen()
+    again.close_exchange(KEY, ["a"])
+    assert again.refusals("run1", 1) == {"b": "no_space"}
+    assert again.refusals("run1", 2) == {}
+
+
+def test_late_replies_are_shown_to_one_round_which_a_replay_shows_again(store: Store, reopen: Reopen) -> None:
+    store.put_late(KEY, REPLY)
+    store.put_late(KEY, REPLY._replace(sha256="ef" * 32))  # the first of a device stands
+    assert store.show_late("run1", 2) == [REPLY]
+    other = REPLY._replace(cid="b")
+    store.put_late(KEY, other)
+    again = reopen()
+    assert again.show_late("run1", 2) == [REPLY]
+    assert again.show_late("run1", 3) == [other]
+    assert again.show_late("run2", 3) == []
+    assert again.refusals("run1", 1) == {"a": "late", "b": "late"}

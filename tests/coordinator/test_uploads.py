@@ -79,6 +79,16 @@ def test_another_announcement_replaces_the_one_before(store: Store) -> None:
     uploads.abandon_all()
 
 
+def test_what_has_arrived_stays_when_nothing_more_is_expected(store: Store) -> None:
+    uploads = Uploads(store)
+    uploads.begin("stays", MANIFEST)
+    uploads.take("stays", 0, block(0))
+    uploads.end_all()
+    assert not uploads.expects("stays", LABEL)
+    assert uploads.begin("stays", MANIFEST).count == 1
+    uploads.abandon_all()
+
+
 def test_have_is_left_out_when_nothing_is_here_or_it_would_not_fit() -> None:
     assert have_field(Bitmap(10)) is None
     some = Bitmap(10)

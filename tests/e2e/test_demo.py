@@ -144,9 +144,9 @@ def test_it_talks_on_stderr_from_the_first_moment_without_colours(finished: Play
 @pytest.mark.broker  # without mosquitto the other tests ran on the embedded broker already
 def test_it_runs_on_the_embedded_broker_too(finished: Played, tmp_path: Path) -> None:
     """The numbers are those of the other broker: what carries the messages decides nothing."""
-    embedded = played(tmp_path / "home", "--broker", "amqtt")
+    embedded = played(tmp_path / "home", "--broker", "embedded")
     assert embedded.code == 0, embedded.stderr
-    assert "amqtt listens" in embedded.stderr
+    assert "embedded listens" in embedded.stderr
     for key in ("ari", "accuracy", "new_devices"):
         assert embedded.result[key] == finished.result[key]
     assert left_running(embedded.home) == []

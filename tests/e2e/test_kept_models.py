@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.broker import start_broker
 from coordinator.strategies.registry import make, settings_of
-from emulator.broker import start_broker
 from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run
 from tests.e2e import scene
 from tests.e2e.scene import Scene

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.broker import start_broker
 from coordinator.security import open_key
 from edge_client.dataset import Dataset, Local
 from emulator import stage
-from emulator.broker import start_broker
 from emulator.processes import Children, Signals
 from tests.e2e import scene
 from tests.e2e.scene import Scene

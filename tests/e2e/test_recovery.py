@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.broker import start_broker
 from coordinator.metrics import ari
-from emulator.broker import start_broker
 from emulator.processes import Children, Signals
 from emulator.simulation import SimulateArgs, simulate_json
 from tests.e2e import scene

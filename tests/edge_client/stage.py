@@ -33,6 +33,7 @@ FEDERATION, DEVICE = "test", "dev-1"
 PRIVATE = bytes(range(32))
 TRUSTED = signing.public_key(PRIVATE)
 BLOCK = 4_096
+SIGNED = ("program", "model", "linear", "catalog")
 BALLAST = 4_096  # values that nothing trains; they make models and updates of five blocks
 
 Script = Iterator[Any]  # yields nothing, or seconds
@@ -121,7 +122,7 @@ class Stage:
         self.desk = self.broker.client("coordinator.0")
         self.desk.connect()
         self.desk.subscribe(*self.topics.coordinator_filters())
-        self.manifest = signing.signed(self.blob(canonical(self.program.to_json()), "program"), PRIVATE, FEDERATION)
+        self.manifest = self.blob(canonical(self.program.to_json()), "program")
         self.containers = {name: self.blob(data, "container") for name, data in CONTAINERS.items()}
 
     @property
@@ -233,8 +234,10 @@ class Stage:
         return self.said(kind)[-1]
 
     def blob(self, data: bytes, kind: str) -> Manifest:
+        """What devices can fetch from now on; its manifest is signed where a device asks for that."""
         self.blobs[_sha256(data)] = data
-        return manifest_of(data, kind, block=BLOCK)
+        manifest = manifest_of(data, kind, block=BLOCK)
+        return signing.signed(manifest, PRIVATE, FEDERATION) if kind in SIGNED else manifest
 
     def model(self, seed: int) -> Flat:
         values = 0.1 * np.random.default_rng(seed).standard_normal(self.schema.size)

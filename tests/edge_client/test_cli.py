@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.broker import Broker
 from edge_client.cli import main
 from edge_client.errors import (
     ConfigError,
@@ -29,7 +30,6 @@ from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.mqtt import MqttTransport
-from emulator.broker import Broker
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from coordinator.broker import Broker
 from edge_client.dataset import Dataset, Local
 from emulator import datasets, stage
-from emulator.broker import Broker
 
 WORKER = (sys.executable, "-m", "emulator.fleet")
 PATIENCE_S = 30

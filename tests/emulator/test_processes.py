@@ -11,8 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from coordinator.broker import end_process
 from edge_client.errors import FedcentersError, NetworkError
-from emulator.processes import Children, Interrupted, Signals, end_process
+from emulator.processes import Children, Interrupted, Signals
 
 FOREVER = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = (

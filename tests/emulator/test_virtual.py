@@ -13,7 +13,8 @@ from edge_client.dataset import Local
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import OWN, Fit, OwnModel, Probe, Task
 from emulator.devices import PROFILES, Profile, draw_profiles
-from emulator.virtual import STATS_BYTES, VirtualNetwork, f32_delta, reply_bytes
+from emulator.virtual import VirtualNetwork, f32_delta
+from emulator.wires import STATS_BYTES, reply_bytes
 from tests.softmax import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(3, 1)

@@ -20,17 +20,18 @@ import pytest
 from coordinator.models.registry import build
 from coordinator.strategies.base import Exchange
 from coordinator.strategies.registry import make
-from edge_client.errors import FedcentersError
+from edge_client.errors import ConfigError, FedcentersError
 from edge_client.learner import Learner
 from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
 from emulator import datasets
 from emulator.engines.base import Recipe
+from emulator.engines.order import Order
 from emulator.engines.runtime import Runtime
 from emulator.partitions import Split
 from emulator.schemes import parse
 from emulator.simulation import run
 from emulator.virtual import Devices
-from emulator.workers import Crew, crew
+from emulator.workers import Crew, crew, ordered
 from export.program import compile_program, vector_of
 
 
@@ -202,6 +203,59 @@ def test_ctrl_c_ends_a_run_with_its_workers_and_leaves_nothing(
     gone, alive = psutil.wait_procs(family, 30)
     assert (len(gone) >= 2, alive) == (True, [])
     assert list(short.iterdir()) == []
+
+
+SIMULATED = """
+import sys
+from pathlib import Path
+from emulator.simulation import SimulateArgs, simulate_json
+
+if __name__ == "__main__":
+    args = SimulateArgs(method="fedavg", devices=4, rounds=1, workers=2, out=Path(sys.argv[1]), model=sys.argv[2])
+    simulate_json(args)
+    print(*(name for name in ("torch", "onnx", "scipy") if name in sys.modules))
+"""
+
+
+def simulated(out: Path, model: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[2])}
+    script = out / "script.py"
+    script.write_text(SIMULATED, encoding="utf-8")
+    command = [sys.executable, str(script), str(out), model]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_run_whose_devices_live_in_workers_loads_no_torch(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    done = simulated(tmp_path, "digits-mlp", tmp_path_factory.mktemp("t"))
+    assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
+
+
+def test_what_the_first_worker_refuses_is_the_same_error_here(stage: Stage) -> None:
+    order = Order(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
+    with pytest.raises(ConfigError, match="no-such-model"), ordered(order, stage.split.devices, workers=2):
+        pass
+
+
+def test_a_folder_too_deep_for_a_socket_is_told_of_before_anything_is_trained(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    done = simulated(tmp_path, "digits-mlp", deep)
+    assert "ConfigError: no process for workers" in done.stderr
+    assert "TMPDIR" in done.stderr
+
+
+def test_a_model_that_is_asked_for_numbers_here_gives_the_workers(stage: Stage) -> None:
+    order = Order(model="digits-mlp", seed=0, engine="lean", batch=8, folder=stage.folder)
+    data = stage.split.devices[min(stage.split.devices)].train
+    with ordered(order, stage.split.devices, workers=2) as (many, start):
+        probe = Probe(models=[start], want=frozenset({"loss"}), batch=8, seed=0)
+        answer = many.answers({min(many.fleet): probe})[min(many.fleet)]
+        losses, _ = many.learner.evaluate([start], data, batch=8)
+    assert isinstance(answer, Reply)
+    assert answer.losses is not None
+    np.testing.assert_allclose(losses.mean(axis=1), answer.losses, rtol=1e-12)  # two sums of the same numbers
 
 
 def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage: Stage) -> None:

@@ -16,7 +16,7 @@ from export.verify import file_logits, largest_difference
 from tests.programs import compiled, model
 
 PARITY = 1e-4
-FORMATS = ("onnx", "tflite")
+FORMATS = ("onnx", "tflite", "pt2")
 x_of = np.random.default_rng(0).standard_normal
 
 
@@ -67,10 +67,27 @@ def test_baking_turns_weights_into_constants_and_leaves_x_alone() -> None:
     assert largest_difference(module, file, "onnx", samples()) < PARITY
 
 
-def test_onnx_takes_any_number_of_samples_and_tflite_one_at_a_time() -> None:
+def test_onnx_and_pt2_take_any_number_of_samples_and_tflite_one_at_a_time() -> None:
     module = model("digits-mlp").module
+    assert file_logits(export_center(module, (1, 8, 8), "pt2"), "pt2", samples(13)).shape == (13, 10)
     assert run_onnx(export_center(module, (1, 8, 8), "onnx"), {"x": samples(13)})[0].shape == (13, 10)
     assert file_logits(export_center(module, (1, 8, 8), "tflite"), "tflite", samples(3)).shape == (3, 10)
+
+
+def test_an_onnx_file_looks_as_people_expect_it() -> None:
+    """What a viewer shows: x and logits, a dimension called batch, and no node or weight that nobody uses."""
+    import onnx
+
+    graph = onnx.load_model_from_string(export_center(model("wecfl-cnn").module, (1, 28, 28), "onnx")).graph
+    shapes = {
+        v.name: [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim]
+        for v in (*graph.input, *graph.output)
+    }
+    assert shapes == {"x": ["batch", 1, 28, 28], "logits": ["batch", 10]}
+    used = {name for node in graph.node for name in node.input} | {"logits"}
+    assert all(set(node.output) & used for node in graph.node)
+    assert {tensor.name for tensor in graph.initializer} <= used
+    assert [n.op_type for n in graph.node] == ["Conv", "Relu", "MaxPool", "Conv", "Relu", "MaxPool", "Reshape", "Gemm"]
 
 
 def test_an_unknown_format_is_named_with_those_that_exist() -> None:

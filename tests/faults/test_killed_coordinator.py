@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,16 +11,22 @@ import pytest
 from coordinator.config import RunConfig
 from coordinator.runs import round_rng
 from coordinator.store import Diverged
-from tests.faults.world import BALLAST, Anything, Federation
+from edge_client.transport.memory import MemoryBroker
+from tests.faults.virtual import Killed
+from tests.faults.world import BALLAST, TOPICS, Anything, Federation, Spy
 
 DEVICES = 3
 WRITES = 34  # of an undisturbed life: checked below, so that no write is left out when there are more of them
+SENDS, BLOCKS_UP = 87, 30  # messages of the coordinator, and blocks that it is sent
+OURS = ("coord", "cat", "t", "b")
 
 
 class Undisturbed(NamedTuple):
     states: dict[str, bytes]
     rounds: list[dict[str, Any]]
     writes: int
+    sends: int
+    blocks_up: int
 
 
 def federation(folder: Path, **changes: Anything) -> Federation:
@@ -29,17 +36,19 @@ def federation(folder: Path, **changes: Anything) -> Federation:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     fed = federation(tmp_path_factory.mktemp("undisturbed"))
+    spy = Spy(fed.world.broker)
     fed.start_coordinator()
     fed.start_devices(DEVICES)
     fed.finish()
     assert fed.store is not None
     writes = fed.store.writes
     fed.world.end()
-    return Undisturbed(fed.final_states(), fed.rounds(), writes)
+    kinds = Counter[str](TOPICS.parse(message.topic).kind for message in spy.heard())
+    return Undisturbed(fed.final_states(), fed.rounds(), writes, sum(kinds[k] for k in OURS), kinds["in"])
 
 
-def test_the_kills_below_reach_every_write_of_the_store(undisturbed: Undisturbed) -> None:
-    assert undisturbed.writes == WRITES
+def test_the_kills_below_reach_every_write_of_the_store_and_every_message(undisturbed: Undisturbed) -> None:
+    assert (undisturbed.writes, undisturbed.sends, undisturbed.blocks_up) == (WRITES, SENDS, BLOCKS_UP)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
@@ -51,6 +60,56 @@ def test_a_kill_at_any_write_changes_no_bit_of_the_outcome(
     victim = fed.start_coordinator(fatal=fatal, before=before)
     fed.start_devices(DEVICES)
     fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.states
+    assert fed.rounds() == undisturbed.rounds
+
+
+@pytest.mark.parametrize("fatal", range(1, SENDS + 1, 4))
+def test_a_kill_at_any_message_that_it_sends_changes_no_bit_of_the_outcome(
+    tmp_path: Path, undisturbed: Undisturbed, fatal: int
+) -> None:
+    """Before a task, in the middle of a download, after an update is on disk and before its `ack`."""
+    sent = 0
+
+    def dies(topic: str, body: bytes) -> tuple[bytes, ...]:
+        nonlocal sent
+        sent += TOPICS.parse(topic).kind in OURS
+        if sent != fatal:
+            return (body,)
+        sent += 1  # only once
+        victim.vanish()
+        raise Killed
+
+    fed = federation(tmp_path, broker=MemoryBroker(tamper=dies))
+    victim = fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.states
+    assert fed.rounds() == undisturbed.rounds
+
+
+@pytest.mark.parametrize("fatal", range(2, BLOCKS_UP + 1, 4))
+def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
+    tmp_path: Path, undisturbed: Undisturbed, fatal: int
+) -> None:
+    seen = 0
+
+    def counts(topic: str, body: bytes) -> tuple[bytes, ...]:
+        nonlocal seen
+        seen += TOPICS.parse(topic).kind == "in"
+        return (body,)
+
+    fed = federation(tmp_path, broker=MemoryBroker(tamper=counts))
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: seen >= fatal)
+    fed.world.kill("coordinator.0")
     fed.start_coordinator()
     fed.finish()
     fed.world.end()

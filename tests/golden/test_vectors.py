@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.protocol import blocks, compress, messages, signing, tensors, topics
+from edge_client.protocol import blocks, compress, kinds, messages, signing, tensors, topics
+from edge_client.protocol.catalog import Catalog
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import Reply, Schema, TensorSpec
 
 HERE = Path(__file__).parent
@@ -196,6 +198,50 @@ def test_batches_follow_numpys_permutation_of_the_seed() -> None:
     rng = np.random.Generator(np.random.PCG64(given["seed"]))
     assert rng.permutation(given["n"]).tolist() == given["first_pass"]
     assert rng.permutation(given["n"]).tolist() == given["second_pass"]
+
+
+@pytest.mark.parametrize("name", [name for name in VECTORS["spelled"] if name not in ("catalog", "program.json")])
+def test_spelled_messages_are_read_and_written_as_they_stand(name: str) -> None:
+    text = VECTORS["spelled"][name].encode()
+    kind = name.partition(",")[0]
+    message = messages.read(text)
+    assert message["k"] == kind
+    assert messages.canonical(message) == text
+    fields = {field: value for field, value in message.items() if field not in ("v", "k", "id", "t")}
+    assert messages.write(kind, ident=message["id"], t_ms=TIME_MS, **fields) == text
+
+
+def test_there_is_a_vector_of_every_kind() -> None:
+    spelled = {json.loads(text).get("k") for text in VECTORS["spelled"].values()} - {None}
+    assert spelled | set(VECTORS["messages"]) >= kinds.KINDS
+    assert "near, the answer" in VECTORS["spelled"]
+
+
+def test_the_catalog_and_the_program_are_read_and_written_as_they_stand() -> None:
+    catalog, program = (VECTORS["spelled"][name].encode() for name in ("catalog", "program.json"))
+    assert Catalog.from_bytes(catalog).to_bytes() == catalog
+    read = Program.from_json(messages.parse_json(program))
+    assert messages.canonical(read.to_json()) == program
+    assert read.schema == SCHEMA
+    said = messages.read(VECTORS["spelled"]["cat"].encode())["catalog"]
+    assert named(catalog) == {"bytes": said["size"], "sha256": said["sha256"]}
+    public = bytes.fromhex(VECTORS["key"]["public"])
+    signing.verify_manifest(blocks.Manifest.from_json(said), [public], "demo")
+
+
+def test_topics_are_built_and_read_as_they_stand() -> None:
+    t, label = topics.Topics("demo"), VECTORS["p"]["label"]
+    broadcast = [t.coord(), t.catalog(), t.shared_block(label, 0)]
+    up = [t.state("dev-1"), t.request("dev-1"), t.upload(2, "dev-1", label, 0)]
+    assert [*broadcast, *up, t.down("dev-1"), t.down_block("dev-1", label, 2)] == VECTORS["topics"]
+    assert [t.parse(topic).kind for topic in VECTORS["topics"]] == ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]
+
+
+def test_noise_is_the_upper_bits_of_the_seeds_stream() -> None:
+    given = VECTORS["noise"]
+    sequence = np.random.SeedSequence(given["seed"], spawn_key=(given["step"],))
+    drawn = np.random.Generator(np.random.PCG64(sequence)).random(len(given["first"]), dtype=np.float32)
+    assert (drawn * 2**24).astype(int).tolist() == given["first"]
 
 
 def strings(value: object) -> Iterator[str]:

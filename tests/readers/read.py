@@ -1,6 +1,7 @@
-"""`make readers`, second half: an independent TFLite runtime opens the files of write.py, runs them and compares.
+"""`make readers`, second half: an independent runtime opens the files of write.py, runs them and compares.
 
-    python read.py MODULE FOLDER     MODULE holds an Interpreter, such as tflite_runtime.interpreter
+    python read.py MODULE FOLDER     MODULE holds a TFLite Interpreter, such as tflite_runtime.interpreter, or is
+                                     onnxruntime
 
 Runs where only that runtime and numpy are installed, so it imports nothing of ours. Prints one line per function, and
 leaves with 1 when one is wrong.
@@ -20,6 +21,8 @@ Array = NDArray[Any]
 # Relative to the largest value of each output. All are float32, and the gradient of a bias before a batch norm is a
 # small difference of large sums: torch's own is up to 5e-5 off. A wrong gradient shows in the first digit.
 TOLERANCE = 1e-4
+# A quantized center, by the end of its name: 11 bits of a weight, 8 bits of a weight, 8 bits of everything.
+QUANTIZED = {"-fp16": 1e-2, "-int8": 5e-2, "-int8-static": 2e-1}
 
 
 def difference(got: Array, expected: Array) -> float:
@@ -42,16 +45,27 @@ def compared(interpreter: Any, arrays: dict[str, Array], function: str) -> float
     return float(np.max([difference(results[k], v) for k, v in expected.items()]))  # NaN stays NaN
 
 
+def compared_onnx(runtime: Any, path: Path, arrays: dict[str, Array]) -> float:  # noqa: ANN401 - no types there
+    """Run a center."""
+    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return difference(session.run(["logits"], {"x": arrays["/x"]})[0], arrays["/logits"])
+
+
 def main(module: str, folder: Path) -> int:
     """-> the exit code."""
     runtime, right = importlib.import_module(module), True
-    files = sorted(folder.glob("*.tflite"))
+    onnx = module == "onnxruntime"
+    files = sorted(folder.glob("*.onnx" if onnx else "*.tflite"))
     for path in files:
         arrays = dict(np.load(path.with_suffix(".npz")))
         for function in sorted({name.partition("/")[0] for name in arrays}):
-            worst = compared(runtime.Interpreter(model_path=str(path)), arrays, function)
-            right &= worst < TOLERANCE
-            print("ok  " if worst < TOLERANCE else "FAIL", module, path.stem, function or "logits", f"{worst:.0e}")  # noqa: T201 - its data
+            if onnx:
+                worst = compared_onnx(runtime, path, arrays)
+            else:
+                worst = compared(runtime.Interpreter(model_path=str(path)), arrays, function)
+            limit = next((limit for end, limit in QUANTIZED.items() if path.stem.endswith(end)), TOLERANCE)
+            right &= worst < limit
+            print("ok  " if worst < limit else "FAIL", module, path.stem, function or "logits", f"{worst:.0e}")  # noqa: T201 - its data
     return 0 if right and files else 1
 
 

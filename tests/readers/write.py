@@ -2,19 +2,24 @@
 
     NAME.tflite, NAME.npz   "<function>/args_<i>" and "<function>/output_<i>", positional as in the file; a center's
                             file has no functions, its arrays are "/x" and "/logits"
+    NAME.onnx, NAME.npz     a center
 
-The expected values come from torch in float64 and from no runtime. Reads nothing, judges nothing: read.py does.
+A center is there in float32 and in every quantization. The expected values come from torch in float64 and from no
+runtime. Reads nothing, judges nothing: read.py does.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from edge_client.protocol.task import Array
 from export.inference import export_center
+from export.material import Samples
+from export.quantize import SCHEMES_OF, quantized
 from tests.programs import BATCH, compiled, feeds, model, torch_evaluate, torch_step
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
@@ -32,20 +37,25 @@ def program_file(name: str) -> tuple[bytes, dict[str, Array]]:
     return made.files[made.program.containers["litert"]["step"].sha256], arrays
 
 
-def center_file(name: str) -> tuple[bytes, dict[str, Array]]:
-    """A center's file: one sample in, its logits out. The center is the model as it was built."""
+def center_files(name: str) -> Iterator[tuple[str, bytes, dict[str, Array]]]:
+    """(file name, file, arrays): one sample in, its logits out. The center is the model as it was built."""
     known, given = model(name), feeds(compiled(name, engines=("litert",)).program, "evaluate", batch=1)
     expected = torch_evaluate(known.module, {"x": given["x"], "y": given["y"]})
-    return export_center(known.module, known.input, "tflite"), {"/x": given["x"], "/logits": expected["logits"]}
+    arrays = {"/x": given["x"], "/logits": expected["logits"]}
+    for fmt in ("onnx", "tflite"):
+        file = export_center(known.module, known.input, fmt)
+        yield f"{name}-center.{fmt}", file, arrays
+        for scheme in SCHEMES_OF[fmt]:
+            yield f"{name}-center-{scheme}.{fmt}", quantized(file, fmt, scheme, Samples(x=given["x"])), arrays
 
 
 def main(folder: Path) -> None:
     """Write them all."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
-        for label, (file, arrays) in ((name, program_file(name)), (f"{name}-center", center_file(name))):
-            (folder / f"{label}.tflite").write_bytes(file)
-            np.savez(folder / f"{label}.npz", allow_pickle=False, **arrays)
+        for label, file, arrays in ((f"{name}.tflite", *program_file(name)), *center_files(name)):
+            (folder / label).write_bytes(file)
+            np.savez((folder / label).with_suffix(".npz"), allow_pickle=False, **arrays)
 
 
 if __name__ == "__main__":

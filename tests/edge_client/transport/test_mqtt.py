@@ -20,11 +20,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from paho.mqtt.enums import MQTTProtocolVersion
 
+from coordinator.broker import Broker, find_mosquitto, start_broker
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.transport import mqtt
 from edge_client.transport.base import Connected, Lost
 from edge_client.transport.mqtt import MqttTransport, parse_url
-from emulator.broker import Broker, find_mosquitto, start_broker
+from edge_client.transport.tls import Credentials
 
 
 @contextmanager
@@ -81,7 +82,22 @@ def test_what_is_no_address_is_refused_with_an_example(url: str) -> None:
 
 def test_an_absent_authority_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no certificate authority at"):
-        MqttTransport("mqtts://host", "x", ca=tmp_path / "absent.pem")
+        MqttTransport("mqtts://host", "x", credentials=Credentials(ca=tmp_path / "absent.pem"))
+
+
+@pytest.mark.parametrize(
+    "url", ["mqtt://broker.example", "mqtt://192.168.1.2:1883", "mqtt://[2001:db8::1]", "mqtt://0.0.0.0"]
+)
+def test_plain_mqtt_to_another_machine_has_to_be_insisted_on(url: str) -> None:
+    with pytest.raises(ConfigError, match="not encrypted") as wrong:
+        MqttTransport(url, "x")
+    assert "--insecure" in wrong.value.hint
+    MqttTransport(url, "x", insecure=True)
+
+
+@pytest.mark.parametrize("url", ["mqtt://localhost", "mqtt://127.0.0.1", "mqtt://127.9.8.7:1", "mqtt://[::1]:1"])
+def test_plain_mqtt_stays_allowed_on_this_machine(url: str) -> None:
+    MqttTransport(url, "x")
 
 
 def test_a_broker_that_is_not_there_is_named_with_its_address_and_a_hint(free_port: int) -> None:
@@ -185,12 +201,12 @@ def test_over_tls_only_the_configured_authority_is_trusted(tmp_path: Path, free_
     write_certificate(ours, tmp_path / "key.pem")
     write_certificate(strangers, tmp_path / "other-key.pem")
     with tls_broker(tmp_path, ours, tmp_path / "key.pem", free_port) as url:
-        transport = MqttTransport(url, "x", ca=ours)
+        transport = MqttTransport(url, "x", credentials=Credentials(ca=ours))
         transport.connect()
         assert transport.receive(10) == Connected()
         transport.close()
         with pytest.raises(NetworkError, match="certificate verify failed"):
-            MqttTransport(url, "y", ca=strangers, connect_timeout_s=2).connect()
+            MqttTransport(url, "y", credentials=Credentials(ca=strangers), connect_timeout_s=2).connect()
 
 
 def write_certificate(path: Path, key_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""A broker for one machine: the `mosquitto` found here, else amqtt inside this process. Loopback only, no accounts.
+"""A broker for one machine: the `mosquitto` found here, or one embedded in this process. Loopback only, no accounts.
 
-`start_broker` returns once clients can connect, and `Broker.stop` leaves neither process nor file behind. For a fleet
-that spans machines use a real broker with certificates (PROTOCOL.md, access), and pass its URL.
+`start_broker` returns once clients can connect, and `Broker.stop` leaves neither process nor file behind. The embedded
+one is amqtt. For a fleet that spans machines use a real broker with certificates (PROTOCOL.md, access), and pass its
+URL.
 """
 
 from __future__ import annotations
@@ -11,19 +12,24 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
-from emulator.processes import end_process
 
-KINDS = ("auto", "mosquitto", "amqtt")
+log = logging.getLogger(__name__)
+
+KINDS = ("auto", "mosquitto", "embedded")
+PORT = 1883
+EMBEDDED_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fleet of 5,000 connects in 23 s
 FAREWELLS = 4  # passes of the embedded broker's loop before it is closed
 START_TIMEOUT_S = 10.0
 STOP_PATIENCE_S = 5.0
@@ -46,7 +52,7 @@ log_type warning
 
 @dataclass(frozen=True, kw_only=True)
 class Broker:
-    """A running broker: `url` is what clients connect to, `kind` is "mosquitto", "amqtt" or "external"."""
+    """A running broker: `url` is what clients connect to, `kind` is "mosquitto", "embedded" or "external"."""
 
     url: str
     kind: str
@@ -87,11 +93,42 @@ def check_free(port: int) -> None:
         ) from wrong
 
 
+def served(broker: str) -> tuple[str, int] | None:
+    """What `serve` has to start itself: "embedded" or "mosquitto", with ":PORT" or on 1883; None for a URL.
+
+    Raises UsageError for anything else.
+    """
+    if "://" in broker:
+        return None
+    kind, colon, port = broker.partition(":")
+    if kind not in KINDS[1:] or (colon and not (port.isdecimal() and 0 < int(port) < 2**16)):
+        raise UsageError(
+            f"unknown broker {broker!r}", hint="use embedded, mosquitto, embedded:PORT, or a URL like mqtts://host:8883"
+        )
+    return kind, int(port or PORT)
+
+
+def url_of(broker: str) -> str:
+    """Where clients find what `served` describes; a URL is itself."""
+    own = served(broker)
+    return broker if own is None else f"mqtt://127.0.0.1:{own[1]}"
+
+
+def advice(devices: int) -> str:
+    """What to tell about a fleet that is too large for the embedded broker; nothing for a smaller one."""
+    if devices <= EMBEDDED_DEVICES:
+        return ""
+    return (
+        f"fleet of {devices}: the embedded broker is meant for about {EMBEDDED_DEVICES} devices; "
+        "install mosquitto (apt install mosquitto), or pass --broker mqtts://host"
+    )
+
+
 def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None) -> Broker:
     """Start a broker, or check the one at a URL.
 
-    `prefer` is "auto" (mosquitto when it is installed and works, else amqtt), "mosquitto", "amqtt", or the URL of a
-    broker that runs already. `folder` takes the generated configuration; `port` is a free one when not given.
+    `prefer` is "auto" (mosquitto when it is installed and works, else embedded), "mosquitto", "embedded", or the URL of
+    a broker that runs already. `folder` takes the generated configuration; `port` is a free one when not given.
     Raises NetworkError for a port in use or an unreachable URL, RuntimeMissing for an absent or broken broker.
     """
     if "://" in prefer:
@@ -100,19 +137,19 @@ def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None)
         raise UsageError(
             f"unknown broker {prefer!r}", hint=f"use one of {', '.join(KINDS)}, or a URL like mqtt://host:1883"
         )
-    if prefer == "amqtt":
-        return _start_amqtt(port)
+    if prefer == "embedded":
+        return _start_embedded(port)
     program = find_mosquitto()
     if prefer == "mosquitto" and program is None:
-        raise RuntimeMissing("mosquitto is not installed", hint="apt install mosquitto, or use --broker amqtt")
+        raise RuntimeMissing("mosquitto is not installed", hint="apt install mosquitto, or use --broker embedded")
     if program is None:
-        return _start_amqtt(port)
+        return _start_embedded(port)
     try:
         return _start_mosquitto(program, folder, port)
     except RuntimeMissing:
         if prefer == "mosquitto":
             raise
-        return _start_amqtt(port)
+        return _start_embedded(port)
 
 
 def _external(url: str) -> Broker:
@@ -155,7 +192,7 @@ def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
             )
         except OSError as wrong:
             conf.unlink(missing_ok=True)
-            raise RuntimeMissing(f"{program} cannot be started: {wrong}", hint="use --broker amqtt") from wrong
+            raise RuntimeMissing(f"{program} cannot be started: {wrong}", hint="use --broker embedded") from wrong
 
     def stop() -> None:
         end_process(process, patience_s=STOP_PATIENCE_S)
@@ -184,17 +221,17 @@ def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], prog
     if "in use" in log():  # taken since we looked
         check_free(port)
     raise RuntimeMissing(
-        f"{program} does not start: {log().strip()[-500:] or 'it says nothing'}", hint="use --broker amqtt"
+        f"{program} does not start: {log().strip()[-500:] or 'it says nothing'}", hint="use --broker embedded"
     )
 
 
-def _start_amqtt(port: int | None) -> Broker:
+def _start_embedded(port: int | None) -> Broker:
     try:
         from amqtt.broker import Broker as AmqttBroker
     except ImportError as missing:
         raise RuntimeMissing(
             "neither mosquitto nor amqtt is installed",
-            hint="pip install 'fedcenters[emulator]', or apt install mosquitto",
+            hint="pip install 'fedcenters[server]', or apt install mosquitto",
         ) from missing
     # It reports every lost client as an error; clients report their own trouble better.
     for name in ("amqtt", "transitions"):
@@ -219,6 +256,7 @@ def _start_amqtt(port: int | None) -> Broker:
 
     def run() -> None:
         asyncio.set_event_loop(loop)
+        loop.set_exception_handler(_note)
         try:
             loop.run_until_complete(serve())
         except BaseException as wrong:  # noqa: BLE001 - handed to the thread that waits
@@ -243,7 +281,25 @@ def _start_amqtt(port: int | None) -> Broker:
             f"the embedded broker cannot listen on port {chosen}: {started[0] if started else 'it does not answer'}",
             hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
         ) from (started[0] if started else None)
-    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="amqtt", _stop=stop)
+    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", _stop=stop)
+
+
+def _note(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """A connection that amqtt gave up, as it does when many subscribe while others connect; the client tries again."""
+    log.debug("the embedded broker: %s", context.get("exception") or context["message"])
+
+
+def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
+    """SIGTERM, then SIGKILL to the session of a process that has not left after `patience_s`; it is gone on return."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from coordinator import broker as brokers
+from coordinator.broker import Broker, start_broker
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
-from emulator import broker as brokers
-from emulator.broker import Broker, start_broker
 
 CONNECT = bytes.fromhex("10 10 00 04 4d 51 54 54 04 02 00 3c 00 04 74 65 73 74".replace(" ", ""))  # 3.1.1, id "test"
 
@@ -55,7 +55,7 @@ def test_a_stopped_amqtt_leaves_no_thread(amqtt_broker: Broker) -> None:
     assert "amqtt" not in {t.name for t in threading.enumerate()}
 
 
-@pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=pytest.mark.broker), "amqtt"])
+@pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=pytest.mark.broker), "embedded"])
 def test_a_port_in_use_is_named(kind: str, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -71,16 +71,16 @@ def test_a_broken_mosquitto_is_named_when_asked_for_and_passed_over_when_not(
     broken.write_text(text)
     broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: str(broken))
-    with pytest.raises(RuntimeMissing, match="hint: use --broker amqtt"):
+    with pytest.raises(RuntimeMissing, match="hint: use --broker embedded"):
         start_broker(tmp_path / "run", "mosquitto")
     with start_broker(tmp_path / "run", "auto") as broker:
-        assert broker.kind == "amqtt"
+        assert broker.kind == "embedded"
 
 
 def test_without_mosquitto_the_embedded_broker_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
     with start_broker(tmp_path) as broker:
-        assert broker.kind == "amqtt"
+        assert broker.kind == "embedded"
     with pytest.raises(RuntimeMissing, match="apt install mosquitto"):
         start_broker(tmp_path, "mosquitto")
 

@@ -1,0 +1,74 @@
+"""What a broker must be told: who may write and read which topics, as files for Mosquitto and EMQX. Text in, text out.
+
+The common name of the client certificate is the user name. Everything that no line allows is refused. The federation
+is written out, never a wildcard. A revoked name is refused by name as well: the revocation list stops new connections,
+this line takes every right from one that is still open.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from edge_client.protocol.topics import check_federation
+
+COORDINATOR = "coordinator.0"
+WRITES = ("st/{name}", "rq/{name}", "in/+/{name}/#")  # a device's topics; PROTOCOL.md 14
+READS = ("dn/{name}/#", "bc/+", "bb/+/+")
+CONF = """\
+# Written by `fedcenters-coordinator provision`. A plain listener is not among it, on purpose.
+listener {port}{address}
+cafile {folder}/ca.crt
+certfile {folder}/server.crt
+keyfile {folder}/server.key
+crlfile {folder}/crl.pem
+tls_version tlsv1.2
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+allow_anonymous false
+acl_file {folder}/mosquitto.acl
+persistence false
+set_tcp_nodelay true
+max_inflight_messages 64
+# An explicit number: 0 means unlimited in some versions and "drop everything" in others.
+max_queued_messages 100000
+# The largest block with its header and topic.
+max_packet_size 1114112
+memory_limit 1073741824
+"""
+
+
+def mosquitto_conf(folder: PurePosixPath, *, port: int, address: str = "") -> str:
+    """mosquitto.conf for a broker that finds its files in `folder`; it listens on every address unless one is given."""
+    return CONF.format(folder=folder, port=port, address=f" {address}" if address else "")
+
+
+def mosquitto_acl(federation: str, revoked: Sequence[str]) -> str:
+    """The acl_file of Mosquitto 2."""
+    root = f"fc/v1/{check_federation(federation)}"
+    denied = [line for name in revoked for line in (f"user {name}", "topic deny #")]
+    writes = [f"pattern write {root}/{topic.format(name='%u')}" for topic in WRITES]
+    reads = [f"pattern read {root}/{topic.format(name='%u')}" for topic in READS]
+    coordinator = [f"user {COORDINATOR}", f"topic readwrite {root}/#"]
+    return "\n".join([*denied, *coordinator, *writes, *reads]) + "\n"
+
+
+def emqx_acl(federation: str, revoked: Sequence[str]) -> str:
+    """acl.conf of EMQX 5, whose listener has `peer_cert_as_username = cn` and `peer_cert_as_clientid = cn`.
+
+    `authorization.no_match = deny` belongs to it; the last line says it again.
+    """
+    root = f"fc/v1/{check_federation(federation)}"
+    own = [topic.format(name="${username}") for topic in (*WRITES, *READS)]
+    writes, reads = own[: len(WRITES)], own[len(WRITES) :]
+    lines = [f'{{deny, {{user, "{name}"}}, all, ["#"]}}.' for name in revoked]
+    lines.append(f'{{allow, {{user, "{COORDINATOR}"}}, all, ["{root}/#"]}}.')
+    lines.append(f"{{allow, all, publish, {_list(root, writes)}}}.")
+    lines.append(f"{{allow, all, subscribe, {_list(root, reads)}}}.")
+    return "\n".join([*lines, "{deny, all}."]) + "\n"
+
+
+def _list(root: str, topics: Sequence[str]) -> str:
+    return json.dumps([f"{root}/{topic}" for topic in topics])

@@ -1,0 +1,193 @@
+"""Several federations in one process: a thread each, a broker where one is wanted, and the signals of a service.
+
+SIGTERM and SIGINT ask every coordinator to stop where nothing is half done. A second signal ends the process at once,
+and so does the first after eight seconds with a coordinator that is busy with something long: what counts is on disk.
+The federations share nothing but the process. One that fails is told of, and the others go on.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from coordinator import broker as brokers
+from coordinator.config import CoordinatorConfig, read
+from coordinator.security import credentials_of
+from coordinator.server import Server
+from coordinator.store import Store
+from edge_client.errors import EXIT_OK, ConfigError
+from edge_client.protocol.topics import Topics
+from edge_client.transport.base import Transport, Will
+from edge_client.transport.clock import SystemClock
+from edge_client.transport.mqtt import MqttTransport
+
+PATIENCE_S = 8.0  # after a signal; container engines kill after ten
+GLANCE_S = 0.5
+Tell = Callable[[Mapping[str, Any]], None]  # is told every event of metrics.jsonl
+
+
+def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell) -> None:
+    """Serve the federations of these files until all are done, or a signal came. Raises the first failure.
+
+    After SIGINT raises KeyboardInterrupt. `broker` replaces that of every file.
+    """
+    settings = [read(path, broker=broker) if broker else read(path) for path in paths]
+    _check_apart(settings)
+    with ExitStack() as stack:
+        stores = [stack.enter_context(closing(_store(config))) for config in settings]
+        crowd = _Crowd(tell, sum(len(s.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c)))
+        lives = [
+            _Life(config, store, crowd.watch(config), insecure=insecure)
+            for config, store in zip(settings, stores, strict=True)
+        ]
+        started = [stack.enter_context(one) for one in _brokers(settings)]
+        came = _Signals(lives, [one.pid for one in started if one.pid is not None]).wait()
+    failures = [life.failure for life in lives if life.failure is not None]
+    if failures:
+        raise failures[0]
+    if came == signal.SIGINT:
+        raise KeyboardInterrupt
+
+
+class _Life:
+    """One federation: its server, and the thread that runs it."""
+
+    def __init__(self, config: CoordinatorConfig, store: Store, watch: Tell, *, insecure: bool) -> None:
+        url = brokers.url_of(config.broker)
+        client_id = f"{Topics(config.federation).federation}.coordinator.0"
+
+        def dial(will: Will | None) -> Transport:
+            return MqttTransport(url, client_id, will=will, credentials=credentials_of(config), insecure=insecure)
+
+        self.name = config.federation
+        self.failure: BaseException | None = None
+        self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch)
+        self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
+
+    def _run(self) -> None:
+        try:
+            self.server.run()
+        except BaseException as wrong:  # noqa: BLE001 - raised again in the main thread
+            self.failure = wrong
+
+
+class _Signals:
+    """Waits for the lives, and for a signal."""
+
+    def __init__(self, lives: Sequence[_Life], helpers: Sequence[int]) -> None:
+        self._lives, self._helpers, self._came = lives, helpers, 0
+
+    def wait(self) -> int:
+        """Run the lives to their ends; -> the signal that ended them, or 0."""
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            for life in self._lives:
+                life.thread.start()
+            self._follow()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+        return self._came
+
+    def _follow(self) -> None:
+        told: set[str] = set()
+        leave_s = float("inf")
+        while alive := [life for life in self._lives if life.thread.is_alive()]:
+            alive[0].thread.join(GLANCE_S)
+            for life in self._lives:
+                if life.failure is not None and life.name not in told and len(self._lives) > 1:
+                    told.add(life.name)
+                    _say(f"{life.name} has ended: {life.failure}")
+            if self._came:
+                leave_s = min(leave_s, time.monotonic() + PATIENCE_S)
+                if time.monotonic() > leave_s:
+                    self._leave_now(EXIT_OK if self._came == signal.SIGTERM else 128 + self._came)
+
+    def _on_signal(self, number: int, _frame: object) -> None:
+        if self._came:
+            self._leave_now(128 + number)
+        self._came = number
+        os.write(2, b"stopping; once more to quit at once\n")  # print may be in the middle of something
+        for life in self._lives:
+            life.server.stop()
+
+    def _leave_now(self, code: int) -> None:
+        """Without another word: no thread, no library and no broker of ours may hold this up."""
+        for pid in self._helpers:
+            os.kill(pid, signal.SIGTERM)
+        os._exit(code)
+
+
+class _Crowd:
+    """Counts who joined over the embedded broker, and says once when there are too many for it."""
+
+    def __init__(self, tell: Tell, known: int) -> None:
+        self._tell, self._known, self._lock, self._told = tell, known, threading.Lock(), False
+        self._advise()
+
+    def watch(self, config: CoordinatorConfig) -> Tell:
+        """The `watch` of one federation."""
+        return self._joined if _embedded(config) else self._tell
+
+    def _joined(self, event: Mapping[str, Any]) -> None:
+        self._tell(event)
+        if event["event"] == "joined":
+            with self._lock:
+                self._known += 1
+                self._advise()
+
+    def _advise(self) -> None:
+        if not self._told and (words := brokers.advice(self._known)):
+            self._told = True
+            _say(words)
+
+
+def _embedded(config: CoordinatorConfig) -> bool:
+    own = brokers.served(config.broker)
+    return own is not None and own[0] == "embedded"
+
+
+def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
+    """Start each broker that some configuration wants from us, once."""
+    wanted = {own: config for config in settings if (own := brokers.served(config.broker)) is not None}
+    for (kind, port), config in wanted.items():
+        started = brokers.start_broker(config.folder / "broker", kind, port=port)
+        _say(f"{started.kind} broker at {started.url}, for this machine only")
+        yield started
+
+
+def _check_apart(settings: Sequence[CoordinatorConfig]) -> None:
+    for name, what in (("federation", "name"), ("folder", "folder")):
+        values = [str(getattr(config, name)) for config in settings]
+        twice = sorted({value for value in values if values.count(value) > 1})
+        if twice:
+            raise ConfigError(
+                f"two configurations have the {name} {twice[0]}", hint=f"give each federation a {what} of its own"
+            )
+
+
+def _store(config: CoordinatorConfig) -> Store:
+    """The store, and beside it config.toml: how the run was made, defaults included."""
+    import tomli_w
+
+    try:
+        config.folder.mkdir(parents=True, exist_ok=True)
+        text = tomli_w.dumps(config.to_toml())
+        (config.folder / "config.toml").write_text(text, encoding="utf-8")
+    except OSError as wrong:
+        raise ConfigError(
+            f"cannot write to {config.folder}: {wrong.strerror}", hint="choose another `folder`"
+        ) from wrong
+    return Store(config.folder / "store")
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,111 @@
+"""One-time tokens: each lets one named device have one certificate, within a day. Only their hashes are stored.
+
+A token is 32 random bytes, so its bare SHA-256 tells nothing. The first request that shows a token binds it to that
+request's key; the same key may ask again (its answer may have been lost), any other is refused and counted. Time comes
+in as Unix seconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.errors import FedcentersError
+
+HOURS = 24.0
+TABLE = """
+create table if not exists tokens (
+    hash text primary key, cid text not null, expires_s real not null,
+    key text, used_s real, refused integer not null default 0
+)
+"""
+
+
+class TokenRefused(FedcentersError):
+    """A token that gives nothing; `code` is `unknown`, `expired` or `used`."""
+
+    exit_code = 5
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message, hint="ask whoever runs the federation for a new token")
+        self.code = code
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenState:
+    """What an operator may know of a token: never the token."""
+
+    cid: str
+    expires_s: float
+    used: bool
+    refused: int  # how often another key tried it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """The tokens of one authority, in an SQLite file."""
+
+    path: Path
+
+    def make(self, cid: str, now_s: float) -> str:
+        """A new token for a device; the only time that it is seen. An unused one of the same device stops working."""
+        token = secrets.token_urlsafe(32)
+        with self._open() as rows:
+            rows.execute("delete from tokens where cid = ? and key is null", (cid,))
+            rows.execute(
+                "insert into tokens (hash, cid, expires_s) values (?, ?, ?)", (_hash(token), cid, now_s + HOURS * 3600)
+            )
+        return token
+
+    def spend(self, token: str, cid: str, key: bytes, now_s: float) -> float:
+        """Use a token for a device; -> when it was first used. Raises TokenRefused.
+
+        `key`: the public key [DER] that wants a certificate.
+        """
+        used, wants = _hash(token), hashlib.sha256(key).hexdigest()
+        with self._open() as rows:
+            found = rows.execute("select cid, expires_s from tokens where hash = ?", (used,)).fetchone()
+            if found is None or found[0] != cid:
+                raise TokenRefused("unknown", f"this token was never made for {cid}")
+            if now_s > found[1]:
+                raise TokenRefused("expired", f"the token of {cid} is older than {HOURS:g} hours")
+            rows.execute("update tokens set key = ?, used_s = ? where hash = ? and key is null", (wants, now_s, used))
+            mine, used_s = rows.execute("select key = ?, used_s from tokens where hash = ?", (wants, used)).fetchone()
+            if not mine:
+                rows.execute("update tokens set refused = refused + 1 where hash = ?", (used,))
+        if not mine:
+            raise TokenRefused("used", f"the token of {cid} was used before, with another key")
+        return float(used_s)
+
+    def is_open(self, token: str, now_s: float) -> bool:
+        """Whether a token can still be used."""
+        with self._open() as rows:
+            query = "select 1 from tokens where hash = ? and key is null and expires_s >= ?"
+            return rows.execute(query, (_hash(token), now_s)).fetchone() is not None
+
+    def all(self) -> list[TokenState]:
+        """Every token, sorted by device."""
+        if not self.path.exists():
+            return []
+        query = "select cid, expires_s, key is not null, refused from tokens order by cid, expires_s"
+        with self._open() as rows:
+            found = rows.execute(query).fetchall()
+        return [TokenState(cid=c, expires_s=e, used=bool(u), refused=r) for c, e, u, r in found]
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """One transaction; other processes wait their turn."""
+        with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
+            database.execute("begin immediate")
+            database.execute(TABLE)
+            yield database
+            database.execute("commit")
+
+
+def _hash(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,97 @@
+"""A one-time token becomes this device's certificate: the key is made here and stays here, a signing request goes out.
+
+The answer is believed because the listener's own certificate comes from the authority in the join folder. The key is
+kept before anything is sent, so a lost answer is asked for again with the same key. A token that was used is removed.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import http.client
+import json
+import logging
+import ssl
+from urllib.parse import urlsplit
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from edge_client.config import ClientConfig
+from edge_client.errors import ConfigError, Malformed, NetworkError, ProtocolError
+from edge_client.protocol.messages import parse_json
+from edge_client.transport.blobs import write_atomically
+from edge_client.transport.keys import open_private, request, subject
+from edge_client.transport.tls import Credentials, check_private, context, explain
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 30.0
+ANSWER_MAX_BYTES = 16_384
+TOKEN_MAX_BYTES = 128
+
+
+def wanted(config: ClientConfig) -> bool:
+    """Whether there is a token that was not used yet."""
+    return config.token is not None and config.token.is_file()
+
+
+def enrol(config: ClientConfig) -> None:
+    """Use the token. Afterwards `config.certificate` and `config.key` are there, and the token is not.
+
+    Raises ConfigError for an incomplete configuration, NetworkError when nobody answers, ProtocolError for a refusal.
+    """
+    if config.token is None or config.certificate is None or config.key is None or not config.enrol_url:
+        raise ConfigError(
+            "enrolling needs enrol-url, token, certificate and key", hint="use the join folder that `provision` made"
+        )
+    check_private(config.token)
+    token = config.token.read_bytes()[: TOKEN_MAX_BYTES + 1].strip().decode("ascii", "replace")
+    key = open_private(config.key)
+    asked = {"token": token, "csr": request(key, config.device_id, config.federation).decode("ascii")}
+    answer = _post(config, json.dumps(asked).encode("utf-8"))
+    certificate = _checked(answer.get("certificate"), config)
+    if certificate.public_key() != key.public_key():
+        raise ProtocolError("the certificate is for another key", hint="ask for a new token")
+    write_atomically(config.certificate, certificate.public_bytes(Encoding.PEM))
+    config.token.unlink()
+    log.info("%s has a certificate until %s", config.device_id, f"{certificate.not_valid_after_utc:%Y-%m-%d}")
+
+
+def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
+    """-> the JSON object of a 200; anything else is an error."""
+    parts = urlsplit(config.enrol_url)
+    tls = context(Credentials(ca=config.ca), dt.datetime.now(dt.timezone.utc))
+    link = http.client.HTTPSConnection(parts.hostname or "", parts.port or 443, timeout=PATIENCE_S, context=tls)
+    try:
+        link.request("POST", "/enrol", body, {"Content-Type": "application/json"})
+        response = link.getresponse()
+        status, data = response.status, response.read(ANSWER_MAX_BYTES + 1)
+    except (OSError, ssl.SSLError, http.client.HTTPException) as wrong:
+        reason, hint = explain(wrong, config.ca)
+        raise NetworkError(
+            f"cannot enrol at {config.enrol_url}: {reason}",
+            hint=hint or "check the address, and that `fedcenters-coordinator enrol` is running",
+        ) from wrong
+    finally:
+        link.close()
+    try:
+        answer = parse_json(data, ANSWER_MAX_BYTES)
+    except Malformed as wrong:
+        raise ProtocolError(f"{config.enrol_url} answers no JSON", hint="is it the enrolment's port?") from wrong
+    if status != http.HTTPStatus.OK or not isinstance(answer, dict):
+        detail = answer.get("detail", "") if isinstance(answer, dict) else ""
+        raise ProtocolError(
+            f"this device was not enrolled: {str(detail)[:200] or f'HTTP status {status}'}",
+            hint="ask whoever runs the federation for a new token",
+        )
+    return answer
+
+
+def _checked(pem: object, config: ClientConfig) -> x509.Certificate:
+    try:
+        certificate = x509.load_pem_x509_certificate(str(pem).encode("utf-8"))
+    except ValueError as wrong:
+        raise ProtocolError("the answer holds no certificate", hint="is it the enrolment's port?") from wrong
+    if certificate.subject != subject(config.device_id, config.federation):
+        raise ProtocolError("the certificate is for another device", hint="ask for a new token")
+    return certificate

@@ -1,0 +1,67 @@
+"""Which center suits a device, from what it measured: one rule for MQTT's `near`, for HTTP and for the device itself.
+
+Everything is a distance, the less the better: a mean loss, one minus a share of votes, or how far apart two sketches
+are. Above `abstain` nothing fits, which is an answer. Pure; knows no message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import Malformed
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array
+
+ALTERNATIVES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The center of least distance, the lower one on a tie, or None; and the next best ones."""
+
+    center: int | None
+    distance: float
+    alternatives: tuple[tuple[int, float], ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of an answer to `near` (PROTOCOL.md)."""
+        others = [{"center": k, "distance": d} for k, d in self.alternatives]
+        return {"center": self.center, "distance": self.distance, "alternatives": others}
+
+
+def guessing_loss(program: Program) -> float:
+    """The mean loss of a model that only guesses: a center above it knows nothing about a device's data."""
+    return math.log(program.classes) if program.loss == "cross-entropy" else math.sqrt(np.finfo(np.float32).max)
+
+
+def by_distance(distances: Sequence[float] | Array, abstain: float) -> Choice:
+    """Distances [K] -> the choice. Negative ones are nobody's measurement: they never fit and are not told."""
+    order = [int(k) for k in np.argsort(distances, kind="stable")]
+    best = order[0]
+    fits = 0 <= distances[best] <= abstain
+    others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if distances[k] >= 0]
+    return Choice(
+        center=best if fits else None,
+        distance=max(0.0, float(distances[best])),
+        alternatives=tuple(others[:ALTERNATIVES]),
+    )
+
+
+def by_votes(votes: Sequence[int] | Array) -> Choice:
+    """Votes [K]: how many samples each center explains best (FedSoft, algorithm 1). Distance: 1 - its share."""
+    counts = np.asarray(votes, dtype=np.float64)
+    if counts.sum() <= 0:
+        raise Malformed("bad_field", "votes count no sample")
+    return by_distance(1 - counts / counts.sum(), 1.0)
+
+
+def by_sketch(sketch: Sequence[float] | Array, sketches: Array, abstain: float) -> Choice:
+    """A sketch [d] beside the centers' [K, d]: Euclidean distance."""
+    if len(sketch) != sketches.shape[1]:
+        raise Malformed("bad_field", f"a sketch of {len(sketch)} numbers, the centers' have {sketches.shape[1]}")
+    return by_distance(np.linalg.norm(sketches - np.asarray(sketch, dtype=np.float64), axis=1), abstain)

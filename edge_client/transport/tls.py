@@ -1,0 +1,159 @@
+"""TLS as both sides dial it: what is trusted, who we are, and what went wrong, in words.
+
+TLS 1.2 or newer, the broker's name is checked, and its certificate must come from `ca` alone when that is given. Files
+are read again at every connection, so a renewed certificate needs no restart. Knows nothing of MQTT and makes no keys.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+import os
+import ssl
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from edge_client.errors import ConfigError
+
+WARN_DAYS = 30
+EXPIRED, NOT_YET, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # X509_V_ERR_* of OpenSSL
+STRANGER = (18, 19, 20, 21)  # self-signed, or no path to what we trust
+CLOCK_HINT = "check this machine's clock, then ask for a new certificate"
+# What a broker says when it turns a client away, as OpenSSL words the alert.
+ALERTS = (
+    ("certificate revoked", "the broker says that our certificate was revoked", "ask whoever runs the federation"),
+    ("certificate expired", "the broker says that our certificate is expired", CLOCK_HINT),
+    ("certificate required", "the broker wants a client certificate", "set `certificate` and `key`"),
+    ("unknown ca", "the broker does not know the authority of our certificate", "use this federation's certificate"),
+    ("bad certificate", "the broker refuses our certificate", "use the certificate made for this federation"),
+    ("unsupported certificate", "the broker refuses this kind of certificate", "use the device's own certificate"),
+    ("wrong version number", "what listens there does not speak TLS", "use mqtt:// on loopback, else the TLS port"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """PEM files: whom we believe (None: the system's authorities), and who we are (None: nobody)."""
+
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address cannot leave this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext:
+    """What a client dials with. Raises ConfigError for a file that is missing, wrong, expired or open to others."""
+    if (credentials.certificate is None) != (credentials.key is None):
+        raise ConfigError("a client certificate needs its key", hint="set both `certificate` and `key`, or neither")
+    _check_file(credentials.ca, "certificate authority", "ca")
+    try:
+        made = ssl.create_default_context(cafile=None if credentials.ca is None else str(credentials.ca))
+    except ssl.SSLError as wrong:
+        raise ConfigError(f"{credentials.ca} holds no certificate", hint="point `ca` at a PEM file") from wrong
+    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    if credentials.certificate is not None and credentials.key is not None:
+        _check_validity(credentials.certificate, now)
+        check_private(credentials.key)
+        try:
+            made.load_cert_chain(credentials.certificate, credentials.key, password="")  # never asks on a terminal
+        except (ssl.SSLError, ValueError) as wrong:
+            raise ConfigError(
+                f"{credentials.key} is not the key of {credentials.certificate}", hint="take both from one join folder"
+            ) from wrong
+    return made
+
+
+def check_private(key: Path) -> None:
+    """Raise ConfigError when a private key is missing, or when anybody but its owner can read it."""
+    _check_file(key, "private key", "key")
+    if os.name == "posix" and stat.S_IMODE(key.stat().st_mode) & 0o077:
+        raise ConfigError(f"{key} can be read by others", hint=f"chmod 600 {key}")
+
+
+def check_subject(certificate: Path, *, name: str, federation: str) -> None:
+    """Raise ConfigError when a certificate was made for another device, or for another federation."""
+    subject = read_certificate(certificate).subject
+    found = {oid: [a.value for a in subject.get_attributes_for_oid(oid)] for oid in (_CN, _ORGANISATION)}
+    if found != {_CN: [name], _ORGANISATION: [federation]}:
+        raise ConfigError(
+            f"{certificate} belongs to {subject.rfc4514_string()}, not to {name} of {federation}",
+            hint="use the certificate that was made for this device of this federation",
+        )
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """The first certificate of a PEM file. Raises ConfigError."""
+    _check_file(path, "certificate", "certificate")
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except (OSError, ValueError) as wrong:
+        raise ConfigError(f"{path} holds no certificate: {wrong}", hint="it must be a PEM file") from wrong
+
+
+def expiring(credentials: Credentials, now: dt.datetime, days: int = WARN_DAYS) -> list[str]:
+    """A sentence for each of our certificates that is not valid for another `days`."""
+    files = [path for path in (credentials.certificate, credentials.ca) if path is not None]
+    ends = [(path, read_certificate(path).not_valid_after_utc) for path in files]
+    return [
+        f"{path} expires on {end:%Y-%m-%d}, in {(end - now).days} days; renew it with `provision --renew`"
+        for path, end in ends
+        if end - now < dt.timedelta(days=days)
+    ]
+
+
+def explain(wrong: Exception | str, ca: Path | None = None) -> tuple[str, str]:
+    """-> (what went wrong, what to do), for a connection that failed; the hint is "" when TLS is not to blame."""
+    text = str(wrong)
+    if isinstance(wrong, ssl.SSLCertVerificationError):
+        return _explain_verification(wrong, ca)
+    for words, reason, hint in ALERTS:
+        if words in text.lower().replace("_", " "):
+            return f"{reason} ({text})", hint
+    return text, ""
+
+
+def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) -> tuple[str, str]:
+    """The broker's certificate did not convince us."""
+    quoted = f"(certificate verify failed: {wrong.verify_message})"
+    if wrong.verify_code == EXPIRED:
+        return f"the broker's certificate is expired {quoted}", "renew it, or check this machine's clock"
+    if wrong.verify_code == NOT_YET:
+        return f"the broker's certificate is not yet valid {quoted}", "check this machine's clock"
+    if wrong.verify_code in STRANGER:
+        named = "any authority that this system trusts" if ca is None else f"the authority in {ca}"
+        return f"the broker's certificate is not from {named} {quoted}", "point `ca` at this federation's ca.crt"
+    if wrong.verify_code in (OTHER_NAME, OTHER_ADDRESS):
+        return f"the broker's certificate is for another name {quoted}", "dial the name that it was made for"
+    return f"the broker's certificate is refused {quoted}", "use the broker's own certificate, made by `provision`"
+
+
+def _check_file(path: Path | None, what: str, key: str) -> None:
+    if path is not None and not path.is_file():
+        raise ConfigError(f"no {what} at {path}", hint=f"point `{key}` at a PEM file, or leave it out")
+
+
+def _check_validity(path: Path, now: dt.datetime) -> None:
+    certificate = read_certificate(path)
+    if now > certificate.not_valid_after_utc:
+        raise ConfigError(f"{path} expired on {certificate.not_valid_after_utc:%Y-%m-%d %H:%M} UTC", hint=CLOCK_HINT)
+    if now < certificate.not_valid_before_utc:
+        raise ConfigError(
+            f"{path} is not yet valid: it begins on {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC",
+            hint="check this machine's clock",
+        )
+
+
+_CN, _ORGANISATION = NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME

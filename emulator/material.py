@@ -1,0 +1,138 @@
+"""A simulated run's folder as the material of a bundle (export/material.py, the entry point `fedcenters.runs`).
+
+config.toml says how the fleet was made, so its devices' samples are made again from the data sets; the model's program
+is compiled again. Nothing is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_client.errors import ConfigError
+from edge_client.protocol import compress
+from edge_client.protocol.task import Array, ClientId
+from export.material import Material, Samples
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+if TYPE_CHECKING:
+    from emulator.partitions import Split
+
+CALIBRATION = 512  # training samples, every device's share alike
+
+
+def knows(run: Path) -> bool:
+    """Whether `fedcenters-emulator simulate` wrote this folder."""
+    return all((run / name).is_file() for name in ("config.toml", "fleet.json", "metrics.jsonl"))
+
+
+def material(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> Material:
+    """The centers of the run, a program for `engines`, and every device's samples."""
+    from coordinator.models.registry import build
+    from export.program import compile_program
+
+    asked, last = _asked(run), _last(run)
+    if method not in ("", asked["method"]):
+        raise ConfigError(f"run {run} has no centers of {method}", hint=f"it has {asked['method']}")
+    model = build(asked["model"], seed=asked["seed"])
+    facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
+    made = compile_program(model.module, **facts, batch=int(asked["settings"]["batch-size"]), engines=engines)
+    folder = run / "centers" / asked["method"]
+    paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
+    centers = [compress.decode(path.read_bytes(), made.program.schema, kind="model") for path in paths]
+    split = _split(asked, data)
+    return Material(
+        program=made.program,
+        files=made.files,
+        centers=centers,
+        cards=_cards(asked, last, split, len(centers)),
+        reference=_samples(split, last["assignment"], "test", len(centers)),
+        calibration=_few_training(split, last),
+    )
+
+
+def held_out(run: Path, *, data: Path | None) -> Samples | None:
+    """Every test sample of every device."""
+    last = _last(run)
+    return _samples(_split(_asked(run), data), last["assignment"], "test", len(last["per_center"]))
+
+
+def calibration(run: Path, *, data: Path | None) -> Samples | None:
+    """Training samples, every device's share alike."""
+    return _few_training(_split(_asked(run), data), _last(run))
+
+
+def _few_training(split: Split, last: Mapping[str, Any]) -> Samples:
+    return _samples(split, last["assignment"], "train", len(last["per_center"])).few(CALIBRATION)
+
+
+def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: Split, centers: int) -> list[dict[str, Any]]:
+    from export.cards import facts
+
+    train = {c: local.train for c, local in split.devices.items()}
+    classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
+    told: dict[str, Any] = {
+        "method": asked["method"],
+        "rounds": asked["rounds"],
+        "samples": {c: len(d) for c, d in train.items()},
+        "accuracy": last["per_device"],
+        "labels": {c: np.bincount(d.y, minlength=classes) for c, d in train.items()} if classes else {},
+        "labels_of": "training samples",
+    }
+    at = _center_of(split, last["assignment"], centers)
+    return [facts(k, [c for c in sorted(at) if at[c] == k], **told) for k in range(centers)]
+
+
+def _center_of(split: Split, assignment: Mapping[ClientId, int], centers: int) -> dict[ClientId, int]:
+    """Each device's center; the only one where a method assigns nobody, -1 where several may serve a device."""
+    return {c: assignment.get(c, 0 if centers == 1 else -1) for c in split.devices}
+
+
+def _samples(split: Split, assignment: Mapping[ClientId, int], part: str, centers: int) -> Samples:
+    at = _center_of(split, assignment, centers)
+    found = {c: getattr(local, part) for c, local in sorted(split.devices.items())}
+    found = {c: d for c, d in found.items() if d is not None and len(d)}
+    lengths = [len(d) for d in found.values()]
+
+    def joined(arrays: Sequence[Array]) -> Array:
+        return np.concatenate(arrays)
+
+    return Samples(
+        x=joined([d.x for d in found.values()]),
+        y=joined([d.y for d in found.values()]),
+        device=np.repeat(np.array(list(found)), lengths),
+        center=np.repeat(np.array([at[c] for c in found], np.int64), lengths),
+    )
+
+
+def _split(asked: Mapping[str, Any], data: Path | None) -> Split:
+    from emulator.simulation import SimulateArgs, fleet_of
+
+    names = ("method", "model", "partition", "devices", "groups", "seed")
+    args = {name: asked[name] for name in names if name in asked}
+    return fleet_of(SimulateArgs(**args, data_set=asked["data-set"], data=data))[1]
+
+
+def _asked(run: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as wrong:
+        raise ConfigError(f"{run}/config.toml: {wrong}", hint="simulate again") from wrong
+
+
+def _last(run: Path) -> dict[str, Any]:
+    """The last round, which tested every device."""
+    try:
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return dict(json.loads(lines[-1]))
+    except (OSError, ValueError, IndexError) as wrong:
+        raise ConfigError(f"{run}/metrics.jsonl: {wrong!r}", hint="simulate again") from wrong

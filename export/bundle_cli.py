@@ -1,0 +1,236 @@
+"""Commands over bundles, for fedcenters-export: bundle, verify, quantize, site, serve. Parses, calls, prints."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from edge_client.errors import FedcentersError, UsageError, foreseen
+
+PublicKeys = Annotated[
+    list[Path] | None, typer.Option(help="file with a public key in hex that must have signed; may be repeated")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
+Data = Annotated[Path | None, typer.Option(help="the folder of data sets; else FEDCENTERS_DATA")]
+Key = Annotated[Path | None, typer.Option(help="a private signing key to sign the bundle with; needs --federation")]
+Federation = Annotated[str, typer.Option(help="whose bundle this is, in the signature")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command(epilog="Example: fedcenters-export bundle runs/demo --out centers --quantize fp16,int8")(bundle)
+    app.command(epilog="Example: fedcenters-export verify centers --run runs/demo")(verify)
+    app.command(epilog="Example: fedcenters-export quantize centers --out small --run runs/demo")(quantize)
+    app.command(epilog="Example: fedcenters-export site centers --out public --layout static")(site)
+    app.command(epilog="Example: fedcenters-export serve centers --port 8080 --canary 0.05")(serve)
+
+
+@foreseen
+def bundle(  # noqa: PLR0913 - one parameter per option
+    run: Annotated[Path, typer.Argument(help="folder of a run: of the coordinator, or of simulate")],
+    *,
+    out: Annotated[Path, typer.Option(help="folder to write; an older bundle there is replaced")],
+    method: Annotated[str, typer.Option(help="whose centers; default: the run's only or first method")] = "",
+    formats: Annotated[str, typer.Option(help="some of onnx,tflite,pt2")] = "onnx,tflite",
+    quantize: Annotated[str, typer.Option(help="also smaller files: some of fp16,int8,int8-static")] = "",
+    stacked: Annotated[bool, typer.Option("--stacked", help="also one file per format with all centers")] = False,
+    samples: Annotated[
+        int, typer.Option(min=0, help="at most so many held-out samples of a simulated run go into the bundle")
+    ] = 64,
+    data: Data = None,
+    key: Key = None,
+    federation: Federation = "",
+) -> None:
+    """Write the centers of a finished run as files that anyone can use: one per center and format, cards, a manifest.
+
+    Every file is compared with torch before the folder gets its name. A coordinator's bundle is signed with its key.
+    """
+    from export.bundling import Wish
+    from export.checks import bundle_run
+
+    wish = Wish(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
+    manifest = bundle_run(run, out, wish, method=method, data=data, samples=samples, sign=_signer(key, federation))
+    _print_written(out, manifest)
+
+
+@foreseen
+def verify(  # noqa: PLR0913 - one parameter per option
+    bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
+    *,
+    run: Annotated[Path | None, typer.Option(help="measure on every held-out sample of this run's devices")] = None,
+    samples: Annotated[Path | None, typer.Option(help="npz with x [n, *input], and y, device, center")] = None,
+    data: Data = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="largest difference of a logit from torch, in parts of the logits' size")
+    ] = 1e-4,
+    loss: Annotated[
+        float, typer.Option(min=0, max=1, help="of a quantized file: what its devices may lose in mean accuracy")
+    ] = 0.02,
+    public_key: PublicKeys = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every hash, compare every file with torch, and say what it gets right, its size and how long it takes.
+
+    Measures on the bundle's own samples if neither --run nor --samples is given, and on noise where it has none.
+    """
+    from export.bundle import read_bundle
+    from export.checks import verify_bundle
+    from export.material import Samples, kind_of
+
+    if run is not None and samples is not None:
+        raise UsageError("give either --run or --samples", hint="--run takes the run's own samples")
+    given = None if samples is None else Samples.read(samples)
+    if run is not None and (given := kind_of(run).held_out(run, data=data)) is None:
+        raise UsageError(f"{run} keeps no samples", hint="devices keep theirs; give some with --samples")
+    if public_key:
+        read_bundle(bundle, [_public(path) for path in public_key])
+    rows = verify_bundle(bundle, given, tolerance=tolerance, loss=loss)
+    if as_json:
+        finite = [{**r, "difference": r["difference"] if math.isfinite(r["difference"]) else None} for r in rows]
+        print(json.dumps({"bundle": str(bundle), "ok": all(r["ok"] for r in rows), "files": finite}))
+    else:
+        _print_rows(rows)
+    if not all(r["ok"] for r in rows):
+        raise FedcentersError("a file is too far from torch", hint="export the bundle again; report the model")
+
+
+@foreseen
+def quantize(  # noqa: PLR0913 - one parameter per option
+    bundle: Annotated[Path, typer.Argument(help="folder with manifest.json; it stays as it is")],
+    *,
+    out: Annotated[Path, typer.Option(help="folder to write: the same bundle, with smaller files beside the others")],
+    to: Annotated[str, typer.Option(help="some of fp16,int8,int8-static")] = "fp16,int8",
+    run: Annotated[Path | None, typer.Option(help="calibrate and measure on the samples of this run")] = None,
+    calibration: Annotated[Path | None, typer.Option(help="npz with training samples x, for int8-static")] = None,
+    data: Data = None,
+    key: Key = None,
+    federation: Federation = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write smaller files of a bundle's centers, and measure what they lose."""
+    from export.checks import quantize_bundle, verify_bundle
+    from export.material import Samples, kind_of
+
+    seen = held_out = None
+    if run is not None:
+        kind = kind_of(run)
+        seen, held_out = kind.calibration(run, data=data), kind.held_out(run, data=data)
+    if calibration is not None:
+        seen = Samples.read(calibration)
+    quantize_bundle(bundle, out, _listed(to), seen, _signer(key, federation))
+    rows = verify_bundle(out, held_out)
+    if as_json:
+        print(json.dumps({"bundle": str(out), "files": rows}))
+    else:
+        _print_rows(rows)
+
+
+class Layout(str, Enum):
+    """How a site is laid out."""
+
+    static = "static"
+    triton = "triton"
+
+
+@foreseen
+def site(
+    bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
+    *,
+    out: Annotated[Path, typer.Option(help="folder that a web server, a CDN or Triton is pointed at")],
+    layout: Annotated[Layout, typer.Option(help="for any web server, or a model repository")] = Layout.static,
+    public_key: PublicKeys = None,
+) -> None:
+    """Publish a bundle as plain files. Publishing the next one into the same folder never mixes the two."""
+    keys = [_public(path) for path in public_key or ()]
+    if layout is Layout.static:
+        from export.serve.site import publish
+
+        print(json.dumps({"site": str(out), "generation": publish(bundle, out, keys)}))
+        return
+    from export.triton import write_repository
+
+    print(json.dumps({"repository": str(out), "models": write_repository(bundle, out, keys)}))
+
+
+@foreseen
+def serve(  # noqa: PLR0913 - one parameter per option
+    bundle: Annotated[Path, typer.Argument(help="folder with manifest.json; a new bundle there is noticed")],
+    *,
+    host: Annotated[str, typer.Option(help="the address to listen on; 0.0.0.0 for all")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one and says which")] = 8080,
+    site: Annotated[
+        Path | None, typer.Option(help="where served generations are kept; by default beside the bundle, as NAME.site")
+    ] = None,
+    canary: Annotated[
+        float, typer.Option(min=0.001, max=1, help="the share of devices that get a new bundle first; 1: all")
+    ] = 0.05,
+    canary_pairs: Annotated[
+        int, typer.Option(min=1, help="pairs of reports, old and new, after which all others get it")
+    ] = 200,
+    rate: Annotated[float, typer.Option(min=0, help="requests per second and address; 0: no limit")] = 50.0,
+    token: Annotated[Path | None, typer.Option(help="file with a token that every request must bear")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file: speak TLS")] = None,
+    key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key")] = None,
+    public_key: PublicKeys = None,
+) -> None:
+    """Serve a bundle over HTTP: files, which center is nearest, reports. /openapi.json describes it."""
+    from export.serve.rollout import Plan
+    from export.serve.run import Serving
+    from export.serve.run import serve as run_server
+
+    keys = [_public(path) for path in public_key or ()]
+    where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
+    guard = {"rate": rate, "token": token, "certificate": certificate, "key": key, "trusted": keys}
+    run_server(Serving(**where, **guard, plan=Plan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
+
+
+def _listed(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _signer(key: Path | None, federation: str) -> Any:  # noqa: ANN401 - a signer or None; nothing heavy is imported for its type
+    if key is None:
+        return None
+    if not federation:
+        raise UsageError("--key needs --federation", hint="the signature says whose bundle it is: --federation home")
+    from export.checks import key_of
+    from export.signature import signer
+
+    return signer(key_of(key), federation)
+
+
+def _public(path: Path) -> bytes:
+    try:
+        return bytes.fromhex(path.read_text(encoding="ascii").strip())
+    except (OSError, ValueError) as wrong:
+        raise UsageError(f"{path} holds no public key: {wrong}", hint="give signing.pub of the coordinator") from None
+
+
+def _print_written(out: Path, manifest: Mapping[str, Any]) -> None:
+    files = [file for center in manifest["centers"] for file in center["files"].values()]
+    files += manifest["stacked"].values()
+    written = {"bundle": str(out), "centers": len(manifest["centers"]), "files": len(files)}
+    print(json.dumps({**written, "bytes": sum(file["size"] for file in files)}))
+
+
+def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
+    print(
+        f"{'':4} {'center':>6} {'file':18} {'bytes':>10} {'ms':>8} {'difference':>10} "
+        f"{'samples':>7}  accuracy per device, in torch; here: median (least)"
+    )
+    for r in rows:
+        mark = "ok" if r["ok"] else "FAIL"
+        print(
+            f"{mark:4} {r['center']:>6} {r['format']:18} {r['size']:>10,} {r['latency_ms']:>8.3f} "
+            f"{r['difference']:>10.1e} {r['samples']:>7}  {_told(r['torch'])}; {_told(r['accuracy'])}"
+        )
+
+
+def _told(found: Mapping[str, float] | None) -> str:
+    return "unknown" if found is None else f"{found['median']:.2%} ({found['min']:.2%})"

@@ -1,0 +1,119 @@
+"""A center's model card: what is known about it, as a JSON object and as Markdown. Pure.
+
+    {"center", "method", "rounds", "devices", "samples"      which center, made how, for how many devices and samples
+     "accuracy": {"devices", "mean", "min", "p10", "p25", "median", "p75", "p90", "max"} or null
+                                                             of the devices assigned to it, each on its held-out samples
+     "labels": {"of", "counts"} or null                      how often each class occurs: `of` says in which samples
+     "model", "input", "output", "loss", "parameters"        what the network takes and gives
+     "files": {variant: {"path", "sha256", "size", "parity", ...}}}
+
+A run's reader gives the first seven (`facts`), the bundle adds the rest. Other keys are carried as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId
+
+QUANTILES = {"min": 0.0, "p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "max": 1.0}
+
+
+def facts(  # noqa: PLR0913 - the parts of a card
+    center: int,
+    members: Iterable[ClientId],
+    *,
+    method: str,
+    rounds: int,
+    samples: Mapping[ClientId, int],
+    accuracy: Mapping[ClientId, float],
+    labels: Mapping[ClientId, Sequence[int]],
+    labels_of: str,
+) -> dict[str, Any]:
+    """What a run knows about one center. A device of `members` may lack in any of the maps."""
+    names = sorted(members)
+    counts = [labels[c] for c in names if c in labels]
+    return {
+        "center": center,
+        "method": method,
+        "rounds": rounds,
+        "devices": len(names),
+        "samples": sum(samples.get(c, 0) for c in names),
+        "accuracy": quantiles([accuracy[c] for c in names if c in accuracy]),
+        "labels": {"of": labels_of, "counts": np.sum(counts, axis=0).tolist()} if counts else None,
+    }
+
+
+def quantiles(values: Sequence[float] | Array) -> dict[str, float] | None:
+    """Of one number per device, linear between neighbours; None when nobody has one."""
+    if len(values) == 0:
+        return None
+    found = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
+    return {"devices": len(values), "mean": float(np.mean(values)), **found}
+
+
+def about(program: Program) -> dict[str, Any]:
+    """What every center of a program has in common."""
+    return {
+        "model": program.model,
+        "input": list(program.input),
+        "output": list(program.target),
+        "loss": program.loss,
+        "parameters": program.schema.n_params,
+    }
+
+
+def markdown(card: Mapping[str, Any]) -> str:
+    """The same card for people."""
+    lines = [f"# Center {card['center']} of {card['model']}", "", *_made(card), "", *_runs(card), ""]
+    if card.get("accuracy"):
+        lines += ["## Accuracy", "", *_accuracy(card["accuracy"]), ""]
+    if card.get("labels"):
+        lines += ["## Labels", "", *_labels(card["labels"]), ""]
+    if card.get("files"):
+        lines += ["## Files", "", *_files(card["files"]), ""]
+    return "\n".join(lines)
+
+
+def _made(card: Mapping[str, Any]) -> list[str]:
+    method = f"{card['method']}, {card['rounds']} rounds" if "rounds" in card else card.get("method", "unknown")
+    return [
+        f"* made by {method}",
+        f"* cluster: {card.get('devices', 'unknown')} devices with {card.get('samples', 'unknown')} training samples",
+        f"* {card['parameters']:,} parameters, trained for {card['loss']}",
+    ]
+
+
+def _runs(card: Mapping[str, Any]) -> list[str]:
+    shape, out = (", ".join(map(str, card[key])) for key in ("input", "output"))
+    return [f"Input `x` [n, {shape}] float32, output `logits` [n, {out}] float32; TFLite files take one sample."]
+
+
+def _accuracy(found: Mapping[str, float]) -> list[str]:
+    names = ("mean", *QUANTILES)
+    return [
+        f"Of the {found['devices']:.0f} devices assigned to it, each on its own held-out samples:",
+        "",
+        f"| {' | '.join(names)} |",
+        f"|{'---:|' * len(names)}",
+        f"| {' | '.join(f'{found[name]:.1%}' for name in names)} |",
+    ]
+
+
+def _labels(found: Mapping[str, Any]) -> list[str]:
+    counts = found["counts"]
+    total = max(1, sum(counts))
+    rows = [f"| {label} | {count} | {count / total:.1%} |" for label, count in enumerate(counts)]
+    return [f"In its devices' {found['of']}:", "", "| class | count | share |", "|---:|---:|---:|", *rows]
+
+
+def _files(files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rows = [
+        f"| {name} | `{file['path']}` | {file['size']:,} | {file['parity']:.1e} | `{file['sha256']}` |"
+        for name, file in sorted(files.items())
+    ]
+    return ["| file | path | bytes | largest difference from torch | sha256 |", "|---|---|---:|---:|---|", *rows]

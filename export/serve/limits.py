@@ -1,0 +1,34 @@
+"""How much one client may ask: a bucket of requests that fills with time. Time is an argument.
+
+A client is an address. At most `CLIENTS` are remembered; the one that was silent the longest is forgotten first, which
+gives it a full bucket and costs nobody else anything.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+CLIENTS = 10_000
+BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
+BODY_S = 10.0  # to send it
+RANGE_CHARS = 256  # of a Range header; a long list of ranges is nobody's download
+
+
+class Rate:
+    """At most `per_s` requests a second for each client, `burst` at once; 0 a second: no limit."""
+
+    def __init__(self, per_s: float, burst: float | None = None) -> None:
+        self.per_s, self.burst = per_s, max(1.0, 2 * per_s if burst is None else burst)
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> left, when
+
+    def wait_s(self, client: str, now_s: float) -> float:
+        """0 and one request less, or how many seconds until there is one."""
+        if self.per_s <= 0:
+            return 0.0
+        left, then_s = self._buckets.pop(client, (self.burst, now_s))
+        left = min(self.burst, left + (now_s - then_s) * self.per_s)
+        wait_s = 0.0 if left >= 1 else (1 - left) / self.per_s
+        self._buckets[client] = (left - 1 if wait_s == 0 else left, now_s)
+        if len(self._buckets) > CLIENTS:
+            self._buckets.popitem(last=False)
+        return wait_s

@@ -1,0 +1,166 @@
+"""The OpenAPI 3.1 document of the HTTP interface. Data only; app.py does what it says, which schemathesis checks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from export.serve.nearest import MAX_SKETCH
+
+HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
+DEVICE = {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,64}$"}
+CENTER = {"type": "integer", "minimum": 0, "maximum": 1023}
+MAYBE_CENTER = {"type": ["integer", "null"], "minimum": 0, "maximum": 1023}
+DISTANCE = {"type": "number", "minimum": 0}
+ASKER = {
+    "name": "device",
+    "in": "query",
+    "required": False,
+    "schema": DEVICE,
+    "description": "who asks; some devices get a new bundle before the others",
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole document, a new one each time."""
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "fedcenters",
+            "version": "1",
+            "description": "The centers of a federation, and which one suits a device.",
+        },
+        "paths": {
+            "/health": {"get": _operation("Whether the server answers.", _json({"ok": {"type": "boolean"}}))},
+            "/openapi.json": {"get": _operation("This document.", _json({}))},
+            "/index.json": {"get": _get_index()},
+            "/centers": {"get": _get_centers()},
+            "/centers/{center}/{file}": {"get": _get_center_file()},
+            "/generations/{generation}/{path}": {"get": _get_file()},
+            "/rollout": {"get": _get_rollout()},
+            "/nearest": {"post": _post_nearest()},
+            "/reports": {"post": _post_report()},
+        },
+        "components": {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}},
+    }
+
+
+def _get_index() -> dict[str, Any]:
+    content = {"v": {"const": 1}, "generation": HASH, "manifest": {"type": "string"}}
+    return _operation("The bundle that is served now.", _json(content), [ASKER], cached=True)
+
+
+def _get_centers() -> dict[str, Any]:
+    center = _object({"center": CENTER, "card": {"type": "object"}, "files": {"type": "object"}})
+    content = {"generation": HASH, "model": {"type": "string"}, "centers": {"type": "array", "items": center}}
+    return _operation("Every center: its card and its files.", _json(content), [ASKER], cached=True)
+
+
+def _get_center_file() -> dict[str, Any]:
+    where = [
+        {"name": "center", "in": "path", "required": True, "schema": CENTER},
+        {
+            "name": "file",
+            "in": "path",
+            "required": True,
+            "schema": {"type": "string", "pattern": "^[a-z0-9-]+$"},
+            "description": "a format or variant, like onnx or tflite-int8; /centers lists them",
+        },
+    ]
+    told = _operation("To the file of a center.", {}, [*where, ASKER])
+    told["responses"] |= {"307": {"description": "where it is"}, "404": _error("no such center or file")}
+    del told["responses"]["200"]
+    return told
+
+
+def _get_file() -> dict[str, Any]:
+    where = [
+        {"name": "generation", "in": "path", "required": True, "schema": HASH},
+        {"name": "path", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[A-Za-z0-9._/-]+$"}},
+    ]
+    told = _operation("A file of a bundle; it never changes.", {}, where, cached=True)
+    content: dict[str, Any] = {"*/*": {"schema": {}}}
+    told["responses"] |= {
+        "200": {"description": "the whole file", "content": content},
+        "206": {"description": "the range that was asked for", "content": content},
+        "404": _error("no such generation or file"),
+        "416": {"description": "no such range"},
+    }
+    return told
+
+
+def _get_rollout() -> dict[str, Any]:
+    maybe = {"type": ["string", "null"]}
+    evidence = _object({"pairs": {"type": "integer"}, "needed": {"type": "integer"}, "e_value": {"type": "number"}})
+    content = {
+        "stable": maybe,
+        "candidate": maybe,
+        "withdrawn": {"type": "array", "items": HASH},
+        "share": {"type": "number"},
+        "evidence": evidence,
+    }
+    return _operation("How far a new bundle is.", _json(content))
+
+
+def _post_nearest() -> dict[str, Any]:
+    def asked(how: str, name: str, item: dict[str, Any], most: int) -> dict[str, Any]:
+        values = {"type": "array", "items": item, "minItems": 1, "maxItems": most}
+        return _object({"how": {"const": how}, name: values}, {"device": DEVICE})
+
+    body = {
+        "oneOf": [
+            asked("loss", "losses", {"type": "number"}, 1024),
+            asked("votes", "votes", {"type": "integer", "minimum": 0}, 1024),
+            asked("sketch", "sketch", {"type": "number"}, MAX_SKETCH),
+        ]
+    }
+    other = _object({"center": CENTER, "distance": DISTANCE})
+    content = {
+        "generation": HASH,
+        "center": MAYBE_CENTER,
+        "distance": DISTANCE,
+        "alternatives": {"type": "array", "items": other, "maxItems": 8},
+    }
+    told = "Which center suits a device: by its mean loss on each, by votes of its samples, or by a sketch. null: none."
+    return _posted(told, body, content)
+
+
+def _post_report() -> dict[str, Any]:
+    accuracy = {"type": "number", "minimum": 0, "maximum": 1}
+    body = _object({"device": DEVICE, "generation": HASH, "accuracy": accuracy})
+    content = {"counted": {"type": "boolean"}, "candidate": {"type": ["string", "null"]}}
+    return _posted("How a bundle does on a device: the share of its samples that its center gets right.", body, content)
+
+
+def _operation(
+    summary: str, ok: dict[str, Any], parameters: list[dict[str, Any]] | None = None, *, cached: bool = False
+) -> dict[str, Any]:
+    responses: dict[str, Any] = {"200": ok, "401": _error("no token"), "429": _error("too many requests")}
+    if parameters:
+        responses["400"] = _error("a parameter is wrong")
+    if cached:
+        responses["304"] = {"description": "as it was"}
+    return {"summary": summary, "parameters": parameters or [], "responses": responses, "security": [{}, {"token": []}]}
+
+
+def _posted(summary: str, body: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
+    told = _operation(summary, _json(content))
+    told["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    told["responses"] |= {
+        "400": _error("it cannot be answered"),
+        "408": _error("too slow"),
+        "413": _error("the body is too big"),
+    }
+    return told
+
+
+def _object(needed: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"type": "object", "properties": {**needed, **(also or {})}, "required": sorted(needed)}
+
+
+def _json(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"description": "the answer", "content": {"application/json": {"schema": _object(properties)}}}
+
+
+def _error(description: str) -> dict[str, Any]:
+    schema = _object({"error": {"type": "string"}})
+    return {"description": description, "content": {"application/json": {"schema": schema}}}

@@ -1,0 +1,151 @@
+"""Who gets a new bundle first, and whether their reports say that it is worse. Pure; time does not matter.
+
+A *generation* is a bundle under the hash of its manifest. A new one is a candidate: the devices whose hash falls into
+the canary's share get it, all others the stable one. Every device may report once, an accuracy from 0 to 1.
+
+The test is sequential, so that it may be looked at after every report. Reports are taken in pairs: ya from a stable
+device, yb from a canary. With bets 0 < l < 1 / max(m, 1 - m) around a value m, both fixed before the pair is seen,
+
+    E <- E (1 + l (ya - m)) (1 - l (yb - m))
+
+has an expectation of at most E when canaries are at least as good: for means a <= b the factor's expectation is at
+most (1 + l (a - m)) (1 - l (a - m)) <= 1. By Ville's inequality E ever reaches 1 / alpha with a probability of at most
+alpha. This is testing by betting (Waudby-Smith and Ramdas, 2023) for two samples (Turner, Ly and Grünwald, 2021). E is
+the mean over a few bets, which keeps the promise and needs no guess of how much worse a bundle may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+ALPHA = 0.01  # of stopping a bundle that is at least as good
+BETS = (0.05, 0.1, 0.2, 0.4, 0.8)  # in parts of the largest that is allowed
+WAITING = 64  # reports of one side that wait for one of the other; more are not counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """Against the candidate: the logarithm of E for each bet, and what is still unpaired."""
+
+    logs: tuple[float, ...] = (0.0,) * len(BETS)
+    pairs: int = 0
+    total: float = 1.0  # of the reports seen in pairs, after one imagined pair (0, 1)
+    stable: tuple[float, ...] = ()
+    canary: tuple[float, ...] = ()
+
+    @property
+    def e_value(self) -> float:
+        """The mean over the bets."""
+        return sum(math.exp(min(log, 700.0)) for log in self.logs) / len(self.logs)
+
+    def with_report(self, accuracy: float, *, canary: bool) -> Evidence:
+        """One more report, 0 to 1; the same evidence when too many of its side wait already."""
+        waiting = self.canary if canary else self.stable
+        if len(waiting) >= WAITING:
+            return self
+        both = (self.stable, (*waiting, accuracy)) if canary else ((*waiting, accuracy), self.canary)
+        after = replace(self, stable=both[0], canary=both[1])
+        return after.paired() if all(both) else after
+
+    def paired(self) -> Evidence:
+        """The oldest report of each side counts."""
+        a, b = self.stable[0], self.canary[0]
+        m = self.total / (2 * self.pairs + 2)  # the mean so far: known before this pair
+        most = 1 / max(m, 1 - m)
+        logs = tuple(
+            log + math.log1p(bet * most * (a - m)) + math.log1p(-bet * most * (b - m))
+            for log, bet in zip(self.logs, BETS, strict=True)
+        )
+        return Evidence(
+            logs=logs,
+            pairs=self.pairs + 1,
+            total=self.total + a + b,
+            stable=self.stable[1:],
+            canary=self.canary[1:],
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How careful a roll-out is: the canaries' share, and the pairs of reports after which all others follow."""
+
+    share: float = 0.05
+    pairs: int = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """Which generation is served to whom. `withdrawn` ones were stopped and are not offered again."""
+
+    stable: str | None = None
+    candidate: str | None = None
+    withdrawn: tuple[str, ...] = ()
+    evidence: Evidence = field(default_factory=Evidence)
+    reporters: frozenset[str] = frozenset()
+
+    def offered(self, generation: str, plan: Plan) -> Rollout:
+        """A bundle appeared. The first one, and with a share of 1 every one, is stable at once."""
+        if generation in (self.stable, self.candidate, *self.withdrawn):
+            return self
+        if self.stable is None or plan.share >= 1:
+            return Rollout(stable=generation, withdrawn=self.withdrawn)
+        return Rollout(stable=self.stable, candidate=generation, withdrawn=self.withdrawn)
+
+    def served(self, device: str | None, plan: Plan) -> str | None:
+        """The generation of a device; who does not say a name gets the stable one."""
+        if self.candidate is None or device is None or place(device, self.candidate) >= plan.share:
+            return self.stable
+        return self.candidate
+
+    def reported(self, device: str, generation: str, accuracy: float, plan: Plan) -> Rollout:
+        """The first report of each device about what it is served counts, while there is a candidate."""
+        if self.candidate is None or device in self.reporters or generation != self.served(device, plan):
+            return self
+        evidence = self.evidence.with_report(accuracy, canary=generation == self.candidate)
+        if evidence is self.evidence:
+            return self
+        if evidence.e_value >= 1 / ALPHA:
+            return Rollout(stable=self.stable, withdrawn=(*self.withdrawn, self.candidate))
+        if evidence.pairs >= plan.pairs:
+            return Rollout(stable=self.candidate, withdrawn=self.withdrawn)
+        return replace(self, evidence=evidence, reporters=self.reporters | {device})
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for a file."""
+        e = self.evidence
+        waiting = {"stable": list(e.stable), "canary": list(e.canary)}
+        return {
+            "stable": self.stable,
+            "candidate": self.candidate,
+            "withdrawn": list(self.withdrawn),
+            "reporters": sorted(self.reporters),
+            "evidence": {"logs": list(e.logs), "pairs": e.pairs, "total": e.total, **waiting},
+        }
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Rollout:
+        """What `to_json` gave. Raises KeyError, TypeError or ValueError."""
+        e = raw["evidence"]
+        evidence = Evidence(
+            logs=tuple(map(float, e["logs"])),
+            pairs=int(e["pairs"]),
+            total=float(e["total"]),
+            stable=tuple(map(float, e["stable"])),
+            canary=tuple(map(float, e["canary"])),
+        )
+        return Rollout(
+            stable=raw["stable"],
+            candidate=raw["candidate"],
+            withdrawn=tuple(raw["withdrawn"]),
+            reporters=frozenset(raw["reporters"]),
+            evidence=evidence,
+        )
+
+
+def place(device: str, generation: str) -> float:
+    """Where a device stands in a generation's queue, in [0, 1): other devices come first each time."""
+    digest = hashlib.sha256(f"{generation}/{device}".encode()).digest()
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # 53 bits: all that a float64 below 1 can hold

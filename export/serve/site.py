@@ -1,0 +1,170 @@
+"""A site: a folder of bundles that any web server or CDN can host as it is.
+
+    index.json                       {"v", "generation", "manifest"}: the one file that changes; it is replaced whole
+    generations/<generation>/...     a bundle, as bundle.py describes it; never changes. Its name is the SHA-256 of its
+                                     manifest.json, which names every other file by hash
+
+Who read index.json once and asks below that generation gets files of one bundle, whatever is published meanwhile. Two
+older generations stay for downloads that have begun. Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.blocks import is_count
+from export.bundle import MANIFEST, SIGNATURE, Bundle, entries, read_bundle
+
+VERSION = 1
+INDEX, GENERATIONS = "index.json", "generations"
+KEPT = 3  # generations, beside those that are served
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of a generation."""
+
+    path: Path
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Generation:
+    """A bundle that will not change: its files by their path in it."""
+
+    name: str
+    bundle: Bundle = field(repr=False)
+    files: Mapping[str, File] = field(repr=False)
+
+    @property
+    def centers(self) -> list[dict[str, Any]]:
+        """What is on offer, for a listing: each center's card and its files with their place on the site."""
+        return [
+            {
+                "center": c["center"],
+                "card": c["card"],
+                "files": {
+                    name: {**file, "url": f"/{GENERATIONS}/{self.name}/{file['path']}"}
+                    for name, file in {"model": c["model"], **c["files"]}.items()
+                },
+            }
+            for c in self.bundle.manifest["centers"]
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """The folder. One writer at a time."""
+
+    root: Path
+    trusted: Sequence[bytes] = ()  # public keys; with any, a bundle must be signed by one of them
+
+    def add(self, bundle: Path) -> str:
+        """Copy what a bundle's manifest names, every hash checked on the copy; -> its generation.
+
+        Raises as `read_bundle` does.
+        """
+        part = self.root / f".{os.getpid()}.partial"
+        shutil.rmtree(part, ignore_errors=True)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            source = read_bundle(bundle, self.trusted)
+            for path in (*(entry["path"] for entry in entries(source.manifest)), SIGNATURE):
+                if path != SIGNATURE or (bundle / path).is_file():
+                    (part / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copyfile(bundle / path, part / path)
+            (part / MANIFEST).write_bytes(source.raw)
+            name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
+            final = self._folder(name)
+            if not final.exists():
+                final.parent.mkdir(exist_ok=True)
+                part.rename(final)
+        except FileNotFoundError as vanished:
+            raise ConfigError(f"{bundle} cannot be copied: {vanished}", hint="is it just being replaced?") from None
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        return name
+
+    def open(self, name: str) -> Generation:
+        """A generation that is there, every hash checked again."""
+        folder = self._folder(name)
+        bundle = read_bundle(folder, self.trusted)
+        if hashlib.sha256(bundle.raw).hexdigest() != name:
+            raise Malformed("bad_hash", f"generation {name:.16} has another manifest")
+        files = {
+            e["path"]: File(path=folder / e["path"], sha256=e["sha256"], size=e["size"])
+            for e in entries(bundle.manifest)
+        }
+        for known in (MANIFEST, SIGNATURE):
+            if (folder / known).is_file():
+                data = (folder / known).read_bytes()
+                files[known] = File(path=folder / known, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+        return Generation(name=name, bundle=bundle, files=files)
+
+    def point(self, name: str) -> None:
+        """index.json names this generation from now on."""
+        replaced(self.root / INDEX, json.dumps(index_of(name), sort_keys=True).encode() + b"\n")
+
+    def pointed(self) -> str | None:
+        """The generation of index.json, where there is one. Raises Malformed."""
+        path = self.root / INDEX
+        if not path.is_file():
+            return None
+        raw = json.loads(path.read_bytes())
+        if (
+            not isinstance(raw, dict)
+            or not is_count(raw.get("v"), VERSION, VERSION)
+            or raw["generation"] not in self.names()
+        ):
+            raise Malformed("bad_index", f"{path} names no generation of this site")
+        return str(raw["generation"])
+
+    def names(self) -> list[str]:
+        """Every generation that is there, the newest first."""
+        folders = [p for p in (self.root / GENERATIONS).glob("*") if p.is_dir()]
+        return [p.name for p in sorted(folders, key=lambda p: (-p.stat().st_ctime_ns, p.name))]
+
+    def prune(self, served: Iterable[str]) -> list[str]:
+        """Remove old generations but not `served` ones; -> those that are left."""
+        keep = {*served, *self.names()[:KEPT]}
+        for name in self.names():
+            if name not in keep:
+                shutil.rmtree(self._folder(name), ignore_errors=True)
+        return self.names()
+
+    def _folder(self, name: str) -> Path:
+        return self.root / GENERATIONS / name
+
+
+def index_of(name: str) -> dict[str, Any]:
+    """index.json's content."""
+    return {"v": VERSION, "generation": name, "manifest": f"/{GENERATIONS}/{name}/{MANIFEST}"}
+
+
+def publish(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> str:
+    """Add a bundle to the site at `root` and point to it; -> its generation."""
+    site = Site(root=root, trusted=trusted)
+    name = site.add(bundle)
+    site.open(name)
+    site.point(name)
+    site.prune([name])
+    return name
+
+
+def replaced(path: Path, data: bytes) -> None:
+    """The file with this content: the old one or the new one, never a part."""
+    part = path.with_name(f".{path.name}.new")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,63 @@
+"""Tries whatever damage chance finds, on every decoder: refused by name, or read as what holds, within limits.
+
+`make fuzz` does the same with millions of cases.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_client.errors import Malformed
+from edge_client.protocol import messages
+from edge_client.protocol.kinds import ROUTES, TABLES
+from tests.attacks.decoder import Decoder
+from tests.attacks.decoders import program, wire_decoders
+from tests.attacks.file_decoders import file_decoders
+from tests.attacks.fuzz import attack, unexpected
+
+DECODERS = [*wire_decoders(), *file_decoders(program())]
+NAMES = [decoder.name for decoder in DECODERS]
+FIELDS = sorted({"v", "k", "id", "t", "epoch", "models", "inline"}.union(*TABLES.values()))
+KINDS = sorted(set[str]().union(*ROUTES.values()))
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(KINDS)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), inner, max_size=8)
+    ),
+    max_leaves=30,
+)
+MESSAGES = st.fixed_dictionaries({"v": st.just(1) | SCALARS, "k": st.sampled_from(KINDS)}, optional={})
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=NAMES)
+def test_valid_bytes_are_read(decoder: Decoder) -> None:
+    for valid in decoder.valid:
+        decoder.check(valid, valid, decoder.read(valid))
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=NAMES)
+def test_damaged_bytes_are_refused_by_name_or_read_as_what_holds_and_cost_little(decoder: Decoder) -> None:
+    tally = attack(decoder, 300, seed=0)
+    assert unexpected(tally) == ""
+    assert sum(tally.refused.values()) > tally.accepted or decoder.name == "json"
+
+
+@pytest.mark.parametrize("decoder", DECODERS, ids=NAMES)
+@settings(max_examples=50)
+@given(data=st.binary(max_size=300))
+def test_any_bytes_at_all_are_refused_by_name(decoder: Decoder, data: bytes) -> None:
+    with suppress(*decoder.refuses_with):
+        decoder.check(data, data, decoder.read(data))
+
+
+@given(head=MESSAGES, rest=TREES, route=st.sampled_from(sorted(ROUTES)))
+def test_any_json_is_a_valid_message_or_refused_by_name(head: dict[str, object], rest: object, route: str) -> None:
+    tree = {**rest, **head} if isinstance(rest, dict) else head
+    with suppress(Malformed):
+        message = messages.read(messages.canonical(tree), route)
+        assert messages.read(messages.canonical(message), route) == message

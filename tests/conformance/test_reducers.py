@@ -1,0 +1,38 @@
+"""Every method that makes centers takes every robust reduce, by one setting: float64, on the tests' small problem."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.robust import REDUCES
+from coordinator.strategies.registry import METHODS, make, settings_of
+from tests.methods import FULL, build, world
+from tests.softmax import grouped_fleet
+
+LOCAL = grouped_fleet(6, 1)
+ALIKE = dict.fromkeys(LOCAL, LOCAL["d00"])
+MAKING_CENTERS = [name for name in sorted(METHODS) if name != "nonfed" and "reduce" in settings_of(make(name))]
+pairs = pytest.mark.parametrize(
+    ("name", "reduce"), [(name, reduce) for name in MAKING_CENTERS for reduce in REDUCES[1:]]
+)
+MEAN_OF = {"tkm": "fesem e-step=k-means lam=0.0"}  # a method that knows no plain mean, and what it is with one
+
+
+@pairs
+def test_devices_that_are_alike_have_the_centers_of_the_mean(name: str, reduce: str) -> None:
+    """In every step all samples, so that seeds, which follow names, decide nothing; no groups to tell apart."""
+    settings = {"batch-size": FULL, "clusters": 1}
+    robust = world(build(name, {**settings, "reduce": reduce}), ALIKE, rounds=2)
+    plain = world(build(MEAN_OF.get(name, name), settings), ALIKE, rounds=2)
+    np.testing.assert_allclose(robust.state.centers, plain.state.centers, atol=1e-9)
+
+
+@pairs
+def test_every_center_learns(name: str, reduce: str) -> None:
+    fleet = world(build(name, {"local-steps": 6, "reduce": reduce, "trim-updates": 0.3}), LOCAL)
+    for _ in range(4):
+        report = fleet.round()
+    assert np.isfinite(fleet.state.centers).all()
+    assert report.accuracy.micro is not None
+    assert report.accuracy.micro > 0.4  # of four classes

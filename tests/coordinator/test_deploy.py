@@ -1,0 +1,92 @@
+"""The unit and the container file of docs/deploy: they can be read, they run no root, and they write nowhere else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "docs" / "deploy"
+UNIT = FOLDER / "fedcenters-coordinator@.service"
+CONTAINER = FOLDER / "Containerfile"
+PROGRAM = "/opt/fedcenters/bin/fedcenters-coordinator"
+EXPOSURE = 25  # tenths that `systemd-analyze security` may count; a plain unit has 96
+
+
+def unit() -> dict[str, list[str]]:
+    """Keys of the [Service] section and their values; a key may stand twice."""
+    found: dict[str, list[str]] = {}
+    section = ""
+    for line in UNIT.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            section = line
+        elif "=" in line and not line.startswith("#") and section == "[Service]":
+            key, _, value = line.partition("=")
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    """(instruction, rest) of each stage of the container file."""
+    out: list[list[tuple[str, str]]] = []
+    for line in CONTAINER.read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            word, _, rest = line.partition(" ")
+            if word == "FROM":
+                out.append([])
+            out[-1].append((word, rest))
+    return out
+
+
+def test_the_unit_starts_the_coordinator_as_nobody_with_one_folder_to_write_to() -> None:
+    service = unit()
+    assert service["ExecStart"] == [f"{PROGRAM} serve /etc/fedcenters/%i.toml"]
+    assert service["DynamicUser"] == ["yes"]
+    assert (service["ProtectSystem"], service["StateDirectory"]) == (["strict"], ["fedcenters/%i"])
+    assert service["CapabilityBoundingSet"] == [""]
+
+
+def test_the_unit_restarts_what_may_help_and_leaves_the_coordinator_time_to_stop() -> None:
+    from coordinator.service import PATIENCE_S
+    from edge_client.errors import ConfigError, UsageError
+
+    service = unit()
+    assert service["Restart"] == ["on-failure"]
+    assert service["RestartPreventExitStatus"] == [f"{UsageError.exit_code} {ConfigError.exit_code}"]
+    assert int(service["TimeoutStopSec"][0]) > PATIENCE_S
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_reads_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:
+    copy = tmp_path / "fedcenters-coordinator@home.service"
+    copy.write_text(UNIT.read_text().replace(PROGRAM, "/bin/true").replace("mosquitto.service", ""))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", str(copy)], capture_output=True, text=True, check=False
+    )
+    assert copy.name not in checked.stderr, checked.stderr
+    command = ["systemd-analyze", "security", "--offline=yes", f"--threshold={EXPOSURE}", "--no-pager", str(copy)]
+    judged = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert judged.returncode == 0, judged.stdout[-3000:] + judged.stderr
+
+
+def test_the_container_runs_the_coordinator_without_root_and_can_be_stopped() -> None:
+    last = dict(stages()[-1])
+    user, _, group = last["USER"].partition(":")
+    assert int(user) > 0
+    assert int(group) > 0
+    assert json.loads(last["ENTRYPOINT"]) == [PROGRAM]
+    assert json.loads(last["CMD"])[0] == "serve"
+    assert last["STOPSIGNAL"] == "SIGTERM"
+    assert last["VOLUME"] == last["WORKDIR"] == "/var/lib/fedcenters"
+
+
+def test_the_container_copies_our_packages_and_nothing_that_is_secret() -> None:
+    copied = [rest.split()[:-1] for stage in stages() for word, rest in stage if word == "COPY"]
+    names = {name for names in copied for name in names if not name.startswith(("--from", "/"))}
+    packages = re.findall(r'"(\w+)\*"', (FOLDER.parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    assert names == {*packages, "constraints.txt", "pyproject.toml", "README.md", "LICENSE"}
+    assert all((FOLDER.parents[1] / name).exists() for name in names)

@@ -1,0 +1,130 @@
+"""`serve` as a process: several federations, a broker of its own, and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+
+from coordinator.broker import Broker, advice, served, url_of
+from coordinator.config import read
+from coordinator.status import status
+from coordinator.store import Store
+from edge_client.errors import UsageError
+from tests.faults.world import seed_program
+
+PATIENCE_S = 60
+
+
+def written(tmp_path: Path, name: str, broker: str, **changes: Any) -> Path:  # noqa: ANN401 - TOML values
+    """A configuration whose program is compiled already."""
+    table = {
+        "federation": name,
+        "broker": broker,
+        "folder": name,
+        "formats": [],
+        "model": {"name": "digits-mlp", "engines": ["onnx"]},
+        "runs": [{"method": "fedavg", "rounds": 1}],
+    }
+    path = tmp_path / f"{name}.toml"
+    path.write_text(tomli_w.dumps(table | changes))
+    folder = read(path).folder
+    folder.mkdir()
+    store = Store(folder / "store")
+    seed_program(store)
+    store.close()
+    return path
+
+
+@contextmanager
+def started(*arguments: str, code: str = "from coordinator.cli import main; main()") -> Iterator[subprocess.Popen[str]]:
+    env = os.environ | {"PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-c", code, *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def heard(process: subprocess.Popen[str], *wanted: str) -> list[str]:
+    """The lines of stderr until each of these words was in one."""
+    assert process.stderr is not None
+    lines: list[str] = []
+    while not all(any(word in line for line in lines) for word in wanted):
+        lines.append(process.stderr.readline())
+        assert lines[-1], lines
+    return lines
+
+
+def test_one_process_serves_several_federations_over_the_broker_that_it_starts(tmp_path: Path, free_port: int) -> None:
+    own = f"embedded:{free_port}"
+    configs = [str(written(tmp_path, name, "mqtt://nowhere:1")) for name in ("one", "two")]
+    with started("serve", *configs, "--broker", own) as process:
+        lines = heard(process, "leading one, epoch 1", "leading two, epoch 1", "digits-mlp ready")
+        assert f"embedded broker at mqtt://127.0.0.1:{free_port}, for this machine only\n" in lines
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "Traceback" in rest) == (0, False)
+    assert [status(tmp_path / name)["phase"] for name in ("one", "two")] == ["stopped", "stopped"]
+
+
+@pytest.mark.broker
+def test_a_federation_that_fails_leaves_the_others_alone(tmp_path: Path, mosquitto: Broker) -> None:
+    good = written(tmp_path, "good", mosquitto.url)
+    bad = written(tmp_path, "bad", mosquitto.url, **{"start-timeout-s": 0.1})
+    with started("serve", str(good), str(bad)) as process:
+        heard(process, "leading good", "bad has ended: 0 of 1 devices came within 0.1 s")
+        process.send_signal(signal.SIGTERM)
+        _, rest = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, "Traceback" in rest) == (4, False)
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None:
+    busy = (
+        "import sys, time, coordinator.server as s\n"
+        "s.Server.run = lambda self: (sys.stderr.write('serving busy\\n'), time.sleep(600))\n"
+    )
+    config = str(written(tmp_path, "busy", f"embedded:{free_port}"))
+    with started("serve", config, code=busy + "from coordinator.cli import main; main()") as process:
+        heard(process, "serving busy")
+        process.send_signal(signal.SIGTERM)
+        heard(process, "stopping; once more to quit at once")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
+
+
+def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: Path) -> None:
+    one = written(tmp_path, "one", "embedded")
+    (tmp_path / "two.toml").write_text(one.read_text().replace('folder = "one"', 'folder = "two"'))
+    for second, said in ((one, "federation one"), (tmp_path / "two.toml", "federation one")):
+        with started("serve", str(one), str(second)) as process:
+            _, errors = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 3
+        assert f"two configurations have the {said}" in errors
+
+
+def test_a_fleet_too_large_for_the_embedded_broker_is_told_which_to_install() -> None:
+    assert advice(200) == ""
+    assert advice(350) == (
+        "fleet of 350: the embedded broker is meant for about 200 devices; "
+        "install mosquitto (apt install mosquitto), or pass --broker mqtts://host"
+    )
+
+
+def test_a_broker_is_a_kind_to_start_or_a_url() -> None:
+    assert served("embedded") == ("embedded", 1883)
+    assert served("mosquitto:1999") == ("mosquitto", 1999)
+    assert served("mqtts://host:1") is None
+    assert (url_of("embedded:7"), url_of("mqtt://x")) == ("mqtt://127.0.0.1:7", "mqtt://x")
+    for wrong in ("auto", "rabbit", "embedded:", "embedded:99999", "mosquitto:x"):
+        with pytest.raises(UsageError, match="unknown broker"):
+            served(wrong)

@@ -1,0 +1,128 @@
+"""A fleet over mutual TLS: the coordinator and its devices, with what `provision` made, on a real mosquitto.
+
+One of the devices comes with a one-time token. Real sockets and clocks; only the model is small (softmax regression).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.access import COORDINATOR
+from coordinator.config import CoordinatorConfig
+from coordinator.enrolment import open_server
+from coordinator.security import credentials_of
+from coordinator.server import Server
+from coordinator.store import Store
+from edge_client import enrol
+from edge_client.client import Client, dialer
+from edge_client.config import load
+from edge_client.transport.base import Transport, Will
+from edge_client.transport.clock import SystemClock
+from edge_client.transport.mqtt import MqttTransport
+from tests import softmax
+from tests.attacks.guarded import FEDERATION, guarded
+from tests.faults import world
+
+pytestmark = pytest.mark.broker
+PATIENCE_S = 60.0
+NEWCOMER = "d02"
+
+
+class Life(threading.Thread):
+    """A thread whose failure is raised again by `over`."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__(daemon=True)
+        self._life = run
+        self.failure: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._life()
+        except BaseException as wrong:  # noqa: BLE001 - raised again below
+            self.failure = wrong
+
+    def over(self) -> None:
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+
+def test_a_fleet_learns_over_mutual_tls_and_one_device_enrols_first(tmp_path: Path) -> None:
+    fleet = softmax.grouped_fleet(3, 2)
+    with guarded(tmp_path, *(cid for cid in fleet if cid != NEWCOMER)) as broker:
+        keys = broker.work.folder
+        broker.work.token(NEWCOMER)
+        settings = world.config(
+            tmp_path / "run",
+            devices=3,
+            federation=FEDERATION,
+            broker=broker.url,
+            ca=keys / "coordinator" / "ca.crt",
+            certificate=keys / "coordinator" / "coordinator.crt",
+            key=keys / "coordinator" / "coordinator.key",
+            signing_folder=keys / "coordinator",
+        )
+        events: list[Mapping[str, Any]] = []
+        with closing(Store(settings.folder / "store")) as store:
+            world.seed_program(store, ballast=world.BALLAST)  # updates of several blocks, not inline
+            server = coordinator_of(settings, store, events.append)
+            leading = Life(server.run)
+            devices = [device_of(keys, cid) for cid in fleet]
+            lives = [Life(device.run) for device in devices]
+            waiting = threading.Event()
+            until(lambda: server.offering or leading.failure is not None, waiting)
+            for device in devices:
+                device.stop()
+            server.stop()
+            for life in (leading, *lives):
+                life.over()
+    rounds = [event for event in events if event["event"] == "round"]
+    assert [event["assignment"].keys() for event in rounds] == [fleet.keys()] * 2
+    assert not (keys / "devices" / NEWCOMER / "token").exists()
+
+
+def until(found: Callable[[], bool], waiting: threading.Event) -> None:
+    for _ in range(int(PATIENCE_S * 20)):
+        if found():
+            return
+        waiting.wait(0.05)
+    raise TimeoutError("no centers")
+
+
+def coordinator_of(settings: CoordinatorConfig, store: Store, watch: Callable[[Mapping[str, Any]], None]) -> Server:
+    def dial(will: Will | None) -> Transport:
+        ident = f"{FEDERATION}.{COORDINATOR}"
+        return MqttTransport(settings.broker, ident, will=will, credentials=credentials_of(settings))
+
+    return Server(settings, store, dial=dial, clock=SystemClock(), watch=watch)
+
+
+def device_of(keys: Path, cid: str) -> Client:
+    """A device as its join folder describes it; with a token it gets its certificate first, over HTTPS."""
+    file = keys / "devices" / cid / "client.toml"
+    config = load(file, {})
+    if enrol.wanted(config):
+        with open_server(keys, "127.0.0.1", tell=lambda _: None, port=0) as server:
+            serving = threading.Thread(target=server.serve_forever, daemon=True)
+            serving.start()
+            address = f"https://localhost:{server.server_address[1]}"
+            enrol.enrol(load(file, {"FEDCENTERS_ENROL_URL": address}))
+            server.shutdown()
+            serving.join(PATIENCE_S)
+
+    def open_engine(*_: object, **__: object) -> softmax.SoftmaxEngine:
+        return world.WideEngine()
+
+    local = softmax.grouped_fleet(3, 2)[cid]
+    rng = np.random.default_rng(int(cid[1:]))
+    return Client(config, dialer(config), local=local, clock=SystemClock(), rng=rng, open_engine=open_engine)

@@ -1,0 +1,301 @@
+"""`fedcenters-export serve` as a process: files resume, bundles never mix, nobody gets more than is allowed."""
+
+from __future__ import annotations
+
+import hashlib
+import ssl
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.export.serve.stage import LARGE, ROOT, Running, running, write_bundle
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("serve")
+    write_bundle(folder / "b", "one", large=LARGE)
+    with running(folder / "b", "--rate", "0") as server:
+        yield server
+
+
+def file_of(server: Running, name: str = "onnx", center: int = 0) -> dict[str, Any]:
+    file: dict[str, Any] = server.ask("/centers").json["centers"][center]["files"][name]
+    return file
+
+
+def test_the_listing_leads_to_every_file_and_its_hash_is_right(server: Running) -> None:
+    for center in server.ask("/centers").json["centers"]:
+        for file in center["files"].values():
+            answer = server.ask(file["url"])
+            assert (answer.status, len(answer.body)) == (200, file["size"])
+            assert hashlib.sha256(answer.body).hexdigest() == file["sha256"]
+            assert answer.headers["etag"] == f'"{file["sha256"]}"'
+            assert "immutable" in answer.headers["cache-control"]
+
+
+@pytest.mark.parametrize("name", ["onnx", "model"])  # from the disk, from memory
+def test_a_download_that_broke_off_goes_on_where_it_was(server: Running, name: str) -> None:
+    url = file_of(server, name)["url"]
+    whole = server.ask(url)
+    first = server.ask(url, Range="bytes=0-99")
+    rest = server.ask(url, Range="bytes=100-", If_Range=whole.headers["etag"])
+    assert (first.status, rest.status) == (206, 206)
+    assert first.body + rest.body == whole.body
+    assert rest.headers["content-range"] == f"bytes 100-{len(whole.body) - 1}/{len(whole.body)}"
+    changed = server.ask(url, Range="bytes=100-", If_Range='"another"')
+    assert (changed.status, changed.body) == (200, whole.body)
+
+
+def test_a_range_that_is_none_is_refused(server: Running) -> None:
+    url = file_of(server)["url"]
+    assert server.ask(url, Range=f"bytes={LARGE}-").status == 416
+    assert server.ask(url, Range="bytes=" + ",".join(["0-1"] * 500)).status == 416
+
+
+@pytest.mark.parametrize("path", ["/centers", "/index.json", "file"])
+def test_what_a_client_has_is_not_sent_again(server: Running, path: str) -> None:
+    path = file_of(server)["url"] if path == "file" else path
+    etag = server.ask(path).headers["etag"]
+    for given in (etag, f"W/{etag}", f'"x", {etag}', "*"):
+        again = server.ask(path, If_None_Match=given)
+        assert (again.status, again.body) == (304, b"")
+    assert server.ask(path, If_None_Match='"x"').status == 200
+
+
+def test_head_tells_the_size_alone(server: Running) -> None:
+    file = file_of(server)
+    answer = server.ask(file["url"], "HEAD")
+    assert (answer.status, answer.body, int(answer.headers["content-length"])) == (200, b"", file["size"])
+
+
+def test_a_center_has_a_short_address(server: Running) -> None:
+    answer = server.ask("/centers/1/onnx")
+    assert (answer.status, answer.headers["location"]) == (307, file_of(server, center=1)["url"])
+    assert server.ask("/centers/7/onnx").status == server.ask("/centers/0/coreml").status == 404
+
+
+@pytest.mark.parametrize(
+    ("question", "center"),
+    [
+        ({"how": "loss", "losses": [0.9, 0.2]}, 1),
+        ({"how": "loss", "losses": [9.0, 8.0]}, None),
+        ({"how": "votes", "votes": [5, 2]}, 0),
+    ],
+)
+def test_a_device_learns_which_center_suits_it(server: Running, question: dict[str, Any], center: int | None) -> None:
+    answer = server.ask("/nearest", "POST", {**question, "device": "new-1"})
+    assert (answer.status, answer.json["center"]) == (200, center)
+    assert answer.json["generation"] == server.ask("/index.json").json["generation"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"how": "loss", "losses": [1.0]},
+        {"how": "votes", "votes": [0, 0]},
+        {"how": "sketch", "sketch": [1.0]},
+        {"how": "guess"},
+        {"how": "loss", "losses": ["a", 1]},
+        {"how": "loss", "losses": [1.0, 1.0], "device": "../x"},
+        [],
+        b"{",
+        b'{"how": "loss", "losses": [NaN, 1]}',
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_400_with_a_reason(server: Running, question: object) -> None:
+    answer = server.ask("/nearest", "POST", question)
+    assert answer.status == 400
+    assert answer.json["error"]
+
+
+def test_a_large_body_is_not_read(server: Running) -> None:
+    assert server.ask("/nearest", "POST", b" " * 100_000).status == 413
+
+
+@pytest.mark.parametrize("path", ["../../../etc/passwd", "%2e%2e/manifest.json", ".rollout.json", "manifest.json/x"])
+def test_nothing_beside_the_bundle_can_be_read(server: Running, path: str) -> None:
+    generation = server.ask("/index.json").json["generation"]
+    for at in (f"/generations/{generation}/{path}", f"/generations/{path}", f"/{path}"):
+        assert server.ask(at).status == 404
+
+
+def test_a_bundle_that_is_swapped_while_it_is_read_is_never_mixed(tmp_path: Path) -> None:
+    """Readers list and fetch all the time; every file must be of the generation that its listing named."""
+    write_bundle(tmp_path / "b", "0")
+    wrong: list[str] = []
+    marks: set[str] = set()
+    with running(tmp_path / "b", "--rate", "0", "--canary", "1") as server:
+        done = threading.Event()
+
+        def read() -> None:
+            while not done.is_set():
+                listing = server.ask("/centers").json
+                mark = listing["centers"][0]["card"]["mark"]
+                marks.add(mark)
+                for center in listing["centers"]:
+                    answer = server.ask(center["files"]["onnx"]["url"])
+                    if answer.status != 200 or not answer.body.startswith(f"{mark} {center['center']} ".encode()):
+                        wrong.append(f"{mark}: {answer.status} {answer.body[:20]!r}")
+
+        readers = [threading.Thread(target=read) for _ in range(3)]
+        for reader in readers:
+            reader.start()
+        for mark in ("1", "2", "3"):
+            write_bundle(tmp_path / "b", mark)
+            until(lambda mark=mark: mark in marks)
+        done.set()
+        for reader in readers:
+            reader.join()
+    assert wrong == []
+    assert marks == {"0", "1", "2", "3"}
+
+
+def test_a_broken_bundle_is_not_served_and_the_old_one_stays(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "old")
+    with running(tmp_path / "b", "--canary", "1", "--rate", "0") as server:
+        before = server.ask("/index.json").json
+        (tmp_path / "b" / "manifest.json").write_text("{}")
+        write_bundle(tmp_path / "c", "new")
+        assert server.ask("/index.json").json == before
+        (tmp_path / "b").rename(tmp_path / "gone")
+        (tmp_path / "c").rename(tmp_path / "b")
+        until(lambda: server.ask("/index.json").json != before)
+        assert server.ask("/centers").json["centers"][0]["card"]["mark"] == "new"
+
+
+def test_a_new_version_goes_to_the_canaries_and_is_stopped_by_their_reports(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "old")
+    names = [f"d{i}" for i in range(200)]
+    with running(tmp_path / "b", "--canary", "0.3", "--rate", "0") as server:
+        old = server.ask("/index.json").json["generation"]
+        write_bundle(tmp_path / "b", "new")
+        until(lambda: server.ask("/rollout").json["candidate"] is not None)
+        served = {d: server.ask(f"/index.json?device={d}").json["generation"] for d in names}
+        new = server.ask("/rollout").json["candidate"]
+        assert set(served.values()) == {old, new}
+        assert server.ask("/index.json").json["generation"] == old
+        for device in names:
+            accuracy = 0.9 if served[device] == old else 0.3
+            report = {"device": device, "generation": served[device], "accuracy": accuracy}
+            if server.ask("/reports", "POST", report).json["candidate"] is None:
+                break
+        assert server.ask("/rollout").json["withdrawn"] == [new]
+        assert {server.ask(f"/index.json?device={d}").json["generation"] for d in names[:20]} == {old}
+    with running(
+        tmp_path / "b", "--canary", "0.3"
+    ) as server:  # a restart forgets nothing, though `b` holds the new one
+        assert server.ask("/rollout").json["withdrawn"] == [new]
+        assert server.ask("/centers").json["centers"][0]["card"]["mark"] == "old"
+
+
+def test_a_client_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    with running(tmp_path / "b", "--rate", "1") as server:
+        answers = [server.ask("/health") for _ in range(6)]
+    refused = [a for a in answers if a.status == 429]
+    assert refused
+    assert all(int(a.headers["retry-after"]) >= 1 for a in refused)
+
+
+def test_a_token_is_needed_where_one_is_set_and_tls_is_spoken(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "token").chmod(0o600)
+    certificate(tmp_path)
+    options = ("--token", "token", "--certificate", "cert.pem", "--key", "key.pem")
+    paths = [str(tmp_path / o) if "." in o or o == "token" else o for o in options]
+    with running(tmp_path / "b", *paths) as server:
+        context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
+        context.check_hostname = False
+
+        def ask(path: str, **headers: str) -> int:
+            request = urllib.request.Request(f"https://127.0.0.1:{server.port}{path}", headers=headers)
+            try:
+                with urllib.request.urlopen(request, context=context) as response:  # noqa: S310 - our own
+                    return int(response.status)
+            except urllib.error.HTTPError as refused:
+                with refused:
+                    return refused.code
+
+        assert ask("/health") == 200
+        assert ask("/centers") == ask("/centers", Authorization="Bearer 0123456789abcdeF") == 401
+        assert ask("/centers", Authorization="Bearer 0123456789abcdef") == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("nowhere",), "cannot be served"),
+        (("b", "--token", "open"), "chmod 600"),
+        (("b", "--token", "short"), "16 characters"),
+        (("b", "--certificate", "open"), "certificate and its key"),
+        (("b", "--host", "203.0.113.1"), "cannot serve on"),
+    ],
+)
+def test_what_cannot_be_served_is_said_before_anything_listens(
+    tmp_path: Path, options: tuple[str, ...], said: str
+) -> None:
+    write_bundle(tmp_path / "b", "one")
+    (tmp_path / "open").write_text("0123456789abcdef")
+    (tmp_path / "short").write_text("secret")
+    (tmp_path / "short").chmod(0o600)
+    command = [sys.executable, "-m", "export.cli", "serve", *options]
+    env = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (3, 4)
+    assert said in done.stderr
+    assert "hint: " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_every_path_of_the_document_is_there_and_answers_as_it_says(server: Running) -> None:
+    """schemathesis draws requests from the OpenAPI document; status codes, headers and bodies must fit it."""
+    import schemathesis
+    import schemathesis.core.result
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    document = server.ask("/openapi.json").json
+    schema = schemathesis.openapi.from_dict(document)
+    schema.config.update(base_url=f"http://127.0.0.1:{server.port}")
+    checks = [
+        schemathesis.checks.not_a_server_error,
+        schemathesis.checks.status_code_conformance,
+        schemathesis.checks.content_type_conformance,
+        schemathesis.checks.response_schema_conformance,
+    ]
+    found = 0
+    for operation in schema.get_all_operations():
+        assert isinstance(operation, schemathesis.core.result.Ok)
+        found += 1
+
+        @settings(max_examples=10, phases=[Phase.generate], deadline=None, suppress_health_check=list(HealthCheck))
+        @given(case=operation.ok().as_strategy())
+        def tried(case: schemathesis.Case[Any]) -> None:
+            case.call_and_validate(checks=checks, timeout=60, allow_redirects=False)
+
+        tried()
+    assert found == len(document["paths"])
+
+
+def until(true: Any) -> None:  # noqa: ANN401 - any condition
+    """The server looks at its folder once a second: wait for what follows, a minute at most."""
+    end = time.monotonic() + 60
+    while not true():
+        if time.monotonic() > end:
+            raise TimeoutError("it did not happen")
+        threading.Event().wait(0.05)
+
+
+def certificate(folder: Path) -> None:
+    names = ["-subj", "/CN=127.0.0.1", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2", "-noenc"]
+    subprocess.run(["openssl", "req", "-x509", *kind, *names], check=True, capture_output=True)

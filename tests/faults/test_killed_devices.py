@@ -1,0 +1,163 @@
+"""Devices that lose power at any step, or for good: what they had kept goes on, and the others finish without them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from coordinator import snapshots
+from coordinator.runs import one_round, round_rng
+from coordinator.strategies.base import Exchange, Replies, State, drive
+from coordinator.training import strategy_of
+from edge_client.learner import OverEngine
+from edge_client.transport import blobs
+from emulator.virtual import Devices, f32_delta
+from tests import softmax
+from tests.faults.virtual import Killed
+from tests.faults.world import BALLAST, Federation, program
+
+DEVICES = 3
+VICTIM = "d01"
+STEPS = 58  # times that an undisturbed device changes its disk: checked below
+
+
+class Power:
+    """Cuts the power of one device at its `fatal`-th change of the disk: in the middle of it, or right after."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fatal: int = 0, moment: str = "") -> None:
+        self.steps, self._fatal, self._moment = 0, fatal, moment
+        self.fed: Federation | None = None
+        self._publish, self._write_at = blobs._publish, blobs._write_at
+        patch.setattr(blobs, "_publish", self.publish)
+        patch.setattr(blobs, "_write_at", self.write_at)
+
+    def publish(self, beside: Path, path: Path) -> None:
+        """A rename is whole or not at all; cut in the middle of what comes before it."""
+        if self._now() and self._moment == "in the middle":
+            os.truncate(beside, beside.stat().st_size // 2)
+            self._cut()
+        self._publish(beside, path)
+        self._after()
+
+    def write_at(self, descriptor: int, data: bytes, offset: int) -> None:
+        if self._now() and self._moment == "in the middle":
+            self._write_at(descriptor, data[: len(data) // 2], offset)
+            self._cut()
+        self._write_at(descriptor, data, offset)
+        self._after()
+
+    def _after(self) -> None:
+        if self._now():
+            self._cut()
+        self.steps += threading.current_thread().name == VICTIM
+
+    def _now(self) -> bool:
+        return threading.current_thread().name == VICTIM and self.steps + 1 == self._fatal
+
+    def _cut(self) -> None:
+        self.steps += 1
+        assert self.fed is not None
+        self.fed.world.participants[VICTIM].vanish()
+        raise Killed
+
+
+class Undisturbed(NamedTuple):
+    states: dict[str, bytes]
+    steps: int
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    with pytest.MonkeyPatch.context() as patch:
+        power = Power(patch)
+        fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES)
+        fed.start_coordinator()
+        fed.start_devices(DEVICES)
+        fed.finish()
+        fed.world.end()
+    return Undisturbed(fed.final_states(), power.steps)
+
+
+def test_the_cuts_below_reach_every_step_of_a_device(undisturbed: Undisturbed) -> None:
+    assert undisturbed.steps == STEPS
+
+
+@pytest.mark.parametrize(
+    ("fatal", "moment"),
+    [(step, "in the middle") for step in range(1, STEPS + 1)] + [(step, "after") for step in range(1, STEPS + 1, 4)],
+)
+def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed, fatal: int, moment: str
+) -> None:
+    power = Power(monkeypatch, fatal, moment)
+    power.fed = fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    victim = fed.world.participants[VICTIM]
+    fed.world.run(lambda: victim.ended)
+    fed.start_device(VICTIM, softmax.grouped_fleet(DEVICES, 2)[VICTIM])
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.states
+
+
+def without(fed: Federation, devices: int, gone: frozenset[str], *, from_round: int, rounds: int) -> State:
+    """The same training with direct calls, where some never answer from a round on."""
+    local = softmax.grouped_fleet(devices, 2)
+    fleet = Devices(learner=OverEngine(softmax.SoftmaxEngine(), program()), local=local, wire=f32_delta)
+    strategy = strategy_of(fed.config.runs[0], fed.config)
+    start = softmax.start_of().astype(np.float32)
+    state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
+    for number in range(1, rounds + 1):
+        silent = gone if number >= from_round else frozenset[str]()
+
+        def ask(exchange: Exchange, silent: frozenset[str] = silent) -> Replies:
+            return {cid: fleet.answer(cid, task) for cid, task in exchange.items() if cid not in silent}
+
+        rng = round_rng(fed.config.seed, number)
+        exchanges = one_round(
+            strategy, state, fleet.program.schema, fleet.fleet, rng, batch=fed.config.model.batch_size
+        )
+        state, _ = drive(exchanges, ask)
+    return state
+
+
+def test_thirty_percent_of_the_devices_gone_for_good_are_done_without(tmp_path: Path) -> None:
+    gone = frozenset({"d02", "d05", "d08"})
+    fed = Federation.of(tmp_path, devices=10, quorum=0.7, deadline_s=120.0, rounds=3)
+    fed.start_coordinator()
+    fed.start_devices(10)
+    fed.world.run(lambda: fed.happened("round"))
+    for cid in sorted(gone):
+        fed.world.kill(cid)
+    fed.finish()
+    fed.world.end()
+    expected = without(fed, 10, gone, from_round=2, rounds=3)
+    found = snapshots.from_bytes(fed.final_states()["fesem"])
+    assert found.assignment == expected.assignment
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    answered = [sorted(record["per_device"]) for record in fed.rounds()]
+    everybody = sorted(softmax.grouped_fleet(10, 2))
+    assert answered == [everybody, *[[cid for cid in everybody if cid not in gone]] * 2]
+
+
+def test_one_device_too_many_gone_for_good_is_told_and_the_training_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=10, quorum=0.7, deadline_s=120.0, rounds=3)
+    fed.start_coordinator()
+    fed.start_devices(10)
+    fed.world.run(lambda: fed.happened("round"))
+    for cid in ("d02", "d05", "d07", "d08"):
+        fed.world.kill(cid)
+    with pytest.raises(Exception, match="only 6 of 10 devices answered round 2 in time"):
+        fed.finish()
+    fed.start_coordinator()
+    fed.start_device("d07", softmax.grouped_fleet(10, 2)["d07"])
+    fed.finish()
+    fed.world.end()
+    expected = without(fed, 10, frozenset({"d02", "d05", "d08"}), from_round=2, rounds=3)
+    np.testing.assert_array_equal(snapshots.from_bytes(fed.final_states()["fesem"]).centers, expected.centers)

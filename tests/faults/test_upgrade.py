@@ -1,0 +1,94 @@
+"""A coordinator that is replaced by a newer version in the middle of a round goes on, or says why it will not.
+
+`stores/1` was left in the middle of round 2 by the first version of the store: three of four devices had answered. Its
+database is the text that SQLite writes as a dump. Before the schema or the form of a task changes, left_store.py writes
+the next one with the code of before.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator import snapshots
+from coordinator.store import _UPGRADES, SCHEMA_VERSION, Store
+from edge_client.errors import ConfigError
+from tests import softmax
+from tests.faults.left_store import leave, write, write_key
+from tests.faults.virtual import World
+from tests.faults.world import Federation, Spy, config
+
+STORES = Path(__file__).with_name("stores")
+
+
+def restored(folder: Path, kept: Path = STORES / "1") -> Federation:
+    """A run folder as it was left."""
+    run = folder / "run"
+    shutil.copytree(kept, run / "store", ignore=shutil.ignore_patterns("*.sql", "*.jsonl"))
+    for blobs in (run / "store" / "blobs", *(run / "store" / "updates").iterdir()):
+        (blobs / "partial").mkdir()
+    with closing(sqlite3.connect(run / "store" / "coordinator.sqlite")) as db:
+        db.executescript((kept / "coordinator.sql").read_text(encoding="utf-8"))
+    shutil.copy(kept / "metrics.jsonl", run)
+    write_key(run)
+    return Federation(World(folder), config(run))
+
+
+def test_there_is_a_store_of_every_older_version_that_this_one_reads() -> None:
+    assert {folder.name for folder in STORES.iterdir()} - {SCHEMA_VERSION} == set(_UPGRADES)
+
+
+def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path) -> None:
+    fed = restored(tmp_path / "upgraded")
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    calm = Federation.of(tmp_path / "calm")
+    calm.start_coordinator()
+    calm.start_devices(4)
+    calm.finish()
+    calm.world.end()
+    upgraded, expected = (snapshots.from_bytes(f.final_states()["fesem"]) for f in (fed, calm))
+    assert upgraded.assignment == expected.assignment
+    # Round 1 was computed on another machine, whose sums may differ in the last bit.
+    np.testing.assert_allclose(upgraded.centers, expected.centers, rtol=1e-5, atol=1e-6)
+    assert [(r["round"], sorted(r["per_device"])) for r in fed.rounds()] == [
+        (number, sorted(softmax.grouped_fleet(4, 2))) for number in (1, 2)
+    ]
+    asked_again = [rdy for rdy in spy.said("rdy") if (rdy["round"], rdy["exchange"]) == (2, 0)]
+    assert len(asked_again) == 1  # the three answers from before the upgrade stand
+
+
+def test_a_store_of_this_version_can_be_written_down_and_goes_on(tmp_path: Path) -> None:
+    """So that the next version has one to begin with."""
+    write(leave(tmp_path / "left"), tmp_path / "written")
+    fed = restored(tmp_path / "restored", tmp_path / "written")
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    assert [record["round"] for record in fed.rounds()] == [1, 2]
+    assert all(len(record["per_device"]) == 4 for record in fed.rounds())
+
+
+@pytest.mark.parametrize("version", ["0", "99", "two"])
+def test_a_store_of_a_version_that_it_does_not_know_is_refused_and_left_as_it_was(tmp_path: Path, version: str) -> None:
+    fed = restored(tmp_path)
+    database = fed.config.folder / "store" / "coordinator.sqlite"
+    with closing(sqlite3.connect(database)) as db, db:
+        db.execute("update meta set value = ? where key = 'schema'", (version,))
+    with pytest.raises(ConfigError, match="written by another version"):
+        Store(fed.config.folder / "store")
+    with closing(sqlite3.connect(database)) as db:
+        tables = {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
+        assert db.execute("select value from meta where key = 'schema'").fetchall() == [(version,)]
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript((STORES / "1" / "coordinator.sql").read_text(encoding="utf-8"))
+        assert tables == {name for (name,) in db.execute("select name from sqlite_master where type = 'table'")}
