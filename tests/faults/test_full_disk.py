@@ -1,0 +1,198 @@
+"""A full disk: nothing is acknowledged that is not on it, nothing is corrupted, and it goes on when there is room.
+
+The disk of one participant is full where its bytes reach the system: at `fsync`, at a write of a block, and for the
+database by SQLite's own limit. small_disk.py does the same on a real file system of two megabytes.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge_client.transport import blobs
+from tests import softmax
+from tests.faults import small_disk
+from tests.faults.world import BALLAST, Federation, Spy
+
+DEVICES = 3
+
+
+class Disk:
+    """Full, or not, for the participant `owner`."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, owner: str) -> None:
+        self.full, self._owner, self._write_at = False, owner, blobs._write_at
+        patch.setattr("os.fsync", self.fsync)
+        patch.setattr(blobs, "_write_at", self.write_at)
+
+    def fsync(self, _descriptor: int) -> None:
+        self._check()
+
+    def write_at(self, descriptor: int, data: bytes, offset: int) -> None:
+        if self.full and threading.current_thread().name == self._owner:
+            self._write_at(descriptor, data[: len(data) // 2], offset)  # some of it still fits
+        self._check()
+        self._write_at(descriptor, data, offset)
+
+    def _check(self) -> None:
+        if self.full and threading.current_thread().name == self._owner:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class FullDatabase:
+    """A connection whose commits find no room while `full`, as SQLite says it."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db, self.full = db, True
+
+    def execute(self, query: str, *values: Any) -> sqlite3.Cursor:  # noqa: ANN401 - SQL values
+        if self.full and query == "commit":
+            raise sqlite3.OperationalError("database or disk is full")
+        return self._db.execute(query, *values)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._db, name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.finish()
+    fed.world.end()
+    return fed
+
+
+@pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
+def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ballast: int
+) -> None:
+    calm, fed = (Federation.of(tmp_path / name, ballast=ballast, devices=DEVICES) for name in ("calm", "full"))
+    disk = Disk(monkeypatch, "coordinator.0")
+    calm.start_coordinator()
+    calm.start_devices(DEVICES)
+    calm.finish()
+    calm.world.end()
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.happened("program"))
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: len(spy.said("task")) == DEVICES)
+    disk.full = True
+    fed.world.run(lambda: len(spy.said("ack")) >= 2 * DEVICES)  # each of them twice
+    assert {(ack["status"], ack["detail"]) for ack in spy.said("ack")} == {
+        ("retry", "storage: No space left on device")
+    }
+    disk.full = False
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == calm.final_states()
+    assert fed.rounds() == calm.rounds()
+
+
+def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Federation
+) -> None:
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: len(spy.said("task")) == DEVICES)
+    assert fed.store is not None
+    database = FullDatabase(fed.store._db)
+    monkeypatch.setattr(fed.store, "_db", database)
+    fed.world.run(lambda: len(spy.said("ack")) >= 2 * DEVICES)
+    assert {ack["status"] for ack in spy.said("ack")} == {"retry"}
+    assert all("database or disk is full" in ack["detail"] for ack in spy.said("ack"))
+    database.full = False
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.final_states()
+    assert fed.rounds() == undisturbed.rounds()
+
+
+@pytest.mark.parametrize("write", ["close_exchange", "put_state"])
+def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_room_keeps_every_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Federation, write: str
+) -> None:
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
+    process = fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: fed.server is not None and fed.server.asking)
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fed.store, write, no_room)
+    with pytest.raises(OSError, match="No space left on device"):
+        fed.finish()
+    assert process.ended
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.final_states()
+    assert fed.rounds() == undisturbed.rounds()
+
+
+def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch, "d02")
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES, quorum=0.6)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: len(spy.said("get", cid="d02")) == 1)
+    disk.full = True
+    fed.world.run(lambda: len(spy.said("nack")) == 1)
+    disk.full = False
+    fed.finish()
+    fed.world.end()
+    assert [(nack["code"], nack["detail"]) for nack in spy.said("nack")] == [
+        ("no_space", "[Errno 28] No space left on device")
+    ]
+    last = {cid for record in fed.rounds() for cid in record["per_device"]}
+    assert last == set(softmax.grouped_fleet(DEVICES, 2))
+
+
+def test_on_a_real_file_system_that_fills_up_the_outcome_is_the_same(tmp_path: Path) -> None:
+    """In a mount namespace of its own, for which no root is needed where the kernel lets users have one."""
+    inside = ["unshare", "--user", "--map-root-user", "--mount"]
+    allowed = subprocess.run([*inside, "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True, check=False)
+    if allowed.returncode != 0:
+        pytest.skip(f"this system gives users no mount namespaces: {allowed.stderr.decode().strip()}")
+    command = [*inside, sys.executable, "-m", "tests.faults.small_disk", str(tmp_path)]
+    ran = subprocess.run(command, capture_output=True, check=True, text=True)
+    told = json.loads(ran.stdout)
+    assert told["states"] == small_disk.hashes(small_disk.calm(tmp_path / "calm"))
+    assert set(told["said"]) == {"storage: No space left on device"}
+
+
+def test_a_refusal_that_cannot_be_written_down_counts_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fed = Federation.of(tmp_path, devices=DEVICES, quorum=0.6)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(2)
+    mute = fed.start_mute_device("d02")
+    fed.world.run(lambda: len(spy.said("ack")) == 2)
+    assert fed.store is not None
+    database = FullDatabase(fed.store._db)
+    monkeypatch.setattr(fed.store, "_db", database)
+    task = spy.said("task", cid=mute.name)[-1]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    spy.say(mute.name, "nack", re=task["id"], code="no_data", **key)
+    with pytest.raises(OSError, match="database or disk is full"):  # of the closing, which the refusal brought about
+        fed.world.run(lambda: False)
+    fed.world.end()

@@ -1,0 +1,79 @@
+"""SIGKILL to real processes over a real mosquitto, as soon as something was heard: no bit of the outcome changes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.faults.live import BALLAST, DEVICES, ROUNDS, nth, scene
+from tests.faults.proxy import wire
+from tests.faults.world import Federation
+
+pytestmark = pytest.mark.broker
+
+MOMENTS = {  # (kind of the topic, which of them, kind of the message)
+    "a task goes out": ("t", 1, "task"),
+    "a download is under way": ("b", 20, ""),
+    "an upload is under way": ("in", 40, ""),
+    "an update is acknowledged": ("t", 2, "ack"),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """The same training in virtual time."""
+    fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES)
+    fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.finish()
+    fed.world.end()
+    return fed
+
+
+@pytest.mark.parametrize(
+    ("victims", "moment", "persistent"),
+    [
+        ("coordinator", "a task goes out", False),
+        ("coordinator", "a download is under way", False),
+        ("coordinator", "an upload is under way", False),
+        ("coordinator", "an update is acknowledged", False),
+        ("broker", "an upload is under way", False),
+        ("broker", "an upload is under way", True),
+        ("broker", "an update is acknowledged", True),
+        ("broker coordinator", "an upload is under way", False),
+        ("coordinator broker", "an update is acknowledged", True),
+        ("devices", "an upload is under way", False),
+        ("devices coordinator broker", "an upload is under way", False),
+    ],
+)
+def test_whoever_is_killed_in_the_middle_of_a_round_it_ends_with_the_same_bits(
+    tmp_path: Path, undisturbed: Federation, victims: str, moment: str, *, persistent: bool
+) -> None:
+    kind, count, says = MOMENTS[moment]
+    with scene(tmp_path, persistent=persistent) as (here, spy):
+        here.start("coordinator")
+        here.start("devices")
+        here.listen_until(spy, nth(kind, count, says=says))
+        for victim in victims.split():
+            here.kill(victim)
+        assert len(here.rounds()) < ROUNDS
+        for victim in sorted(victims.split()):  # the broker first: a coordinator does not start without one
+            here.start(victim)
+        here.listen_until(spy, nth("cat", 1))
+    assert here.final_states() == undisturbed.final_states()
+    assert here.rounds() == undisturbed.rounds()
+
+
+def test_links_that_break_in_the_middle_of_a_block_go_on_where_they_were(
+    tmp_path: Path, undisturbed: Federation
+) -> None:
+    """Twelve connections end after 50,001 bytes of a round's 130,000 in either direction."""
+    with scene(tmp_path) as (here, spy), wire(here.port, cuts=12, bytes_each=50_001) as broken:
+        here.detour = broken.url
+        here.start("coordinator")
+        here.start("devices")
+        here.listen_until(spy, nth("cat", 1))
+        assert broken.made > 12
+    assert here.final_states() == undisturbed.final_states()
+    assert here.rounds() == undisturbed.rounds()
