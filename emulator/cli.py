@@ -176,7 +176,8 @@ def fleet(  # noqa: PLR0913 - a command line
         config=config, devices=devices, data_set=data_set, samples=samples, seed=seed, state=state, data=data
     )
     found = run_fleet(asked, workers=workers, until_done=until_done, say=talk.say)
-    print(json.dumps(found) if as_json else ", ".join(f"{value} {name}" for name, value in found.items()))
+    text = "{devices} devices: {connected} connected, {computed} computed, {acknowledged} acknowledged; {memory_mb} MB"
+    print(json.dumps(found) if as_json else f"{text}, {{seconds}} s".format(**found))
 
 
 @app.command()
