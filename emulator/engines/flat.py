@@ -75,10 +75,6 @@ class FlatModel:
         self._turn(given, out)
         return out
 
-    def parts(self, flat: Tensor) -> list[Tensor]:
-        """A tensor [n_params] that lies like `gradient`: a view for each of the schema's parameters."""
-        return [self._view(flat, t) for t in self.schema.tensors if t.role == "p"]
-
     def ordered(self, flat: Tensor) -> Array:
         """`weights` or `gradient` as an array of the caller's own in the schema's order."""
         out = flat.clone()

@@ -71,7 +71,7 @@ class LeanLearner:
         self.program = program
         turned = channels_last(source)
         self._source, self._model = source, FlatModel(source.module, source.schema, channels_last=turned)
-        self._velocity, self._nothing = (torch.zeros_like(self._model.gradient) for _ in range(2))
+        self._velocity = torch.zeros_like(self._model.gradient)
         self._samples = Samples(source.dtype, turned=turned)
         self._inference = Inference(source, channels_last=turned)
         self._steps: dict[tuple[int, torch.dtype], Step] = {}
@@ -86,11 +86,16 @@ class LeanLearner:
         model, task = self._model, job.task
         model.load(job.start)
         self._velocity.zero_()
-        force, losses = self._model.parts(self._force(task)), []
+        force = self._force(task)
+        losses = []
         batches = self._samples.of(job.data).batches(job.batches, job.weights)
         for k, (x, y, q) in enumerate(batches):
             between()
-            losses.append(torch.dot(self._step(x, y, q, seed=task.seed, number=k, onto=force), q))
+            if force is None:
+                model.gradient.zero_()
+            else:
+                model.gradient.copy_(force)
+            losses.append(torch.dot(self._step(x, y, q, seed=task.seed, number=k), q))
             descend(
                 model.weights[: self.program.schema.n_params],
                 model.gradient,
@@ -112,7 +117,7 @@ class LeanLearner:
     @torch.no_grad()
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
         """Summed over batches of the size that was asked for, as batch norm sees them."""
-        held, mine, sums = self._samples.of(data), self._model, self._model.parts(self._model.gradient)
+        held, mine = self._samples.of(data), self._model
         mine.load(model)
         mine.gradient.zero_()
         indices = [index for index, _ in weighted_batches(self.program, len(data), batch, fixed=None)]
@@ -120,17 +125,17 @@ class LeanLearner:
         for k, (x, y, q) in enumerate(held.batches(indices, np.ones(len(data)))):
             if k and self.program.schema.size > self.program.schema.n_params:
                 mine.load(model)
-            self._step(x, y, q * float(share[k]), seed=seed, number=k, onto=sums)
+            self._step(x, y, q * float(share[k]), seed=seed, number=k)
         return mine.ordered(mine.gradient)
 
-    def _step(self, x: Tensor, y: Tensor, q: Tensor, *, seed: int, number: int, onto: Sequence[Tensor]) -> Tensor:
-        """A batch's gradient and `onto`; -> losses [batch]."""
+    def _step(self, x: Tensor, y: Tensor, q: Tensor, *, seed: int, number: int) -> Tensor:
+        """Add a batch's gradient; -> losses [batch]."""
         drawn = noise(self.program, seed, number, len(x))
         numbers = tensor_of(drawn["noise"]) if drawn else None
         key = len(x), y.dtype
         if key not in self._steps:
             self._steps[key] = self._made(x, y, numbers)
-        return self._steps[key](x, y, q, numbers, onto)
+        return self._steps[key](x, y, q, numbers)
 
     def _made(self, x: Tensor, y: Tensor, numbers: Tensor | None) -> Step:
         try:
@@ -139,11 +144,11 @@ class LeanLearner:
             log.warning("model %s is not recorded, and trains more slowly: %s", self.program.model, sentence(wrong))
             return through_autograd(self._source, self._model)
 
-    def _force(self, task: Fit) -> Tensor:
-        """[n_params] linear - mu anchor: with weight decay mu, what a step adds to the gradient."""
+    def _force(self, task: Fit) -> Tensor | None:
+        """[n_params] linear - mu anchor: with weight decay mu, what a step adds to the gradient. None: nothing."""
         force = None if task.linear is None else self._model.arranged(task.linear)
         if task.mu == 0 or task.anchor is None:
-            return self._nothing if force is None else force
+            return force
         pull = self._model.arranged(task.anchor).mul_(-task.mu)
         return pull if force is None else pull.add_(force)
 

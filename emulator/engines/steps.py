@@ -1,12 +1,11 @@
-"""The gradient of a batch, into a flat buffer: through autograd, or as a recorded list of operators.
+"""The gradient of a batch, added to a flat buffer: through autograd, or as a recorded list of operators.
 
-    step(x, y, q, noise, onto) -> losses [batch] before the update; `model.gradient` becomes `onto`, one tensor for each
-    parameter, plus d/dw [sum_j q_j loss_j]; moves the model's buffers, as a forward in training mode does
+    step(x, y, q, noise) -> losses [batch] before the update; adds d/dw [sum_j q_j loss_j] to `model.gradient` and moves
+    the model's buffers, as a forward in training mode does
 
 Autograd builds its graph anew in every step, and small models spend more time there than on numbers. A recorded step
 calls the same operators in the same order, so its numbers are autograd's to the last bit, and adds products of matrices
-where they belong; to write `onto` into the gradient beforehand would be a pass through memory more. Knows no task, no
-optimizer and no data.
+where they belong. Knows no task, no optimizer and no data.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from emulator.engines.recording import aten, is_call, playable, recorded, single
 from export.functions import Loss, Source, call
 from export.noise import Draws
 
-Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None", Sequence[Tensor]], Tensor]
+Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 
 
 def losses_of(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
@@ -37,9 +36,7 @@ def through_autograd(source: Source, model: FlatModel) -> Step:
     model.module.train()
     model.with_gradients()
 
-    def step(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None, onto: Sequence[Tensor]) -> Tensor:
-        for gradient, start in zip(model.gradients.values(), onto, strict=True):
-            gradient.copy_(start)
+    def step(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
         with torch.enable_grad(), single_values_normalised():
             if noise is None:
                 out = model.module(x)
@@ -75,9 +72,9 @@ def recorded_step(source: Source, model: FlatModel, x: Tensor, y: Tensor, noise:
     _write(graph, len(source.params), {n: names.index(name) for n, name in enumerate(source.buffers)})
     play, held = playable(graph), list(model.state.values())
 
-    def played(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None, onto: Sequence[Tensor]) -> Tensor:
+    def played(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
         with torch.inference_mode():
-            losses: Tensor = play(*held, x, y, q, *(() if noise is None else (noise,)), *into, *onto)
+            losses: Tensor = play(*held, x, y, q, *(() if noise is None else (noise,)), *into)
         return losses
 
     return played
@@ -95,28 +92,23 @@ def _forward(
 
 
 def _write(graph: fx.Graph, params: int, buffers: Mapping[int, int]) -> None:
-    """Results go where they belong: gradients into new last inputs, buffers (number -> input) are replaced.
-
-    The new inputs are the gradients' places, then what each gradient is added to.
-    """
+    """Results go where they belong: gradients are added to new last inputs, buffers (number -> input) are replaced."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     losses, *results = output.args[0]
     output.args = (losses,)
-    last, new = given[-1], list[fx.Node]()
-    for number in range(2 * params):
+    last = given[-1]
+    for node in results[:params]:
         with graph.inserting_after(last):
-            last = graph.placeholder(f"{'into' if number < params else 'onto'}_{number}")
-        new.append(last)
-    for into, onto, node in zip(new[:params], new[params:], results[:params], strict=True):
-        early = node is not None and node.op != "placeholder"
-        with graph.inserting_after(node) if early else graph.inserting_before(output):
-            if node is None:
-                graph.call_function(aten.copy_.default, (into, onto))
-            elif is_call(node, aten.mm.default) and not node.users:
-                graph.call_function(aten.addmm.out, (onto, *node.args), {"out": into})
-            else:
-                graph.call_function(aten.add.out, (onto, node), {"out": into})
+            last = graph.placeholder(f"into_{len(given)}")
+        given.append(last)
+        if node is not None:
+            product = is_call(node, aten.mm.default) and not node.users
+            with graph.inserting_before(output) if node.op == "placeholder" else graph.inserting_after(node):
+                if product:
+                    graph.call_function(aten.addmm_.default, (last, *node.args))
+                else:
+                    graph.call_function(aten.add_.Tensor, (last, node))
     with graph.inserting_before(output):
         for n, node in enumerate(results[params:]):
             if node is not None:
