@@ -1,0 +1,134 @@
+"""`python -m tests.pairs_figures`: why WeCFL on devices with pairs of labels is below the paper (RESULTS.md).
+
+10,000 training samples of Fashion-MNIST stand for its test part, so that nothing is chosen on it. Each variant trains
+60 devices in ten groups, about two CPU minutes; `ways` are how its centers are tested afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coordinator.models.registry import build
+from coordinator.strategies.wecfl import WeCFL
+from edge_client.dataset import Dataset
+from edge_client.protocol.task import ClientId
+from emulator import datasets, schemes
+from emulator.loaders.samples import Samples
+from emulator.partitions import Split
+from emulator.simulation import Result, opened, run
+from export.program import load_vector
+
+PARTITION = "cluster-n-class:groups=10,classes-group=3,classes=2"
+VARIANTS = ("published", "faster", "all", "delta", "groups", "pairs")
+BATCH, HELD_OUT = 32, 10_000
+FASTER = 0.0024  # what momentum of 0.9 amounts to in ten steps when it survives rounds
+
+
+def fleet(data: Path | None, *, devices: int, seed: int) -> Split:
+    """The devices, without a look at the test part."""
+    whole = datasets.load("fashion-mnist", data, seed=seed)
+    order = np.random.default_rng(123 + seed).permutation(len(whole.train.y))
+    train, held_out = (
+        Samples(x=whole.train.x[rows], y=whole.train.y[rows]) for rows in (order[:-HELD_OUT], order[-HELD_OUT:])
+    )
+    return schemes.parse(PARTITION).split(replace(whole, train=train, test=held_out), devices=devices, seed=seed)
+
+
+def given_clusters(variant: str, split: Split) -> Mapping[ClientId, int] | None:
+    """Each device's cluster where the variant gives it away; None where k-means finds it."""
+    if variant == "groups":
+        return split.groups
+    pairs = {who: tuple(np.unique(local.train.y).tolist()) for who, local in split.devices.items()}
+    names = sorted(set(pairs.values()))
+    return {who: names.index(pair) for who, pair in pairs.items()} if variant == "pairs" else None
+
+
+def method(variant: str, given: Mapping[ClientId, int] | None) -> WeCFL:
+    """WeCFL as the paper sets it, but for the variant."""
+    strategy = WeCFL(
+        clusters=10 if given is None else max(given.values()) + 1,
+        representation=variant if variant in {"all", "delta"} else "classifier",
+        local_steps=10,
+        batch_size=BATCH,
+        learning_rate=FASTER if variant == "faster" else 0.001,
+        momentum=0.9,
+    )
+    if given is not None:
+
+        def told(_state, updates, *_rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
+            return np.array([given[who] for who in updates.clients]), np.ones(len(updates.clients), dtype=bool)
+
+        object.__setattr__(strategy, "_e_step", told)
+    return strategy
+
+
+def ways(model: nn.Module, local: tuple[Dataset, Dataset]) -> list[float]:
+    """Accuracy with running statistics, the training samples', shuffled test batches', and sorted ones'."""
+    (x, y), (inputs, _) = (tuple(map(torch.from_numpy, (part.x, part.y))) for part in reversed(local))
+    kept = {name: value.clone() for name, value in model.state_dict().items()}
+    shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    found = [_right(model.eval(), x, y, [torch.arange(len(y))])]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None
+    model.train()(inputs[:512])
+    found.append(_right(model.eval(), x, y, [torch.arange(len(y))]))
+    for order in (shuffled, torch.argsort(y, stable=True)):
+        model.load_state_dict(kept)
+        found.append(_right(model.train(), x, y, [b for b in torch.split(order, BATCH) if len(b) > 1]))
+    model.load_state_dict(kept)
+    return found
+
+
+def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor]) -> float:
+    hits = sum(int((model(x[b]).argmax(1) == y[b]).sum()) for b in batches)
+    return hits / sum(map(len, batches))
+
+
+@torch.no_grad()
+def tested(result: Result, split: Split) -> list[float]:
+    """Percent of all held-out samples in each of the `ways`."""
+    model = build("wecfl-cnn", seed=0).module
+    rows, n = [], []
+    for who, local in split.devices.items():
+        if local.test is not None:
+            load_vector(model, result.schema, result.state.centers[result.state.assignment[who]])
+            rows.append(ways(model, (local.train, local.test)))
+            n.append(len(local.test))
+    percent: list[float] = (100 * np.average(rows, axis=0, weights=n)).round(2).tolist()
+    return percent
+
+
+def main() -> None:
+    """One JSON object a line for each variant and seed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", type=Path, help="the folder of data sets; else FEDCENTERS_DATA")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=VARIANTS)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--devices", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=25)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    for variant in asked.variants:
+        for seed in asked.seeds:
+            split = fleet(asked.data, devices=asked.devices, seed=seed)
+            strategy = method(variant, given_clusters(variant, split))
+            with opened("wecfl-cnn", split, seed=seed, batch=BATCH, engine="lean") as (devices, start):
+                result = run(strategy, start, devices, split.groups, rounds=asked.rounds, seed=seed, batch=BATCH)
+            found = {"variant": variant, "seed": seed, "rounds": asked.rounds, "ari": result.ari}
+            sys.stdout.write(json.dumps(found | {"percent": tested(result, split)}) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
