@@ -5,7 +5,6 @@ Nothing here cuts data into devices; schemes.py does.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from edge_client.errors import UsageError
 from emulator.loaders import images, leaf, speech, tables
 from emulator.loaders.folder import Folder, data_folder
 from emulator.loaders.samples import DataSet
+from export.importing import named
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +61,14 @@ DATA_SETS: dict[str, Entry] = {
 
 
 def entry(name: str) -> Entry:
-    """The row of a data set. Raises UsageError for an unknown name."""
-    if name not in DATA_SETS:
-        close = difflib.get_close_matches(name, DATA_SETS, n=1)
-        guess = f"did you mean {close[0]!r}? " if close else ""
-        raise UsageError(f"unknown data set {name!r}", hint=f"{guess}use one of {', '.join(sorted(DATA_SETS))}")
-    return DATA_SETS[name]
+    """The row of a data set of ours; or a reader's, by import path or registered name (export/importing.py).
+
+    Raises UsageError for an unknown name.
+    """
+    found = named("data-sets", name, DATA_SETS)
+    if not isinstance(found, Entry):
+        raise UsageError(f"{name} is {type(found).__name__}", hint="name an emulator.datasets.Entry")
+    return found
 
 
 def load(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:

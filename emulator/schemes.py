@@ -6,10 +6,9 @@ says otherwise every sample is used exactly once. Sources: WeCFL (Ma 2022), FedS
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Protocol, cast
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from emulator.loaders.samples import DataSet, Ints
 from emulator.mixtures import Mixtures
 from emulator.partitions import Cut, Split, label_permutation_groups, split_of
 from emulator.shares import F64
+from export.importing import named, nearest
 
 
 class Scheme(Protocol):
@@ -199,17 +199,22 @@ _READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str
 def parse(text: str, **overrides: int | None) -> Scheme:
     """`name` or `name:key=value,key=value`; an override replaces a key if the scheme has it, None leaves it.
 
-    Raises UsageError for an unknown scheme or key, or a value that does not fit.
+    A reader's own scheme is `package.module:Class`, or registered (export/importing.py). Raises UsageError for an
+    unknown scheme or key, or a value that does not fit.
     """
     name, _, rest = text.partition(":")
-    if name not in SCHEMES:
-        raise UsageError(f"unknown partition {name!r}", hint=_nearest(name, SCHEMES))
-    kinds = {f.name.replace("_", "-"): str(f.type) for f in fields(SCHEMES[name])}  # type: ignore[arg-type]  # a dataclass
+    if name not in SCHEMES and (member := rest.partition(":")[0]) and "=" not in member:
+        name, rest = f"{name}:{member}", rest.partition(":")[2]
+    scheme = named("partitions", name, SCHEMES)
+    if not isinstance(scheme, type) or not is_dataclass(scheme):
+        raise UsageError(f"{name} is no partition", hint="a partition is a frozen dataclass with a method split")
+    types = {f.name.replace("_", "-"): f.type for f in fields(scheme)}
+    kinds = {key: kind.__name__ if isinstance(kind, type) else str(kind) for key, kind in types.items()}
     values: dict[str, object] = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
         if not equals or key not in kinds:
-            raise UsageError(f"{pair!r} is no setting of partition {name!r}", hint=_nearest(key, kinds))
+            raise UsageError(f"{pair!r} is no setting of partition {name!r}", hint=nearest(key, kinds))
         try:
             values[key.replace("-", "_")] = _READERS[kinds[key]](value)
         except ValueError:
@@ -217,14 +222,7 @@ def parse(text: str, **overrides: int | None) -> Scheme:
                 f"{key} of partition {name!r} is {value!r}", hint=f"use a value of type {kinds[key]}"
             ) from None
     values |= {key: value for key, value in overrides.items() if value is not None and key in kinds}
-    return SCHEMES[name](**values)
-
-
-def _nearest(wrong: str, valid: Iterable[str]) -> str:
-    names = sorted(valid)
-    close = difflib.get_close_matches(wrong, names, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}use one of {', '.join(names)}" if names else "it has no settings"
+    return cast("Scheme", scheme(**values))
 
 
 def _rng(seed: int) -> np.random.Generator:

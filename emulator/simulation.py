@@ -23,7 +23,7 @@ from coordinator.ledger import keyed, spent
 from coordinator.metrics import ari, nmi, purity, round_record
 from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.strategies.base import State, Strategy, drive
-from coordinator.strategies.registry import METHODS, Setting, make, settings_of
+from coordinator.strategies.registry import Setting, make, name_of, settings_of
 from edge_client.errors import UsageError
 from edge_client.protocol import compress
 from edge_client.protocol.task import ClientId, Flat, Schema
@@ -212,7 +212,7 @@ def run(  # noqa: PLR0913 - a run has these settings
     max_update_ratio: float = MAX_UPDATE_RATIO,
 ) -> Result:
     """Run the strategy from the common model `start` [schema.size] on devices that are ready."""
-    schema, fleet, method = devices.program.schema, devices.fleet, _name_of(strategy)
+    schema, fleet, method = devices.program.schema, devices.fleet, name_of(strategy)
     strategy = keyed(strategy, schema, lambda: hashlib.sha256(f"emulated/{seed}".encode()).digest())  # guards nobody
     limits: Record = {"deadline_s": deadline_s, "max_update_ratio": max_update_ratio}
     network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), seed=seed, wire=wire, lie=lie, **limits)
@@ -246,11 +246,6 @@ def run(  # noqa: PLR0913 - a run has these settings
     scores = {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
     seconds = {"real_seconds": real_seconds, "virtual_seconds": network.now_s}
     return Result(records=records, state=state, schema=schema, kept=heard.kept(), **seconds, **scores)  # type: ignore[arg-type]  # own types
-
-
-def _name_of(strategy: Strategy) -> str:
-    """The method's name in the registry; a class of the caller's own goes by its own name."""
-    return next((name for name, kind in METHODS.items() if kind is type(strategy)), type(strategy).__name__.lower())
 
 
 def write_run(folder: Path, args: SimulateArgs, strategy: Strategy, result: Result, split: Split) -> None:

@@ -6,17 +6,14 @@ Whatever the reader's code raises is told as the reader's, in one message. Knows
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
-from importlib import import_module
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
+from export.importing import import_path, told
 from export.program import Compiled, compile_program
-from export.sentence import sentence
 
 Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
 
@@ -28,10 +25,7 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
     come from a file and not from a person, so nothing is called but a class of torch modules; a name like os:system
     must not run because someone's folder says so.
     """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
-    made = _attribute(_imported(module_name), name)
+    made = import_path(path)
     if recorded and not isinstance(made, nn.Module) and not (isinstance(made, type) and issubclass(made, nn.Module)):
         raise UsageError(
             f"program.json names {path}, which is no class of torch modules and could do anything when it is called",
@@ -48,7 +42,7 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
             made = made(*args, **kwargs)
     except Exception as wrong:
         raise UsageError(
-            f"calling {path} failed: {_told(wrong)}",
+            f"calling {path} failed: {told(wrong)}",
             hint="pass what it needs with --model-args: a JSON object by name, or a JSON list in order",
         ) from wrong
     if not isinstance(made, nn.Module):
@@ -67,38 +61,6 @@ def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> Co
         raise
     except Exception as wrong:
         raise ProgramRefused(
-            f"model {facts['name']!r} cannot become a training program: {_told(wrong)}",
+            f"model {facts['name']!r} cannot become a training program: {told(wrong)}",
             hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
         ) from wrong
-
-
-def _imported(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as missing:
-        if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
-            raise UsageError(
-                f"there is no module {missing.name!r}",
-                hint="run this in the folder that holds it, or put that folder into PYTHONPATH; --model names another",
-            ) from missing
-        raise UsageError(
-            f"module {name!r} needs {missing.name or missing}, which is not installed", hint="install it and try again"
-        ) from missing
-    except (Exception, SystemExit) as wrong:
-        raise UsageError(
-            f"importing {name!r} failed: {_told(wrong)}", hint=f"try python -c 'import {name}', which says where"
-        ) from wrong
-
-
-def _attribute(module: ModuleType, name: str) -> object:
-    if not hasattr(module, name):
-        near = get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
-        where = module.__file__ or "a folder without __init__.py"
-        hint = f"did you mean {near[0]!r}?" if near else f"it was read from {where}"
-        raise UsageError(f"module {module.__name__!r} has no {name!r}", hint=hint)
-    return getattr(module, name)
-
-
-def _told(wrong: BaseException) -> str:
-    kind, text = type(wrong).__name__, sentence(wrong)
-    return text if text == kind else f"{kind}: {text}"

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
-from importlib import import_module
 from typing import Literal
 
 import torch
@@ -18,6 +16,7 @@ from torch import nn
 
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
+from export.importing import named
 
 Loss = Literal["cross-entropy", "squared-error"]
 
@@ -77,33 +76,19 @@ MODELS = {
 
 
 def build(name: str, *, seed: int) -> Model:
-    """The model called `name`, or `package.module:Factory`, a callable without arguments that returns an `Entry`."""
-    entry = _imported(name) if ":" in name else _known(name)
+    """The model of ours called `name`, or a reader's: `package.module:factory`, or a registered name (importing.py).
+
+    A factory is a callable without arguments that returns an `Entry`; an `Entry` itself does as well.
+    """
+    entry = named("models", name, MODELS)
+    if not isinstance(entry, Entry) and callable(entry):
+        entry = entry()
+    if not isinstance(entry, Entry):
+        raise ConfigError(
+            f"model {name!r} is {type(entry).__name__}", hint="name a function that returns a models.registry.Entry"
+        )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = entry.make()
     facts = {key.name: getattr(entry, key.name) for key in fields(Facts)}
     return Model(name=name, module=module, **facts)
-
-
-def _known(name: str) -> Entry:
-    if name not in MODELS:
-        near = get_close_matches(name, MODELS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"use one of {', '.join(MODELS)}, or package.module:Factory"
-        raise ConfigError(f"unknown model {name!r}", hint=hint)
-    return MODELS[name]
-
-
-def _imported(path: str) -> Entry:
-    module_name, _, factory = path.partition(":")
-    try:
-        entry = getattr(import_module(module_name), factory)()
-    except (ImportError, AttributeError) as missing:
-        raise ConfigError(
-            f"model {path!r} cannot be imported: {missing}", hint="check the path and PYTHONPATH"
-        ) from None
-    if not isinstance(entry, Entry):
-        raise ConfigError(
-            f"model {path!r} returned {type(entry).__name__}", hint="return a coordinator.models.registry.Entry"
-        )
-    return entry

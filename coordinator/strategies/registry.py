@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
-from dataclasses import fields
-from typing import Any
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
 
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.cfl import CFL
@@ -29,6 +28,7 @@ from coordinator.strategies.pfedme import PFedMe
 from coordinator.strategies.robust_tkm import TKM
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.errors import ConfigError, UsageError
+from export.importing import named, nearest
 
 METHODS: dict[str, type[Any]] = {
     "cfl": CFL,
@@ -62,19 +62,24 @@ _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "
 def make(name: str, **settings: Setting) -> Strategy:
     """The method `name` with `settings` in kebab-case. Texts are read as the setting's own type.
 
+    A reader's own method is named by its import path, or by the name it is registered under (export/importing.py).
     Raises UsageError for an unknown method, ConfigError for an unknown setting or a value that does not fit.
     """
-    if name not in METHODS:
-        raise UsageError(f"unknown method {name!r}", hint=_nearest(name, METHODS))
-    method = METHODS[name]
+    method = named("methods", name, METHODS)
+    if not isinstance(method, type) or not is_dataclass(method):
+        raise UsageError(f"{name} is no method", hint="a method is a frozen dataclass with begin, round and predictor")
     types = {name.replace("_", "-"): kind for name, kind in _settings(method).items()}
     values = {}
     for key, value in settings.items():
         if key not in types:
-            raise ConfigError(f"{name} has no setting {key!r}", hint=_nearest(key, types))
+            raise ConfigError(f"{name} has no setting {key!r}", hint=nearest(key, types))
         values[key.replace("-", "_")] = _read(key, value, types[key])
-    made: Strategy = method(**values)
-    return made
+    return cast("Strategy", method(**values))
+
+
+def name_of(strategy: Strategy) -> str:
+    """The method's name here; a reader's own class goes by its own name in lower case."""
+    return next((name for name, kind in METHODS.items() if kind is type(strategy)), type(strategy).__name__.lower())
 
 
 def settings_of(strategy: Strategy) -> dict[str, Setting]:
@@ -84,7 +89,8 @@ def settings_of(strategy: Strategy) -> dict[str, Setting]:
 
 def _settings(method: type[Any]) -> dict[str, str]:
     """The fields that a user may set, with their types."""
-    return {f.name: str(f.type) for f in fields(method) if f.metadata.get("setting", True)}
+    kinds = {f.name: f.type for f in fields(method) if f.metadata.get("setting", True)}
+    return {name: kind.__name__ if isinstance(kind, type) else str(kind) for name, kind in kinds.items()}
 
 
 def _read(key: str, value: Setting, kind: str) -> Setting:
@@ -98,10 +104,3 @@ def _read(key: str, value: Setting, kind: str) -> Setting:
     if isinstance(value, bool) or (not isinstance(value, str) and read != value):
         raise wrong
     return read
-
-
-def _nearest(wrong: str, valid: Iterable[str]) -> str:
-    names = sorted(valid)
-    close = difflib.get_close_matches(wrong, names, n=1)
-    guess = f"did you mean {close[0]!r}? " if close else ""
-    return f"{guess}use one of {', '.join(names)}"
