@@ -8,7 +8,7 @@ READER_PYTHON ?= python3.11
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help install demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz readers bench-serve clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz readers bench-serve roads reference clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -20,6 +20,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0" -c constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
+
+web: $(STAMP)    ## the phone page's third-party files into .web, once (33 MB from npm's registry)
+	$(BIN)/fedcenters-coordinator web-files --out .web
 
 demo: $(STAMP)   ## twelve emulated devices, three centers, exported and handed to new devices
 	$(BIN)/fedcenters-emulator demo
@@ -67,6 +70,12 @@ fuzz: $(STAMP)   ## ten million damaged inputs to every decoder; about ten minut
 bench-serve: $(STAMP) ## requests per second of fedcenters-export serve; needs wrk (apt install wrk), about a minute and a half
 	$(BIN)/python -m tests.bench_serve
 
+roads: $(STAMP)  ## the README's commands for a server and two boards, over mosquitto with certificates
+	$(BIN)/pytest -m slow tests/test_roads.py
+
+reference: $(STAMP) ## pages of all modules from their docstrings, in build/reference
+	$(BIN)/python -m tests.reference build/reference
+
 readers: $(STAMP) $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed ## other runtimes run our files
 	$(BIN)/python -m tests.readers.write $(READERS)/files
 	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
@@ -82,5 +91,9 @@ $(READERS)/%/.installed:
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
+boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; needs root, debootstrap, mosquitto; about a quarter of an hour
+	$(BIN)/pytest -q --show-capture=no -m "board or slow" tests/boards
+	$(BIN)/python -m tests.boards.sizes
+
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) $(READERS) $(PEERS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(READERS) $(PEERS) .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

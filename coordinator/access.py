@@ -39,10 +39,24 @@ max_packet_size 1114112
 memory_limit 1073741824
 """
 
+WEB_CONF = """\
+# For browsers: TLS, and a password of each device's own. Put a certificate that phones trust into web.crt and web.key.
+listener {port}{address}
+protocol websockets
+certfile {folder}/web.crt
+keyfile {folder}/web.key
+use_username_as_clientid true
+password_file {folder}/mosquitto.passwd
+"""
 
-def mosquitto_conf(folder: PurePosixPath, *, port: int, address: str = "") -> str:
-    """mosquitto.conf for a broker that finds its files in `folder`; it listens on every address unless one is given."""
-    return CONF.format(folder=folder, port=port, address=f" {address}" if address else "")
+
+def mosquitto_conf(folder: PurePosixPath, *, port: int, address: str = "", web_port: int = 0) -> str:
+    """mosquitto.conf for a broker that finds its files in `folder`; it listens on every address unless one is given.
+
+    With `web_port` there is a second listener, for browsers.
+    """
+    place = {"folder": folder, "address": f" {address}" if address else ""}
+    return CONF.format(port=port, **place) + (WEB_CONF.format(port=web_port, **place) if web_port else "")
 
 
 def mosquitto_acl(federation: str, revoked: Sequence[str]) -> str:

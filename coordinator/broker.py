@@ -44,9 +44,13 @@ max_inflight_messages 64
 max_queued_messages 100000
 max_packet_size 1114112
 memory_limit 1073741824
-log_dest stdout
+{web}log_dest stdout
 log_type error
 log_type warning
+"""
+MOSQUITTO_WEB = """\
+listener {port} 127.0.0.1
+protocol websockets
 """
 
 
@@ -57,6 +61,7 @@ class Broker:
     url: str
     kind: str
     pid: int | None = None  # the broker's own process; None when it runs in this one or elsewhere
+    web: str = ""  # ws://... for browsers, where it was asked for
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
@@ -124,11 +129,12 @@ def advice(devices: int) -> str:
     )
 
 
-def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None) -> Broker:
+def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None, web_port: int = 0) -> Broker:
     """Start a broker, or check the one at a URL.
 
     `prefer` is "auto" (mosquitto when it is installed and works, else embedded), "mosquitto", "embedded", or the URL of
-    a broker that runs already. `folder` takes the generated configuration; `port` is a free one when not given.
+    a broker that runs already. `folder` takes the generated configuration; `port` is a free one when not given. With
+    `web_port` browsers find the broker there, over WebSockets.
     Raises NetworkError for a port in use or an unreachable URL, RuntimeMissing for an absent or broken broker.
     """
     if "://" in prefer:
@@ -137,19 +143,21 @@ def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None)
         raise UsageError(
             f"unknown broker {prefer!r}", hint=f"use one of {', '.join(KINDS)}, or a URL like mqtt://host:1883"
         )
+    if web_port:
+        check_free(web_port)
     if prefer == "embedded":
-        return _start_embedded(port)
+        return _start_embedded(port, web_port)
     program = find_mosquitto()
     if prefer == "mosquitto" and program is None:
         raise RuntimeMissing("mosquitto is not installed", hint="apt install mosquitto, or use --broker embedded")
     if program is None:
-        return _start_embedded(port)
+        return _start_embedded(port, web_port)
     try:
-        return _start_mosquitto(program, folder, port)
+        return _start_mosquitto(program, folder, port, web_port)
     except RuntimeMissing:
         if prefer == "mosquitto":
             raise
-        return _start_embedded(port)
+        return _start_embedded(port, web_port)
 
 
 def _external(url: str) -> Broker:
@@ -170,20 +178,21 @@ def _external(url: str) -> Broker:
     return Broker(url=url, kind="external")
 
 
-def _start_mosquitto(program: str, folder: Path, port: int | None) -> Broker:
+def _start_mosquitto(program: str, folder: Path, port: int | None, web_port: int) -> Broker:
     if port is not None:
-        return _try_mosquitto(program, folder, port)
+        return _try_mosquitto(program, folder, port, web_port)
     for _ in range(PORT_ATTEMPTS - 1):  # a port found free can be taken before the broker binds it
         with contextlib.suppress(NetworkError):
-            return _try_mosquitto(program, folder, free_port())
-    return _try_mosquitto(program, folder, free_port())
+            return _try_mosquitto(program, folder, free_port(), web_port)
+    return _try_mosquitto(program, folder, free_port(), web_port)
 
 
-def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
+def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Broker:
     check_free(port)
     folder.mkdir(parents=True, exist_ok=True)
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
-    conf.write_text(MOSQUITTO_CONF.format(port=port))
+    web = MOSQUITTO_WEB.format(port=web_port) if web_port else ""
+    conf.write_text(MOSQUITTO_CONF.format(port=port, web=web))
     # Its own session: a Ctrl-C in the terminal reaches us, and we end the broker after the clients.
     with log.open("wb") as out:
         try:
@@ -200,11 +209,17 @@ def _try_mosquitto(program: str, folder: Path, port: int) -> Broker:
         log.unlink(missing_ok=True)
 
     try:
-        _wait_for(port, lambda: process.poll() is None, lambda: log.read_text(errors="replace"), program)
+        for each in filter(None, (port, web_port)):
+            _wait_for(each, lambda: process.poll() is None, lambda: log.read_text(errors="replace"), program)
     except BaseException:
         stop()
         raise
-    return Broker(url=f"mqtt://127.0.0.1:{port}", kind="mosquitto", pid=process.pid, _stop=stop)
+    url = f"mqtt://127.0.0.1:{port}"
+    return Broker(url=url, kind="mosquitto", pid=process.pid, web=_web_url(web_port), _stop=stop)
+
+
+def _web_url(port: int) -> str:
+    return f"ws://127.0.0.1:{port}" if port else ""
 
 
 def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], program: str) -> None:
@@ -225,7 +240,7 @@ def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], prog
     )
 
 
-def _start_embedded(port: int | None) -> Broker:
+def _start_embedded(port: int | None, web_port: int) -> Broker:
     try:
         from amqtt.broker import Broker as AmqttBroker
     except ImportError as missing:
@@ -238,8 +253,11 @@ def _start_embedded(port: int | None) -> Broker:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     chosen = port or free_port()
     check_free(chosen)
+    listeners = {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}}
+    if web_port:
+        listeners["web"] = {"type": "ws", "bind": f"127.0.0.1:{web_port}"}
     config = {
-        "listeners": {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}},
+        "listeners": listeners,
         # No persistence plugin: it decodes retained payloads as text.
         "plugins": {"amqtt.plugins.authentication.AnonymousAuthPlugin": {"allow_anonymous": True}},
     }
@@ -281,7 +299,7 @@ def _start_embedded(port: int | None) -> Broker:
             f"the embedded broker cannot listen on port {chosen}: {started[0] if started else 'it does not answer'}",
             hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
         ) from (started[0] if started else None)
-    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", _stop=stop)
+    return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", web=_web_url(web_port), _stop=stop)
 
 
 def _note(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ stdout carries data, stderr carries talk. Exit codes are those of edge_client/er
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +27,6 @@ app = typer.Typer(
     help="Leads a federation: asks devices, groups them, keeps one model per group.\n\n"
     "example: fedcenters-coordinator serve coordinator.toml",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -41,6 +41,12 @@ def main() -> None:
     app()
 
 
+@app.callback()
+def beside() -> None:
+    """A reader's own model or method lies in the folder where the command is typed, as for `python -m`."""
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
+
+
 @app.command()
 @foreseen
 def serve(
@@ -50,15 +56,60 @@ def serve(
         str, typer.Option(help="Instead of the files': embedded, mosquitto, or a URL like mqtts://host:8883.")
     ] = "",
     insecure: Annotated[bool, typer.Option("--insecure", help="Speak plain mqtt:// to a broker elsewhere.")] = False,
+    dashboard: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Show the run in a browser and steer it there; port 0: any.")
+    ] = "",
 ) -> None:
     """Train the runs of a configuration, publish the centers, then serve devices that never trained.
 
     A coordinator that was killed continues where it was when it is started again with the same folder. SIGTERM and
     Ctrl-C end it in good order, with exit codes 0 and 130; a second signal ends it at once (128 + its number).
+
+    example: fedcenters-coordinator serve coordinator.toml --dashboard 8080
     """
     from coordinator.service import serve as serve_all
 
-    serve_all(configs, broker=broker, insecure=insecure, tell=_tell)
+    serve_all(configs, broker=broker, insecure=insecure, dashboard=dashboard, tell=_tell)
+
+
+@app.command("web-files")
+@foreseen
+def web_files(
+    *,
+    out: Annotated[Path | None, typer.Option(help="The folder; by default one in your cache.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Fetch what the phone's page needs and is not ours (ONNX Runtime Web, MQTT.js), pinned, from npm's registry.
+
+    example: fedcenters-coordinator web-files
+    """
+    from coordinator import web_files as third
+
+    folder = out or third.default_folder()
+    made = third.fetch_all(folder)
+    if as_json:
+        print(json.dumps({"folder": str(folder), "made": [path.name for path in made], "files": list(third.FILES)}))
+    else:
+        print(f"{folder}: {len(made)} files fetched" if made else f"{folder}: everything is there")
+
+
+@app.command()
+@foreseen
+def phone(
+    config: Annotated[Path, typer.Argument(help="A coordinator's TOML file.")],
+    *,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the page is served.")] = "127.0.0.1:8090",
+    url: Annotated[str, typer.Option(help="How a phone reaches it, where that is another address.")] = "",
+    certificate: Annotated[Path | None, typer.Option(help="For https, with --key.")] = None,
+    key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
+) -> None:
+    """Serve the page that makes a phone's browser an edge client, alone, and print its link as a QR code.
+
+    example: fedcenters-coordinator phone coordinator.toml
+    """
+    from coordinator.phone_server import serve as serve_page
+
+    serve_page(config, listen, url=url, certificate=certificate, key=key)
 
 
 @app.command()
@@ -71,7 +122,10 @@ def status(
         bool, typer.Option("--watch", help="Again whenever something changes, until it has ended.")
     ] = False,
 ) -> None:
-    """How far a training is, who does what, and what went wrong; beside a coordinator that runs, or long after."""
+    """How far a training is, who does what, and what went wrong; beside a coordinator that runs, or long after.
+
+    example: fedcenters-coordinator status coordinator.toml --watch
+    """
     from coordinator.status import folder_of, lines, painted, watched
     from coordinator.status import status as read_status
 

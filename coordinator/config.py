@@ -29,7 +29,19 @@ ENGINES = ("onnx", "litert", "pt2")
 CODECS = ("f32", "f16", "i8")
 FORMATS = ("onnx", "tflite")
 BELOW_QUORUM = ("stop", "continue")
-PATHS = ("folder", "reference", "ca", "certificate", "key", "signing_folder")
+PATHS = (
+    "folder",
+    "reference",
+    "ca",
+    "certificate",
+    "key",
+    "signing_folder",
+    "release",
+    "dashboard_read_token",
+    "dashboard_control_token",
+    "dashboard_certificate",
+    "dashboard_key",
+)
 TABLES = ("model", "runs")
 
 
@@ -58,7 +70,7 @@ class RunConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _at_least("runs.rounds", self.rounds, 1)
+        _at_least("runs.num-rounds", self.rounds, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +108,21 @@ class CoordinatorConfig:
     formats: tuple[str, ...] = FORMATS  # none: no bundle, the catalog offers the centers' tensors only
     reference: Path | None = None
     bundle_run: str = ""  # name of the run whose centers are exported and served; the first one when empty
+    teach_newcomers: bool = False  # ask devices once how every center does on their held-out samples (PROTOCOL.md 12)
     exit_when_done: bool = False
     ca: Path | None = None  # PEM file of the authority that the broker's certificate must come from
     certificate: Path | None = None  # the coordinator's own, and its key
     key: Path | None = None
     signing_folder: Path | None = None  # where signing.key lies; `folder` when absent
+    release: Path | None = None  # a newer client for boards, made by `fedcenters-edge release`
+    web_port: int = 0  # of the WebSocket listener of a broker that `serve` starts: what browsers dial; none when 0
+    web_broker: str = ""  # the same of a broker elsewhere: wss://host:port
+    loggers: str = ""  # who else is told of each round, as "tensorboard,mlflow" (loggers.py)
+    dashboard: str = ""  # [HOST:]PORT of the page that shows the run and steers it; none when empty
+    dashboard_read_token: Path | None = None  # files of one line; without them only this machine may look
+    dashboard_control_token: Path | None = None  # and steering needs the link that the command prints
+    dashboard_certificate: Path | None = None  # for https, with its key
+    dashboard_key: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what could not work, by the name that the user typed."""
@@ -114,6 +136,9 @@ class CoordinatorConfig:
             _positive(key.replace("_", "-"), getattr(self, key))
         _share("quorum", self.quorum, of="wanted updates")
         _share("fraction-connected", self.fraction_connected, of="fleet")
+        _port("web-port", self.web_port)
+        if not isinstance(self.teach_newcomers, bool):
+            raise ConfigError(f"teach-newcomers is {self.teach_newcomers!r}", hint="true or false")
         _positive("over-select", self.over_select)
         if self.over_select < 1:
             raise ConfigError(
@@ -174,6 +199,7 @@ class CoordinatorConfig:
             **({} if self.evaluate_every == 1 else {"evaluate-every": self.evaluate_every}),
             **({} if self.fraction_evaluate == 1 else {"fraction-evaluate": self.fraction_evaluate}),
             **({} if self.over_select == 1 else {"over-select": self.over_select}),
+            **({"teach-newcomers": True} if self.teach_newcomers else {}),
         }
 
     def to_toml(self) -> dict[str, Any]:
@@ -181,7 +207,8 @@ class CoordinatorConfig:
         plain = {key: getattr(self, key) for key in _keys() if getattr(self, key) not in (None, "")}
         out = {key.replace("_", "-"): _plain(value) for key, value in plain.items()}
         lesson = self.lesson()
-        return out | {"model": lesson["model"], "runs": lesson["runs"]}
+        runs = [{"num-rounds": run.pop("rounds"), **run} for run in lesson["runs"]]
+        return out | {"model": lesson["model"], "runs": runs}
 
 
 def read(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: str) -> CoordinatorConfig:
@@ -235,14 +262,15 @@ def from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfig:
 
 
 def _runs(rows: list[Any]) -> tuple[RunConfig, ...]:
-    """Each [[runs]] table: `method`, `rounds`, `name` (else the method's); the rest are the method's settings."""
+    """Each [[runs]] table: `method`, `num-rounds`, `name` (else the method's); the rest are the method's settings."""
     out = []
     for row in rows:
         settings = dict(_typed("runs", row, dict))
-        if "method" not in settings or "rounds" not in settings:
-            raise ConfigError("a [[runs]] table needs method and rounds", hint='method = "fesem" and rounds = 5')
+        if "method" not in settings or "num-rounds" not in settings:
+            hint = 'method = "fesem" and num-rounds = 5'
+            raise ConfigError("a [[runs]] table needs method and num-rounds", hint=hint)
         method = _typed("method", settings.pop("method"), str)
-        rounds = _typed("rounds", settings.pop("rounds"), int)
+        rounds = _typed("num-rounds", settings.pop("num-rounds"), int)
         name = _typed("name", settings.pop("name", method), str)
         if not name or set(name) - set("abcdefghijklmnopqrstuvwxyz0123456789-"):
             raise ConfigError(f"run name {name!r} names a folder too", hint="use a-z, 0-9 and '-'")
@@ -278,6 +306,11 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - TOML values
 def _at_least(key: str, value: Any, least: int) -> None:  # noqa: ANN401 - not checked yet
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{key} is {value!r}", hint=f"{key} must be a whole number, at least {least}")
+
+
+def _port(key: str, value: Any) -> None:  # noqa: ANN401 - not checked yet
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**16:
+        raise ConfigError(f"{key} is {value!r}", hint=f"{key} is a port, as 9001, or 0 for none")
 
 
 def _share(key: str, value: Any, *, of: str) -> None:  # noqa: ANN401 - not checked yet

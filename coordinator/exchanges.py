@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from coordinator import rounds
@@ -137,6 +138,8 @@ class LiveExchange:
             **self.key._asdict(),
             "asked": len(state.asked),
             "wanted": state.goal,
+            "quorum": state.quorum,
+            "closed": state.closed,
             "left_s": round(max(0.0, state.closes_at_s - self.desk.clock.now_s()), 1),
             "answered": sorted(state.accepted),
             "uploading": sorted(state.uploads),
@@ -168,6 +171,11 @@ class LiveExchange:
             with suppress(OSError):  # on a full disk a restart gives the exchange more time than it had left
                 self.desk.store.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
         self._apply(rounds.Tick())
+
+    def close(self) -> None:
+        """Now instead of at the deadline: with whoever has answered, by the same rules of the quorum."""
+        self._state = replace(self._state, closes_at_s=self.desk.clock.now_s())
+        self.tick()
 
     def on_ready(self, cid: ClientId, rdy: Mapping[str, Any]) -> None:
         """A device has a result of this exchange. Raises Malformed with the code of the error answer."""
@@ -251,9 +259,11 @@ class LiveExchange:
         elif isinstance(command, rounds.Close):
             if not command.enough and self.desk.config.below_quorum == "stop":
                 self.desk.store.heartbeat(self.key, self.desk.config.deadline_s)  # a restart gives it a whole deadline
+                few = f"only {len(command.keys)} of {self._state.goal} devices gave an answer that counts"
                 raise NetworkError(
-                    f"only {len(command.keys)} of {self._state.goal} devices answered round {self.key.round} in time",
-                    hint='start again to repeat the exchange, or lower `quorum`, or set below-quorum = "continue"',
+                    f"{few} in round {self.key.round}",
+                    hint="`fedcenters-coordinator status` says who refused and why; start again to repeat the exchange,"
+                    ' lower `quorum`, or set below-quorum = "continue"',
                 )
             self._close(command.keys)
 

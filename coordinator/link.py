@@ -5,6 +5,7 @@ Counts the bytes of payload that go down. Decides nothing and remembers nothing 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ class Link:
     block: int
     spread_ms: int
     transport: Transport | None = None
+    release: Mapping[str, Any] | None = None  # what boards are offered: version and signed manifest
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
 
@@ -70,6 +72,7 @@ class Link:
             "block": self.block,
             "window": WINDOW,
             "src": list(SOURCES),
+            "release": self.release,
         }
         return self._write("coord", fields)
 

@@ -18,14 +18,15 @@ from edge_client.protocol import compress
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Schema
 from edge_client.protocol.topics import check_cid, check_sha256
+from edge_client.protocol.tree import Tree
 from export.cards import facts
-from export.material import Material, Samples
+from export.material import Material, Newcomers, Samples
 
 _LAST_TEST = """
     select cid, sha256, n from replies join runs on replies.run = runs.run
     where name = :name and what = 'stats' and (round, exchange) = (
         select round, exchange from replies join runs on replies.run = runs.run
-        where name = :name and what = 'stats' order by round desc, exchange desc limit 1)
+        where name = :name and what = 'stats' and round <= :rounds order by round desc, exchange desc limit 1)
     order by cid"""
 
 
@@ -54,7 +55,24 @@ def material(run: Path, *, method: str, engines: Sequence[str], data: Path | Non
         cards=run_cards(run, name, members),
         reference=held_out(run, data=None),
         sign=signer(open_key(run).private, federation) if federation and signs else None,
+        newcomers=_newcomers(run),
     )
+
+
+def _newcomers(run: Path) -> Newcomers:
+    """What the run's own bundle teaches devices that never trained."""
+    from export.bundle import read_bundle
+
+    if not (run / "bundle" / "manifest.json").is_file():
+        return Newcomers()
+    bundle = read_bundle(run / "bundle")
+    told, begun, schema = bundle.manifest.get("tree"), bundle.manifest.get("start"), bundle.program.schema
+    start = None if begun is None else compress.decode(bundle.read(begun), schema, kind="model")
+    if told is None:
+        return Newcomers(guide=bundle.guide, start=start)
+    splits = [compress.decode(bundle.read(entry), schema, kind="model") for entry in told["splits"]]
+    tree = Tree.from_json(told["edges"], len(bundle.manifest["centers"]))
+    return Newcomers(guide=bundle.guide, start=start, tree=tree, splits=splits)
 
 
 def held_out(run: Path, *, data: Path | None) -> Samples | None:  # noqa: ARG001 - every kind's signature
@@ -77,7 +95,7 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
         "rounds": last["of"],
         "samples": samples,
         "accuracy": last["per_device"],
-        "labels": _labels(run, name, program_of(run).schema),
+        "labels": _labels(run, name, int(last["round"]), program_of(run).schema),
         "labels_of": "held-out samples",
     }
     return [facts(k, devices, **told) for k, devices in enumerate(members)]
@@ -93,10 +111,10 @@ def last_round(run: Path, name: str) -> dict[str, Any]:
     raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
 
 
-def _labels(run: Path, name: str, schema: Schema) -> dict[ClientId, list[int]]:
+def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId, list[int]]:
     """Device -> how often each class occurs in its test, from the confusion matrices of the last one."""
     with reading(run) as db:
-        rows = db.execute(_LAST_TEST, {"name": name}).fetchall()
+        rows = db.execute(_LAST_TEST, {"name": name, "rounds": rounds}).fetchall()
     labels = {}
     for cid, sha256, n in rows:
         data = (run / STORE / "updates" / check_cid(cid) / check_sha256(sha256)).read_bytes()

@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_client.protocol.task import Array, ClientId
 
+LOSS_MAX = 1e30  # what a device tells beyond that counts as nothing: a sum of such would overflow
 LAST = 3  # rounds at the end of a run that a table's figure is the mean of
 
 
@@ -28,18 +29,31 @@ class Average:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any."""
+    """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any.
+
+    `loss` and `loss_per_center` are the same of the mean loss on the same samples; of the devices that told it.
+    """
 
     accuracy: Average
     f1: Average
     per_device: Mapping[ClientId, float]
     per_center: tuple[float | None, ...]
     assignment: Mapping[ClientId, int]
+    loss: Average
+    loss_per_center: tuple[float | None, ...]
 
 
-def report(confusions: Mapping[ClientId, Array], assignment: Mapping[ClientId, int], *, n_centers: int) -> Report:
-    """From confusion matrices [C, C] of the devices that answered, and everybody's center."""
+def report(
+    confusions: Mapping[ClientId, Array],
+    assignment: Mapping[ClientId, int],
+    *,
+    n_centers: int,
+    losses: Mapping[ClientId, float] | None = None,
+) -> Report:
+    """From confusion matrices [C, C] of the devices that answered, and everybody's center; `losses` are mean ones."""
     clients = [c for c in sorted(confusions) if confusions[c].sum() > 0]
+    told = np.array([(losses or {}).get(c, np.nan) for c in clients])
+    knows = np.abs(told) < LOSS_MAX  # not NaN
     n = np.array([confusions[c].sum() for c in clients], dtype=np.float64)
     right = np.array([accuracy(confusions[c]) for c in clients])
     center = np.array([assignment.get(c, -1) for c in clients])
@@ -49,6 +63,10 @@ def report(confusions: Mapping[ClientId, Array], assignment: Mapping[ClientId, i
         per_device={c: float(x) for c, x in zip(clients, right, strict=True)},
         per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
         assignment=dict(sorted(assignment.items())),
+        loss=_average(told[knows], n[knows]),
+        loss_per_center=tuple(
+            _average(told[knows & (center == k)], n[knows & (center == k)]).micro for k in range(n_centers)
+        ),
     )
 
 
@@ -68,6 +86,14 @@ def _average(values: Array, n: Array) -> Average:
     if len(values) == 0:
         return Average(micro=None, macro=None)
     return Average(micro=float(n @ values / n.sum()), macro=float(values.mean()))
+
+
+def _losses(outcome: Report) -> dict[str, Any]:
+    """Nothing where no device told its loss."""
+    if outcome.loss.micro is None:
+        return {}
+    loss = {"micro": outcome.loss.micro, "macro": outcome.loss.macro}
+    return {"loss": loss, "loss_per_center": list(outcome.loss_per_center)}
 
 
 def ari(truth: Sequence[int], found: Sequence[int]) -> float:
@@ -127,6 +153,7 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
         "f1": {"micro": outcome.f1.micro, "macro": outcome.f1.macro},
         "per_device": dict(outcome.per_device),
         "per_center": list(outcome.per_center),
+        **_losses(outcome),
         "assignment": dict(outcome.assignment),
         "bytes": {"down": bytes_down, "up": bytes_up},
         "seconds": seconds,

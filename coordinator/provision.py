@@ -5,7 +5,7 @@
     coordinator/       ca.crt, coordinator.crt, coordinator.key, signing.key, signing.pub
     broker/            mosquitto.conf, mosquitto.acl, emqx.acl.conf, ca.crt, server.crt, server.key, crl.pem
     enrolment/         ca.crt, server.crt, server.key: the listener where a token becomes a certificate
-    devices/{cid}/     client.toml, ca.crt, device.crt, device.key; or client.toml, ca.crt, token
+    devices/{cid}/     client.toml, ca.crt, device.crt, device.key; or client.toml, ca.crt, token; or link.txt, link.svg
 
 Doing the same twice changes nothing. Time comes in; nothing is sent anywhere, and no secret is returned.
 """
@@ -24,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator import access, security
 from coordinator.authority import general_name, open_authority
+from coordinator.provision_web import WebDevices
 from coordinator.tokens import Tokens
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_cid, check_federation
@@ -37,7 +38,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-BROKER, ENROLMENT = "server.broker", "server.enrol"  # the dot keeps them out of the devices' alphabet
+# The dot keeps them out of the devices' alphabet.
+BROKER, ENROLMENT, WEB = "server.broker", "server.enrol", "server.web"
 ENROL_PORT = 8443
 
 
@@ -50,6 +52,8 @@ class Plan:
     port: int = PORTS["mqtts"]
     enrol_port: int = ENROL_PORT
     broker_folder: str = ""  # where the broker finds its files; `broker` in the provisioned folder when empty
+    web_port: int = 0  # of the broker's listener for browsers; none when 0
+    page: str = ""  # the address of the coordinator's web app, as phones reach it
 
     def __post_init__(self) -> None:
         try:
@@ -93,6 +97,7 @@ class Provision:
         self._put(self.folder / "federation.toml", _toml(_table(self.plan)))
         self.authority = open_authority(self.folder / "authority", self.plan.federation, self.now)
         self.tokens = Tokens(path=self.folder / "authority" / "tokens.sqlite")
+        self.web = WebDevices(self.folder)
 
     def infrastructure(self) -> None:
         """The coordinator's folder, the broker's and the enrolment's; the broker's files follow every revocation."""
@@ -103,11 +108,25 @@ class Provision:
             self.made.append(coordinator / security.CURRENT)
         for folder, name in ((self.folder / "broker", BROKER), (self.folder / "enrolment", ENROLMENT)):
             self._server(folder, name)
+        if self.plan.web_port:
+            self._web_server()
         self._broker_files()
 
-    def device(self, cid: str) -> None:
-        """A device's folder with a certificate. Raises ConfigError for a bad name or a revoked one."""
+    def web_device(self, cid: str) -> None:
+        """A link for a phone, with a name and a password of its own; kept if it is there."""
+        if not self.plan.page.startswith(("https://", "http://localhost", "http://127.0.0.1")):
+            raise ConfigError(
+                f"phones open {self.plan.page!r}", hint="--page https://HOST:PORT, the coordinator's page"
+            )
         folder = self._device_folder(cid)
+        if self.authority.issued(cid) or (folder / "client.toml").exists():
+            raise ConfigError(f"{cid} is a device with a certificate", hint="give the phone a name of its own")
+        self.made += self.web.add(cid, folder, self.plan.page)
+
+    def device(self, cid: str) -> None:
+        """A device's folder with a certificate. Raises ConfigError for a bad name, a phone's, or a revoked one."""
+        folder = self._device_folder(cid)
+        self._check_no_phone(cid)
         self._client(folder, "device", cid)
         (folder / "token").unlink(missing_ok=True)
         self._join_file(folder, cid, {})
@@ -115,6 +134,7 @@ class Provision:
     def token(self, cid: str) -> None:
         """A device's folder with a one-time token, unless it has a certificate: the device makes its own key."""
         folder = self._device_folder(cid)
+        self._check_no_phone(cid)
         if not self.authority.issued(cid):
             self._token(folder, cid)
 
@@ -128,7 +148,8 @@ class Provision:
 
     def revoke(self, name: str) -> None:
         """Nobody comes with this name again. What the broker must be given is in `broker/`."""
-        self.authority.revoke(name, self.now)
+        if not self.web.revoke(name):
+            self.authority.revoke(name, self.now)
         self._broker_files()
 
     def renew(self, name: str) -> None:
@@ -139,12 +160,16 @@ class Provision:
         folder, stem = self._place(name)
         if not self.authority.issued(name):
             raise ConfigError(f"{name} has no certificate", hint="`provision --check` lists the names")
+        if name == WEB and not self._web_is_ours():
+            raise ConfigError(f"{folder / 'web.crt'} is not of this authority", hint="renew it where it came from")
         if not (folder / f"{stem}.key").exists():
             self._token(folder, name)
             return
         (folder / f"{stem}.crt").unlink(missing_ok=True)
         if name in (BROKER, ENROLMENT):
             self._server(folder, name)
+        elif name == WEB:
+            self._web_server()
         else:
             self._client(folder, stem, name)
 
@@ -158,6 +183,8 @@ class Provision:
         revoked = self.authority.revoked()
         newest = {name: self.authority.issued(name)[-1] for name in self.authority.names()}
         current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
+        if not self._web_is_ours():
+            current.pop(WEB, None)
         current["authority"] = self.authority.certificate
         return sorted(
             (
@@ -183,9 +210,13 @@ class Provision:
             check_cid(cid)
         except Malformed as wrong:
             raise ConfigError(wrong.message, hint="a device id: letters, digits, '_' and '-', at most 64") from wrong
-        if self.authority.is_revoked(cid):
+        if self.authority.is_revoked(cid) or cid in self.web.revoked():
             raise ConfigError(f"{cid} was revoked", hint="give the device another name: a revoked one never comes back")
         return self.folder / "devices" / cid
+
+    def _check_no_phone(self, cid: str) -> None:
+        if cid in self.web.names():
+            raise ConfigError(f"{cid} is a phone with a link", hint="a name is let in one way only: choose another")
 
     def _place(self, name: str) -> tuple[Path, str]:
         """-> (folder, stem of the file names) of a name's certificate."""
@@ -193,6 +224,7 @@ class Provision:
             access.COORDINATOR: (self.folder / "coordinator", "coordinator"),
             BROKER: (self.folder / "broker", "server"),
             ENROLMENT: (self.folder / "enrolment", "server"),
+            WEB: (self.folder / "broker", "web"),
         }
         return known[name] if name in known else (self._device_folder(name), "device")
 
@@ -205,6 +237,16 @@ class Provision:
         if path.exists() and _names_in(read_certificate(path)) != sorted(str(general_name(h).value) for h in wanted):
             path.unlink()
         self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
+
+    def _web_server(self) -> None:
+        """A certificate for the browsers' listener; the operator may have put a better one in its place."""
+        hosts = self.plan.hosts
+        self._certify(self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB, hosts, self.now))
+
+    def _web_is_ours(self) -> bool:
+        """Whether the browsers' certificate is still the one that was made here."""
+        path = self.folder / "broker" / "web.crt"
+        return path.exists() and read_certificate(path) in self.authority.issued(WEB)
 
     def _certify(self, folder: Path, stem: str, issue: Callable[[Any], x509.Certificate]) -> None:
         """Key, certificate and authority in a folder, unless they are there."""
@@ -237,8 +279,11 @@ class Provision:
     def _broker_files(self) -> None:
         folder = self.folder / "broker"
         there = PurePosixPath(self.plan.broker_folder or str(folder.resolve()))
-        revoked = self.authority.revoked_names()
-        self._put(folder / "mosquitto.conf", access.mosquitto_conf(there, port=self.plan.port).encode())
+        revoked = [*self.authority.revoked_names(), *self.web.revoked()]
+        conf = access.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port)
+        self._put(folder / "mosquitto.conf", conf.encode())
+        if self.plan.web_port:
+            self.made += self.web.write_passwords()
         self._put(folder / "mosquitto.acl", access.mosquitto_acl(self.plan.federation, revoked).encode())
         self._put(folder / "emqx.acl.conf", access.emqx_acl(self.plan.federation, revoked).encode())
         self._put(folder / "crl.pem", self.authority.list_file.read_bytes())
@@ -270,7 +315,7 @@ def open_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
 
 
 def _table(plan: Plan) -> dict[str, Any]:
-    table = {key.replace("_", "-"): value for key, value in vars(plan).items() if value != ""}
+    table = {key.replace("_", "-"): value for key, value in vars(plan).items() if value}
     return {**table, "hosts": list(plan.hosts)}
 
 

@@ -17,7 +17,10 @@ from edge_client.errors import ConfigError, foreseen
 if TYPE_CHECKING:
     from coordinator.provision import Provision
 
-RELOAD = "give the broker its crl.pem and mosquitto.acl, then send it SIGHUP: open connections lose their rights too"
+WEB_PORT = 8_884
+RELOAD = (
+    "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
+)
 
 
 @foreseen
@@ -37,6 +40,12 @@ def provision(  # noqa: PLR0913 - a command line
     token: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="A one-time token instead of a certificate.")
     ] = None,
+    web: Annotated[int, typer.Option(min=0, max=10_000, help="Phones: web-0000 and on, each with a link.")] = 0,
+    web_device: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="One phone with a link; may be repeated.")
+    ] = None,
+    web_port: Annotated[int, typer.Option(min=0, max=65_535, help="The broker's port for browsers; 8884.")] = 0,
+    page: Annotated[str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.")] = "",
     revoke: Annotated[list[str] | None, typer.Option(metavar="ID", help="Let nobody in by this name again.")] = None,
     renew: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A new certificate; `expiring` for all that end soon.")
@@ -56,16 +65,20 @@ def provision(  # noqa: PLR0913 - a command line
     if check and not (folder / "federation.toml").is_file():
         raise ConfigError(f"{folder} is not provisioned", hint="run `provision` without --check first")
     changes = {"federation": federation, "hosts": tuple(host or ()), "port": port, "enrol_port": enrol_port}
-    plan = open_plan(folder, {} if check else {**changes, "broker_folder": broker_folder})
+    wanted_port = web_port or (WEB_PORT if web or web_device else 0)
+    more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
+    plan = open_plan(folder, {} if check else {**changes, **more})
     work = Provision(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
         work.infrastructure()
-        gone = set(work.authority.revoked_names())
+        gone = {*work.authority.revoked_names(), *work.web.revoked()}
         fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
+        phones = [f"web-{i:04d}" for i in range(web)]
         wanted = [*(cid for cid in fleet if cid not in gone), *(device or ())]
         steps = (
             (work.device, wanted),
             (work.token, token),
+            (work.web_device, [*(cid for cid in phones if cid not in gone), *(web_device or ())]),
             (work.revoke, revoke),
             (work.renew, _expanded(renew, work)),
         )
@@ -74,6 +87,8 @@ def provision(  # noqa: PLR0913 - a command line
                 step(name)
         if next_signing_key:
             security.announce(folder / "coordinator")
+        if work.plan.web_port:
+            work.web.write_passwords()
         if switch_signing_key:
             security.switch(folder / "coordinator")
         work.pin_keys()
@@ -126,7 +141,8 @@ def _facts(work: Provision) -> dict[str, Any]:
         "enrol_url": work.plan.enrol_url,
         "made": len(work.made),
         "names": [each.name for each in work.expiries()],
-        "revoked": work.authority.revoked_names(),
+        "revoked": [*work.authority.revoked_names(), *work.web.revoked()],
+        "phones": work.web.names(),
         "expiring": [{"name": each.name, "days": each.days} for each in work.soon()],
         "tokens": [each.cid for each in tokens if not each.used and each.expires_s > now_s],
         "tokens_tried_twice": [each.cid for each in tokens if each.refused],
@@ -138,6 +154,7 @@ def _in_words(found: dict[str, Any]) -> str:
     lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {counted}"]
     lines += [f"{each['name']} expires in {each['days']} days" for each in found["expiring"]]
     lines += [f"{cid} was revoked" for cid in found["revoked"]]
+    lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]
     lines += [f"{cid} has a token that waits to be used" for cid in found["tokens"]]
     lines += [
         f"the token of {cid} was tried again with another key: was it stolen?" for cid in found["tokens_tried_twice"]

@@ -9,24 +9,33 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coordinator.config import CoordinatorConfig
+from coordinator.guide import learn
 from coordinator.material import run_cards
 from coordinator.programs import Prepared
 from coordinator.security import open_key
 from coordinator.store import Store
 from coordinator.strategies.base import Strategy
+from coordinator.strategies.parts import LocalSgd
+from coordinator.strategies.tree import Tree as TreeOfSplits
 from coordinator.training import Outcome, strategy_of
-from edge_client.protocol import compress
+from edge_client.protocol import compress, sketch
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.catalog import Catalog, CatalogCenter
 from edge_client.protocol.choice import guessing_loss
+from edge_client.protocol.guide import Guide, LocalRound
 from edge_client.protocol.task import Array, ClientId, OwnModel
+from edge_client.protocol.tree import Tree
 from edge_client.transport.blobs import write_atomically
 
+if TYPE_CHECKING:
+    from export.material import Newcomers
+
+LEAST_LOOKS = 3  # devices from whose losses something can be learned
 FACT = "catalog"  # names the stored catalog in the store's facts
 Event = Mapping[str, Any]
 
@@ -55,7 +64,8 @@ def _make(
         _write_centers(outcome, config, prepared)
     served = next(outcome for outcome in outcomes if outcome.run.name == config.served_run)
     cards = _cards(served, config, store)
-    files = _export(served, cards, config, store, prepared) if config.formats else [{} for _ in cards]
+    newcomers = _newcomers(served, prepared)
+    files = _export(served, cards, config, store, prepared, newcomers) if config.formats else [{} for _ in cards]
     centers = []
     for k, center in enumerate(served.state.centers):
         data = _tensors(center, prepared)
@@ -68,9 +78,66 @@ def _make(
         containers={engine: prepared.container(engine, "evaluate") for engine in prepared.program.containers},
         centers=tuple(centers),
         abstain=guessing_loss(prepared.program),
+        **_offered(newcomers, config, store, prepared),
     )
     told = {"run": served.run.name, "centers": cards, "formats": list(config.formats)}
     return catalog, [{"event": "bundle", **told, "folder": "bundle" if config.formats else None}]
+
+
+def _newcomers(served: Outcome, prepared: Prepared) -> Newcomers:
+    """A guide, where devices were asked how every center does; the way through a tree, where the method made one."""
+    from export.material import Newcomers
+
+    made, guide = TreeOfSplits.of(served.state), _guide(served, prepared)
+    start = None if guide is None or guide.round is None else prepared.initial
+    if not len(made.models):
+        return Newcomers(guide=guide, start=start)
+    edges = tuple((int(start), int(end)) for start, end in made.edges)
+    tree = Tree(edges, len(served.state.centers))
+    return Newcomers(guide=guide, start=start, tree=tree, splits=list(made.models.astype(np.float32)))
+
+
+def _offered(newcomers: Newcomers, config: CoordinatorConfig, store: Store, prepared: Prepared) -> dict[str, Any]:
+    """The same as fields of a catalog; what they name can be fetched."""
+
+    def stored(data: bytes, kind: str) -> Manifest:
+        store.blobs.put(data)
+        return manifest_of(data, kind, block=config.block)
+
+    guide = newcomers.guide
+    return {
+        "router": None if guide is None else stored(guide.to_bytes(), "router"),
+        "start": None if newcomers.start is None else stored(_tensors(newcomers.start, prepared), "model"),
+        "tree": newcomers.tree,
+        "splits": tuple(stored(_tensors(vector, prepared), "model") for vector in newcomers.splits),
+    }
+
+
+def _guide(served: Outcome, prepared: Prepared) -> Guide | None:
+    """Learned from the devices' looks; they count as looks at the usual number of samples.
+
+    Where a local round leads is compared with where the centers lie from the common start: that is known anyway.
+    """
+    if len(served.looks) < LEAST_LOOKS:
+        return None
+    usual = int(np.median([look.n for look in served.looks]))
+    looks = [replace(look, n=usual) for look in served.looks]
+    return learn(looks, sizes=[usual], centers=len(served.state.centers), round=_local_round(served, prepared))
+
+
+def _local_round(served: Outcome, prepared: Prepared) -> LocalRound | None:
+    method, start = served.strategy, prepared.initial
+    if not isinstance(method, LocalSgd):
+        return None
+    kind, schema = getattr(method, "representation", "all"), prepared.program.schema
+    return LocalRound(
+        representation=kind,
+        lr=method.learning_rate,
+        momentum=method.momentum,
+        batch=method.batch_size,
+        steps=method.local_steps,
+        centers=np.stack([sketch.direction(center - start, schema, kind) for center in served.state.centers]),
+    )
 
 
 def _write_centers(outcome: Outcome, config: CoordinatorConfig, prepared: Prepared) -> None:
@@ -122,7 +189,12 @@ def _centers_of(served: Outcome, strategy: Strategy, cid: ClientId) -> list[int]
 
 
 def _export(
-    served: Outcome, cards: list[dict[str, Any]], config: CoordinatorConfig, store: Store, prepared: Prepared
+    served: Outcome,
+    cards: list[dict[str, Any]],
+    config: CoordinatorConfig,
+    store: Store,
+    prepared: Prepared,
+    newcomers: Newcomers,
 ) -> list[dict[str, Manifest]]:
     """Write the bundle; -> per center the manifest of each format's file, which lies in the blob folder too."""
     from export.bundling import Wish, write_bundle
@@ -139,6 +211,7 @@ def _export(
         cards=[{**more, **card} for more, card in zip(told, cards, strict=True)],
         reference=None if config.reference is None else Samples.read(config.reference),
         sign=signer(open_key(config.keys).private, config.federation),
+        newcomers=newcomers,
     )
     manifest = write_bundle(out, material, Wish(formats=config.formats))
     return [

@@ -23,6 +23,7 @@ from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.catalog import Catalog
+from edge_client.protocol.guide import Guide
 from edge_client.protocol.kinds import DETAIL_MAX, ERR_CODES
 from edge_client.protocol.task import ClientId, Schema
 from edge_client.transport.base import Message
@@ -65,6 +66,7 @@ class Reception:
     _paces: dict[ClientId, Pace] = field(default_factory=dict)
     _near_paces: dict[ClientId, Pace] = field(default_factory=dict)
     _disowned_by: set[ClientId] = field(default_factory=set)
+    _guides: dict[str, Guide] = field(default_factory=dict)  # by hash
     _strangers: Pace = field(default_factory=lambda: Pace(REQUESTS_PER_S, REQUESTS_BURST))
 
     def __post_init__(self) -> None:
@@ -216,7 +218,17 @@ class Reception:
             raise Malformed("rate", "at most 6 a minute")
         if self.catalog is None or self.schema is None:
             raise Malformed("busy", "there is no catalog yet")
-        self.link.tell(cid, "near", re=question["id"], **nearest(self.catalog, question, self.schema))
+        answer = nearest(self.catalog, question, self.schema, self._guide(self.catalog))
+        self.link.tell(cid, "near", re=question["id"], **answer)
+
+    def _guide(self, catalog: Catalog) -> Guide | None:
+        """What the catalog's run teaches newcomers, read once."""
+        if catalog.router is None:
+            return None
+        sha256 = catalog.router.sha256
+        if sha256 not in self._guides:
+            self._guides = {sha256: Guide.from_bytes(self.store.blobs.read(sha256))}
+        return self._guides[sha256]
 
     def _on_served(self, cid: ClientId, served: Mapping[str, Any]) -> None:
         """How a device does with the file that it was given."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from edge_client.protocol.task import ClientId, Flat
 from edge_client.protocol.topics import check_cid, check_sha256
 
 STORE = "store"  # the store's folder within a run folder
+BASES = 16  # models that devices started from, in memory at the same time
 
 
 def program_of(folder: Path) -> Program:
@@ -31,7 +32,17 @@ def program_of(folder: Path) -> Program:
 
 def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]:  # noqa: A002 - the protocol's word
     """What each device had learned [schema.size] in a round of the run `name`: its first exchange with models."""
-    schema = program_of(folder).schema
+    return dict(device_models(folder, name, round)[1])
+
+
+def device_models(
+    folder: Path,
+    name: str,
+    round: int,  # noqa: A002 - the protocol's word
+    *,
+    most: int | None = None,
+) -> tuple[list[ClientId], Iterator[tuple[ClientId, Flat]]]:
+    """The same, of at most `most` devices in even steps: who they are, and each with its model as it is asked for."""
     query = """
         select cid, sha256, base from replies join runs on replies.run = runs.run
         where name = ? and round = ? and what = 'delta' and exchange = (
@@ -40,12 +51,21 @@ def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]: 
         order by cid"""
     with reading(folder) as db:
         rows = db.execute(query, (name, round, name, round)).fetchall()
-    vectors: dict[ClientId, Flat] = {}
+    if most is not None:
+        rows = rows[:: -(-len(rows) // most) or 1]
+    return [cid for cid, *_ in rows], _models(folder, rows)
+
+
+def _models(folder: Path, rows: Sequence[tuple[ClientId, str, str]]) -> Iterator[tuple[ClientId, Flat]]:
+    schema = program_of(folder).schema
+    bases: dict[str, Flat] = {}
     for cid, sha256, base in rows:
         delta = compress.decode(_blob(folder / STORE / "updates" / check_cid(cid), sha256), schema, kind="delta")
-        start = None if base == ZERO else compress.decode(_blob(folder / STORE / "blobs", base), schema, kind="model")
-        vectors[cid] = delta if start is None else start + delta
-    return vectors
+        if base != ZERO and base not in bases:
+            if len(bases) >= BASES:
+                bases.pop(next(iter(bases)))
+            bases[base] = compress.decode(_blob(folder / STORE / "blobs", base), schema, kind="model")
+        yield cid, delta if base == ZERO else bases[base] + delta
 
 
 @contextmanager

@@ -67,16 +67,18 @@ def one_round(  # noqa: PLR0913 - a round has these
     after = yield from counting(strategy, state, strategy.round(state, schema, fleet, rng))
     replies = (yield {c: served(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
-    return after, report(matrices, after.assignment, n_centers=len(after.centers))
+    losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}
+    return after, report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
 
 
 def served(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:
-    """The confusion matrix of a device's own predictor on its held-out samples."""
+    """The confusion matrix of a device's own predictor on its held-out samples, and its loss where it is one model."""
     mixture = strategy.predictor(state, who)
+    wanted = {"confusion"} if len(mixture) > 1 else {"confusion", "loss"}  # of a mixture, no mean of models' losses
     return Probe(
         models=[model for _, model in mixture],
         prior=[weight for weight, _ in mixture] if len(mixture) > 1 else None,
-        want=frozenset({"confusion"}),
+        want=frozenset(wanted),
         split="test",
         batch=batch,
         buffers=strategy.buffers,

@@ -2,7 +2,8 @@
 
 One thread pulls events from a transport; rounds.py decides, the store writes first, the link speaks. `dial(will)` makes
 a transport and `clock` says what time is, so the same server runs over MQTT, and in virtual time over a broker in
-memory.
+memory. What people ask of it from another thread (stop, pause, resume, close a round) its loop does where nothing is
+half done.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from coordinator.programs import Prepared, prepare
 from coordinator.publish import publish
 from coordinator.questions import Desk
 from coordinator.reception import Reception, Superseded
+from coordinator.releases import offered
 from coordinator.security import open_key
 from coordinator.status import Pulse
 from coordinator.store import Key, Store
@@ -39,6 +41,7 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
 NAP_S = 1.0  # the longest wait of the event loop
+GLANCE_S = 0.5  # the shortest time between two looks of an observer
 SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
 
 Dial = Callable[[Will | None], Transport]
@@ -50,10 +53,20 @@ class Stopped(Exception):
 
 
 class Server:
-    """One coordinator process. `watch` is told every event of metrics.jsonl as it happens."""
+    """One coordinator process. `watch` is told every event of metrics.jsonl as it happens.
+
+    `observe`, where there is one, is told about twice a second what status.json holds, and every device's `presence`.
+    """
 
     def __init__(
-        self, config: CoordinatorConfig, store: Store, *, dial: Dial, clock: Clock, watch: Watch = lambda _: None
+        self,
+        config: CoordinatorConfig,
+        store: Store,
+        *,
+        dial: Dial,
+        clock: Clock,
+        watch: Watch = lambda _: None,
+        observe: Watch | None = None,
     ) -> None:
         self.config, self.clock, self.store = config, clock, store
         for run in config.runs:
@@ -61,8 +74,10 @@ class Server:
         _check_lesson(config, store)
         self.key = open_key(config.keys)
         self.journal = Journal(config.folder / "metrics.jsonl", store, watch)
-        self._pulse = Pulse(config.folder)
-        self._dial, self._stopping = dial, False
+        self._pulse, self._phase = Pulse(config.folder), "starting"
+        self._observe, self._glance_s = observe, math.inf if observe is None else 0.0
+        self._dial, self._stopping, self._paused = dial, False, False
+        self._closing: Key | None = None
         self._topics = Topics(config.federation)
         self._transport: Transport | None = None
         self._leading = True
@@ -85,6 +100,24 @@ class Server:
     def stop(self) -> None:
         """Ask the server to end cleanly; from a signal handler or another thread."""
         self._stopping = True
+        self._wake()
+
+    def pause(self) -> None:
+        """Begin no further exchange until `resume`; the open one goes on to its end. From any thread."""
+        self._paused = True
+        self._wake()
+
+    def resume(self) -> None:
+        """Go on after `pause`."""
+        self._paused = False
+        self._wake()
+
+    def close_round(self, key: Key) -> None:
+        """Close this exchange as if its deadline had come; nothing when it is not the open one any more."""
+        self._closing = key
+        self._wake()
+
+    def _wake(self) -> None:
         if self._transport is not None:
             self._transport.wake()
 
@@ -133,9 +166,24 @@ class Server:
             fleet=Fleet(self.config.max_devices),
             journal=self.journal,
         )
+        self._offer_release()
         self.link.transport = self._transport = self._dial(self.link.will())
         self._transport.connect()
         self.journal.write("start", epoch=epoch, federation=self.config.federation, unix_ms=self.clock.unix_ms())
+
+    def _offer_release(self) -> None:
+        """Boards read in our record that there is a newer client, and fetch it as any other blob."""
+        if self.config.release is None:
+            return
+        found = offered(
+            self.config.release,
+            blobs=self.store.blobs,
+            key=self.key,
+            federation=self.config.federation,
+            block=self.config.block,
+        )
+        self.link.release = found
+        self.downloads.share([found["file"]])
 
     def _epoch_seen(self) -> int:
         """The epoch of the retained record, else 0; on a connection of its own, since our will needs our epoch."""
@@ -202,12 +250,19 @@ class Server:
         )
 
         def ask(key: Key, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
+            self._rest()
             if not self.store.knows(key):
                 self._beat("waiting for devices")
                 self._wait_for_connected(key)
             return hold(key, tasks, wanted, desk, self._await, late=late)
 
         return train(self.config, school, ask)
+
+    def _rest(self) -> None:
+        """As long as someone wants a pause."""
+        if self._paused:
+            self._beat("paused")
+            self._pump(lambda: not self._paused)
 
     def _wait_for_connected(self, key: Key) -> None:
         """Until enough of the fleet is on line to begin an exchange, a deadline long; then as below the quorum."""
@@ -249,6 +304,7 @@ class Server:
         self.reception.live = live
         self._beat("asking")
         self._pump(lambda: live.closed)
+        self._look()
         self.reception.live = None
         if live.latecomers is not None:
             if self.reception.late is not None:
@@ -264,8 +320,14 @@ class Server:
             live, now_s = self.reception.live, self.clock.now_s()
             if now_s >= self._pulse.due_s:
                 self._beat()
+            elif now_s >= self._glance_s:
+                self._look()
             if now_s >= until_s:
                 return False
+            if live is not None and live.key == self._closing:
+                self._closing = None
+                live.close()
+                continue
             if live is not None and now_s >= live.wakes_at_s:
                 live.tick()
                 continue
@@ -275,15 +337,28 @@ class Server:
         return True
 
     def _beat(self, phase: str = "") -> None:
-        """Leave word of what is going on, for `status`."""
+        """Leave word of what is going on, for `status` and who else looks."""
+        self._phase = phase or self._phase
+        self._pulse.beat(self.clock.now_s(), phase, self._numbers())
+        self._look()
+
+    def _look(self) -> None:
+        """Let the observer see, where there is one."""
+        if self._observe is None:
+            return
+        self._glance_s = self.clock.now_s() + GLANCE_S
+        presence = {cid: device.state for cid, device in self.reception.fleet.devices.items()}
+        told = {"phase": self._phase, "paused": self._paused, "presence": presence, "names": self.store.run_names()}
+        self._observe({**self._numbers(), **told})
+
+    def _numbers(self) -> dict[str, Any]:
         live, fleet = self.reception.live, self.reception.fleet
-        numbers = {
+        return {
             "unix_ms": self.clock.unix_ms(),
             "connected": len(fleet.here()),
             "bytes": {"down": self.link.bytes_down, "up": self.reception.bytes_up},
             "exchange": None if live is None else live.progress(),
         }
-        self._pulse.beat(self.clock.now_s(), phase, numbers)
 
     def _take(self, timeout_s: float) -> None:
         event = None if self._transport is None else self._transport.receive(timeout_s)

@@ -15,10 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator import broker as brokers
+from coordinator import loggers
 from coordinator.config import CoordinatorConfig, read
+from coordinator.dashboard.where import Where, where_of
 from coordinator.security import credentials_of
 from coordinator.server import Server
 from coordinator.store import Store
@@ -28,25 +30,37 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 
+if TYPE_CHECKING:
+    from coordinator.dashboard.hub import Hub
+    from coordinator.dashboard.run import Running
+
 PATIENCE_S = 8.0  # after a signal; container engines kill after ten
 GLANCE_S = 0.5
 Tell = Callable[[Mapping[str, Any]], None]  # is told every event of metrics.jsonl
 
 
-def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell) -> None:
+def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell, dashboard: str = "") -> None:
     """Serve the federations of these files until all are done, or a signal came. Raises the first failure.
 
-    After SIGINT raises KeyboardInterrupt. `broker` replaces that of every file.
+    After SIGINT raises KeyboardInterrupt. `broker` replaces that of every file, `dashboard` that of the only one.
     """
-    settings = [read(path, broker=broker) if broker else read(path) for path in paths]
+    flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
+    settings = [read(path, **flags) for path in paths]
     _check_apart(settings)
+    if dashboard and len(settings) > 1:
+        raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
+    places = [where_of(config) if config.dashboard else None for config in settings]
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
         crowd = _Crowd(tell, sum(len(s.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c)))
+        logs = [stack.enter_context(loggers.opened(c.loggers, c.folder, c.to_toml())) for c in settings]
         lives = [
-            _Life(config, store, crowd.watch(config), insecure=insecure)
-            for config, store in zip(settings, stores, strict=True)
+            _Life(config, store, _both(log, crowd.watch(config)), insecure=insecure)
+            for config, store, log in zip(settings, stores, logs, strict=True)
         ]
+        for life, where in zip(lives, places, strict=True):
+            if where is not None:
+                stack.callback(life.show(where).close)
         started = [stack.enter_context(one) for one in _brokers(settings)]
         came = _Signals(lives, [one.pid for one in started if one.pid is not None]).wait()
     failures = [life.failure for life in lives if life.failure is not None]
@@ -54,6 +68,14 @@ def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell) -> 
         raise failures[0]
     if came == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+def _both(first: Tell, second: Tell) -> Tell:
+    def tell(event: Mapping[str, Any]) -> None:
+        first(event)
+        second(event)
+
+    return tell
 
 
 class _Life:
@@ -66,16 +88,44 @@ class _Life:
         def dial(will: Will | None) -> Transport:
             return MqttTransport(url, client_id, will=will, credentials=credentials_of(config), insecure=insecure)
 
-        self.name = config.federation
+        self.name, self._config, self._store = config.federation, config, store
         self.failure: BaseException | None = None
-        self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch)
+        self._hub: Hub | None = None
+        if config.dashboard:
+            self._hub, watch = _hub(store, watch)
+        observe = None if self._hub is None else self._hub.status
+        self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch, observe=observe)
         self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
+
+    def show(self, where: Where) -> Running:
+        """Serve its dashboard, and say where."""
+        from coordinator.dashboard.run import Running
+
+        if self._hub is None:
+            raise ValueError(f"{self.name} has no dashboard")
+        running = Running(where, self._config, self._hub, self.server)
+        _say(f"dashboard: {running.link}")
+        return running
 
     def _run(self) -> None:
         try:
             self.server.run()
         except BaseException as wrong:  # noqa: BLE001 - raised again in the main thread
             self.failure = wrong
+
+
+def _hub(store: Store, watch: Tell) -> tuple[Hub, Tell]:
+    """A hub that knows what the store's events tell of, and a `watch` that tells it what comes."""
+    from coordinator.dashboard.hub import Hub
+    from coordinator.dashboard.view import replayed
+
+    hub = Hub(replayed(store.events()))
+
+    def both(event: Mapping[str, Any]) -> None:
+        hub.event(event)
+        watch(event)
+
+    return hub, both
 
 
 class _Signals:
@@ -158,8 +208,9 @@ def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
     """Start each broker that some configuration wants from us, once."""
     wanted = {own: config for config in settings if (own := brokers.served(config.broker)) is not None}
     for (kind, port), config in wanted.items():
-        started = brokers.start_broker(config.folder / "broker", kind, port=port)
-        _say(f"{started.kind} broker at {started.url}, for this machine only")
+        started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web_port)
+        browsers = f", for browsers at {started.web}" if started.web else ""
+        _say(f"{started.kind} broker at {started.url}{browsers}, for this machine only")
         yield started
 
 

@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from coordinator.admission import ZERO
 from coordinator.config import CoordinatorConfig, RunConfig
+from coordinator.guide import Look
 from coordinator.journal import Journal
 from coordinator.ledger import keyed, spent
 from coordinator.metrics import round_record
@@ -24,7 +25,7 @@ from coordinator.strategies.base import Answers, Exchange, Replies, State, Strat
 from coordinator.strategies.registry import Setting, make, settings_of
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
-from edge_client.protocol.task import ClientId, Flat, Probe, Reply, Schema
+from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
 # How many updates are wanted (None: everybody's), and whether those that come after closing are kept.
 Ask = Callable[[Key, Exchange, "int | None", bool], Replies]
@@ -33,11 +34,12 @@ Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """A finished run: its method with settings, and its last state."""
+    """A finished run: its method with settings, and its last state; how every center does on devices that said so."""
 
     run: RunConfig
     strategy: Strategy
     state: State
+    looks: tuple[Look, ...] = ()
 
 
 def strategy_of(run: RunConfig, config: CoordinatorConfig) -> Strategy:
@@ -55,7 +57,10 @@ def strategy_of(run: RunConfig, config: CoordinatorConfig) -> Strategy:
 def train(config: CoordinatorConfig, school: School, ask: Ask) -> list[Outcome]:
     """Every run of the configuration to its end."""
     strategies = [strategy_of(run, config) for run in config.runs]  # complain before the first round, not after it
-    return [school.finish(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
+    outcomes = [school.finish(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
+    if not config.teach_newcomers:
+        return outcomes
+    return [school.taught(o, ask) if o.run.name == config.served_run else o for o in outcomes]
 
 
 def over_selected(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
@@ -141,6 +146,26 @@ class School:
         for event in events:
             self.journal.show(event)
         return after
+
+    def taught(self, outcome: Outcome, ask: Ask) -> Outcome:
+        """One exchange more: the mean loss of every center on each device's held-out samples; nothing else leaves them.
+
+        A run whose method assigns nobody, or of more centers than fit a probe, asks nobody.
+        """
+        state = outcome.state
+        if not state.assignment or len(state.centers) > MAX_MODELS:
+            return outcome
+        models, batch = list(state.centers), self.batch
+        asked = Probe(models=models, want=frozenset({"loss"}), split="test", batch=batch, seed=0)
+        run_id = self.store.run_id(outcome.run.name, lambda: secrets.token_hex(8))
+        key = Key(run_id, outcome.run.rounds + 1, 0)
+        replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says
+        looks = [
+            Look(device=i, n=reply.n, distances={"loss": reply.losses}, own=state.assignment[c])
+            for i, (c, reply) in enumerate(sorted(replies.items()))
+            if reply.losses is not None
+        ]
+        return replace(outcome, looks=tuple(looks))
 
     def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
         """What came after the exchanges of earlier rounds had closed, decoded; of a device the newest."""

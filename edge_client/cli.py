@@ -1,4 +1,4 @@
-"""fedcenters-edge: join, nearest. Parses, calls, prints.
+"""fedcenters-edge: join, nearest, enrol, doctor; flash, release. Parses, calls, prints.
 
 stdout carries data, stderr talk. A foreseen error is one message with a hint and its exit code (errors.py); SIGTERM and
 Ctrl-C leave cleanly.
@@ -7,7 +7,6 @@ Ctrl-C leave cleanly.
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
 import signal
@@ -17,27 +16,28 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import numpy as np
-
-from edge_client import enrol
-from edge_client.client import Client, dialer, make_client
+from edge_client import enrol, nearest_cli
+from edge_client.client import Client, make_client
 from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
-from edge_client.dataset import load as load_data
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
-from edge_client.inference import FORMAT_OF, FORMATS
-from edge_client.nearest import Answer, Visitor
-from edge_client.transport.clock import SystemClock
 
 LEAVE_S = 10.0  # a task under way is given this long when we are told to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: whoever is on the way reads and changes everything"
+ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
+DOCTOR_EXAMPLE = "example: fedcenters-edge doctor --config /etc/fedcenters/client.toml"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script."""
     parser = _parser()
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what could come next
+        import argcomplete
+
+        argcomplete.autocomplete(parser)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
@@ -56,25 +56,52 @@ def _parser() -> argparse.ArgumentParser:
         "--config", type=Path, action="append", required=True, help="TOML file; several for several devices"
     )
     join.set_defaults(command=_join)
-    nearest = commands.add_parser("nearest", help="find the center that suits this device's data and fetch its file")
-    nearest.add_argument("--config", type=Path, required=True, help="TOML file of this device")
-    nearest.add_argument("--format", choices=FORMATS, help="file to fetch (default: what the configured engine runs)")
-    nearest.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    nearest.set_defaults(command=_nearest)
-    enrolling = commands.add_parser("enrol", help="turn a one-time token into a certificate, as `join` does first")
+    nearest = commands.add_parser(
+        "nearest",
+        help="find the center that suits this device's data and fetch its file",
+        epilog=nearest_cli.EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    nearest_cli.add_arguments(nearest)
+    enrolling = commands.add_parser(
+        "enrol", help="turn a one-time token into a certificate, as `join` does first", epilog=ENROL_EXAMPLE
+    )
     enrolling.add_argument("--config", type=Path, required=True, help="TOML file of this device")
     enrolling.set_defaults(command=_enrol)
+    doctor = commands.add_parser("doctor", help="check this device, one line per check", epilog=DOCTOR_EXAMPLE)
+    doctor.add_argument("--config", type=Path, required=True, help="TOML file of this device")
+    doctor.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    doctor.set_defaults(command=_doctor)
     for command in (join, nearest):
         command.add_argument("--insecure", action="store_true", help=INSECURE_HELP)
-    for command in (join, nearest, enrolling):
+    for command in (join, nearest, enrolling, doctor, *_workstation(commands)):
         command.add_argument("-v", "--verbose", action="count", default=0, help="tell more; twice for everything")
     return parser
+
+
+def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN401 - argparse does not name its class
+    """`flash` and `release`, which are not put on boards."""
+    try:
+        from edge_client.board import flash, pack
+    except ImportError:
+        return []
+    flashing = commands.add_parser("flash", help="make a board a device", epilog=flash.EXAMPLE)
+    flash.add_arguments(flashing)
+    release = commands.add_parser("release", help="pack this client for boards to fetch", epilog=pack.EXAMPLE)
+    pack.add_arguments(release)
+    return [flashing, release]
 
 
 def _join(options: argparse.Namespace) -> int:
     configs = [_enrolled(path) for path in options.config]
     clients = [make_client(config, insecure=options.insecure) for config in configs]
     return live(clients)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from edge_client.doctor import doctor
+
+    return doctor(options)
 
 
 def _enrol(options: argparse.Namespace) -> int:
@@ -139,36 +166,6 @@ def _enrolled(path: Path) -> ClientConfig:
     if enrol.wanted(config):
         enrol.enrol(config)
     return config
-
-
-def _nearest(options: argparse.Namespace) -> int:
-    config = _enrolled(options.config)
-    file_format = options.format or FORMAT_OF[config.engine]
-    rng = np.random.default_rng(time.time_ns())
-    signal.signal(signal.SIGTERM, _terminate)
-    visitor = Visitor(
-        config=config,
-        dial=dialer(config, insecure=options.insecure),
-        local=load_data(config.data),
-        clock=SystemClock(),
-        rng=rng,
-        file_format=file_format,
-    )
-    answer = visitor.run()
-    print(json.dumps(answer.to_json()) if options.json else _in_words(answer))
-    return EXIT_OK
-
-
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(EXIT_OK)
-
-
-def _in_words(answer: Answer) -> str:
-    losses = ", ".join(f"center {ident}: {loss:.3f}" for ident, loss in sorted(answer.losses.items()))
-    if answer.center is None:
-        return f"no center fits this device's data (mean losses: {losses})"
-    told = "" if answer.accuracy is None else f"accuracy {answer.accuracy:.1%} on {answer.n} samples\n"
-    return f"center {answer.center} is nearest (mean losses: {losses})\n{told}file {answer.file} ({answer.format})"
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 import threading
 import time
@@ -20,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.config import ClientConfig
-from edge_client.dataset import Local, load
+from edge_client.dataset import Local, Samples
 from edge_client.delivery import Delivery
 from edge_client.device import may_train
 from edge_client.download import Downloads
@@ -31,11 +32,13 @@ from edge_client.protocol.blocks import BLOCK_DEFAULT, Manifest, manifest_of
 from edge_client.protocol.kinds import CODECS, DETAIL_MAX, NACK_CODES
 from edge_client.protocol.topics import Topics
 from edge_client.protocol.transfer import WINDOW_MAX
+from edge_client.release import Updates
 from edge_client.state import Key, Result, State, residual_name
 from edge_client.transport.base import Connected, Event, Lost, Message, Transport, Will
 from edge_client.transport.blobs import BlobFolder
 from edge_client.transport.clock import Clock, SystemClock
 from edge_client.voice import Voice, presence
+from edge_client.watchdog import Watchdog
 from edge_client.work import OpenEngine, Outcome, Workshop
 
 log = logging.getLogger(__name__)
@@ -67,7 +70,7 @@ class _Task:
 class Client:
     """One device. `rng` makes ids and jitter, nothing that is learned depends on it."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a device
         self,
         config: ClientConfig,
         dial: Dial,
@@ -76,8 +79,15 @@ class Client:
         clock: Clock,
         rng: np.random.Generator,
         open_engine: OpenEngine = open_engine,
+        watchdog: Watchdog | None = None,
+        samples: Samples | None = None,
+        updates: Updates | None = None,
     ) -> None:
         self.config, self._local, self._clock = config, local, clock
+        self._watchdog, self._samples = watchdog or Watchdog({}), samples
+        self._round: tuple[str, int] | None = None  # run and round of the last task
+        self._updates = updates or Updates(None)
+        self._offer: Mapping[str, Any] | None = None  # a release that is wanted
         self.state = State(config.state, federation=config.federation, device_id=config.device_id)
         self._topics = Topics(config.federation)
         self._transport = dial(self._will)
@@ -113,13 +123,17 @@ class Client:
         """All that `run` does, but for the waiting: yields how long it has nothing to do, and is sent what came."""
         try:
             self._transport.connect()
+            self._watchdog.ready()
             while not self._stopping.is_set():
+                self._watchdog.alive(self._clock.now_s())
                 self._take((yield self._patience_s()))
                 if self._task is not None:
                     yield from self._work(self._task)
                 else:
                     self._delivery.step()
+                    yield from self._update()
         finally:
+            self._watchdog.stopping()
             self._downloads.pause()
             self._voice.presence("off", self.state.birth)
             self._transport.close()
@@ -170,7 +184,8 @@ class Client:
     def _carry_out(self, task: _Task) -> Generator[float, Event | None, tuple[Outcome, float]]:
         """Fetch in the order of trust: the signed program, what it vouches for, the vectors; then train."""
         run = task.key.run
-        may_train(min_battery_percent=self.config.min_battery_percent)
+        may_train(self.config)
+        self._look_for_samples((run, task.key.round))
         manifest = Manifest.from_json(task.message["program"])
         needed = wire.functions_of(task.message)
         containers = {field: Manifest.from_json(task.message[field]) for field in needed}
@@ -194,17 +209,55 @@ class Client:
         )
         return outcome, self._clock.now_s() - began_s
 
+    def _look_for_samples(self, now: tuple[str, int]) -> None:
+        """Between two rounds: within one, a probe's responsibilities belong to the samples that it saw."""
+        if self._samples is None or now == self._round:
+            return
+        self._round, fresh = now, self._samples.fresh()
+        if fresh is not None:
+            self._local = self._workshop.local = fresh
+            log.info("%d samples to train on", len(fresh.train))
+            self._say_here()
+
     def _fetch(self, task: _Task, manifests: list[Manifest]) -> Life:
         """Take events until the blobs are here, the task is dropped, or its time is over."""
         self._downloads.start(manifests)
         while (wait_s := self._downloads.step(self._clock.now_s())) is not None:
+            self._watchdog.alive(self._clock.now_s())
             self._take((yield min(wait_s, max(0.0, task.until_s - self._clock.now_s()))))
             self._check_wanted(task)
+
+    def _update(self) -> Life:
+        """When there is nothing else to do: fetch a newer release and end, so that the launcher starts it."""
+        if self._updates.overdue(self._clock.now_s()):
+            self._fail("this release has not heard the coordinator in time", hint="the one of before is started again")
+        offer = self._offer
+        if offer is None or self._delivery.wait_s() is not None:
+            return
+        manifest, self._offer = Manifest.from_json(offer["file"]), None
+        try:
+            self._workshop.check_signature(manifest)
+            self._downloads.start([manifest])
+            while (wait_s := self._downloads.step(self._clock.now_s())) is not None:
+                self._watchdog.alive(self._clock.now_s())
+                self._take((yield wait_s))
+                if self._task is not None or self._stopping.is_set():
+                    self._offer = offer  # later; what has arrived stays
+                    return
+            self._updates.install(self._cache.read(manifest.sha256), offer["version"])
+        except (Malformed, OSError) as wrong:
+            log.warning("cannot take release %s: %s", offer["version"], wrong)
+        else:
+            log.warning("release %s is here; leaving so that it is started", offer["version"])
+            self._stopping.set()
+        finally:
+            self._downloads.pause()
 
     def _glance(self, task: _Task) -> None:
         """Between two training steps: take in at most one event, without waiting."""
         if self._stopping.is_set() or self._clock.now_s() >= self._glance_s:
             self._glance_s = self._clock.now_s() + GLANCE_S
+            self._watchdog.alive(self._clock.now_s())
             self._take(self._transport.receive(0.0))
             self._check_wanted(task)
 
@@ -271,6 +324,10 @@ class Client:
         if self._boot not in (None, message["boot"]):
             self._delivery.coordinator_restarted(message["spread_ms"] / 1000)
         self._boot = message["boot"]
+        if message["online"] and self._failure is None:
+            self._updates.reported()
+        offer = message.get("release")
+        self._offer = offer if offer is not None and self._updates.wanted(offer["version"]) else None
 
     def _on_task(self, message: Mapping[str, Any]) -> None:
         """Begin a new task; one that is done is announced again, one that is running or older is not begun again."""
@@ -353,8 +410,17 @@ def dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
 
 def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
     """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
-    rng = np.random.default_rng(time.time_ns())
-    return Client(config, dialer(config, insecure=insecure), local=load(config.data), clock=SystemClock(), rng=rng)
+    samples = Samples(config.data, most=config.max_samples)
+    return Client(
+        config,
+        dialer(config, insecure=insecure),
+        local=samples.load(),
+        clock=SystemClock(),
+        rng=np.random.default_rng(time.time_ns()),
+        watchdog=Watchdog(os.environ),
+        samples=samples,
+        updates=Updates.of(os.environ),
+    )
 
 
 def nack_of(wrong: Exception) -> tuple[str, str, int | None]:

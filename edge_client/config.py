@@ -34,7 +34,7 @@ class ClientConfig:
     federation: str
     device_id: str
     broker: str  # mqtt://host:port or mqtts://host:port
-    data: Path  # folder with train.npz and perhaps test.npz
+    data: Path  # the folder of samples, see dataset.py
     state: Path  # folder that survives power cuts; one per device
     signing_keys: tuple[bytes, ...]  # raw Ed25519 public keys [32 bytes] whose programs may run here
     engine: str = "onnx"
@@ -46,7 +46,12 @@ class ClientConfig:
     enrol_url: str = ""  # where a token becomes a certificate, https://host:port
     token: Path | None = None  # file with the one-time token; gone once it was used
     cache_mib: int = 1024  # programs and models kept for later
+    max_samples: int = 0  # the newest so many are read; 0: all
     min_battery_percent: int = 20  # 0: never look
+    max_temperature: int = 100  # °C, of the hottest sensor; 0: never look
+    min_free_memory_mib: int = 64  # 0: never look
+    allow_metered: bool = False  # train although whoever owns the link pays by the byte
+    quiet_hours: str = ""  # "22:00-06:30" in local time; "": none
 
 
 def load(path: Path, environment: Mapping[str, str]) -> ClientConfig:
@@ -148,6 +153,24 @@ def _count(low: int, high: int) -> Callable[[object, Path], int]:
     return read
 
 
+def _switch(value: object, _folder: Path) -> bool:
+    words = {"true": True, "false": False}
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or value not in words:
+        raise ValueError("expected true or false")
+    return words[value]
+
+
+def _hours(value: object, _folder: Path) -> str:
+    from edge_client.device import minutes_of
+
+    if value == "":
+        return ""
+    minutes_of(_text(value))
+    return _text(value)
+
+
 _READERS: Mapping[str, Callable[[object, Path], Any]] = {
     "federation": _federation,
     "device-id": _cid,
@@ -164,14 +187,19 @@ _READERS: Mapping[str, Callable[[object, Path], Any]] = {
     "enrol-url": _enrol_url,
     "token": _path,
     "cache-mib": _count(16, 1 << 24),
+    "max-samples": _count(0, 2**31),
     "min-battery-percent": _count(0, 100),
+    "max-temperature": _count(0, 150),
+    "min-free-memory-mib": _count(0, 1 << 24),
+    "allow-metered": _switch,
+    "quiet-hours": _hours,
 }
 _REQUIRED = ("federation", "device-id", "broker", "data", "state", "signing-keys")
 _HINTS = {
     "federation": "the name that the coordinator uses: lower-case letters, digits and '-', at most 32",
     "device-id": "letters, digits, '_' and '-', at most 64; unique in the federation",
     "broker": 'for example broker = "mqtts://broker.example:8883"',
-    "data": "the folder with train.npz",
+    "data": "the folder of samples: train.npz, or a folder train (docs/flash-a-board.md)",
     "state": "a folder of this device's own that survives a restart",
     "signing-keys": "the coordinator's public keys in hex; it writes them to signing.pub",
     "engine": f"one of {', '.join(ENGINES)}",
@@ -183,5 +211,10 @@ _HINTS = {
     "enrol-url": "the address that `fedcenters-coordinator enrol` prints",
     "token": "the file with this device's one-time token",
     "cache-mib": "how much disk programs and models may take, in MiB",
+    "max-samples": "0 to read all; the newest are kept",
     "min-battery-percent": "0 to train at any charge",
+    "max-temperature": "degrees Celsius; 0 to train at any temperature",
+    "min-free-memory-mib": "0 to train with any",
+    "allow-metered": "true to train over a link that is paid by the byte",
+    "quiet-hours": 'for example quiet-hours = "22:00-06:30", in local time',
 }

@@ -1,13 +1,14 @@
 """What a device holds, and in which order it is read.
 
-A folder holds `train.npz` and, if the device keeps held-out samples, `test.npz`; each has `x` [n, ...] floating point
-and `y`: [n] integers for class labels, or [n, ...] float targets. Nothing here trains, sends, or knows a model.
+Training samples and, if the device keeps some back, held-out ones; each has `x` [n, ...] floating point and `y`: [n]
+integers for class labels, or [n, ...] float targets. Which files they come from is said in samples.py. Nothing here
+trains, sends, or knows a model.
 """
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edge_client import samples
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import Array
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,39 +57,49 @@ class Local:
     test: Dataset | None = None
 
 
-def load(folder: Path) -> Local:
-    """Read a device's folder. Raises ConfigError with the file's name when something is missing or wrong."""
-    train, test = folder / "train.npz", folder / "test.npz"
-    if not train.is_file():
+def load(folder: Path, *, most: int = 0) -> Local:
+    """Read a device's folder, at most the newest `most` training samples (0: all).
+
+    Raises ConfigError with the file's name when something is missing or wrong.
+    """
+    train, test = samples.parts_of(folder, "train"), samples.parts_of(folder, "test")
+    if not train:
         raise ConfigError(
-            f"no training data: {train} does not exist",
+            f"no training data: {folder / 'train.npz'} does not exist",
             hint="write it with numpy.savez(path, x=samples, y=labels), or correct `data` in the configuration",
         )
-    return Local(train=_read(train), test=_read(test) if test.is_file() else None)
+    return Local(train=_read(train, most), test=_read(test, 0) if test else None)
 
 
-def _read(path: Path) -> Dataset:
-    hint = (
-        "write it with numpy.savez(path, x=samples, y=labels); x is float [n, ...], y is [n] integers or float targets"
-    )
+class Samples:
+    """A folder that is looked at again: `fresh` gives what is in it when that has changed."""
+
+    def __init__(self, folder: Path, *, most: int = 0) -> None:
+        self._folder, self._most = folder, most
+        self._seen: samples.Signature = ()
+
+    def load(self) -> Local:
+        """What the folder holds. Raises ConfigError."""
+        self._seen = samples.signature(self._folder)
+        return load(self._folder, most=self._most)
+
+    def fresh(self) -> Local | None:
+        """What the folder holds now, if that is not what it held before; None too when it cannot be used as it is."""
+        if samples.signature(self._folder) == self._seen:
+            return None
+        try:
+            return self.load()
+        except ConfigError as wrong:  # a file that is still being written, perhaps: what is held goes on
+            log.warning("new samples cannot be used: %s", wrong.message)
+            return None
+
+
+def _read(parts: Sequence[samples.Part], most: int) -> Dataset:
+    x, y = samples.gather(parts, most)
     try:
-        with path.open("rb") as file:
-            arrays = np.load(file, allow_pickle=False)
-            if not isinstance(arrays, np.lib.npyio.NpzFile):
-                raise ValueError("one array, not an archive of arrays")  # noqa: TRY301, TRY004 - joins numpy's own
-            return Dataset(_float(arrays["x"]), _labels(arrays["y"]))
-    except KeyError as missing:
-        raise ConfigError(f"{path} lacks the array {missing}", hint=hint) from missing
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as wrong:
-        raise ConfigError(f"cannot use {path}: {wrong}", hint=hint) from wrong
-
-
-def _float(x: Array) -> Array:
-    return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)
-
-
-def _labels(y: Array) -> Array:
-    return y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else y
+        return Dataset(x, y)
+    except ValueError as wrong:
+        raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=samples.HINT) from wrong
 
 
 def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[NDArray[np.int64]]:

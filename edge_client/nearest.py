@@ -1,35 +1,38 @@
-"""Which center suits me: a device that never trained reads the catalog, tries every center, and takes one home.
+"""Which center suits me: a device that never trained reads the catalog over MQTT, chooses, and takes one center home.
 
-It evaluates each center on its own labelled samples with the signed training program; the least mean loss wins, and
-above the catalog's threshold none fits. Only the losses leave the device. Then the center's ready-to-run file is
-fetched, run, and its accuracy reported. Trains nothing.
+choosing.py decides on this device, from its own samples. Where the run taught no newcomers, only the losses leave it:
+the coordinator is asked, too. Then the center's ready-to-run file is fetched, run, and its accuracy reported. Nothing
+is trained but what `personalise` or a local round asks for, and that stays here.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from edge_client import answer as answers
+from edge_client.answer import Answer
+from edge_client.choosing import AUTO, Chosen, Offer, choose
 from edge_client.client import Dial, open_cache
 from edge_client.config import ClientConfig
-from edge_client.dataset import Dataset, Local
+from edge_client.dataset import Local
 from edge_client.download import Downloads
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, ProtocolError
-from edge_client.inference import run_file
-from edge_client.learner import OverEngine
+from edge_client.offering import CatalogOffer
+from edge_client.personal import accuracy_of, personal
 from edge_client.protocol import compress, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.catalog import Catalog
-from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Reply
+from edge_client.protocol.task import MAX_MODELS, Reply
 from edge_client.protocol.topics import Topics
 from edge_client.state import State
 from edge_client.transport.base import Connected, Message, Will
+from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import Clock
 from edge_client.voice import Voice, presence
 from edge_client.work import OpenEngine, Workshop
@@ -41,29 +44,13 @@ ASK_AGAIN_S = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What a visit found. `center` is None when none fits; `losses` are mean losses by center."""
+class Wish:
+    """How to choose and what to take home. `labels`: whether y is known; `steps`: local ones after the choice."""
 
-    device: str
-    center: int | None
-    losses: Mapping[int, float]
-    n: int  # samples behind the accuracy
-    accuracy: float | None = None
-    loss: float | None = None  # cross-entropy of the file's logits
-    format: str | None = None
-    file: str | None = None  # where the center's file is now
-    sha256: str | None = None
-    bytes: int | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
-        return vars(self) | {"losses": {str(k): v for k, v in self.losses.items()}}
-
-
-def choose(losses: Mapping[int, float], abstain: float) -> int | None:
-    """The center of least mean loss, the lower id on a tie; None when even that is above `abstain`."""
-    best = min(losses, key=lambda ident: (losses[ident], ident), default=None)
-    return best if best is not None and losses[best] <= abstain else None
+    file_format: str
+    labels: bool = True
+    by: str = AUTO
+    steps: int = 0
 
 
 @dataclass
@@ -75,10 +62,11 @@ class Visitor:
     local: Local
     clock: Clock
     rng: np.random.Generator
-    file_format: str
+    wish: Wish
     open_engine: OpenEngine = open_engine
     _pointer: Mapping[str, Any] | None = field(default=None, init=False)  # the `cat` message
     _answer: Mapping[str, Any] | None = field(default=None, init=False)  # the `near` answer
+    _bytes: int = field(default=0, init=False)  # of the blobs that this visit fetched
 
     def __post_init__(self) -> None:
         config = self.config
@@ -103,16 +91,18 @@ class Visitor:
 
     def _visit(self) -> Answer:
         self._wait(lambda: self._pointer is not None, "its catalog of centers")
-        catalog = self._catalog()
-        program = self._program(catalog)
-        self._fetch([center.model for center in catalog.centers])
-        losses = self._losses(catalog, program)
-        chosen = choose(losses, catalog.abstain)
-        if (theirs := self._ask_nearest(losses, program)) != chosen:
-            log.warning("this device prefers center %s, the coordinator %s", chosen, theirs)
-        if chosen is None:
-            return Answer(device=self.config.device_id, center=None, losses=losses, n=len(self.local.train))
-        return self._take_home(chosen, catalog.centers[chosen].files, losses)
+        offer = CatalogOffer(self._catalog(), self._workshop, self._fetch)
+        wish, name = self.wish, self.config.device_id
+        chosen = choose(offer, self.local.train, labels=wish.labels, by=wish.by)
+        if offer.guide is None and "loss" in chosen.distances:  # with a guide a device decides by itself
+            self._compare(chosen, offer)
+        if chosen.center is None:
+            return answers.nothing_fits(name, chosen, fetched=self._bytes, signed_by=self.config.federation)
+        answer = self._take_home(chosen, offer.catalog.centers[chosen.center].files)
+        if wish.steps and wish.labels:
+            kept = personalised(offer, chosen.center, self.local, wish.steps, self.config)
+            answer = replace(answer, personal=kept, fetched=self._bytes)
+        return answer
 
     def _catalog(self) -> Catalog:
         manifest = Manifest.from_json(self._pointer["catalog"] if self._pointer else None)
@@ -120,66 +110,47 @@ class Visitor:
         self._fetch([manifest])
         return Catalog.from_bytes(self._cache.read(manifest.sha256))
 
-    def _program(self, catalog: Catalog) -> Program:
-        self._workshop.check_signature(catalog.program)
-        self._fetch([catalog.program])
-        program = self._workshop.program(catalog.program)
-        if self.config.engine not in catalog.containers:
-            raise Malformed("no_engine", f"the catalog has no program for {self.config.engine}")
-        container = catalog.containers[self.config.engine]
-        self._workshop.check_container(program, "evaluate", container)
-        self._fetch([container])
-        return program
-
-    def _losses(self, catalog: Catalog, program: Program) -> dict[int, float]:
-        """Mean loss of each center on this device's labelled samples, one model in memory at a time."""
-        learner = OverEngine(self._workshop.engine(program, catalog.containers[self.config.engine]), program)
-        batch = learner.fixed_batch or 32
-        losses = {}
-        for k, center in enumerate(catalog.centers):
-            model = self._workshop.vector(center.model, program.schema)
-            per_sample, _ = learner.evaluate([model], self.local.train, batch=batch)
-            losses[k] = float(per_sample.mean())
-        return losses
-
-    def _ask_nearest(self, losses: Mapping[int, float], program: Program) -> int | None:
-        """The coordinator's choice by our losses: what we chose, unless it knows better than its catalog."""
-        order = sorted(losses)
-        reply = Reply(n=len(self.local.train), losses=np.array([losses[ident] for ident in order]))
-        stats = manifest_of(compress.encode_stats(reply, program.schema), "stats", inline=True)
+    def _compare(self, chosen: Chosen, offer: Offer) -> None:
+        """The coordinator's choice by our losses is ours, unless it knows better than its catalog."""
+        losses = chosen.distances["loss"]
+        asked = sorted(sorted(losses, key=lambda k: (losses[k], k))[:MAX_MODELS])
+        reply = Reply(n=chosen.samples, losses=np.array([losses[k] for k in asked]))
+        stats = manifest_of(compress.encode_stats(reply, offer.program.schema), "stats", inline=True)
+        which = {} if len(asked) == offer.centers else {"centers": asked}
         while self._answer is None:
-            self._voice.say("near", how="loss", stats=stats, n=reply.n)
+            self._voice.say("near", how="loss", stats=stats, n=reply.n, **which)
             self._wait(lambda: self._answer is not None, "which center is nearest", at_most_s=ASK_AGAIN_S)
-        answer: int | None = self._answer["center"]
-        return answer
+        if (theirs := self._answer["center"]) != chosen.center:
+            log.warning("this device prefers center %s, the coordinator %s", chosen.center, theirs)
 
-    def _take_home(self, center: int, files: Mapping[str, Manifest], losses: Mapping[int, float]) -> Answer:
-        """Fetch the center's file, run it on held-out samples where there are some, and report how it does."""
-        if self.file_format not in files:
-            raise Malformed("bad_field", f"center {center} has no {self.file_format} file")
-        manifest = files[self.file_format]
+    def _take_home(self, chosen: Chosen, files: Mapping[str, Manifest]) -> Answer:
+        """Fetch the center's file, run it, and report how it does where labels say so."""
+        form, wish = self.wish.file_format, self.wish
+        if form not in files:
+            raise Malformed("bad_field", f"center {chosen.center} has no {form} file")
+        manifest = files[form]
         self._fetch([manifest])
-        data = self.local.test or self.local.train
-        logits = run_file(self.file_format, self._cache.read(manifest.sha256), data.x, threads=self.config.threads)
-        accuracy, loss = score(logits, data)
-        metrics = {name: value for name, value in (("accuracy", accuracy), ("loss", loss)) if value is not None}
-        self._voice.say("served", center=center, sha256=manifest.sha256, n=len(data), metrics=metrics)
-        return Answer(
-            device=self.config.device_id,
-            center=center,
-            losses=losses,
-            n=len(data),
-            accuracy=accuracy,
-            loss=loss,
-            format=self.file_format,
-            file=str(self._cache.path(manifest.sha256)),
+        self._cache.read(manifest.sha256)  # hashed again before it runs
+        answer = answers.at_home(
+            self.config.device_id,
+            chosen,
+            self._cache.path(manifest.sha256),
+            self.local,
+            file_format=form,
             sha256=manifest.sha256,
-            bytes=manifest.size,
+            labels=wish.labels,
+            threads=self.config.threads,
+            fetched=self._bytes,
+            signed_by=self.config.federation,
         )
+        metrics = {name: v for name, v in (("accuracy", answer.accuracy), ("loss", answer.loss)) if v is not None}
+        self._voice.say("served", center=chosen.center, sha256=manifest.sha256, n=answer.n, metrics=metrics)
+        return answer
 
     # -- events
 
     def _fetch(self, manifests: list[Manifest]) -> None:
+        self._bytes += sum(m.size for m in {m.sha256: m for m in manifests}.values() if not self._cache.has(m.sha256))
         self._downloads.start(manifests)
         while (wait_s := self._downloads.step(self.clock.now_s())) is not None:
             self._check_patience("the blobs of the catalog")
@@ -246,11 +217,19 @@ class Visitor:
         return Will(self._topics.state(self.config.device_id), payload)
 
 
-def score(logits: Array, data: Dataset) -> tuple[float | None, float]:
-    """Logits [n, classes] and what is true -> (accuracy or None for targets that are no classes, mean loss)."""
-    if not np.issubdtype(data.y.dtype, np.integer):
-        return None, float(np.square(logits - data.y).mean())
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    hits = logits.argmax(axis=-1) == data.y
-    return float(hits.mean()), float(-log_p[np.arange(len(data)), data.y].mean())
+def personalised(offer: Offer, center: int, local: Local, steps: int, config: ClientConfig) -> dict[str, Any]:
+    """A few local steps from the center -> where the model is kept, and how it and the center do on held-out samples.
+
+    Without held-out samples nobody can say how they do: on those that it has just seen, any model looks better.
+    """
+    (model,) = offer.models([center])
+    mine = personal(offer, model, local.train, steps)
+    path = config.state / f"personal-{center}.safetensors"
+    write_atomically(path, compress.encode(mine, offer.program.schema, codec="f32", kind="model"))
+    kept: dict[str, Any] = {"steps": steps, "file": str(path), "before": None, "accuracy": None, "loss": None}
+    if local.test is None:
+        return kept
+    learner = offer.learner(training=False)
+    before, _ = accuracy_of(learner, model, local.test)
+    accuracy, loss = accuracy_of(learner, mine, local.test)
+    return kept | {"before": before, "accuracy": accuracy, "loss": loss}

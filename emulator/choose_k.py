@@ -25,7 +25,8 @@ from coordinator.strategies.representation import representation
 from edge_client.dataset import Dataset, Local
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator.simulation import SimulateArgs, fleet_of, opened, run
+from emulator.config import SimulateArgs
+from emulator.simulation import fleet_of, opened, run
 from emulator.virtual import Devices
 
 CRITERIA = ("accuracy", "silhouette")

@@ -7,8 +7,11 @@ edge_client/errors.py.
 from __future__ import annotations
 
 import json
+import os
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 try:
     import typer
@@ -18,23 +21,28 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(missing_extra(missing)) from None
 
 from edge_client.errors import UsageError, foreseen
+from emulator.help import HELP
 from emulator.talk import Talk
 
 app = typer.Typer(
     name="fedcenters-emulator",
     help="A fleet without a fleet.\n\nexample: fedcenters-emulator demo",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-ENGINE_HELP = "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it."
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
 
 def main() -> None:
     """Entry point of the console script."""
     app()
+
+
+@app.callback()
+def beside() -> None:
+    """A reader's own methods and models lie in the folder where the command is typed, as for `python -m`."""
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
 
 
 @app.command()
@@ -51,6 +59,8 @@ def demo(
 
     Starts a broker, a coordinator and twelve emulated devices that train with ONNX Runtime, LiteRT and torch. FeSEM
     finds their groups; FedAvg runs for comparison. Leaves runs/<name>/ with report.html, and nothing running.
+
+    example: fedcenters-emulator demo --seed 1 --rounds 5
     """
     talk = Talk()
     talk.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
@@ -68,35 +78,34 @@ def demo(
 @app.command()
 @foreseen
 def simulate(  # noqa: PLR0913 - a command line
+    config: Annotated[Path | None, typer.Argument(help="A TOML file, as `init` writes; options win over it.")] = None,
     *,
-    method: Annotated[str, typer.Option(help="fesem, fedavg, or another method by name.")] = "fesem",
-    data_set: Annotated[str, typer.Option(help="What the devices hold.")] = "digits",
-    partition: Annotated[str, typer.Option(help="How they share it, as dirichlet:alpha=0.1; the data set's own.")] = "",
-    devices: Annotated[int | None, typer.Option(min=1, help="How many devices; as many as suit the data set.")] = None,
-    groups: Annotated[int | None, typer.Option(min=1, help="How many true groups the partition makes.")] = None,
+    method: Annotated[str | None, typer.Option(help=f"{HELP['method']} [default: fesem]")] = None,
+    data_set: Annotated[str | None, typer.Option(help=f"{HELP['data-set']} [default: digits]")] = None,
+    partition: Annotated[str | None, typer.Option(help=HELP["partition"])] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help=HELP["devices"])] = None,
+    groups: Annotated[int | None, typer.Option(min=1, help=HELP["groups"])] = None,
     clusters: Annotated[int | None, typer.Option(min=1, help="How many centers, for methods that have them.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Training rounds.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
-    model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
-    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
-    ray: Annotated[str, typer.Option(metavar="HOST:PORT", help="A Ray cluster that does the work; or auto.")] = "",
-    profiles: Annotated[
-        Path | None, typer.Option(help="A TOML file of kinds of devices; see emulator/profiles.py.")
-    ] = None,
-    codec: Annotated[str, typer.Option(help="How updates travel: f32, f16, or i8 as over MQTT.")] = "f32",
-    hostile: Annotated[
-        str, typer.Option(metavar="ATTACK:SHARE", help="What a share of the devices does, as sign-flip:0.2.")
-    ] = "",
-    evaluate_every: Annotated[int, typer.Option(min=1, help="Rounds from one test to the next; the last has one.")] = 1,
-    fraction_evaluate: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the devices in a test; in the last round all.")
-    ] = 1.0,
-    out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
+    rounds: Annotated[int | None, typer.Option(min=1, help=f"{HELP['num-rounds']} [default: 10]")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help=f"{HELP['seed']} [default: 0]")] = None,
+    engine: Annotated[str | None, typer.Option(help=HELP["engine"])] = None,
+    model: Annotated[str | None, typer.Option(help=HELP["model"])] = None,
+    data: Annotated[Path | None, typer.Option(help=HELP["data"])] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help=f"{HELP['workers']} [default: 1]")] = None,
+    ray: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=HELP["ray"])] = None,
+    profiles: Annotated[Path | None, typer.Option(help=HELP["profiles"])] = None,
+    codec: Annotated[str | None, typer.Option(help=f"{HELP['codec']} [default: f32]")] = None,
+    hostile: Annotated[str | None, typer.Option(metavar="ATTACK:SHARE", help=HELP["hostile"])] = None,
+    evaluate_every: Annotated[int | None, typer.Option(min=1, help=HELP["evaluate-every"])] = None,
+    fraction_evaluate: Annotated[float | None, typer.Option(min=0.0, max=1.0, help=HELP["fraction-evaluate"])] = None,
+    loggers: Annotated[str | None, typer.Option(help=HELP["loggers"])] = None,
+    out: Annotated[Path | None, typer.Option(help=f"{HELP['out']} [default: runs]")] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting of the method.")
+        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A key of the file: the run's or the method's.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the run's checkpoint; with more --rounds, to more.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """A whole run in this process, in virtual time: the same methods and rounds as over MQTT, without a network.
@@ -104,41 +113,73 @@ def simulate(  # noqa: PLR0913 - a command line
     example: fedcenters-emulator simulate --method fesem -c local-steps=40 -c learning-rate=0.05
     """
     talk = Talk()
-    settings = settings_from(setting or [])
-    if clusters is not None:
-        settings["clusters"] = clusters
-    talk.say(f"{method} on {data_set}, in virtual time")
-    from emulator.simulation import SimulateArgs, simulate_json
+    from emulator.config import asked, pairs_of, read
+
+    options: dict[str, Any] = {
+        "method": method,
+        "data-set": data_set,
+        "partition": partition,
+        "devices": devices,
+        "groups": groups,
+        "clusters": clusters,
+        "num-rounds": rounds,
+        "seed": seed,
+        "engine": engine,
+        "model": model,
+        "data": data,
+        "workers": workers,
+        "ray": ray,
+        "profiles": profiles,
+        "codec": codec,
+        "hostile": hostile,
+        "evaluate-every": evaluate_every,
+        "fraction-evaluate": fraction_evaluate,
+        "loggers": loggers,
+        "out": out,
+    }
+    args = asked({} if config is None else read(config), pairs_of(setting or []), options)
+    talk.say(f"{args.method} on {args.data_set}, in virtual time")
+    from emulator.simulation import simulate_json
     from emulator.watch import in_words
 
-    asked = SimulateArgs(
-        method=method,
-        data_set=data_set,
-        model=model,
-        partition=partition,
-        devices=devices,
-        groups=groups,
-        rounds=rounds,
-        seed=seed,
-        engine=engine,
-        settings=settings,
-        data=data,
-        workers=workers,
-        ray=ray,
-        profiles=profiles,
-        codec=codec,
-        hostile=hostile,
-        evaluate_every=evaluate_every,
-        fraction_evaluate=fraction_evaluate,
-        out=out,
-    )
-    result = simulate_json(asked, lambda record: talk.say(in_words(record)))
+    def tell(record: Mapping[str, Any]) -> None:
+        talk.say(in_words(record))
+        if record["round"] < record["of"]:
+            talk.busy(f"round {record['round'] + 1}/{record['of']}")
+
+    try:
+        result = simulate_json(args, tell, resume=resume)
+    finally:
+        talk.close()
     if as_json:
         print(json.dumps(result))
         return
     from emulator.tables import simulate_table
 
     simulate_table(result)
+
+
+@app.command()
+@foreseen
+def init(
+    path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
+    *,
+    method: Annotated[str, typer.Option(help="Whose settings the file shall hold.")] = "fesem",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+) -> None:
+    """Write a commented configuration for `simulate`, with every key at its default.
+
+    example: fedcenters-emulator init run.toml --method wecfl
+    """
+    from emulator.config import example
+
+    if path.exists() and not force:
+        raise UsageError(f"{path} is there already", hint="choose another name, or --force")
+    try:
+        path.write_text(example(method), encoding="utf-8")
+    except OSError as wrong:
+        raise UsageError(f"cannot write {path}: {wrong.strerror}", hint="choose another place") from wrong
+    print(path)
 
 
 @app.command()
@@ -226,7 +267,10 @@ def figures(
     *,
     out: Annotated[Path | None, typer.Option(help="Where the pictures go; run/figures.")] = None,
 ) -> None:
-    """Draw what the papers show of a run, as .png: labels, curves, assignments, centers, devices, weights, images."""
+    """Draw what the papers show of a run, as .png: labels, curves, assignments, centers, devices, weights, images.
+
+    example: fedcenters-emulator figures runs/simulate-fesem-0
+    """
     from emulator.gallery import draw
 
     for path in draw(run, out or run / "figures", Talk().say):
@@ -247,7 +291,7 @@ def choose_k(  # noqa: PLR0913 - a command line
     groups: Annotated[int | None, typer.Option(min=1, help="How many true groups the partition makes.")] = None,
     rounds: Annotated[int, typer.Option(min=1, help="Training rounds of each trial.")] = 3,
     seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
-    engine: Annotated[str, typer.Option(help=ENGINE_HELP)] = "auto",
+    engine: Annotated[str, typer.Option(help=HELP["engine"])] = "auto",
     model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
     data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Also draw the trials, as .png or .svg.")] = None,
@@ -263,7 +307,7 @@ def choose_k(  # noqa: PLR0913 - a command line
     talk = Talk()
     talk.say(f"{method} on {data_set} with 1 to {most} centers, in virtual time")
     from emulator import choose_k as choice
-    from emulator.simulation import SimulateArgs
+    from emulator.config import SimulateArgs, pairs_of
 
     asked = SimulateArgs(
         method=method,
@@ -275,7 +319,7 @@ def choose_k(  # noqa: PLR0913 - a command line
         rounds=rounds,
         seed=seed,
         engine=engine,
-        settings=settings_from(setting or []),
+        settings=pairs_of(setting or []),
         data=data,
     )
     result = choice.choose_k_json(
@@ -294,29 +338,28 @@ def choose_k(  # noqa: PLR0913 - a command line
 @app.command()
 @foreseen
 def report(
-    run: Annotated[Path, typer.Argument(help="A folder that `demo` wrote.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders that simulate, serve or demo wrote.")],
     *,
-    picture: Annotated[Path | None, typer.Option(help="Also write the pictures side by side, as .png or .svg.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page; report.html in the run's folder.")] = None,
+    picture: Annotated[
+        Path | None, typer.Option(help="Of one demo: also its pictures side by side, as .png or .svg.")
+    ] = None,
 ) -> None:
-    """Write report.html of a finished demo again."""
+    """Write one self-contained page about a run, or about several side by side.
+
+    example: fedcenters-emulator report runs/simulate-fesem-0 runs/simulate-fedavg-0
+    """
+    from emulator import comparison
     from emulator.report import picture as draw
     from emulator.report import write_report
 
-    print(write_report(run))
+    if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
+        print(write_report(runs[0]))
+    else:
+        print(comparison.write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html"))
     if picture is not None:
-        draw(run, picture)
+        draw(runs[0], picture)
         print(picture)
-
-
-def settings_from(pairs: list[str]) -> dict[str, int | float | str]:
-    """["lam=0.1"] -> {"lam": "0.1"}; the method reads each value in its own type."""
-    settings: dict[str, int | float | str] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not key or not equals:
-            raise UsageError(f"-c {pair!r} is no setting", hint="write it as -c local-steps=20")
-        settings[key] = value
-    return settings
 
 
 if __name__ == "__main__":

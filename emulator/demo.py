@@ -144,6 +144,7 @@ class _Demo:
             devices=self.settings.devices,
             runs=stage.demo_runs(self.settings.rounds),
             seed=self.settings.seed,
+            dashboard="0",  # any free port of this machine's loopback
         )
         return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
 
@@ -164,8 +165,10 @@ class _Demo:
     def _follow(self, tail: watch.Tail, until: str, *, doing: str) -> list[dict[str, Any]]:
         """Tell what the coordinator writes, until the event `until`."""
         events: list[dict[str, Any]] = []
-        last_s = time.monotonic()
+        last_s, link = time.monotonic(), ""
         while True:
+            if not link and (link := watch.dashboard(self.folder)):
+                self.talk.say(f"watch it in a browser as long as it runs: {link}")
             for event in tail.new():
                 events.append(event)
                 last_s = time.monotonic()
@@ -175,9 +178,12 @@ class _Demo:
                 if event["event"] == until:
                     return events
             self.children.check()
+            doing_now = doing
+            if watch.paused(self.folder):
+                last_s, doing_now = time.monotonic(), "paused on the dashboard"
             if time.monotonic() - last_s > SILENCE_S:
                 raise NetworkError(f"nothing from the coordinator for {SILENCE_S:.0f} s while {doing}", hint=LOGS_HINT)
-            self.talk.busy(doing)
+            self.talk.busy(doing_now)
             time.sleep(POLL_S)
 
     def _new_devices(self, split: Split, key: str, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

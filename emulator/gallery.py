@@ -61,7 +61,7 @@ class Run:
 
 def draw(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
     """Every picture that the run has the numbers for, as .png; -> what was written. `say` hears what is left out."""
-    found = _read(run)
+    found = read(run)
     out.mkdir(parents=True, exist_ok=True)
     written = []
     for name, picture in pictures(found).items():
@@ -214,7 +214,8 @@ def _no_shares(run: Run) -> str:
     return f"{names.method(run.method)} gives devices no shares of centers" if run.has_kept else UNKEPT
 
 
-def _read(run: Path) -> Run:
+def read(run: Path) -> Run:
+    """What a simulated run's folder says. Raises ConfigError where it is none."""
     try:
         events = read_events(run / "metrics.jsonl")
         told = json.loads((run / "fleet.json").read_text(encoding="utf-8"))

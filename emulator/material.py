@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,9 @@ import numpy as np
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
 from edge_client.protocol.task import Array, ClientId
-from export.material import Material, Samples
+from edge_client.protocol.tree import Tree
+from emulator import config
+from export.material import Material, Newcomers, Samples
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +30,7 @@ else:
 if TYPE_CHECKING:
     from emulator.partitions import Split
 
+TREE = "tree.npz"  # beside the centers: edges and models of coordinator/strategies/tree.py
 CALIBRATION = 512  # training samples, every device's share alike
 
 
@@ -45,8 +49,8 @@ def material(run: Path, *, method: str, engines: Sequence[str], data: Path | Non
         raise ConfigError(f"run {run} has no centers of {method}", hint=f"it has {asked['method']}")
     model = build(asked["model"], seed=asked["seed"])
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
-    made = compile_program(model.module, **facts, batch=int(asked["settings"]["batch-size"]), engines=engines)
-    folder = run / "centers" / asked["method"]
+    made = compile_program(model.module, **facts, batch=int(asked["batch-size"]), engines=engines)
+    folder = run / "centers" / last["method"]
     paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
     centers = [compress.decode(path.read_bytes(), made.program.schema, kind="model") for path in paths]
     split = _split(asked, data)
@@ -57,7 +61,48 @@ def material(run: Path, *, method: str, engines: Sequence[str], data: Path | Non
         cards=_cards(asked, last, split, len(centers)),
         reference=_samples(split, last["assignment"], "test", len(centers)),
         calibration=_few_training(split, last),
+        newcomers=_newcomers(asked, last, split, centers, tree_of(folder, len(centers))),
     )
+
+
+def tree_of(folder: Path, centers: int) -> tuple[Tree | None, list[Array]]:
+    """The tree of a run whose method splits centers, and the model of each split."""
+    path = folder / TREE
+    if not path.is_file():
+        return None, []
+    with np.load(path, allow_pickle=False) as kept:
+        return Tree(tuple((int(a), int(b)) for a, b in kept["edges"]), centers), list(kept["models"])
+
+
+def _newcomers(
+    asked: Mapping[str, Any],
+    last: Mapping[str, Any],
+    split: Split,
+    centers: Sequence[Array],
+    walked: tuple[Tree | None, list[Array]],
+) -> Newcomers:
+    """What the run's devices teach those that come later, where each of them has a center and a test part."""
+    from coordinator.strategies.parts import LocalSgd
+    from coordinator.strategies.registry import make
+    from emulator.newcomers import Ended, taught
+    from emulator.simulation import opened
+
+    assignment = last["assignment"] or (dict.fromkeys(split.devices, 0) if len(centers) == 1 else {})
+    tree, splits = walked
+    method = make(asked["method"], **config.asked(asked).settings)
+    if not assignment or not isinstance(method, LocalSgd) or any(d.test is None for d in split.devices.values()):
+        return Newcomers(tree=tree, splits=splits)
+    with opened(asked["model"], split, seed=asked["seed"], batch=int(asked["batch-size"])) as (devices, start):
+        run = Ended(
+            learner=devices.learner,
+            method=method,
+            start=start,
+            centers=centers,
+            assignment=assignment,
+            devices=split.devices,
+        )
+        guide = taught(run, seed=asked["seed"])
+    return Newcomers(guide=guide, start=start.astype(np.float32), tree=tree, splits=splits)
 
 
 def held_out(run: Path, *, data: Path | None) -> Samples | None:
@@ -82,7 +127,7 @@ def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: Split, cent
     classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
     told: dict[str, Any] = {
         "method": asked["method"],
-        "rounds": asked["rounds"],
+        "rounds": last["of"],
         "samples": {c: len(d) for c, d in train.items()},
         "accuracy": last["per_device"],
         "labels": {c: np.bincount(d.y, minlength=classes) for c, d in train.items()} if classes else {},
@@ -115,11 +160,9 @@ def _samples(split: Split, assignment: Mapping[ClientId, int], part: str, center
 
 
 def _split(asked: Mapping[str, Any], data: Path | None) -> Split:
-    from emulator.simulation import SimulateArgs, fleet_of
+    from emulator.simulation import fleet_of
 
-    names = ("method", "model", "partition", "devices", "groups", "seed")
-    args = {name: asked[name] for name in names if name in asked}
-    return fleet_of(SimulateArgs(**args, data_set=asked["data-set"], data=data))[1]
+    return fleet_of(replace(config.asked(asked), data=data))[1]
 
 
 def _asked(run: Path) -> dict[str, Any]:

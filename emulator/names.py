@@ -6,6 +6,7 @@ METHODS = {
     "cfl": "CFL",
     "ditto": "Ditto",
     "fedavg": "FedAvg",
+    "fedavg-late": "FedAvg with late updates",
     "fedavg-plus": "FedAvg+",
     "feddane": "FedDANE",
     "feddist": "FedDist",

@@ -54,8 +54,8 @@ class Story:
 
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line that is still being written is left out."""
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line]
+    whole = path.read_text(encoding="utf-8")
+    return [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines() if line]
 
 
 def read_story(folder: Path) -> Story:
@@ -108,9 +108,9 @@ def page(story: Story) -> str:
     title = f"{result['devices']} devices, {result['clusters']} centers"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedcenters: {_text(title)}</title><style>{CSS}</style></head><body>
-<h1>{_text(title)}</h1>
-<p class="lead">{_text(_lead(result, summary))}</p>
+<title>fedcenters: {text(title)}</title><style>{CSS}</style></head><body>
+<h1>{text(title)}</h1>
+<p class="lead">{text(_lead(result, summary))}</p>
 <div class="tiles">{"".join(_tile(value, label) for value, label in _tiles(result))}</div>
 <figure>{accuracy}<figcaption>Held-out samples of every device, after each round. A center is measured on the devices
 that use it, the global model on all of them.</figcaption></figure>
@@ -120,14 +120,14 @@ which every device trained from the same start. The server sees these points, no
 only.</figcaption></figure></div>
 <h2>New devices</h2>
 <p>They never trained. Each compared the centers on its own samples, downloaded one file and ran it.</p>
-{_table(("device", "true group", "center", "right", "file", "accuracy"), _new_rows(summary))}
+{table(("device", "true group", "center", "right", "file", "accuracy"), _new_rows(summary))}
 <h2>Devices</h2>
-{_table(("device", "true group", "engine", "center", "own center", "global model"), _device_rows(story))}
+{table(("device", "true group", "engine", "center", "own center", "global model"), _device_rows(story))}
 <h2>Processes</h2>
-{_table(("process", "devices in it", "resident memory"), _process_rows(summary))}
+{table(("process", "devices in it", "resident memory"), _process_rows(summary))}
 <h2>How to see this again</h2>
-<pre>{_text(summary["command"])}</pre>
-<p>{_text(_versions(summary))}</p>
+<pre>{text(summary["command"])}</pre>
+<p>{text(_versions(summary))}</p>
 </body></html>
 """
 
@@ -188,7 +188,7 @@ def _new_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
             d["center"],
             "yes" if d["right"] else "no",
             names.file_format(d["format"]),
-            _share(d["accuracy"]),
+            share(d["accuracy"]),
         )
         for d in summary["new_devices"]
     ]
@@ -205,8 +205,8 @@ def _device_rows(story: Story) -> list[tuple[Any, ...]]:
             groups.get(d, ""),
             names.engine(engines.get(d, "")),
             k,
-            _share(last["per_device"].get(d)),
-            _share(common.get(d)),
+            share(last["per_device"].get(d)),
+            share(common.get(d)),
         )
         for d, k in sorted(last["assignment"].items())
     ]
@@ -220,7 +220,8 @@ def _process_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """0.5 -> 50.0%; nothing for what is unknown."""
     return "" if value is None else f"{value:.1%}"
 
 
@@ -229,14 +230,16 @@ def _versions(summary: Mapping[str, Any]) -> str:
 
 
 def _tile(value: str, label: str) -> str:
-    return f'<div class="tile"><b>{_text(value)}</b><span>{_text(label)}</span></div>'
+    return f'<div class="tile"><b>{text(value)}</b><span>{text(label)}</span></div>'
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    top = "".join(f"<th>{_text(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """An HTML table of texts."""
+    top = "".join(f"<th>{text(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
+    """As it stands in HTML."""
     return html.escape(str(value))

@@ -12,28 +12,34 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coordinator import loggers
 from coordinator.admission import MAX_UPDATE_RATIO
 from coordinator.ledger import keyed, spent
 from coordinator.metrics import ari, nmi, purity, round_record
 from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.strategies.base import State, Strategy, drive
-from coordinator.strategies.registry import Setting, make, name_of, settings_of
+from coordinator.strategies.registry import make, name_of, settings_of
+from coordinator.strategies.tree import Tree
 from edge_client.errors import UsageError
 from edge_client.protocol import compress
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator import datasets, hostile, profiles, schemes
+from emulator import checkpoint, datasets, hostile, profiles, schemes
+from emulator.checkpoint import Checkpoint, Checkpoints
 from emulator.cluster import ray_crew
+from emulator.config import LESSON, SimulateArgs, table_of
 from emulator.devices import PROFILES, Profile, draw_profiles
 from emulator.engines.base import Recipe
 from emulator.engines.order import Order
+from emulator.help import HELP
 from emulator.hostile import Lie, truth
 from emulator.kept import Lines
+from emulator.material import TREE
 from emulator.partitions import Split
 from emulator.pictures import kept as pictures
 from emulator.pictures.hearing import DEFAULT, Hearing
@@ -45,35 +51,6 @@ from emulator.workers import ordered, summon
 Record = dict[str, Any]
 Progress = Callable[[Record], None]
 DEADLINE_S = 600.0  # virtual seconds of an exchange
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulateArgs:
-    """What `fedcenters-emulator simulate` was asked; `settings` are the method's, in kebab-case.
-
-    An empty model or partition, and no number of devices, mean those that suit the data set (datasets.py).
-    """
-
-    method: str = "fesem"
-    data_set: str = "digits"
-    model: str = ""
-    partition: str = ""
-    devices: int | None = None
-    groups: int | None = None  # replaces the partition's, where it has groups
-    rounds: int = 10
-    seed: int = 0
-    engine: str = "auto"
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    data: Path | None = None
-    workers: int = 1
-    ray: str = ""  # host:port of a Ray cluster that does the work instead
-    profiles: Path | None = None  # of the devices' kinds; those of devices.py
-    codec: str = "f32"  # of updates; i8 with error feedback, as on devices
-    hostile: str = ""  # what a share of the devices does, as sign-flip:0.2 (hostile.py)
-    evaluate_every: int = 1  # rounds; the last one tests everybody in any case
-    fraction_evaluate: float = 1.0
-    out: Path = Path("runs")
-    name: str = ""  # of the folder in `out`; made from the method and the seed when empty
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +72,11 @@ class Result:
     kept: pictures.Kept = field(default=pictures.Kept(), repr=False)  # what the run's pictures are drawn from
 
 
-def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Record:
-    """Run, write the run's folder, and give the JSON object that the command prints."""
+def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, resume: bool = False) -> Record:
+    """Run, write the run's folder, and give the JSON object that the command prints.
+
+    `resume`: go on from the folder's checkpoint, if it has one; also to more rounds than were asked for then.
+    """
     began = time.perf_counter()
     if args.rounds < 1 or args.workers < 1:
         raise UsageError(f"{args.rounds} rounds, {args.workers} workers", hint="use at least one of each")
@@ -105,6 +85,8 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
     kinds = PROFILES if args.profiles is None else profiles.read(args.profiles)
     evaluation = Evaluation(every=args.evaluate_every, fraction=args.fraction_evaluate)
     strategy = make(args.method, **args.settings)
+    if args.checkpoint_every < 0:
+        raise UsageError(f"checkpoint-every is {args.checkpoint_every}", hint="use 0 for no checkpoint")
     if args.workers > 1:
         summon()  # it imports while the data is read
     args, split = fleet_of(args)
@@ -113,7 +95,19 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
     enemy = hostile.parse(args.hostile)
     liars = enemy.chosen(split.devices, args.seed)
     split = replace(split, devices=enemy.spoiled(split.devices, liars))
-    with opened(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (devices, start):
+    table = table_of(args, settings_of(strategy))
+    _begin(args.folder, table)
+    lesson = {key: value for key, value in table.items() if key in LESSON or key not in HELP}
+    checkpoints = Checkpoints(folder=args.folder, every=args.checkpoint_every, resume=resume, lesson=lesson)
+    with (
+        loggers.opened(args.loggers, args.folder, table) as log,
+        opened(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (devices, start),
+    ):
+
+        def tell(record: Record) -> None:
+            log(record)
+            progress(record)
+
         result = run(
             strategy,
             start,
@@ -122,13 +116,14 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None) -> Re
             rounds=args.rounds,
             kinds=kinds,
             evaluation=evaluation,
-            progress=progress,
+            progress=tell,
             wire=wire_of(args.codec, devices.program.schema),
             lie=enemy.lie(liars, args.seed),
+            checkpoints=checkpoints,
             **facts,
         )
-    folder = args.out / (args.name or f"simulate-{args.method}-{args.seed}")
-    write_run(folder, args, strategy, result, split)
+    folder = args.folder
+    write_run(folder, name_of(strategy), result, split)
     last = result.records[-1]
     return {
         "method": args.method,
@@ -210,16 +205,20 @@ def run(  # noqa: PLR0913 - a run has these settings
     wire: Wire | None = None,
     lie: Lie = truth,
     max_update_ratio: float = MAX_UPDATE_RATIO,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Run the strategy from the common model `start` [schema.size] on devices that are ready."""
     schema, fleet, method = devices.program.schema, devices.fleet, name_of(strategy)
     strategy = keyed(strategy, schema, lambda: hashlib.sha256(f"emulated/{seed}".encode()).digest())  # guards nobody
     limits: Record = {"deadline_s": deadline_s, "max_update_ratio": max_update_ratio}
     network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), seed=seed, wire=wire, lie=lie, **limits)
-    state = strategy.begin(start, schema, fleet, round_rng(seed, BEGIN))
     heard = Hearing(fleet, schema, rounds=rounds, kind=getattr(strategy, "representation", DEFAULT))
-    records, real_seconds = Lines(), []
-    for number in range(1, rounds + 1):
+    records, real_seconds = Lines(), list[float]()
+    if before := checkpoints.latest() if checkpoints else None:
+        state, real_seconds = _recalled(*before, devices, network, heard, records)
+    else:
+        state = strategy.begin(start, schema, fleet, round_rng(seed, BEGIN))
+    for number in range(len(records) + 1, rounds + 1):
         began = time.perf_counter()
         network.open_round(number)
         rng, which = round_rng(seed, number), {"round": number, "of": rounds}
@@ -241,6 +240,8 @@ def run(  # noqa: PLR0913 - a run has these settings
         records.append(record)
         real_seconds.append(round(time.perf_counter() - began, 3))
         progress({**record, "real_seconds": real_seconds[-1]})
+        if checkpoints and checkpoints.due(number, rounds):
+            _kept(checkpoints, number, state, devices, network, heard, records, real_seconds)
     known = sorted(set(state.assignment) & set(groups))
     labels = [groups[c] for c in known], [state.assignment[c] for c in known]
     scores = {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
@@ -248,11 +249,56 @@ def run(  # noqa: PLR0913 - a run has these settings
     return Result(records=records, state=state, schema=schema, kept=heard.kept(), **seconds, **scores)  # type: ignore[arg-type]  # own types
 
 
-def write_run(folder: Path, args: SimulateArgs, strategy: Strategy, result: Result, split: Split) -> None:
-    """metrics.jsonl, config.toml, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier."""
+def _kept(  # noqa: PLR0913, PLR0917 - all that a run is made of
+    checkpoints: Checkpoints,
+    number: int,
+    state: State,
+    devices: Devices,
+    network: VirtualNetwork,
+    heard: Hearing,
+    records: Lines,
+    real_seconds: list[float],
+) -> None:
+    """A checkpoint after round `number`."""
+    lost = checkpoint.begun(checkpoints.folder) / "lost"
+    known = network.facts(lost)
+    heard.keep(lost.with_name("heard"))
+    if devices.asks_own:
+        devices.keep(lost.with_name("own"))
+    done = Checkpoint(round=number, state=state, real_seconds=real_seconds, network=known, lesson=checkpoints.lesson)
+    checkpoint.finish(lost.parent, done, records)
+
+
+def _recalled(
+    place: Path, before: Checkpoint, devices: Devices, network: VirtualNetwork, heard: Hearing, records: Lines
+) -> tuple[State, list[float]]:
+    """Everything as it was after the checkpoint's round; -> the state and the seconds of each round."""
+    for record in checkpoint.records(place):
+        records.append(record)
+    network.recall(before.network, place / "lost")
+    heard.recall(place / "heard")
+    if (place / "own").is_dir():
+        devices.recall(place / "own")
+        devices.asks_own = True
+    else:
+        devices.forgotten = True
+    return before.state, list(before.real_seconds)
+
+
+def _begin(folder: Path, table: Mapping[str, Any]) -> None:
+    """The folder and its config.toml, so that a run that is interrupted can be resumed from it."""
     import tomli_w
 
-    centers = folder / "centers" / args.method
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
+    except OSError as wrong:
+        raise UsageError(f"cannot write to {folder}: {wrong.strerror}", hint="choose another --out") from wrong
+
+
+def write_run(folder: Path, method: str, result: Result, split: Split) -> None:
+    """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones."""
+    centers = folder / "centers" / method
     centers.mkdir(parents=True, exist_ok=True)
     for old in centers.glob("center-*.safetensors"):
         old.unlink()
@@ -260,13 +306,13 @@ def write_run(folder: Path, args: SimulateArgs, strategy: Strategy, result: Resu
         (centers / f"center-{k}.safetensors").write_bytes(
             compress.encode(center, result.schema, codec="f32", kind="model")
         )
+    tree = Tree.of(result.state)
+    (centers / TREE).unlink(missing_ok=True)
+    if len(tree.models):
+        np.savez(centers / TREE, edges=tree.edges, models=tree.models.astype(np.float32))
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
         for record, real_s in zip(result.records, result.real_seconds, strict=True):
             metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
-    unsaid = ("out", "name", "settings", "data", "workers", "ray")
-    asked = {k.replace("_", "-"): v for k, v in asdict(args).items() if k not in unsaid and v is not None}
-    asked |= {} if args.profiles is None else {"profiles": str(args.profiles)}
-    (folder / "config.toml").write_text(tomli_w.dumps({**asked, "settings": settings_of(strategy)}), encoding="utf-8")
     pictures.write(folder / pictures.NAME, replace(result.kept, images=picked(split.devices, result.state.assignment)))
     (folder / "fleet.json").write_text(json.dumps(described(split, result.schema), sort_keys=True), encoding="utf-8")
 

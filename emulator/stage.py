@@ -76,7 +76,7 @@ def write_device(folder: Path, cid: str, local: Local, *, engine: str, broker: s
 
 def demo_runs(rounds: int) -> list[dict[str, Any]]:
     """The clustered method, then the global one on the same data."""
-    return [{**FESEM, "rounds": rounds}, {**FEDAVG, "rounds": rounds}]
+    return [{**FESEM, "num-rounds": rounds}, {**FEDAVG, "num-rounds": rounds}]
 
 
 def write_coordinator(  # noqa: PLR0913 - each is one line of the file
@@ -88,6 +88,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
     runs: Sequence[Mapping[str, Any]],
     seed: int,
     engines: Sequence[str] = ENGINES,
+    dashboard: str = "",
 ) -> None:
     """The coordinator's configuration at `path`; REFERENCE beside it is looked for when the first run is done."""
     write_toml(
@@ -104,6 +105,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
             "seed": seed,
             "formats": list(FORMAT_CYCLE) if "pt2" in engines else [],  # files are made from that program
             "reference": REFERENCE,
+            "dashboard": dashboard,
             "model": {"name": MODEL, "engines": list(engines)},
             "runs": [dict(run) for run in runs],
         },

@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,11 +29,13 @@ from edge_client.learner import Job, Learner, Trained
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training import job, probe, result
+from emulator import checkpoint
 from emulator.devices import Profile
 from emulator.hostile import Lie, truth
 from emulator.kept import Models
 from emulator.wires import Wire
 
+Record = Mapping[str, Any]
 INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
 
 
@@ -57,6 +60,8 @@ class Devices:
     wire: Callable[[Fit, Flat], Flat] = f32_delta
     own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=Models)
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
+    asks_own: bool = field(default=False, init=False)  # whether some task has named a device's own model
+    forgotten: bool = field(default=False, init=False)  # whether those of a resumed run were not kept
 
     @property
     def program(self) -> Program:
@@ -115,8 +120,17 @@ class Devices:
         keep = partial(self.posterior.__setitem__, who)
         return probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
 
+    def keep(self, folder: Path) -> None:
+        """The devices' own models, into `folder`."""
+        checkpoint.put(folder, "own", self.own)
+
+    def recall(self, folder: Path) -> None:
+        """What `keep` wrote."""
+        checkpoint.fetch(folder, self.local.keys(), self.own)
+
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
         """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
+        self._note(task)
         if isinstance(task, Probe):
             own = [m.init for m in task.models if isinstance(m, OwnModel) and self._own(who, m.slot) is None]
             named = [*own, *(m for m in task.models if not isinstance(m, OwnModel))]
@@ -125,6 +139,15 @@ class Devices:
             start = None if isinstance(task.start, str) else task.start
             named = [start, None if has else task.init, task.anchor, task.linear]
         return list({id(v): v for v in named if v is not None}.values())
+
+    def _note(self, task: Task) -> None:
+        """Own models are in a checkpoint once some task has named one, which methods do at once or never."""
+        if isinstance(task, Fit):
+            self.asks_own |= isinstance(task.start, str)
+        else:
+            self.asks_own |= any(isinstance(model, OwnModel) for model in task.models)
+        if self.asks_own and self.forgotten:
+            raise ConfigError("the checkpoint lacks the devices' own models", hint="run again without --resume")
 
     def _own(self, who: ClientId, slot: str) -> Flat | None:
         return self.own.get((who, slot))
@@ -181,6 +204,16 @@ class VirtualNetwork:
         self._devices.open_round()
         self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
         self.refused = {}
+
+    def facts(self, folder: Path) -> Record:
+        """What it knows between rounds, as JSON's own kinds; the codec's losses go into `folder`."""
+        return {"now_s": self.now_s, "scales": self._scales, "since": self.wire.keep(folder)}
+
+    def recall(self, facts: Record, folder: Path) -> None:
+        """What `facts` gave."""
+        self.now_s = self.opened_s = float(facts["now_s"])
+        self._scales = {str(key): float(value) for key, value in facts["scales"].items()}
+        self.wire.recall(folder, facts["since"])
 
     def ask(self, exchange: Exchange) -> Replies:
         """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""

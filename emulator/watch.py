@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coordinator.dashboard.where import LINK
+from coordinator.status import FILE
 from emulator import names
 
 
@@ -30,6 +32,22 @@ class Tail:
         whole = data[: data.rfind(b"\n") + 1]
         self._read += len(whole)
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+def dashboard(folder: Path) -> str:
+    """The link to the page that shows the run, while the coordinator serves it; else nothing."""
+    try:
+        return (folder / LINK).read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def paused(folder: Path) -> bool:
+    """Whether someone wants the coordinator to wait."""
+    try:
+        return bool(json.loads((folder / FILE).read_text(encoding="utf-8"))["phase"] == "paused")
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def in_words(event: Mapping[str, Any]) -> str:

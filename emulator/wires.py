@@ -7,8 +7,9 @@ The difference to the base is taken from the update as the f32 wire rounds it, a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from edge_client.errors import UsageError
 from edge_client.protocol import compress
 from edge_client.protocol.kinds import CODECS
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Schema, Task
+from emulator import checkpoint
 from emulator.kept import Models
 
 STATS_BYTES = 1_024  # about what an answered probe weighs
@@ -63,6 +65,16 @@ class Wire:
         if who in self._open:
             slot, lost, at = self._open.pop(who)
             self._lost[slot], self._since[slot] = lost, at
+
+    def keep(self, folder: Path) -> list[tuple[ClientId, str, int]]:
+        """What was lost, into `folder`; -> when each device's update of each center counted last."""
+        checkpoint.put(folder, "lost", self._lost)
+        return [(who, center, at) for (who, center), at in self._since.items()]
+
+    def recall(self, folder: Path, since: Iterable[tuple[ClientId, str, int]]) -> None:
+        """What `keep` wrote and gave."""
+        self._since = {(who, center): at for who, center, at in since}
+        checkpoint.fetch(folder, {who for who, _ in self._since}, self._lost)
 
 
 def reply_bytes(reply: Reply) -> int:

@@ -22,6 +22,7 @@ from edge_client.errors import ConfigError, ProgramRefused, RuntimeMissing, Usag
 from edge_client.learner import Learner
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Reply
+from emulator import checkpoint
 from emulator.engines.base import Recipe
 from emulator.engines.memory import tidy
 from emulator.engines.order import Order
@@ -63,10 +64,18 @@ class Share:
     rows: Mapping[ClientId, int]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Books:
+    """Write the devices' own models into a folder, or read those of the devices that live here."""
+
+    folder: Path
+    write: bool
+
+
 def serve(connection: Connection) -> None:
     """A worker's life: an order for one of them, a setup, then a share comes in, and a mapping of answers goes out.
 
-    None opens a round.
+    None opens a round; books are answered with nothing.
     """
     devices: Devices | None = None
     learner, new = None, True
@@ -78,12 +87,15 @@ def serve(connection: Connection) -> None:
             told = connection.recv()
         setup = cast("Setup", told)
         while True:
-            share: Share | None = connection.recv()
+            share: Share | Books | None = connection.recv()
             try:
                 if devices is None:
                     devices = Devices(learner=learner or opened(setup.recipe), local=_read(setup.samples))
                 if share is None:
                     devices.open_round()
+                elif isinstance(share, Books):
+                    _booked(devices, share)
+                    connection.send({})
                 else:
                     with borrowed(connection) if share.rows else nullcontext() as put:
                         left = _written(devices.answers(share.tasks), share.rows, put)
@@ -93,6 +105,13 @@ def serve(connection: Connection) -> None:
                         new = False
             except Exception:  # noqa: BLE001 - whatever it is, the run's process must hear of it
                 connection.send(traceback.format_exc())
+
+
+def _booked(devices: Devices, books: Books) -> None:
+    if books.write:
+        checkpoint.put(books.folder, f"own-{min(devices.local)}", devices.own)
+    else:
+        devices.recall(books.folder)
 
 
 def _carried_out(order: Order) -> tuple[Ready | Exception | str, Learner | None]:

@@ -29,11 +29,12 @@ from edge_client.errors import ConfigError, FedcentersError
 from edge_client.learner import F64, Job, Learner, Trained
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply
+from emulator import checkpoint
 from emulator.engines.base import Recipe
 from emulator.engines.order import Order
 from emulator.rows import Rows
 from emulator.virtual import Devices
-from emulator.worker import FOR_THE_USER, Ready, Setup, Share, opened, serve
+from emulator.worker import FOR_THE_USER, Books, Ready, Setup, Share, opened, serve
 
 ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
 LEAVE_S = 10.0
@@ -47,8 +48,8 @@ class Worker:
     pipe: Connection
     process: BaseProcess
 
-    def tell(self, what: Order | Setup | Share | None, rows: Rows | None = None) -> None:
-        """Hand over an order, a setup, or a share and the matrix for its rows; None opens a round."""
+    def tell(self, what: Order | Setup | Share | Books | None, rows: Rows | None = None) -> None:
+        """Hand over an order, a setup, books, or a share and the matrix for its rows; None opens a round."""
         try:
             self.pipe.send(what)
             if rows is not None:
@@ -105,6 +106,23 @@ class Crew(Devices):
         """Tell every worker."""
         for worker in self.workers:
             worker.tell(None)
+
+    def keep(self, folder: Path) -> None:
+        """Every worker writes the models of its devices."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._all(Books(folder=folder, write=True))
+
+    def recall(self, folder: Path) -> None:
+        """Every worker reads those of its devices, wherever they were before."""
+        self._all(Books(folder=folder, write=False))
+        for slot in checkpoint.slots(folder):
+            self.own[slot] = ELSEWHERE
+
+    def _all(self, books: Books) -> None:
+        for worker in self.workers:
+            worker.tell(books)
+        for worker in self.workers:
+            worker.hear()
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
         """All workers at once; each goes through its devices in the order of the tasks."""

@@ -5,6 +5,8 @@
     centers/center-K/         model.safetensors (weights for the program), card.json and card.md (cards.py), and a file
                               per variant that needs nothing else: model.onnx, model.tflite, model.pt2, model.int8.onnx
     stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for
+    newcomers/                guide.json (edge_client/protocol/guide.py), start.safetensors, split-N.safetensors, as the
+                              run has them: how a device that never trained finds its center
     reference.npz             samples (x, and what is known of them) to compare files on, if there were any
 
 The manifest's schema is in docs/serve-centers.md. bundling.py writes bundles. Knows no method and no network.
@@ -16,15 +18,18 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import compress, fields
 from edge_client.protocol.catalog import MAX_CENTERS
+from edge_client.protocol.guide import Guide
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
 from edge_client.protocol.task import Flat
+from edge_client.protocol.tree import EDGES, Tree
 from export import signature
 from export.material import Samples
 
@@ -56,7 +61,12 @@ SHAPE = fields.record(
         reference=fields.or_null(FILE),
         centers=fields.list_of(fields.record(CENTER), 1, MAX_CENTERS),
     )
-    | fields.optional(stacked=FILES)
+    | fields.optional(
+        stacked=FILES,
+        guide=fields.or_null(FILE),
+        start=fields.or_null(FILE),
+        tree=fields.or_null(fields.record(fields.required(edges=EDGES, splits=fields.list_of(FILE, 1, MAX_CENTERS)))),
+    )
 )
 
 
@@ -79,6 +89,12 @@ class Bundle:
         from export.inference import with_weights
 
         return with_weights(self.container("pt2", "infer"), self.program.schema, self.vector(center))
+
+    @cached_property
+    def guide(self) -> Guide | None:
+        """What the run teaches devices that never trained."""
+        entry = self.manifest.get("guide")
+        return None if entry is None else Guide.from_bytes(self.read(entry))
 
     def read(self, entry: Entry) -> bytes:
         """The file that an entry of the manifest names."""
@@ -115,7 +131,10 @@ def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
     for entry in entries(manifest):
         _check(path, entry)
     program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), LIMIT_BYTES))
-    return Bundle(root=path, raw=raw, manifest=manifest, program=program)
+    bundle = Bundle(root=path, raw=raw, manifest=manifest, program=program)
+    if bundle.guide is not None and bundle.guide.centers != len(manifest["centers"]):
+        raise Malformed("bad_field", f"a guide to {bundle.guide.centers} centers, there are {len(manifest['centers'])}")
+    return bundle
 
 
 def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:
@@ -134,6 +153,10 @@ def entries(manifest: BundleManifest) -> Iterator[Entry]:
     if manifest["reference"]:
         yield manifest["reference"]
     yield from manifest.get("stacked", {}).values()
+    for name in ("guide", "start"):
+        if manifest.get(name):
+            yield manifest[name]
+    yield from (manifest.get("tree") or {"splits": []})["splits"]
     for center in manifest["centers"]:
         yield center["model"]
         yield from center["files"].values()
@@ -152,6 +175,10 @@ def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from
         raise Malformed("bad_version", f"bundle version {found['v']}; this reads {VERSION}")
     if [center["center"] for center in found["centers"]] != list(range(len(found["centers"]))):
         raise Malformed("bad_field", "the centers of a bundle must count from 0")
+    if (tree := found.get("tree")) is not None:
+        made = Tree.from_json(tree["edges"], len(found["centers"]))
+        if made.splits != len(tree["splits"]):
+            raise Malformed("bad_field", f"a tree of {made.splits} splits has {len(tree['splits'])} models")
     return dict(manifest)
 
 

@@ -88,8 +88,23 @@ class _Making:
         }
         pairs = zip(self._material.centers, self._material.cards, strict=True)
         manifest["centers"] = [self._center(k, vector, card) for k, (vector, card) in enumerate(pairs)]
+        manifest |= self._for_newcomers()
         manifest["stacked"] = {fmt: self._stacked(fmt) for fmt in self._wish.formats if self._wish.stacked}
         return manifest
+
+    def _for_newcomers(self) -> dict[str, Any]:
+        """What devices that never trained choose by."""
+        known, put = self._material.newcomers, self.writer.put
+
+        def model(path: str, vector: Flat) -> dict[str, Any]:
+            return put(path, compress.encode(vector, self._program.schema, codec="f32", kind="model"))
+
+        splits = [model(f"newcomers/split-{i}.safetensors", vector) for i, vector in enumerate(known.splits)]
+        return {
+            "guide": None if known.guide is None else put("newcomers/guide.json", known.guide.to_bytes()),
+            "start": None if known.start is None else model("newcomers/start.safetensors", known.start),
+            "tree": None if known.tree is None else {"edges": known.tree.to_json(), "splits": splits},
+        }
 
     def _center(self, k: int, vector: Flat, known: Mapping[str, Any]) -> dict[str, Any]:
         folder, put = f"centers/center-{k}", self.writer.put

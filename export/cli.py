@@ -22,9 +22,7 @@ from edge_client.errors import ProgramRefused, UsageError, foreseen
 from edge_client.protocol.program import Origin
 from export import bundle_cli
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None
-)
+app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 MAX_BATCH = 65_536
 
 

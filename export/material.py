@@ -16,8 +16,10 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.guide import Guide
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
+from edge_client.protocol.tree import Tree
 
 GROUP = "fedcenters.runs"
 NOBODY = ""  # the device of samples that no device holds
@@ -89,6 +91,16 @@ class Samples:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Newcomers:
+    """What a run gives to devices that come later: a guide, the common start [size], and a tree with its models."""
+
+    guide: Guide | None = None
+    start: Flat | None = field(default=None, repr=False)
+    tree: Tree | None = None
+    splits: Sequence[Flat] = field(default=(), repr=False)  # of the tree, in order
+
+
+@dataclass(frozen=True, kw_only=True)
 class Material:
     """Everything that a bundle is made of. `files`: sha256 -> container, for every container of the program."""
 
@@ -100,6 +112,7 @@ class Material:
     calibration: Samples | None = None  # training samples, for static quantization; not handed out
     sign: Signer | None = None  # manifest.json's bytes -> the text of manifest.sig
     made: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # files that exist already, by path in a bundle
+    newcomers: Newcomers = field(default_factory=Newcomers)
 
 
 class RunKind(Protocol):

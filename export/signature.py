@@ -10,19 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
-from edge_client.errors import Malformed
 from edge_client.protocol import signing
-from edge_client.protocol.messages import canonical, parse_json
-
-KIND = "bundle"
-LIMIT_BYTES = 1024
+from edge_client.protocol.messages import canonical
 
 
 def signer(private: bytes, federation: str) -> Callable[[bytes], str]:
     """A function from manifest.json's bytes to the text of manifest.sig. `private`: 32 bytes."""
 
     def sign(manifest: bytes) -> str:
-        sig = signing.sign(private, federation, KIND, hashlib.sha256(manifest).hexdigest(), len(manifest))
+        sig = signing.sign(private, federation, signing.BUNDLE, hashlib.sha256(manifest).hexdigest(), len(manifest))
         key = signing.key_id(signing.public_key(private))
         return canonical({"federation": federation, "key": key, "sig": sig}).decode() + "\n"
 
@@ -31,12 +27,4 @@ def signer(private: bytes, federation: str) -> Callable[[bytes], str]:
 
 def check(manifest: bytes, signature: bytes, trusted: Sequence[bytes]) -> str:
     """The federation that signed, when one of the `trusted` public keys [32 bytes] did; raises Malformed otherwise."""
-    said = parse_json(signature.strip(), LIMIT_BYTES)
-    if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("federation", "key", "sig")):
-        raise Malformed("bad_signature", "manifest.sig is not {federation, key, sig}")
-    for public in trusted:
-        if said["key"] == signing.key_id(public):
-            digest = hashlib.sha256(manifest).hexdigest()
-            signing.verify(public, said["federation"], KIND, digest, len(manifest), said["sig"])
-            return str(said["federation"])
-    raise Malformed("bad_signature", f"the manifest is signed by key {said['key']:.16}, which is not trusted here")
+    return signing.verify_bundle(manifest, signature, trusted)

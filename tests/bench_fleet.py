@@ -179,7 +179,7 @@ def _config(folder: Path, broker: str, devices: int, model: str) -> dict[str, An
         "formats": [],
         "codec": "f32",
         "model": {"name": model, "engines": ["onnx"]},
-        "runs": [{"method": "fedavg", "rounds": 1, "local-steps": 3}],
+        "runs": [{"method": "fedavg", "num-rounds": 1, "local-steps": 3}],
     }
 
 

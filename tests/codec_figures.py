@@ -18,7 +18,8 @@ import numpy as np
 from coordinator.metrics import last_rounds
 from coordinator.strategies.registry import make
 from edge_client.protocol.task import Flat, Schema
-from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run
+from emulator.config import SimulateArgs
+from emulator.simulation import Result, fleet_of, opened, run
 from emulator.virtual import Devices
 from emulator.wires import Code, Wire, coded
 from tests.pages import DOCS, machine, put

@@ -1,4 +1,4 @@
-"""Fixtures that several rooms share: brokers, a free port, and how hard hypothesis looks."""
+"""Fixtures that several rooms share: brokers, a free port, a browser, and how hard hypothesis looks."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 
 from coordinator import broker as brokers
 
+pytest_plugins = ["tests.browser"]
+
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
@@ -20,9 +22,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test marked `broker` needs mosquitto: without it, it skips with that reason, and fails in CI."""
+    """A test marked `broker` needs mosquitto, one marked `browser` a browser: without, it skips, and fails in CI."""
+    from tests.browser import find_chromium  # not before pytest has loaded the plugin
+
+    absent = ""
     if item.get_closest_marker("broker") and brokers.find_mosquitto() is None:
         absent = "mosquitto is not installed (apt install mosquitto)"
+    elif item.get_closest_marker("browser") and find_chromium() is None:
+        absent = "chromium is not installed (apt install chromium)"
+    if absent:
         pytest.fail(absent, pytrace=False) if IN_CI else pytest.skip(absent)
 
 

@@ -18,8 +18,9 @@ import numpy as np
 
 from coordinator.strategies.registry import make
 from emulator import hostile
+from emulator.config import SimulateArgs
 from emulator.hostile import ATTACKS, Hostile
-from emulator.simulation import SimulateArgs, fleet_of, opened, run
+from emulator.simulation import fleet_of, opened, run
 from emulator.virtual import Devices
 from tests.pages import DOCS, machine, put
 

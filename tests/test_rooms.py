@@ -22,6 +22,10 @@ RUNTIME_OF = {
     "edge_client/engines/litert.py": {"ai_edge_litert", "tflite_runtime"},
     "edge_client/engines/pt2.py": {"torch"},
     "edge_client/config.py": {"tomli"},
+    "edge_client/samples.py": {"tomli"},
+    "edge_client/board/identity.py": {"tomli"},
+    "edge_client/pictures.py": {"PIL"},
+    "edge_client/cli.py": {"argcomplete"},
 }
 TORCH_MAY_BE_NAMED_IN = (
     "coordinator/models/",

@@ -40,7 +40,8 @@ LIMITS = {  # the most bytes of a blob of each kind
     "program": 1 << 20,
     "container": 256 << 20,
     "catalog": 1 << 20,
-    "router": BLOB_MAX,
+    "release": 64 << 20,
+    "router": 8 << 20,
     "sketch": BLOB_MAX,
 }
 

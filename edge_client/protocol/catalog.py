@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol import fields
 from edge_client.protocol.blocks import LIMITS, Manifest
 from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.tree import EDGES, Tree
 
 VERSION = 1
 MAX_CENTERS = 1024
@@ -32,6 +34,13 @@ CATALOG = fields.record(
         centers=fields.list_of(fields.record(CENTER), 0, MAX_CENTERS),
         abstain=fields.number(),
     )
+    | fields.optional(
+        router=fields.or_null(fields.manifest("router")),
+        start=fields.or_null(fields.manifest("model")),
+        tree=fields.or_null(
+            fields.record(fields.required(edges=EDGES, splits=fields.list_of(fields.manifest("model"), 1, MAX_CENTERS)))
+        ),
+    )
 )
 
 
@@ -46,13 +55,21 @@ class CatalogCenter:
 
 @dataclass(frozen=True, kw_only=True)
 class Catalog:
-    """What is on offer; a center's id is its place. A device whose least mean loss is above `abstain` fits none."""
+    """What is on offer; a center's id is its place. A device whose least mean loss is above `abstain` fits none.
+
+    `router` is a guide.Guide, where the run teaches newcomers; `start` the model that a local round begins at; `tree`
+    the way to the centers of a method that splits them, with a model for each of its `splits`.
+    """
 
     version: int
     program: Manifest
     containers: Mapping[str, Manifest]  # engine -> the file that evaluates
     centers: tuple[CatalogCenter, ...]
     abstain: float
+    router: Manifest | None = None
+    start: Manifest | None = None
+    tree: Tree | None = None
+    splits: tuple[Manifest, ...] = ()
 
     def to_bytes(self) -> bytes:
         """The blob of kind "catalog"; equal catalogs give equal bytes."""
@@ -60,18 +77,21 @@ class Catalog:
             {"id": k, "model": center.model.to_json(), "devices": center.devices, "files": _json(center.files)}
             for k, center in enumerate(self.centers)
         ]
-        return canonical(
-            {
-                "v": VERSION,
-                "ver": self.version,
-                "program": self.program.to_json(),
-                "container": _json(self.containers),
-                "centers": centers,
-                "router": None,
-                "sketches": None,
-                "abstain": self.abstain,
-            }
-        )
+        catalog = {
+            "v": VERSION,
+            "ver": self.version,
+            "program": self.program.to_json(),
+            "container": _json(self.containers),
+            "centers": centers,
+            "router": None if self.router is None else self.router.to_json(),
+            "sketches": None,
+            "abstain": self.abstain,
+        }
+        if self.start is not None:
+            catalog["start"] = self.start.to_json()
+        if self.tree is not None:
+            catalog["tree"] = {"edges": self.tree.to_json(), "splits": [split.to_json() for split in self.splits]}
+        return canonical(catalog)
 
     @staticmethod
     def from_bytes(data: bytes) -> Catalog:
@@ -90,12 +110,29 @@ class Catalog:
                 for c in raw["centers"]
             ),
             abstain=float(raw["abstain"]),
+            router=_maybe(raw.get("router")),
+            start=_maybe(raw.get("start")),
+            **_tree(raw.get("tree"), len(raw["centers"])),
         )
 
     def blobs(self) -> list[Manifest]:
         """Everything that the catalog names."""
         centers = [blob for center in self.centers for blob in (center.model, *center.files.values())]
-        return [self.program, *self.containers.values(), *centers]
+        more = [blob for blob in (self.router, self.start) if blob is not None]
+        return [self.program, *self.containers.values(), *centers, *more, *self.splits]
+
+
+def _maybe(raw: Mapping[str, object] | None) -> Manifest | None:
+    return None if raw is None else Manifest.from_json(raw)
+
+
+def _tree(raw: Mapping[str, Any] | None, centers: int) -> dict[str, Any]:
+    if raw is None:
+        return {}
+    tree, splits = Tree.from_json(raw["edges"], centers), tuple(map(Manifest.from_json, raw["splits"]))
+    if len(splits) != tree.splits:
+        raise Malformed("bad_field", f"a tree of {tree.splits} splits has {len(splits)} models")
+    return {"tree": tree, "splits": splits}
 
 
 def _json(manifests: Mapping[str, Manifest]) -> dict[str, object]:

@@ -1,19 +1,20 @@
 """Which center suits a device, from what it measured: one rule for MQTT's `near`, for HTTP and for the device itself.
 
 Everything is a distance, the less the better: a mean loss, one minus a share of votes, or how far apart two sketches
-are. Above `abstain` nothing fits, which is an answer. Pure; knows no message.
+are. Nothing fits above `abstain`, or where a run's guide (guide.py) says so; that is an answer. Pure; knows no message.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from edge_client.errors import Malformed
+from edge_client.protocol.guide import Belief
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
@@ -27,11 +28,13 @@ class Choice:
     center: int | None
     distance: float
     alternatives: tuple[tuple[int, float], ...]
+    confidence: float | None = None  # that this center is the right one, where a guide can say
 
     def to_json(self) -> dict[str, Any]:
         """The fields of an answer to `near` (PROTOCOL.md)."""
         others = [{"center": k, "distance": d} for k, d in self.alternatives]
-        return {"center": self.center, "distance": self.distance, "alternatives": others}
+        sure = {} if self.confidence is None else {"confidence": self.confidence}
+        return {"center": self.center, "distance": self.distance, "alternatives": others, **sure}
 
 
 def guessing_loss(program: Program) -> float:
@@ -43,13 +46,21 @@ def by_distance(distances: Sequence[float] | Array, abstain: float) -> Choice:
     """Distances [K] -> the choice. Negative ones are nobody's measurement: they never fit and are not told."""
     order = [int(k) for k in np.argsort(distances, kind="stable")]
     best = order[0]
-    fits = 0 <= distances[best] <= abstain
-    others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if distances[k] >= 0]
+    fits = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
+    others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if 0 <= distances[k] < math.inf]
     return Choice(
         center=best if fits else None,
         distance=max(0.0, float(distances[best])),
         alternatives=tuple(others[:ALTERNATIVES]),
     )
+
+
+def by_belief(distances: Sequence[float] | Array, belief: Belief) -> Choice:
+    """Distances [K] and what a guide thinks of them -> the choice."""
+    if np.min(distances) < 0:
+        return by_distance(distances, -1.0)
+    plain = by_distance(distances, math.inf if belief.center is not None else -1.0)
+    return replace(plain, confidence=float(belief.shares[belief.best]) if belief.center is not None else None)
 
 
 def by_votes(votes: Sequence[int] | Array) -> Choice:
@@ -61,7 +72,13 @@ def by_votes(votes: Sequence[int] | Array) -> Choice:
 
 
 def by_sketch(sketch: Sequence[float] | Array, sketches: Array, abstain: float) -> Choice:
-    """A sketch [d] beside the centers' [K, d]: Euclidean distance."""
-    if len(sketch) != sketches.shape[1]:
-        raise Malformed("bad_field", f"a sketch of {len(sketch)} numbers, the centers' have {sketches.shape[1]}")
-    return by_distance(np.linalg.norm(sketches - np.asarray(sketch, dtype=np.float64), axis=1), abstain)
+    """A sketch [d] beside the centers' [K, d]."""
+    return by_distance(apart(np.asarray(sketch, dtype=np.float64), sketches), abstain)
+
+
+def apart(point: Array, points: Array) -> Array:
+    """A sketch [d] and those of the centers [K, d] -> the root of their mean squared difference [K]."""
+    if point.shape != points.shape[1:]:
+        raise Malformed("bad_field", f"a sketch of {len(point)} numbers, the centers' have {points.shape[1]}")
+    distance: Array = np.sqrt(np.square(points - point).mean(axis=1))
+    return distance

@@ -161,7 +161,8 @@ TABLES: dict[str, Table] = {
         block=_block_size,
         window=_WINDOW,
         src=_SOURCES,
-    ),
+    )
+    | optional(release=record(required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release")))),
     "cat": required(ver=_COUNT, catalog=manifest("catalog")),
     "st": required(s=one_of("on", "off", "sleep", "lost"), bd=_U32) | optional(sw=text(64), caps=_CAPS),
     "task": _TASK,
@@ -180,10 +181,11 @@ TABLES: dict[str, Table] = {
     "nack": required(re=_IDENT, code=one_of(*NACK_CODES))
     | optional(run=_run, round=_U32, exchange=_U32, detail=text(DETAIL_MAX), retry_ms=_COUNT),
     "near": required(how=one_of("sketch", "loss", "round"))
-    | optional(sketch=manifest("sketch"), stats=_STATS, n=_SAMPLES),
+    | optional(sketch=manifest("sketch"), stats=_STATS, n=_SAMPLES, centers=list_of(_CENTER, 1, MAX_MODELS)),
     "near-answer": required(re=_IDENT, center=or_null(_CENTER))
     | optional(
         distance=or_null(number()),
+        confidence=number(0, 1),
         alternatives=list_of(record(required(center=_CENTER, distance=number())), 0, 8),
     ),
     "served": required(center=_CENTER, sha256=_sha256, n=_SAMPLES, metrics=_METRICS),

@@ -16,7 +16,11 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.messages import parse_json
 from edge_client.protocol.topics import check_federation
+
+BUNDLE = "bundle"  # the kind under which a bundle's manifest is signed
+SIGNATURE_LIMIT_BYTES = 1024
 
 
 def text_of(federation: str, kind: str, sha256: str, size: int) -> bytes:
@@ -61,3 +65,19 @@ def verify_manifest(manifest: Manifest, trusted: Sequence[bytes], federation: st
             verify(public, federation, manifest.kind, manifest.sha256, manifest.size, manifest.sig)
             return
     raise Malformed("bad_signature", f"{manifest.kind} {manifest.sha256:.16} is signed by no key that is trusted here")
+
+
+def verify_bundle(manifest: bytes, signature: bytes, trusted: Sequence[bytes]) -> str:
+    """A bundle's manifest.json and manifest.sig -> the federation that signed it.
+
+    Raises Malformed when none of the `trusted` public keys [32 bytes] did.
+    """
+    said = parse_json(signature.strip(), SIGNATURE_LIMIT_BYTES)
+    if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("federation", "key", "sig")):
+        raise Malformed("bad_signature", "manifest.sig is not {federation, key, sig}")
+    for public in trusted:
+        if said["key"] == key_id(public):
+            digest = hashlib.sha256(manifest).hexdigest()
+            verify(public, said["federation"], BUNDLE, digest, len(manifest), said["sig"])
+            return str(said["federation"])
+    raise Malformed("bad_signature", f"the manifest is signed by key {said['key']:.16}, which is not trusted here")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from coordinator.strategies.base import Exchange, Fleet, Replies, State
 from coordinator.strategies.parts import of_clients
 from coordinator.strategies.representation import REPRESENTATIONS, representation
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
+from emulator import checkpoint
 from emulator.pictures.kept import MAX_DEVICES, MAX_TOLD, MAX_WIDTH, ROUNDS, Kept, Moment, Shares
 
 Ask = Callable[[Exchange], Replies]
@@ -62,6 +64,21 @@ class Hearing:
         ]
         shares = next((_table(SHARES[name], told) for name, told in self._shares.items()), None)
         return Kept(representation=str(self._kind), moments=tuple(moments), shares=shares)
+
+    def keep(self, folder: Path) -> None:
+        """What was heard so far, into `folder`."""
+        told = {f"points/{number}": row for number, row in self._points.items()}
+        told |= {f"shares/{name}/{number}": row for name, rows in self._shares.items() for number, row in rows.items()}
+        checkpoint.put(folder, "heard", {(who, slot): row[who] for slot, row in told.items() for who in row})
+
+    def recall(self, folder: Path) -> None:
+        """What `keep` wrote."""
+        found: dict[tuple[ClientId, str], Array] = {}
+        checkpoint.fetch(folder, self._shown, found)
+        for (who, slot), value in found.items():
+            kind, *name, number = slot.split("/")
+            rows = self._points if kind == "points" else self._shares.setdefault(name[0], {})
+            rows.setdefault(int(number), {})[who] = value
 
     def _point(self, model: Flat, state: State) -> Array:
         pivot = state.extra.get("start")

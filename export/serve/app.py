@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from edge_client.errors import Malformed
 from edge_client.protocol import fields
 from edge_client.protocol.messages import parse_json
-from export.serve import nearest
+from export.serve import answers, nearest
 from export.serve.keeper import Keeper
 from export.serve.limits import BODY_BYTES, BODY_S, RANGE_CHARS, Rate
 from export.serve.openapi import document
@@ -60,7 +60,7 @@ def application(keeper: Keeper, *, rate: Rate, token: str | None = None) -> ASGI
         Route("/nearest", web.nearest, methods=["POST"]),
         Route("/reports", web.reports, methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _refused, Malformed: _malformed}
+    handlers: dict[Any, Any] = {HTTPException: answers.refused, Malformed: answers.malformed}
     inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=web.watching)
     inner.router.redirect_slashes = False  # a path is a file's or it is none
     return _Gate(inner, rate, token)
@@ -81,9 +81,9 @@ class _Gate:
         wait_s = self._rate.wait_s(client, time.monotonic())
         if wait_s > 0:
             headers = {"Retry-After": str(int(wait_s) + 1)}
-            await _error(429, "too many requests", headers)(scope, receive, send)
+            await answers.error(429, "too many requests", headers)(scope, receive, send)
         elif self._bearer is not None and scope["path"] != "/health" and not self._may(scope):
-            await _error(401, "a token is needed", {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            await answers.error(401, "a token is needed", {"WWW-Authenticate": "Bearer"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)
 
@@ -227,19 +227,3 @@ def _matches(given: str | None, etag: str) -> bool:
         return False
     tags = [tag.strip().removeprefix("W/") for tag in given.split(",")]
     return "*" in tags or etag in tags
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
-    return JSONResponse({"error": message}, status_code=status, headers=headers)
-
-
-async def _refused(_: Request, wrong: Exception) -> Response:
-    if not isinstance(wrong, HTTPException):
-        raise wrong
-    return _error(wrong.status_code, wrong.detail, dict(wrong.headers or {}))
-
-
-async def _malformed(_: Request, wrong: Exception) -> Response:
-    if not isinstance(wrong, Malformed):
-        raise wrong
-    return _error(413 if wrong.code == "too_big" else 400, wrong.message)

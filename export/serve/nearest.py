@@ -10,17 +10,23 @@ import numpy as np
 from edge_client.errors import Malformed
 from edge_client.protocol import choice, fields
 from edge_client.protocol.catalog import MAX_CENTERS
+from edge_client.protocol.sketch import MOST
+from edge_client.protocol.task import Array
 from edge_client.protocol.topics import check_cid
 from export.bundle import Bundle
 
-MAX_SKETCH = 4_096
+MAX_SKETCH = MOST
 NUMBER = fields.number(-fields.SAFE, fields.SAFE)
+SKETCH = fields.list_of(NUMBER, 1, MAX_SKETCH)
+SAMPLES = fields.optional(n=fields.integer(1, 2**31))
+USUAL_N = 20  # samples that are assumed where nobody says how many were looked at
 QUESTIONS = {
-    "loss": fields.record(fields.required(losses=fields.list_of(NUMBER, 1, MAX_CENTERS))),
+    "loss": fields.record(fields.required(losses=fields.list_of(NUMBER, 1, MAX_CENTERS)) | SAMPLES),
     "votes": fields.record(
         fields.required(votes=fields.list_of(fields.integer(0, fields.SAFE // MAX_CENTERS), 1, MAX_CENTERS))
     ),
-    "sketch": fields.record(fields.required(sketch=fields.list_of(NUMBER, 1, MAX_SKETCH))),
+    "sketch": fields.record(fields.required(sketch=SKETCH) | SAMPLES),
+    "round": fields.record(fields.required(sketch=SKETCH) | SAMPLES),
 }
 
 
@@ -30,18 +36,25 @@ def answer(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(how, str) or how not in QUESTIONS:
         raise Malformed("bad_field", f"how is {how!r:.40}; ask by one of {', '.join(QUESTIONS)}")
     given = QUESTIONS[how](question, "the question")
-    k = len(bundle.manifest["centers"])
-    if how == "sketch":
-        known = bundle.manifest.get("sketches")
-        if known is None:
-            raise Malformed("bad_field", "this bundle has no sketches; ask by loss or by votes")
-        return choice.by_sketch(given["sketch"], np.asarray(known["centers"]), known["abstain"]).to_json()
-    values = given["losses" if how == "loss" else "votes"]
-    if len(values) != k:
-        raise Malformed("bad_field", f"{len(values)} values, this bundle has {k} centers")
+    guide, n, k = bundle.guide, given.get("n", USUAL_N), len(bundle.manifest["centers"])
     if how == "votes":
-        return choice.by_votes(values).to_json()
-    return choice.by_distance(values, choice.guessing_loss(bundle.program)).to_json()
+        return choice.by_votes(_as_many(given["votes"], k)).to_json()
+    if how == "loss":
+        distances: Array = np.array(_as_many(given["losses"], k))
+    else:
+        about = None if guide is None else guide.sketch if how == "sketch" else guide.round
+        if about is None:
+            raise Malformed("bad_field", f"this bundle has nothing to compare a {how} with; ask by loss or by votes")
+        distances = choice.apart(np.asarray(given["sketch"], np.float64), about.centers)
+    if guide is None or how not in guide.ways:
+        return choice.by_distance(distances, choice.guessing_loss(bundle.program)).to_json()
+    return choice.by_belief(distances, guide.believe(how, {how: distances}, n)).to_json()
+
+
+def _as_many(values: list[Any], centers: int) -> list[Any]:
+    if len(values) != centers:
+        raise Malformed("bad_field", f"{len(values)} values, this bundle has {centers} centers")
+    return values
 
 
 def device_of(value: object) -> str | None:

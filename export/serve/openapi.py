@@ -104,13 +104,15 @@ def _get_rollout() -> dict[str, Any]:
 def _post_nearest() -> dict[str, Any]:
     def asked(how: str, name: str, item: dict[str, Any], most: int) -> dict[str, Any]:
         values = {"type": "array", "items": item, "minItems": 1, "maxItems": most}
-        return _object({"how": {"const": how}, name: values}, {"device": DEVICE})
+        samples = {"type": "integer", "minimum": 1, "maximum": 2**31}
+        return _object({"how": {"const": how}, name: values}, {"device": DEVICE, "n": samples})
 
     body = {
         "oneOf": [
             asked("loss", "losses", {"type": "number"}, 1024),
             asked("votes", "votes", {"type": "integer", "minimum": 0}, 1024),
             asked("sketch", "sketch", {"type": "number"}, MAX_SKETCH),
+            asked("round", "sketch", {"type": "number"}, MAX_SKETCH),
         ]
     }
     other = _object({"center": CENTER, "distance": DISTANCE})
@@ -120,7 +122,10 @@ def _post_nearest() -> dict[str, Any]:
         "distance": DISTANCE,
         "alternatives": {"type": "array", "items": other, "maxItems": 8},
     }
-    told = "Which center suits a device: by its mean loss on each, by votes of its samples, or by a sketch. null: none."
+    told = (
+        "Which center suits a device: by its mean loss on each, by votes of its samples, by a sketch of its inputs or "
+        "of a local round. null: none. `n` samples were looked at; confidence is told where the run has learned it."
+    )
     return _posted(told, body, content)
 
 

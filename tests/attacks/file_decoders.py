@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
@@ -10,8 +11,9 @@ from typing import Any
 
 from coordinator.authority import read_request
 from edge_client import config
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import signing
+from edge_client.protocol.guide import FEATURES, Guide
 from edge_client.protocol.messages import canonical
 from edge_client.protocol.program import Program
 from export import signature
@@ -28,6 +30,8 @@ SAAwRQIgS8eHiP23Ad58fl8xrjnptbi9tft1Zdvei0j/wpBH9NQCIQCvioCkVSmI
 eFwy8Vd9PD6rKuzq2notpzZ9pKFuvkwo7w==
 -----END CERTIFICATE REQUEST-----
 """  # of device d1, in federation demo; its key is the number 12345
+VECTORS = Path(__file__).parents[1] / "golden" / "vectors.json"
+GUIDE = json.loads(VECTORS.read_text(encoding="utf-8"))["spelled"]["guide"].encode()
 FOLDER = TemporaryDirectory()  # of the bundle; removed when the process ends
 
 
@@ -79,6 +83,16 @@ def _inside(_given: bytes, _valid: bytes, bundle: Bundle) -> None:
             assert (root / entry["path"]).resolve().is_relative_to(root)
 
 
+def _believed(_given: bytes, _valid: bytes, guide: Guide) -> None:
+    """Whatever it holds, belief is shares of one, or the question is refused."""
+    for way in guide.ways:
+        try:
+            shares = guide.believe(way, dict.fromkeys(FEATURES, [0.5] * guide.centers), 7).shares
+        except Malformed:
+            continue
+        assert abs(shares.sum() - 1) < 1e-9
+
+
 def _for_the_same_key(_given: bytes, _valid: bytes, found: tuple[str, Any]) -> None:
     """A request that holds is signed by its own key; ours was made for one device."""
     cid, key = found
@@ -103,6 +117,7 @@ def file_decoders(program: Program) -> list[Decoder]:
             refuses_with=(ConfigError,),
         ),
         Decoder(name="bundle", read=_bundle, valid=(_manifest(program),), mutate=json_changed, check=_inside),
+        Decoder(name="guide", read=Guide.from_bytes, valid=(GUIDE,), mutate=json_changed, check=_believed),
         Decoder(
             name="signature of a bundle",
             read=lambda data: signature.check(signed, data, [signing.public_key(SEED)]),

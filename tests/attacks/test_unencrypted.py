@@ -42,7 +42,7 @@ def test_a_device_does_not_dial_in_the_open(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_a_coordinator_does_not_dial_in_the_open(tmp_path: Path) -> None:
-    runs = [{"method": "fedavg", "rounds": 1}]
+    runs = [{"method": "fedavg", "num-rounds": 1}]
     stage.write_coordinator(
         tmp_path / "c.toml", tmp_path / "run", broker=ELSEWHERE, devices=1, runs=runs, seed=0, engines=("onnx",)
     )

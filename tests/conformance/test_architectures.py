@@ -17,6 +17,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 from tests.architectures import ENTRIES
 from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
+from tests.web.steps import check_page
 
 PAPERS = ("linear-regression", "mnist-mlp", "cifar-lenet", "celeba-cnn", "letters-cnn", "femnist-cnn")
 QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers", "dropout", "pools"}
@@ -74,3 +75,14 @@ def test_frozen_parameters_are_in_the_file_and_nowhere_else() -> None:
         ports = made.program.functions[function]
         assert not [p for p in (*ports.inputs, *ports.outputs) if p.name.endswith(("0.0.weight", "1.bias"))]
         assert np.ascontiguousarray(frozen).tobytes() in made.files[made.program.containers["onnx"][function].sha256]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("dropout", "frozen-body"),
+        pytest.param(("lstm", "gru-dropout", "transformer", "encoder"), marks=pytest.mark.slow),
+    ],
+)
+def test_the_phones_page_takes_torchs_steps_too(names: tuple[str, ...], tmp_path: Path) -> None:
+    check_page({name: compiled(name, engines=("onnx",)) for name in names}, tmp_path)

@@ -16,6 +16,7 @@ from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
 from edge_client.protocol.task import Array
 from export.onnx import MAX_IR_VERSION, OPSET, run_onnx
 from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
+from tests.web.steps import check_life, check_page
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
 ENGINES = ("onnx", "litert", "pt2")
@@ -250,3 +251,11 @@ print(sorted({{"torch", "sklearn", "scipy", "onnx", "litert_torch", "coordinator
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == "[]"
     assert "XNNPACK" not in ran.stderr
+
+
+def test_the_phones_page_takes_torchs_steps_and_does_what_pythons_client_does(tmp_path: Path) -> None:
+    check_page({name: compiled(name) for name in MODELS}, tmp_path)
+
+
+def test_the_phones_page_lives_a_devices_life(tmp_path: Path) -> None:
+    check_life(compiled("digits-mlp"), tmp_path)

@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = {
     "broker": "mqtt://127.0.0.1:1",
     "folder": "run",
     "model": {"name": "digits-mlp"},
-    "runs": [{"method": "fedavg", "rounds": 1}],
+    "runs": [{"method": "fedavg", "num-rounds": 1}],
 }
 
 
@@ -35,9 +35,9 @@ def written(tmp_path: Path, **changes: Anything) -> str:
     ("changes", "code", "message"),
     [
         ({"brocker": "x"}, 3, "did you mean broker?"),
-        ({"runs": [{"method": "fedavgg", "rounds": 1}]}, 2, "unknown method 'fedavgg'"),
-        ({"runs": [{"method": "fedavg", "rounds": 1, "lr": 1}]}, 3, "fedavg has no setting 'lr'"),
-        ({"runs": [{"method": "fedavg", "rounds": 1, "batch-size": 8}]}, 3, "LiteRT's program is compiled for 16"),
+        ({"runs": [{"method": "fedavgg", "num-rounds": 1}]}, 2, "unknown method 'fedavgg'"),
+        ({"runs": [{"method": "fedavg", "num-rounds": 1, "lr": 1}]}, 3, "fedavg has no setting 'lr'"),
+        ({"runs": [{"method": "fedavg", "num-rounds": 1, "batch-size": 8}]}, 3, "LiteRT's program is compiled for 16"),
         ({"folder": "/proc/nowhere"}, 3, "cannot write to /proc/nowhere"),
         ({"broker": "http://x"}, 3, "is not an MQTT address"),
     ],

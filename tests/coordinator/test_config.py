@@ -15,7 +15,7 @@ MINIMAL: dict[str, Any] = {
     "broker": "mqtt://127.0.0.1:1883",
     "folder": "run",
     "model": {"name": "digits-mlp"},
-    "runs": [{"method": "fesem", "rounds": 5, "clusters": 3}, {"method": "fedavg", "rounds": 2}],
+    "runs": [{"method": "fesem", "num-rounds": 5, "clusters": 3}, {"method": "fedavg", "num-rounds": 2}],
 }
 
 
@@ -63,10 +63,10 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"below_quorum": "retry"}, "use some of: stop, continue"),
         ({"bundle_run": "other"}, "bundle-run is 'other'"),
         ({"runs": []}, "at least one [[runs]]"),
-        ({"runs": [{"method": "fedavg"}]}, "needs method and rounds"),
-        ({"runs": [{"method": "fedavg", "rounds": 0}]}, "runs.rounds"),
-        ({"runs": [{"method": "fedavg", "rounds": 1, "name": "../x"}]}, "names a folder"),
-        ({"runs": [{"method": "fedavg", "rounds": 1}] * 2}, "each with its own name"),
+        ({"runs": [{"method": "fedavg"}]}, "needs method and num-rounds"),
+        ({"runs": [{"method": "fedavg", "num-rounds": 0}]}, "runs.num-rounds"),
+        ({"runs": [{"method": "fedavg", "num-rounds": 1, "name": "../x"}]}, "names a folder"),
+        ({"runs": [{"method": "fedavg", "num-rounds": 1}] * 2}, "each with its own name"),
         ({"model": {"name": "digits-mlp", "engines": []}}, "model.engines is empty"),
         ({"model": {"name": "digits-mlp", "engines": ["onnx"]}}, 'add "pt2" to model.engines'),
         ({"model": {"name": "digits-mlp", "batchsize": 3}}, "did you mean model.batch-size?"),
@@ -114,7 +114,7 @@ def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) 
     assert lesson() == lesson(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
     assert lesson() != lesson(seed=2)
     assert lesson() != lesson(codec="f32")
-    assert lesson() != lesson(runs=[{"method": "fesem", "rounds": 5, "clusters": 4}])
+    assert lesson() != lesson(runs=[{"method": "fesem", "num-rounds": 5, "clusters": 4}])
 
 
 def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> None:

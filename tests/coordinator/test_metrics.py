@@ -40,6 +40,32 @@ def test_micro_pools_samples_and_macro_counts_devices_equally() -> None:
     assert outcome.per_center == (1.0, 0.5, None)
 
 
+def test_losses_are_averaged_like_accuracies_over_the_devices_that_told_theirs() -> None:
+    matrices = {"a": np.diag([3, 3]), "b": np.diag([1, 1]), "c": np.diag([1, 1])}
+    outcome = report(matrices, {"a": 0, "b": 0, "c": 1}, n_centers=2, losses={"a": 1.0, "b": 2.0})
+    assert outcome.loss == Average(micro=(6 * 1.0 + 2 * 2.0) / 8, macro=1.5)
+    assert outcome.loss_per_center == (outcome.loss.micro, None)
+    record = round_record(outcome, run="r", method="m", round=1, of=2, bytes_down=3, bytes_up=4, seconds=0.5)
+    assert record["loss_per_center"] == [outcome.loss.micro, None]
+
+
+def test_a_loss_that_no_sum_could_hold_counts_as_none() -> None:
+    matrices = {c: np.diag([3, 3]) for c in "abcd"}
+    told = {"a": 1.7e308, "b": float("inf"), "c": float("nan"), "d": 0.5}
+    outcome = report(matrices, dict.fromkeys("abcd", 0), n_centers=1, losses=told)
+    assert outcome.loss == Average(micro=0.5, macro=0.5)
+    assert "loss" not in round_record(
+        report(matrices, {}, n_centers=1, losses={"a": 1e31}),
+        run="r",
+        method="m",
+        round=1,
+        of=2,
+        bytes_down=3,
+        bytes_up=4,
+        seconds=0.5,
+    )
+
+
 def test_relabelled_centers_change_no_score_and_permute_per_center() -> None:
     matrices = {c: np.random.default_rng(i).integers(1, 9, (3, 3)) for i, c in enumerate("abcd")}
     first = report(matrices, dict(zip("abcd", [0, 1, 1, 0], strict=True)), n_centers=2)

@@ -35,7 +35,7 @@ def test_a_round_ends_with_everybody_testing_what_it_would_be_served() -> None:
     assert len(seen) == 2
     for task in seen[1].values():
         assert isinstance(task, Probe)
-        assert (task.split, task.want, task.prior) == ("test", frozenset({"confusion"}), None)
+        assert (task.split, task.want, task.prior) == ("test", frozenset({"confusion", "loss"}), None)
         assert (task.models[0] == after.centers[0]).all()
     assert sorted(report.per_device) == sorted(FLEET)
     assert report.assignment == dict.fromkeys(FLEET, 0)

@@ -32,7 +32,7 @@ def written(tmp_path: Path, name: str, broker: str, **changes: Any) -> Path:  # 
         "folder": name,
         "formats": [],
         "model": {"name": "digits-mlp", "engines": ["onnx"]},
-        "runs": [{"method": "fedavg", "rounds": 1}],
+        "runs": [{"method": "fedavg", "num-rounds": 1}],
     }
     path = tmp_path / f"{name}.toml"
     path.write_text(tomli_w.dumps(table | changes))

@@ -113,9 +113,26 @@ def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) ->
     config = tmp_path / "c.toml"
     config.write_text(
         'federation = "x"\nbroker = "embedded"\nfolder = "run"\n[model]\nname = "digits-mlp"\n'
-        '[[runs]]\nmethod = "fedavg"\nrounds = 1\n'
+        '[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
     )
     assert folder_of(config) == tmp_path / "run"
     assert folder_of(tmp_path) == tmp_path
     with pytest.raises(ConfigError, match="is no run folder"):
         status(tmp_path)
+
+
+def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: len(spy.said("ack")) == 3)
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    hot = "cpu-thermal is at 84 °C, more than 80 °C"
+    spy.say("d03", "nack", re=task["id"], **key, code="unavailable", detail=hot, retry_ms=120_000)
+    fed.world.run(lambda: status(fed.config.folder)["runs"][0]["refused"] != {})
+    told = [line for line in lines(status(fed.config.folder)) if "d03" in line]
+    assert f"  d03 did not count: unavailable: {hot}" in told
+    fed.world.end()

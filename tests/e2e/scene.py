@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, Any] = {
     "clusters": 3,
     "local-steps": 10,
 }
-RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "rounds": ROUNDS}
+RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
 
 
 def until(found: Callable[[], bool], children: Children, what: str) -> None:
@@ -50,6 +50,7 @@ class Scene:
     broker: str
     children: Children
     runs: Sequence[Mapping[str, Any]] = (RUN,)
+    options: Sequence[str] = ()  # of `serve`
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -64,7 +65,7 @@ class Scene:
             stage.write_coordinator(
                 config, self.folder, broker=self.broker, devices=DEVICES, runs=self.runs, seed=SEED, engines=("onnx",)
             )
-        return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
+        return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config), *self.options)
 
     def start_devices(self, workers: int) -> list[Child]:
         """All devices, dealt to `workers` processes."""

@@ -11,7 +11,8 @@ import pytest
 
 from coordinator.broker import start_broker
 from coordinator.strategies.registry import make, settings_of
-from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run
+from emulator.config import SimulateArgs
+from emulator.simulation import Result, fleet_of, opened, run
 from tests.e2e import scene
 from tests.e2e.scene import Scene
 
@@ -27,7 +28,7 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 def played(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """All methods on one fleet, one after the other."""
     folder = tmp_path_factory.mktemp("kept")
-    runs = [{**settings, "method": method, "rounds": ROUNDS} for method, settings in RUNS.items()]
+    runs = [{**settings, "method": method, "num-rounds": ROUNDS} for method, settings in RUNS.items()]
     with start_broker(folder / "broker") as broker:
         return scene.play(folder / "run", broker.url, runs=runs)
 

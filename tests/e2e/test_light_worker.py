@@ -81,7 +81,7 @@ def test_a_device_trains_the_wecfl_cnn_in_little_memory(
 
 def serve_wecfl_cnn(played: Scene, engine: str) -> None:
     config, samples = played.work / "coordinator.toml", np.zeros((1, 1, 28, 28), np.float32)
-    run = {"method": "fesem", "clusters": 2, "local-steps": 20, "batch-size": 32, "rounds": ROUNDS + 1}
+    run = {"method": "fesem", "clusters": 2, "local-steps": 20, "batch-size": 32, "num-rounds": ROUNDS + 1}
     played.folder.mkdir()
     stage.write_coordinator(
         config, played.folder, broker=played.broker, devices=DEVICES, runs=[run], seed=0, engines=(engine,)

@@ -10,8 +10,9 @@ import pytest
 
 from coordinator.broker import start_broker
 from coordinator.metrics import ari
+from emulator.config import SimulateArgs
 from emulator.processes import Children, Signals
-from emulator.simulation import SimulateArgs, simulate_json
+from emulator.simulation import simulate_json
 from tests.e2e import scene
 from tests.e2e.scene import Scene
 

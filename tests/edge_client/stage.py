@@ -15,25 +15,28 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.answer import Answer
 from edge_client.client import Client
 from edge_client.config import ClientConfig
-from edge_client.dataset import Local
-from edge_client.nearest import Answer, Visitor
+from edge_client.dataset import Local, Samples
+from edge_client.nearest import Visitor, Wish
 from edge_client.protocol import blocks, compress, messages, signing, wire
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical
 from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics, label
+from edge_client.release import Updates
 from edge_client.transport.base import Event, Message, Will
 from edge_client.transport.memory import MemoryBroker, MemoryTransport
+from edge_client.watchdog import Watchdog
 from tests import softmax
 
 FEDERATION, DEVICE = "test", "dev-1"
 PRIVATE = bytes(range(32))
 TRUSTED = signing.public_key(PRIVATE)
 BLOCK = 4_096
-SIGNED = ("program", "model", "linear", "catalog")
+SIGNED = ("program", "model", "linear", "catalog", "release")
 BALLAST = 4_096  # values that nothing trains; they make models and updates of five blocks
 
 Script = Iterator[Any]  # yields nothing, or seconds
@@ -105,6 +108,9 @@ class Stage:
     serve: bool = True  # answer every `get` at once
     keys: tuple[bytes, ...] = (TRUSTED,)
     before_step: Callable[[], None] = lambda: None
+    environment: dict[str, str] = field(default_factory=dict)  # of the device's process
+    updates: Updates | None = None  # of a device that a launcher started
+    samples: Samples | None = None  # a folder that is looked at again; else what `local` holds
 
     def __post_init__(self) -> None:
         self.topics = Topics(FEDERATION)
@@ -151,10 +157,13 @@ class Stage:
         return Client(
             self.config(),
             lambda will: StagedTransport(self.broker, will, self),
-            local=self.local,
+            local=self.samples.load() if self.samples else self.local,
+            samples=self.samples,
+            updates=self.updates,
             clock=self.clock,
             rng=np.random.default_rng(1),
             open_engine=self.open_engine,
+            watchdog=Watchdog(self.environment),
         )
 
     def play(self, script: Script) -> Client:
@@ -167,7 +176,7 @@ class Stage:
         self.listen()
         return device
 
-    def visit(self, script: Script, file_format: str = "onnx") -> Answer:
+    def visit(self, script: Script, **wish: Any) -> Answer:  # noqa: ANN401 - of Wish
         """One visit of a device that only asks which center is nearest."""
         self.playing, self.script, self.left_s = None, script, 0.0
         self.lead(1)
@@ -178,7 +187,7 @@ class Stage:
                 local=self.local,
                 clock=self.clock,
                 rng=np.random.default_rng(1),
-                file_format=file_format,
+                wish=Wish(**{"file_format": "onnx", **wish}),
                 open_engine=self.open_engine,
             ).run()
         finally:
@@ -263,9 +272,9 @@ class Stage:
         self.desk.publish(self.topics.down(DEVICE), payload)
         return ident
 
-    def lead(self, boot: int, *, spread_ms: int = 0) -> None:
+    def lead(self, boot: int, *, spread_ms: int = 0, **more: Any) -> None:  # noqa: ANN401
         """Publish the coordinator's record."""
-        about = {"proto": [1], "spread_ms": spread_ms, "block": BLOCK, "window": 4, "src": ["mqtt"]}
+        about = {"proto": [1], "spread_ms": spread_ms, "block": BLOCK, "window": 4, "src": ["mqtt"], **more}
         fields = about | {"boot": f"{boot:016x}", "online": True, "epoch": self.epoch}
         self.desk.publish(self.topics.coord(), messages.write("coord", ident="c", t_ms=0, **fields), retain=True)
 

@@ -180,7 +180,7 @@ def test_ctrl_c_during_a_visit_is_quiet(tmp_path: Path, mosquitto: Broker) -> No
 
 
 def test_an_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    from edge_client.nearest import Answer
+    from edge_client.answer import Answer
 
     answer = Answer(device="dev-1", center=1, losses={0: 2.0, 1: 0.5}, n=3, accuracy=1.0)
     told = json.loads(json.dumps(answer.to_json()))

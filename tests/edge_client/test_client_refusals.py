@@ -11,6 +11,7 @@ import pytest
 
 from edge_client import client as client_module
 from edge_client import training
+from edge_client.config import ClientConfig
 from edge_client.errors import DeviceRefused
 from edge_client.protocol import signing
 from edge_client.protocol.task import OWN, Fit, Probe
@@ -95,7 +96,7 @@ def test_a_program_without_this_engine_is_refused(stage: Stage, tmp_path: Path) 
 
 
 def test_a_low_battery_is_unavailable_with_a_time_to_ask_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    def low(*, min_battery_percent: int) -> None:
+    def low(_config: ClientConfig) -> None:
         raise DeviceRefused("battery is at 3 %", retry_s=600)
 
     monkeypatch.setattr(client_module, "may_train", low)

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from coordinator.nearest import nearest
+from edge_client.answer import score
 from edge_client.dataset import Dataset
 from edge_client.errors import Malformed, NetworkError, ProgramRefused
 from edge_client.inference import run_file
 from edge_client.learner import OverEngine
-from edge_client.nearest import choose, score
 from edge_client.protocol import catalog as offered
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
@@ -182,25 +179,6 @@ def test_a_coordinator_that_does_not_know_the_device_hears_it_again(stage: Stage
     assert [m["s"] for m in stage.said("st") if m["s"] == "on"] == ["on", "on"]
     assert {m["bd"] for m in stage.said("st")} == {1}
     assert stage.topics.state(DEVICE) in stage.broker.retained
-
-
-@given(
-    losses=st.dictionaries(st.integers(0, 20), st.floats(0, 10), min_size=1),
-    abstain=st.floats(0, 10),
-)
-def test_the_least_loss_wins_the_lower_id_on_a_tie_and_none_above_the_threshold(
-    losses: Mapping[int, float], abstain: float
-) -> None:
-    chosen = choose(losses, abstain)
-    least = min(losses.values())
-    if least > abstain:
-        assert chosen is None
-    else:
-        assert chosen == min(ident for ident, loss in losses.items() if loss == least)
-
-
-def test_without_centers_none_fits() -> None:
-    assert choose({}, 1.0) is None
 
 
 def test_accuracy_and_loss_are_those_of_the_logits() -> None:

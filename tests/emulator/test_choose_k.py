@@ -12,7 +12,8 @@ from coordinator.strategies.fesem import FeSEM
 from edge_client.dataset import Dataset, Local
 from edge_client.errors import ConfigError, UsageError
 from emulator.choose_k import Heard, Trial, choose_k, choose_k_json, picture, recommended, try_each, validation
-from emulator.simulation import SimulateArgs, run
+from emulator.config import SimulateArgs
+from emulator.simulation import run
 from tests.softmax import devices_of, grouped_fleet, start_of
 
 FLEET = grouped_fleet(9, 3, n=60)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from emulator.cli import app, settings_from
+from emulator.cli import app
+from emulator.config import pairs_of
 from tests.emulator import story
 
 RUNNER = CliRunner()
@@ -71,7 +72,7 @@ def test_help_loads_neither_torch_nor_matplotlib() -> None:
 
 
 def test_settings_keep_their_text_until_the_method_reads_them() -> None:
-    assert settings_from(["lam=0.1", "e-step=k-means", "x=a=b"]) == {"lam": "0.1", "e-step": "k-means", "x": "a=b"}
+    assert pairs_of(["lam=0.1", "e-step=k-means", "x=a=b"]) == {"lam": "0.1", "e-step": "k-means", "x": "a=b"}
 
 
 def test_a_bug_is_shown_whole_and_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

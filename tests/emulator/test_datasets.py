@@ -7,10 +7,11 @@ import pytest
 
 from coordinator.models.registry import MODELS
 from edge_client.errors import ConfigError, UsageError
+from emulator.config import SimulateArgs
 from emulator.datasets import DATA_SETS, load
 from emulator.loaders.folder import data_folder
 from emulator.schemes import parse
-from emulator.simulation import SimulateArgs, fleet_of
+from emulator.simulation import fleet_of
 
 
 def at_hand(home: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
 from edge_client.protocol.task import Schema, TensorSpec
-from emulator.gallery import _read, draw, pictures
+from emulator.gallery import draw, pictures, read
 from emulator.pictures.devices import NOBODY
 from emulator.pictures.kept import NAME, Images, Kept, Moment, Shares, write
 from tests.emulator import story
@@ -91,7 +91,7 @@ def test_devices_that_sent_no_models_have_no_map(tmp_path: Path) -> None:
 
 
 def test_true_groups_have_panels_of_their_own_and_a_map_has_one_per_round(tmp_path: Path) -> None:
-    found = pictures(_read(keeping(simulated(tmp_path / "run", centers=2))))
+    found = pictures(read(keeping(simulated(tmp_path / "run", centers=2))))
     panels = {name: len(picture.panels) for name, picture in found.items() if not isinstance(picture, str)}
     assert panels["weights"] == 2
     assert panels["devices-pca"] == 2
@@ -99,7 +99,7 @@ def test_true_groups_have_panels_of_their_own_and_a_map_has_one_per_round(tmp_pa
 
 
 def test_a_map_shows_the_centers_of_its_own_round(tmp_path: Path) -> None:
-    run = _read(keeping(simulated(tmp_path / "run", centers=2), devices=5))
+    run = read(keeping(simulated(tmp_path / "run", centers=2), devices=5))
     who = ["device-00", "device-01", "device-02", "device-03", "other-00"]
     assert [run.center(who, number).tolist() for number in (1, 3, 9, 0)] == [
         [0, 1, 1, 1, NOBODY],

@@ -12,9 +12,10 @@ from coordinator.strategies.registry import Setting, make
 from edge_client.dataset import Dataset, Local
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Fit, Probe, Reply, Task
+from emulator.config import SimulateArgs
 from emulator.devices import PROFILES
 from emulator.hostile import ATTACKS, Hostile, honest, parse, truth
-from emulator.simulation import SimulateArgs, run, simulate_json
+from emulator.simulation import run, simulate_json
 from emulator.virtual import VirtualNetwork
 from tests.softmax import devices_of, grouped_fleet, start_of
 

@@ -32,7 +32,7 @@ PATIENCE_S = 90.0
 
 def written(folder: Path, broker: str, devices: int) -> Path:
     """A coordinator's configuration for softmax regression, whose program needs no runtime and no compiler."""
-    settings = {"method": "fedavg", "rounds": 1, "local-steps": 2, "batch-size": 8}
+    settings = {"method": "fedavg", "num-rounds": 1, "local-steps": 2, "batch-size": 8}
     table = {
         "federation": "crowd",
         "broker": broker,

@@ -13,8 +13,9 @@ from coordinator.metrics import ari
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
+from emulator.config import SimulateArgs
 from emulator.devices import PROFILES
-from emulator.simulation import Record, Result, SimulateArgs, fleet_of, opened, run, simulate_json
+from emulator.simulation import Record, Result, fleet_of, opened, run, simulate_json
 from tests.softmax import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(6, 3)

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from emulator.watch import Tail, cluster_sizes, in_words, next_step, stability
+from coordinator.dashboard.where import LINK
+from coordinator.status import FILE
+from emulator.watch import Tail, cluster_sizes, dashboard, in_words, next_step, paused, stability
 from tests.emulator import story
 
 
@@ -60,3 +62,18 @@ def test_empty_clusters_are_counted() -> None:
 )
 def test_whether_the_assignment_has_settled_is_said_in_words(centers: list[int], said: str) -> None:
     assert stability([{"device-00": center, "device-01": 2} for center in centers]) == said
+
+
+def test_the_link_of_a_dashboard_is_there_while_its_file_is(tmp_path: Path) -> None:
+    assert dashboard(tmp_path) == ""
+    (tmp_path / LINK).write_text("http://127.0.0.1:1/#control=x\n")
+    assert dashboard(tmp_path) == "http://127.0.0.1:1/#control=x"
+
+
+@pytest.mark.parametrize(
+    ("text", "waits"), [('{"phase": "paused"}', True), ('{"phase": "asking"}', False), ("{}", False), ("{", False)]
+)
+def test_a_paused_run_is_known_by_what_its_coordinator_left(tmp_path: Path, text: str, *, waits: bool) -> None:
+    assert not paused(tmp_path)
+    (tmp_path / FILE).write_text(text)
+    assert paused(tmp_path) == waits

@@ -208,7 +208,8 @@ def test_ctrl_c_ends_a_run_with_its_workers_and_leaves_nothing(
 SIMULATED = """
 import sys
 from pathlib import Path
-from emulator.simulation import SimulateArgs, simulate_json
+from emulator.config import SimulateArgs
+from emulator.simulation import simulate_json
 
 if __name__ == "__main__":
     args = SimulateArgs(method="fedavg", devices=4, rounds=1, workers=2, out=Path(sys.argv[1]), model=sys.argv[2])

@@ -249,7 +249,8 @@ def test_few_samples_are_every_devices_share() -> None:
 
 
 def simulated(folder: Path) -> Path:
-    from emulator.simulation import SimulateArgs, simulate_json
+    from emulator.config import SimulateArgs
+    from emulator.simulation import simulate_json
 
     simulate_json(
         SimulateArgs(rounds=1, devices=6, settings={"local-steps": 2, "clusters": 2}, engine="lean", out=folder)

@@ -1,6 +1,6 @@
 """A coordinator that is replaced by a newer version in the middle of a round goes on, or says why it will not.
 
-`stores/1` was left in the middle of round 2 by the first version of the store: three of four devices had answered. Its
+`stores/N` was left in the middle of round 2 by version N of the store: three of four devices had answered. Its
 database is the text that SQLite writes as a dump. Before the schema or the form of a task changes, left_store.py writes
 the next one with the code of before.
 """
@@ -43,8 +43,9 @@ def test_there_is_a_store_of_every_older_version_that_this_one_reads() -> None:
     assert {folder.name for folder in STORES.iterdir()} - {SCHEMA_VERSION} == set(_UPGRADES)
 
 
-def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path) -> None:
-    fed = restored(tmp_path / "upgraded")
+@pytest.mark.parametrize("version", sorted(_UPGRADES))
+def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path, version: str) -> None:
+    fed = restored(tmp_path / "upgraded", STORES / version)
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
     fed.start_devices(4)

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.protocol import blocks, compress, kinds, messages, signing, tensors, topics
+from edge_client.protocol import blocks, compress, kinds, messages, signing, sketch, tensors, topics
 from edge_client.protocol.catalog import Catalog
+from edge_client.protocol.guide import Guide
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Reply, Schema, TensorSpec
 
@@ -200,7 +201,9 @@ def test_batches_follow_numpys_permutation_of_the_seed() -> None:
     assert rng.permutation(given["n"]).tolist() == given["second_pass"]
 
 
-@pytest.mark.parametrize("name", [name for name in VECTORS["spelled"] if name not in ("catalog", "program.json")])
+@pytest.mark.parametrize(
+    "name", [name for name in VECTORS["spelled"] if name not in ("catalog", "program.json", "guide")]
+)
 def test_spelled_messages_are_read_and_written_as_they_stand(name: str) -> None:
     text = VECTORS["spelled"][name].encode()
     kind = name.partition(",")[0]
@@ -227,6 +230,24 @@ def test_the_catalog_and_the_program_are_read_and_written_as_they_stand() -> Non
     assert named(catalog) == {"bytes": said["size"], "sha256": said["sha256"]}
     public = bytes.fromhex(VECTORS["key"]["public"])
     signing.verify_manifest(blocks.Manifest.from_json(said), [public], "demo")
+
+
+def test_a_guide_is_read_and_written_as_it_stands() -> None:
+    text = VECTORS["spelled"]["guide"].encode()
+    guide = Guide.from_bytes(text)
+    assert guide.to_bytes() == text
+    belief = guide.believe("loss", {"loss": [0.25, 0.75]}, 20)
+    assert belief.center == 0
+    assert belief.shares[0] == pytest.approx(1 / (1 + np.exp(-2.0 * 0.5 / 0.125)))
+    assert guide.believe("loss", {"loss": [0.75, 0.75]}, 20).center is None
+
+
+def test_a_sketch_travels_as_it_stands() -> None:
+    asked = messages.read(VECTORS["spelled"]["near, by sketch"].encode())
+    manifest = blocks.Manifest.from_json(asked["sketch"])
+    assert manifest.inline is not None
+    assert sketch.from_bytes(manifest.inline, SCHEMA).tolist() == [0.5, -0.25]
+    assert sketch.to_bytes(np.array([0.5, -0.25]), SCHEMA) == manifest.inline
 
 
 def test_topics_are_built_and_read_as_they_stand() -> None:

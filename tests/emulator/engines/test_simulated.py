@@ -10,7 +10,8 @@ import pytest
 
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
-from emulator.simulation import Result, SimulateArgs, fleet_of, opened, run, simulate_json
+from emulator.config import SimulateArgs
+from emulator.simulation import Result, fleet_of, opened, run, simulate_json
 
 
 def assignments(engine: str, out: Path) -> tuple[list[dict[str, int]], list[float]]:

@@ -9,9 +9,10 @@ import pytest
 
 from coordinator.metrics import ari
 from coordinator.strategies.fesem import FeSEM
+from emulator.config import SimulateArgs
 from emulator.gallery import draw
 from emulator.pictures.kept import NAME, read
-from emulator.simulation import SimulateArgs, run, simulate_json
+from emulator.simulation import run, simulate_json
 from tests.softmax import devices_of, grouped_fleet, play, start_of
 
 

@@ -1,0 +1,264 @@
+"""The dashboard over HTTP: one page, what it shows as server-sent events, and the buttons. Decides nothing.
+
+    GET  /                      the page; its files lie under /static/
+    GET  /api/stream            a snapshot, then what changes (hub.py), as text/event-stream
+    GET  /api/grid?run=NAME     which device had which center, round by round
+    GET  /api/map?run=NAME      where the devices' models lie, once that is computed (survey.py)
+    GET  /api/device/ID         one device
+    GET  /api/files[/PATH]      the bundle
+    GET  /api/join              what a new device needs
+    POST /api/control           {"do": "pause" | "resume" | "close" | "stop"}; close names the exchange
+
+Reads files that a fixed list names, nothing that a request could choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
+from importlib import resources
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from coordinator.dashboard.access import Access
+from coordinator.dashboard.beside import NOTHING, Beside
+from coordinator.dashboard.hub import Hub, Page
+from coordinator.store import Key
+from edge_client.errors import Malformed
+from edge_client.protocol import fields
+from edge_client.protocol.messages import parse_json
+from export.serve import answers
+
+BODY_BYTES = 4 << 10
+BODY_S = 10.0  # to send it
+BEAT_S = 10.0  # from one sign of life of a quiet stream to the next
+SEND_S = 20.0  # a page that takes nothing for so long is gone
+NAME_CHARS = 128
+MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+COUNT = fields.integer(0, 2**31)
+ORDER = fields.record(
+    fields.required(do=fields.one_of("pause", "resume", "close", "stop"))
+    | fields.optional(
+        exchange=fields.record(fields.required(id=fields.text(NAME_CHARS), round=COUNT, exchange=COUNT)),
+    )
+)
+
+
+class Control(Protocol):
+    """What the buttons do; from another thread than the one that runs it. A `Server` is one."""
+
+    def pause(self) -> None: ...
+    def resume(self) -> None: ...
+    def close_round(self, key: Key) -> None: ...
+    def stop(self) -> None: ...
+
+
+def create_app(
+    view: Hub,
+    control: Control,
+    *,
+    read_token: str | None,
+    control_token: str | None,
+    extra_routes: Sequence[BaseRoute] = (),
+    beside: Beside = NOTHING,
+) -> ASGIApp:
+    """The whole interface. Without `read_token` it answers to this machine only; `extra_routes` guard themselves."""
+    web = _Web(view, control, beside)
+    routes: list[BaseRoute] = [
+        Route("/", web.page),
+        Route("/static/{name}", web.static),
+        Route("/api/stream", web.stream),
+        Route("/api/grid", web.grid),
+        Route("/api/map", web.map),
+        Route("/api/device/{cid}", web.device),
+        Route("/api/files", web.files),
+        Route("/api/files/{path:path}", web.file),
+        Route("/api/join", web.join),
+        Route("/api/control", web.order, methods=["POST"]),
+        *extra_routes,
+    ]
+    handlers: dict[Any, Any] = {HTTPException: answers.refused, Malformed: answers.malformed}
+    inner = Starlette(routes=routes, exception_handlers=handlers)
+    inner.router.redirect_slashes = False
+    return _Gate(inner, Access(read=read_token, control=control_token))
+
+
+class _Gate:
+    """Asks access.py first, and adds the headers that every answer has."""
+
+    def __init__(self, inner: ASGIApp, access: Access) -> None:
+        self._inner, self._access = inner, access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *((k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in given),
+                ]
+            await send(message)
+
+        client = scope["client"][0] if scope.get("client") else ""
+        refusal = self._access.refuse(scope["method"], scope["path"], scope["headers"], client, time.monotonic())
+        answer = self._inner if refusal is None else answers.error(*refusal)
+        await answer(scope, receive, guarded)
+
+
+class _Web:
+    """The handlers."""
+
+    def __init__(self, hub: Hub, control: Control, beside: Beside) -> None:
+        self._hub, self._control, self._beside = hub, control, beside
+        self._static = _static()
+
+    async def page(self, _: Request) -> Response:
+        return self._static["index.html"]
+
+    async def static(self, request: Request) -> Response:
+        found = self._static.get(request.path_params["name"])
+        if found is None:
+            raise HTTPException(404, "there is no such file")
+        return found
+
+    async def stream(self, _: Request) -> Response:
+        page = self._hub.subscribe()
+        if page is None:
+            raise HTTPException(503, "too many pages look at this already", headers={"Retry-After": "10"})
+        return _Events(self._hub, page)
+
+    async def grid(self, request: Request) -> Response:
+        found = self._hub.grid(_run(request))
+        if found is None:
+            raise HTTPException(404, "there is no such run")
+        return JSONResponse(found)
+
+    async def map(self, request: Request) -> Response:
+        return JSONResponse({"map": await asyncio.to_thread(self._beside.map, _run(request))})
+
+    async def device(self, request: Request) -> Response:
+        cid = request.path_params["cid"]
+        found = self._hub.device(cid)
+        if found is None:
+            raise HTTPException(404, "there is no such device")
+        return JSONResponse({**found, "maps": await asyncio.to_thread(self._beside.device, cid)})
+
+    async def files(self, _: Request) -> Response:
+        bundle = await asyncio.to_thread(self._beside.files)
+        return JSONResponse({"files": [] if bundle is None else bundle.told()})
+
+    async def file(self, request: Request) -> Response:
+        bundle = await asyncio.to_thread(self._beside.files)
+        path = None if bundle is None else bundle.path(request.path_params["path"])
+        if path is None:
+            raise HTTPException(404, "the bundle has no such file")
+        return FileResponse(path, filename=path.name, media_type="application/octet-stream")
+
+    async def join(self, request: Request) -> Response:
+        base = f"{request.url.scheme}://{request.headers.get('host', '')[:NAME_CHARS]}"
+        return JSONResponse(dict(self._beside.join(base)))
+
+    async def order(self, request: Request) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            raise HTTPException(415, "an order is application/json")
+        order = ORDER(parse_json(await _body(request), BODY_BYTES), "the order")
+        does: dict[str, Callable[[], None]] = {
+            "pause": self._control.pause,
+            "resume": self._control.resume,
+            "stop": self._control.stop,
+            "close": lambda: self._close(order.get("exchange")),
+        }
+        does[order["do"]]()
+        return JSONResponse({"done": order["do"]})
+
+    def _close(self, wanted: Mapping[str, Any] | None) -> None:
+        """The exchange that the person saw, and no later one."""
+        now = self._hub.exchange
+        if wanted is None:
+            raise HTTPException(400, "say which exchange to close")
+        if now is None or any(now[key] != wanted[key] for key in ("id", "round", "exchange")):
+            raise HTTPException(409, "that exchange is not open any more")
+        self._control.close_round(Key(wanted["id"], wanted["round"], wanted["exchange"]))
+
+
+class _Events(StreamingResponse):
+    """A page's messages until one side leaves."""
+
+    def __init__(self, hub: Hub, page: Page) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(self._lines(page), media_type="text/event-stream", headers=headers)
+        self._hub, self._page = hub, page
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._hub.leave(self._page)
+
+    async def stream_response(self, send: Send) -> None:
+        """Give up on whoever takes nothing: the connection ends unfinished, and a page that lives comes again."""
+
+        async def patient(message: Message) -> None:
+            await asyncio.wait_for(send(message), SEND_S)
+
+        with suppress(asyncio.TimeoutError):
+            await super().stream_response(patient)
+
+    async def _lines(self, page: Page) -> AsyncIterator[bytes]:
+        while (text := await page.next(BEAT_S)) is not None:
+            yield text or b": still here\n\n"
+
+
+def _static() -> dict[str, Response]:
+    """Every file of the page by its name: what is not among them cannot be asked for."""
+    found = {}
+    for file in resources.files("coordinator.dashboard").joinpath("static").iterdir():
+        kind = MEDIA.get("." + file.name.rpartition(".")[2])
+        if kind is not None:
+            headers = {"Cache-Control": "no-cache"}
+            found[file.name] = Response(file.read_bytes(), media_type=kind, headers=headers)
+    return found
+
+
+async def _body(request: Request) -> bytes:
+    """At most BODY_BYTES, sent within BODY_S; more is not read."""
+    parts, size = [], 0
+
+    async def read() -> None:
+        nonlocal size
+        async for part in request.stream():
+            size += len(part)
+            if size > BODY_BYTES:
+                raise HTTPException(413, f"an order has at most {BODY_BYTES} bytes")
+            parts.append(part)
+
+    try:
+        await asyncio.wait_for(read(), BODY_S)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"an order is sent within {BODY_S:.0f} s") from None
+    return b"".join(parts)
+
+
+def _run(request: Request) -> str:
+    return request.query_params.get("run", "")[:NAME_CHARS]

@@ -1,0 +1,97 @@
+"""The rounds of one run as the page needs them: a short line for each, and where every device stood. Pure and bounded.
+
+Devices are numbered by the view; a round keeps its devices' centers as 16-bit and accuracies as 32-bit numbers, so that
+CELLS of them are some 24 MB. Older rounds than that are forgotten; metrics.jsonl has them all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 1_000  # that are kept of a run, at most
+CELLS = 4_000_000  # devices times rounds
+NOBODY = -1  # no center
+GRID_ROWS, GRID_ROUNDS = 200, 300  # devices and rounds in the picture of assignments
+MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a center in that picture; "." is none
+COPIED = ("round", "accuracy", "f1", "per_center", "loss", "loss_per_center", "bytes", "seconds")
+
+Centers = NDArray[np.int16]
+
+
+class History:
+    """One run. `lines` are its rounds in short, oldest first."""
+
+    def __init__(self, name: str, method: str, of: int) -> None:
+        self.name, self.method, self.of, self.done = name, method, of, False
+        self.lines: deque[dict[str, Any]] = deque()
+        self._centers: deque[Centers] = deque()
+        self._accuracies: deque[NDArray[np.float32]] = deque()
+
+    def add(self, event: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
+        """A `round` event -> its line. `numbers` has every device that the event names."""
+        centers = np.full(len(numbers), NOBODY, np.int16)
+        for cid, center in event["assignment"].items():
+            centers[numbers[cid]] = center
+        accuracies = np.full(len(numbers), np.nan, np.float32)
+        for cid, accuracy in event["per_device"].items():
+            accuracies[numbers[cid]] = accuracy
+        line = {key: event[key] for key in COPIED if key in event}
+        line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
+        line["moved"] = self._moved(centers)
+        line["refused"] = len(event.get("refused", {}))
+        self.lines.append(line)
+        self._centers.append(centers)
+        self._accuracies.append(accuracies)
+        while len(self.lines) > min(ROUNDS, max(1, CELLS // max(1, len(numbers)))):
+            for kept in (self.lines, self._centers, self._accuracies):
+                kept.popleft()
+        return line
+
+    def _moved(self, centers: Centers) -> int:
+        """How many devices have another center than in the round before."""
+        if not self._centers:
+            return 0
+        before = self._centers[-1]
+        both = min(len(before), len(centers))
+        return int(np.count_nonzero((before[:both] != centers[:both]) & (before[:both] >= 0) & (centers[:both] >= 0)))
+
+    def centers(self, count: int) -> list[int]:
+        """The newest center of each of `count` devices; NOBODY where there is none."""
+        newest = self._centers[-1].tolist() if self._centers else []
+        return [*newest, *[NOBODY] * (count - len(newest))]
+
+    def of_device(self, number: int) -> list[dict[str, Any]]:
+        """Round by round where a device stood: its center, its accuracy; None where it had none."""
+        found = []
+        for line, centers, accuracies in zip(self.lines, self._centers, self._accuracies, strict=True):
+            center = int(centers[number]) if number < len(centers) else NOBODY
+            accuracy = float(accuracies[number]) if number < len(accuracies) else float("nan")
+            found.append(
+                {
+                    "round": line["round"],
+                    "center": None if center == NOBODY else center,
+                    "accuracy": None if np.isnan(accuracy) else round(accuracy, 6),
+                }
+            )
+        return found
+
+    def grid(self, names: Sequence[str]) -> dict[str, Any]:
+        """Some devices, sorted by their newest center and name, times the newest rounds; a row is a text of MARKS."""
+        newest = self.centers(len(names))
+        order = sorted(range(len(names)), key=lambda i: (newest[i] == NOBODY, newest[i], names[i]))
+        if len(order) > GRID_ROWS:
+            order = [order[int(i)] for i in np.linspace(0, len(order) - 1, GRID_ROWS).round()]
+        past = list(self._centers)[-GRID_ROUNDS:]
+        rows = ["".join(_mark(centers, i) for centers in past) for i in order]
+        first = self.lines[-len(past)]["round"] if past else 1
+        return {"first": first, "devices": [names[i] for i in order], "rows": rows, "of": len(names)}
+
+
+def _mark(centers: Centers, number: int) -> str:
+    center = int(centers[number]) if number < len(centers) else NOBODY
+    return "." if center == NOBODY else MARKS[center % len(MARKS)]

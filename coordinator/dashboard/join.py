@@ -1,0 +1,40 @@
+"""What a device must know to join this federation or to ask for its nearest center, in words that can be copied.
+
+Public facts only: the broker's address, the federation's name, the public signing keys. What lets a device in (a
+certificate, a token) is its own: `fedcenters-coordinator provision` makes it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from coordinator import broker as brokers
+from coordinator.config import CoordinatorConfig
+from coordinator.phone import link_of, qr_svg
+from coordinator.security import pins
+
+COMMAND = "fedcenters-edge nearest --config client.toml --json"
+
+
+def joining(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str, Any]:
+    """`base` is how whoever asks has reached us, as http://host:port; `phone`: whether the page for phones is there."""
+    url = brokers.url_of(config.broker)
+    facts = {
+        "federation": config.federation,
+        "device-id": "my-device",
+        "broker": url,
+        "engine": "onnx",
+        "data": "data",
+        "state": "state",
+        "signing-keys": pins(config.keys),
+    }
+    text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())  # such JSON is TOML, too
+    here = any(name in url for name in ("127.0.0.1", "localhost", "[::1]"))
+    return {"config": text, "command": COMMAND, "local": here, "phone": _phone(base) if phone else None}
+
+
+def _phone(base: str) -> dict[str, str]:
+    """The link that a phone opens, and its QR code as SVG."""
+    link = link_of(base)
+    return {"url": link, "svg": qr_svg(link)}

@@ -1,0 +1,156 @@
+// Charts of a run as SVG: lines over rounds, bars over rounds, a heat map. Plain numbers in, one node filled.
+// A chart can be focused: the arrow keys move along the rounds, as the pointer does, and the values are said.
+
+import { centerColour, el, real, svg } from "./dom.js";
+
+const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MOST = 400;
+const cursors = new WeakMap(); // where someone looks, kept when the chart is drawn anew
+
+function thinned(list) {
+  if (list.length <= MOST) return list;
+  const step = (list.length - 1) / (MOST - 1);
+  return Array.from({ length: MOST }, (_, i) => list[Math.round(i * step)]);
+}
+
+function ticks(low, high, count) {
+  const raw = (high - low) / count || 1;
+  const size = 10 ** Math.floor(Math.log10(raw));
+  const step = [1, 2, 2.5, 5, 10].map((m) => m * size).find((s) => s >= raw);
+  const out = [];
+  for (let x = Math.ceil(low / step - 1e-9) * step; x <= high + step * 1e-9; x += step) out.push(x);
+  return out;
+}
+
+// series: [{name, colour, dashed, values: [[round, y|null], ...]}]; the axis begins at `from` and ends at most at `to`
+export function lines(node, { series, label, format, axis = format, from = null, to = null, empty }) {
+  const drawn = series.map((one) => ({ ...one, values: thinned(one.values) }));
+  const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
+  if (!points.length) { none(node, empty); return; }
+  const rounds = [...new Set(drawn.flatMap((one) => one.values.map(([x]) => x)))].sort((a, b) => a - b);
+  const ys = points.map(([, y]) => y);
+  let low = from ?? Math.min(...ys), high = Math.max(...ys);
+  high = Math.min(to ?? Infinity, high + (high - low) * 0.08);
+  if (from === null) low -= (high - low) * 0.05;
+  if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high += Math.abs(high) * 0.1 || 0.1; }
+  const frame = framed(node, rounds, low, high, axis, 58);
+  for (const one of drawn) {
+    let path = "", pen = "M";
+    for (const [x, y] of one.values) {
+      if (y === null || y === undefined) { pen = "M"; continue; }
+      path += `${pen}${frame.x(x).toFixed(1)} ${frame.y(y).toFixed(1)}`;
+      pen = "L";
+    }
+    frame.root.append(svg("path", { d: path, class: "line", stroke: one.colour, "stroke-dasharray": one.dashed ? "5 4" : null }));
+    if (one.values.length === 1 && one.values[0][1] != null) frame.root.append(svg("circle", { cx: frame.x(one.values[0][0]), cy: frame.y(one.values[0][1]), r: 3, fill: one.colour }));
+  }
+  endNames(frame, drawn);
+  const table = new Map(rounds.map((x) => [x, drawn.map((one) => [one, one.values.find(([r]) => r === x)?.[1]])]));
+  readable(node, frame, rounds, label, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
+}
+
+function endNames(frame, drawn) { // at the right end of each line, pushed apart
+  const ends = drawn.map((one) => {
+    const end = one.values.findLast(([, y]) => y !== null && y !== undefined);
+    return end && { one, y: frame.y(end[1]) };
+  }).filter(Boolean).sort((a, b) => a.y - b.y);
+  if (ends.length > 10) return;
+  ends.forEach((end, i) => { if (i && end.y < ends[i - 1].y + 12) end.y = ends[i - 1].y + 12; });
+  const over = ends.length ? Math.max(0, ends.at(-1).y - (frame.height - BOTTOM)) : 0;
+  for (const { one, y } of ends) frame.root.append(svg("text", { x: frame.width - 52, y: y + 4 - over, class: "end", css: { fill: one.colour } }, one.short ?? one.name));
+}
+
+// stacks: [{name, colour, values: [[round, y], ...]}], drawn on each other
+export function bars(node, { stacks, label, format, axis = format, empty }) {
+  const drawn = stacks.map((one) => ({ ...one, values: thinned(one.values) }));
+  const rounds = drawn[0].values.map(([x]) => x);
+  if (!rounds.length) { none(node, empty); return; }
+  const sums = rounds.map((_, i) => drawn.reduce((sum, one) => sum + one.values[i][1], 0));
+  const frame = framed(node, rounds, 0, Math.max(...sums) || 1, axis, RIGHT);
+  const gap = (frame.width - LEFT - RIGHT) / Math.max(rounds.length, 4);
+  const wide = Math.max(1, Math.min(34, gap * 0.72));
+  const place = (i) => (rounds.length === 1 ? frame.x(rounds[0]) : LEFT + wide / 2 + ((frame.width - LEFT - RIGHT - wide) * i) / (rounds.length - 1));
+  rounds.forEach((_, i) => {
+    let base = 0;
+    for (const one of drawn) {
+      const y = one.values[i][1];
+      const top = frame.y(base + y), bottom = frame.y(base);
+      frame.root.append(svg("rect", { x: place(i) - wide / 2, y: top, width: wide, height: Math.max(0, bottom - top), fill: one.colour, rx: wide > 8 ? 2 : 0 }));
+      base += y;
+    }
+  });
+  const at = new Map(rounds.map((x, i) => [x, i]));
+  frame.x = (x) => place(at.get(x));
+  readable(node, frame, rounds, label, (x) => drawn.map((one) => `${one.name} ${format(one.values[at.get(x)][1])}`).join(", "));
+}
+
+function none(node, words) {
+  node.replaceChildren(el("p", { class: "empty" }, words));
+}
+
+function framed(node, rounds, low, high, format, right) {
+  const { width, height } = node.getBoundingClientRect();
+  const first = rounds[0], span = Math.max(1, rounds.at(-1) - first);
+  const x = (round) => LEFT + ((width - LEFT - right) * (round - first)) / span;
+  const y = (value) => height - BOTTOM - ((height - TOP - BOTTOM) * (value - low)) / (high - low);
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, "aria-hidden": "true" });
+  for (const value of ticks(low, high, 4)) {
+    root.append(svg("line", { class: "axis", x1: LEFT, x2: width - right, y1: y(value), y2: y(value) }));
+    root.append(svg("text", { x: LEFT - 7, y: y(value) + 4, "text-anchor": "end" }, format(value)));
+  }
+  const step = Math.max(1, Math.ceil(rounds.length / Math.max(2, Math.floor((width - LEFT - right) / 60))));
+  for (let i = 0; i < rounds.length; i += step) root.append(svg("text", { x: x(rounds[i]), y: height - 6, "text-anchor": "middle" }, String(rounds[i])));
+  return { root, x, y, width, height };
+}
+
+function readable(node, frame, rounds, label, words) {
+  const cursor = svg("line", { class: "cursor", y1: TOP, y2: frame.height - BOTTOM, visibility: "hidden" });
+  frame.root.append(cursor);
+  const said = el("output", { class: "said" });
+  const look = (round) => {
+    cursors.set(node, round);
+    cursor.setAttribute("visibility", round === null ? "hidden" : "visible");
+    if (round !== null) { cursor.setAttribute("x1", frame.x(round)); cursor.setAttribute("x2", frame.x(round)); }
+    said.textContent = round === null ? "" : `round ${round}: ${words(round)}`;
+  };
+  node.replaceChildren(frame.root, said);
+  node.tabIndex = 0;
+  node.setAttribute("role", "group");
+  node.setAttribute("aria-label", `${label}. Newest, round ${rounds.at(-1)}: ${words(rounds.at(-1))}. Arrow keys read the others.`);
+  node.onpointermove = (event) => {
+    const at = event.clientX - node.getBoundingClientRect().left;
+    look(rounds.reduce((best, round) => (Math.abs(frame.x(round) - at) < Math.abs(frame.x(best) - at) ? round : best)));
+  };
+  node.onpointerleave = node.onblur = () => look(null);
+  node.onkeydown = (event) => {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const now = cursors.get(node) ?? null;
+    const index = now === null ? rounds.length - 1 : Math.min(rounds.length - 1, Math.max(0, rounds.indexOf(now) + step));
+    look(rounds[index]);
+  };
+  if (cursors.get(node) != null && rounds.includes(cursors.get(node))) look(cursors.get(node));
+}
+
+// values [k][k] from the least to 1
+export function heat(node, values, label) {
+  const k = values.length, size = 44, margin = 30;
+  const flat = values.flat();
+  const low = Math.min(...flat, 0.999999), span = 1 - low;
+  const side = margin + k * size;
+  const root = svg("svg", { viewBox: `0 0 ${side} ${side}`, role: "img", "aria-label": label, css: { "max-width": `${side * 1.8}px` } });
+  const [from, to] = ["var(--heat-low)", "var(--heat-high)"].map((name) => real(name).split(",").map(Number));
+  for (let i = 0; i < k; i += 1) {
+    for (const [x, y] of [[margin + i * size + size / 2, margin / 2], [margin / 2, margin + i * size + size / 2]]) {
+      root.append(svg("circle", { cx: x - 6, cy: y, r: 5, fill: centerColour(i) }), svg("text", { class: "center-words", x: x + 7, y }, String(i)));
+    }
+    for (let j = 0; j < k; j += 1) {
+      const share = (values[i][j] - low) / span;
+      const colour = from.map((a, at) => Math.round(a + (to[at] - a) * share));
+      root.append(svg("rect", { x: margin + j * size + 1, y: margin + i * size + 1, width: size - 2, height: size - 2, rx: 4, fill: `rgb(${colour})` },
+        svg("title", {}, `centers ${i} and ${j}: ${values[i][j].toFixed(4)}`)));
+      if (k <= 10) root.append(svg("text", { class: "cell-words", "data-value": values[i][j], x: margin + j * size + size / 2, y: margin + i * size + size / 2, css: { fill: share > 0.5 ? "var(--heat-ink-high)" : "var(--heat-ink)" } }, values[i][j].toFixed(3)));
+    }
+  }
+  node.replaceChildren(root);
+}

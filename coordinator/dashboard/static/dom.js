@@ -1,0 +1,85 @@
+// Elements from plain values. Text is only ever text: nothing here, and nobody who uses it, parses markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+export const byId = (id) => document.getElementById(id);
+
+function made(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes ?? {})) {
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "css") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+export const el = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+
+export function say(id, text) {
+  const node = byId(id);
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export const centerColour = (k) => (k === null || k === undefined || k < 0 ? "var(--nobody)" : `var(--c${k % 8})`);
+export const onCenter = (k) => (k === null || k === undefined || k < 0 ? "var(--on-nobody)" : `var(--on${k % 8})`); // ink on it
+let sheet = null;
+const found = new Map();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => found.clear());
+export function real(variable) { // "var(--c0)" as a canvas wants it
+  if (!found.has(variable)) {
+    sheet ??= getComputedStyle(document.documentElement);
+    found.set(variable, sheet.getPropertyValue(variable.slice(4, -1)).trim());
+  }
+  return found.get(variable);
+}
+
+export const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1)} %`);
+export const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : s < 120 ? `${s.toFixed(0)} s` : `${(s / 60).toFixed(1)} min`);
+export function bytes(n) {
+  for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) if (n >= size) return `${(n / size).toFixed(n >= 100 * size ? 0 : 1)} ${unit}`;
+  return `${n} B`;
+}
+
+// A canvas as sharp as the screen; -> its context and its size in CSS pixels.
+export function fitted(canvas) {
+  const { width, height } = canvas.parentElement.getBoundingClientRect();
+  const scale = Math.min(devicePixelRatio || 1, 2);
+  if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
+    canvas.width = Math.round(width * scale);
+    canvas.height = Math.round(height * scale);
+  }
+  const context = canvas.getContext("2d");
+  context.setTransform(scale, 0, 0, scale, 0, 0);
+  context.clearRect(0, 0, width, height);
+  return { context, width, height };
+}
+
+let tip = null;
+export function showTip(text, x, y) {
+  tip ??= document.body.appendChild(el("div", { class: "tip", "aria-hidden": "true" }));
+  tip.hidden = !text;
+  if (!text) return;
+  tip.textContent = text;
+  tip.style.left = `${Math.min(x + 12, innerWidth - tip.offsetWidth - 8)}px`;
+  tip.style.top = `${Math.max(8, y - 32)}px`;
+}
+
+export async function ask({ title, words, yes, field, danger }) { // -> the text of the field, true, or null
+  const dialog = byId("ask");
+  say("ask-title", title);
+  say("ask-words", words);
+  byId("ask-field").hidden = !field;
+  if (field) say("ask-label", field);
+  byId("ask-input").value = "";
+  const button = byId("ask-yes");
+  button.textContent = yes;
+  button.className = danger ? "danger" : "primary";
+  dialog.showModal();
+  (field ? byId("ask-input") : byId("ask-no")).focus();
+  return new Promise((done) => {
+    const end = (value) => { dialog.close(); done(value); };
+    byId("ask-form").onsubmit = (event) => { event.preventDefault(); end(field ? byId("ask-input").value.trim() : true); };
+    byId("ask-no").onclick = () => end(null);
+    dialog.oncancel = () => done(null);
+  });
+}

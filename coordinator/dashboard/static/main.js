@@ -1,0 +1,137 @@
+// The page: keeps state.js up to date from the stream, and draws what changed, at most once a frame.
+
+import { Fleet, Map2D, drawGrid } from "./canvas.js";
+import { heat } from "./charts.js";
+import * as control from "./control.js";
+import { byId, centerColour, el, say } from "./dom.js";
+import * as overview from "./overview.js";
+import { showDevice, showFiles, showJoin } from "./panels.js";
+import { question, Refused, stream } from "./remote.js";
+import { order, state, take } from "./state.js";
+
+const TABLE_MS = 500; // between two drawings of the table of devices
+const open = (id) => { location.hash = `#device/${encodeURIComponent(id)}`; };
+const map = new Map2D(byId("map"), open), fleet = new Fleet(byId("fleet"), open);
+const dirty = new Set();
+let waits = 0, tableAt = 0, drawnMap = null;
+
+function touch(...parts) {
+  for (const part of parts) dirty.add(part);
+  waits ||= requestAnimationFrame(draw);
+}
+
+const ALL = ["head", "fleet", "run", "map", "grid", "events", "table"];
+const PARTS = { snapshot: ALL, now: ["head", "fleet"], facts: ["head"], fleet: ["head", "fleet", "table"], round: ["head", "run", "table"], event: ["events"] };
+
+function draw(time) {
+  waits = 0;
+  const run = overview.chooseRun();
+  overview.tabs(() => { ask(); touch(...ALL); });
+  const late = dirty.has("table") && time - tableAt < TABLE_MS;
+  if (dirty.has("head")) { overview.header(); overview.tiles(run, state.maps[run?.run]); control.show(); }
+  if (dirty.has("fleet")) { overview.fleetWords(byId("fleet")); fleet.draw(state.fleet, order(), state.states); }
+  if (dirty.has("run")) { overview.curves(run); overview.roundTable(run); }
+  if (dirty.has("events")) overview.eventList();
+  if (dirty.has("map")) drawMap(run);
+  if (dirty.has("grid")) drawAssignment(run);
+  if (dirty.has("table") && !late) { tableAt = time; overview.deviceTable(run); }
+  dirty.clear();
+  if (late) setTimeout(() => touch("table"), TABLE_MS);
+}
+
+function drawMap(run) {
+  const found = state.maps[run?.run];
+  byId("map-empty").hidden = Boolean(found);
+  if (!found) return;
+  if (drawnMap === found) { map.frame(); return; }
+  drawnMap = found;
+  const centers = new Map(state.fleet.ids.map((id, i) => [id, run.centers[i] ?? -1]));
+  map.update(found, (id) => centers.get(id) ?? -1);
+  say("map-round", `${found.run}, round ${found.round}`);
+  const sizes = found.centers.map(() => 0);
+  for (const id of found.devices) if (centers.get(id) >= 0) sizes[centers.get(id)] += 1;
+  byId("map-legend").replaceChildren(...sizes.slice(0, 16).map((n, k) => el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}: ${n}`)));
+  byId("map").setAttribute("aria-label", `Map of ${found.devices.length} devices after round ${found.round}: ${sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
+  heat(byId("cosine"), found.cosine.slice(0, 24).map((row) => row.slice(0, 24)), "Cosine of every pair of centers");
+  overview.tiles(run, found);
+}
+
+function drawAssignment(run) {
+  const grid = state.grids[run?.run];
+  byId("assignment-empty").hidden = Boolean(grid?.rows.length);
+  if (!grid?.rows.length) return;
+  drawGrid(byId("assignment"), grid, run.of, innerWidth > 560);
+  const line = run.lines.at(-1);
+  say("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved in round ${line.round}`);
+  byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} rounds; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
+}
+
+// What is too long for the stream is asked for when it is new; while one question is out, the next waits.
+let asking = false, again = false;
+async function ask() {
+  const run = overview.chooseRun();
+  if (!run) return;
+  if (asking) { again = true; return; }
+  asking = true;
+  try {
+    const name = encodeURIComponent(run.run);
+    const [grid, found] = await Promise.all([question(`api/grid?run=${name}`), question(`api/map?run=${name}`)]);
+    state.grids[run.run] = grid;
+    if (found.map && found.map.round !== state.maps[run.run]?.round) state.maps[run.run] = found.map;
+    touch("grid", "map", "head");
+  } catch (wrong) {
+    if (!(wrong instanceof Refused) && !(wrong instanceof TypeError)) throw wrong;
+  } finally {
+    asking = false;
+    if (again) { again = false; ask(); }
+  }
+}
+
+function onEvent(kind, data) {
+  take(kind, data);
+  if (kind === "snapshot") { state.alive = true; control.notice(""); showJoin().catch(() => {}); showFiles().catch(() => {}); }
+  if (kind === "snapshot" || kind === "round" || kind === "map") ask();
+  if (kind === "event" && data.event === "bundle") showFiles().catch(() => {});
+  touch(...(PARTS[kind] ?? []));
+}
+
+async function follow() {
+  for (let wait = 500; ; wait = Math.min(8000, wait * 2)) {
+    try {
+      await stream((kind, data) => { wait = 500; onEvent(kind, data); });
+    } catch (wrong) {
+      if (wrong instanceof Refused && wrong.status === 401) {
+        if (!(await control.askToken("read", "Reading needs a token: the operator has it."))) return;
+        wait = 250;
+        continue;
+      }
+      if (wrong instanceof Refused) control.notice(`The coordinator answers: ${wrong.message}.`);
+    }
+    const before = state.alive;
+    state.alive = false;
+    if (before) control.notice(state.now.phase === "stopped" || state.facts.done ? "The coordinator has ended. What you see is its last state." : "The connection is lost; trying again.");
+    touch("head");
+    await new Promise((done) => setTimeout(done, wait));
+  }
+}
+
+async function route() {
+  const [, id] = /^#device\/(.+)$/.exec(location.hash) ?? [];
+  byId("overview").hidden = Boolean(id);
+  byId("device").hidden = !id;
+  if (!id) { touch(...ALL); return; }
+  try {
+    (await showDevice(decodeURIComponent(id))).focus();
+    scrollTo(0, 0);
+  } catch (wrong) {
+    byId("device").replaceChildren(el("a", { href: "#" }, "← Overview"), el("p", { class: "empty" }, wrong instanceof Refused ? wrong.message : "The coordinator does not answer."));
+  }
+}
+
+control.begin();
+byId("find").oninput = byId("only").onchange = () => { tableAt = 0; touch("table"); };
+addEventListener("hashchange", route);
+new ResizeObserver(() => { map.frame(); touch("fleet", "run", "map", "grid"); }).observe(byId("content"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawnMap = null; touch(...ALL); });
+if (location.hash.startsWith("#device/")) route();
+follow();

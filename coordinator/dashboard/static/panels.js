@@ -1,0 +1,66 @@
+// What can be taken away, how a new device joins, and the page of one device.
+
+import { blob, question } from "./remote.js";
+import { byId, bytes, centerColour, el, onCenter, percent } from "./dom.js";
+import { lines } from "./charts.js";
+
+async function download(path) {
+  const url = URL.createObjectURL(await blob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`));
+  el("a", { href: url, download: path.split("/").at(-1) }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+const short = (path) => path.replace(/[0-9a-f]{40,64}/, (hash) => `${hash.slice(0, 8)}…`);
+
+export async function showFiles() {
+  const { files } = await question("api/files");
+  if (!files.length) return;
+  const rank = ({ path }) => (path.startsWith("centers/") ? 0 : path.startsWith("program/") ? 2 : 1); // what people look for first
+  const rows = files.toSorted((a, b) => rank(a) - rank(b)).map(({ path, size }) => el("tr", {}, el("td", { title: path }, short(path)), el("td", { class: "number" }, bytes(size)),
+    el("td", { class: "number" }, el("button", { type: "button", class: "small", "aria-label": `Download ${path}`, onclick: () => download(path) }, "Download"))));
+  const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "File"), el("th", { scope: "col", class: "number" }, "Size"), el("th", { scope: "col" }, ""))), el("tbody", {}, ...rows));
+  byId("export").replaceChildren(
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-labelledby": "h-export" }, table),
+    el("p", { class: "note" }, "The bundle in the run's folder: every center as files that run without us, each checked against torch. Serve it with fedcenters-export serve."));
+}
+
+export async function showJoin() {
+  const { config, command, local, phone } = await question("api/join");
+  if (!config) return;
+  const copy = el("button", { type: "button", class: "small", onclick: async () => { await navigator.clipboard.writeText(config); copy.textContent = "Copied"; } }, "Copy");
+  const words = el("div", {},
+    el("p", {}, "A device that never trained asks which center suits it best, or hears that none does. Its samples stay with it. client.toml:"),
+    el("pre", { tabindex: "0" }, config), copy,
+    el("pre", { tabindex: "0" }, `$ ${command}`),
+    local ? el("p", { class: "note" }, "This broker listens on this machine only; a device elsewhere needs a broker that it can reach (docs/security.md).") : null);
+  const scan = phone && el("div", {}, el("img", { class: "qr", alt: `QR code of ${phone.url}`, src: `data:image/svg+xml;base64,${btoa(unescape(encodeURIComponent(phone.svg)))}` }),
+    el("p", { class: "note" }, el("a", { href: phone.url }, "Open on a phone")));
+  byId("join").replaceChildren(el("div", { class: "join" }, words, scan));
+}
+
+export async function showDevice(id) {
+  const node = byId("device");
+  const about = await question(`api/device/${encodeURIComponent(id)}`);
+  const back = el("a", { href: "#" }, "← Overview");
+  const parts = [back, el("div", { class: "device-head" }, el("h1", {}, about.id), el("span", { class: "pill" }, about.state), el("span", { class: "quiet" }, `${about.samples} training samples, ${about.engine || "engine unknown"}`))];
+  const cards = [], later = [];
+  for (const [run, rounds] of Object.entries(about.runs)) {
+    const at = rounds.at(-1)?.center ?? null;
+    const map = about.maps[run];
+    const chart = el("div", { class: "plot chart low" });
+    cards.push(el("section", { class: "card half", "aria-label": `Accuracy in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: accuracy on its held-out samples`)), chart));
+    later.push(() => lines(chart, { series: [{ name: "accuracy", short: "", colour: centerColour(at ?? 0), values: rounds.map((r) => [r.round, r.accuracy]) }], label: `Accuracy of ${about.id} in ${run}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "Not tested yet." }));
+    const strip = rounds.slice(-60).map((r) => el("span", { css: { background: centerColour(r.center), color: onCenter(r.center) }, title: `round ${r.round}` }, r.center === null ? "–" : String(r.center)));
+    const most = Math.max(...(map?.distance ?? [0]), 1e-12);
+    const bars = (map?.distance ?? []).flatMap((d, k) => [el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}`),
+      el("div", { class: "track" }, el("div", { css: { width: `${(100 * d) / most}%`, background: centerColour(k) } })), el("span", { class: "number", "data-value": d }, d.toFixed(4))]);
+    cards.push(el("section", { class: "card half", "aria-label": `Centers in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: its center, round by round`)), el("div", { class: "strip" }, ...strip),
+      el("div", { class: "head", css: { "margin-top": "16px" } }, el("h2", {}, "Distance to every center"), el("span", { class: "quiet" }, map ? `round ${map.round}` : "")),
+      bars.length ? el("div", { class: "bars" }, ...bars) : el("p", { class: "quiet" }, "It sent no model in the newest round that has a map.")));
+  }
+  if (about.refused.length) cards.push(el("section", { class: "card full" }, el("div", { class: "head" }, el("h2", {}, "Answers that did not count")),
+    el("ul", { class: "events" }, ...about.refused.toReversed().map((r) => el("li", {}, `${r.run} round ${r.round}: ${r.reason}`)))));
+  node.replaceChildren(...parts, el("div", { class: "grid" }, ...cards));
+  later.forEach((draw) => draw());
+  return back;
+}

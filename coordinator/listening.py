@@ -1,0 +1,36 @@
+"""How the coordinator's pages are listened for: limits on headers, connections and idling; TLS where it is given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+CONNECTIONS = 512
+HEADER_BYTES = 16 << 10
+IDLE_S = 20
+
+
+def listening(
+    app: ASGIApp, host: str, port: int, *, certificate: Path | None = None, key: Path | None = None
+) -> uvicorn.Config:
+    """Settings for a server of `app`; nothing listens yet."""
+    return uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        loop="asyncio",
+        http="h11",  # refuses a header longer than this
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        ws="none",
+        lifespan="off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=IDLE_S,
+        timeout_graceful_shutdown=1,
+        ssl_certfile=certificate,
+        ssl_keyfile=None if key is None else str(key),
+    )

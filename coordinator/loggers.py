@@ -1,0 +1,179 @@
+"""Who else is told of each round: TensorBoard, MLflow, Prometheus. Chosen by name, and loaded only then.
+
+A logger takes the events of metrics.jsonl and turns those of rounds into numbers over rounds. metrics.jsonl stays the
+record; a logger that fails later is told of once and the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
+
+log = logging.getLogger(__name__)
+
+Event = Mapping[str, Any]
+Tell = Callable[[Event], None]
+PROMETHEUS_PORT = 9464
+
+
+class Sink(Protocol):
+    """Takes the numbers of one round of one run."""
+
+    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """Names of `numbers` are paths, as accuracy/micro."""
+
+    def close(self) -> None:
+        """Write out what is held."""
+
+
+def numbers_of(event: Event) -> dict[str, float]:
+    """What a round's event says in numbers over rounds; centers by number, devices not: they are too many."""
+    found: dict[str, float] = {}
+    for name in ("accuracy", "f1", "loss", "bytes"):
+        if isinstance(value := event.get(name), Mapping):
+            found |= {f"{name}/{key}": v for key, v in value.items() if isinstance(v, (int, float))}
+    for key, name in (("per_center", "center_accuracy"), ("loss_per_center", "center_loss")):
+        found |= {f"{name}/{k}": value for k, value in enumerate(event.get(key, ())) if value is not None}
+    found |= {key: event[key] for key in ("seconds", "local_steps", "answered") if event.get(key) is not None}
+    return {key: float(value) for key, value in found.items()}
+
+
+@contextmanager
+def opened(names: str, folder: Path, config: Mapping[str, Any]) -> Iterator[Tell]:
+    """What is told every event, for loggers like "tensorboard,prometheus:9464"; nothing for none.
+
+    Raises ConfigError for an unknown name, RuntimeMissing where its package is not installed.
+    """
+    with ExitStack() as stack:
+        sinks: dict[str, Sink] = {}
+        for text in filter(None, map(str.strip, names.split(","))):
+            name, _, option = text.partition(":")
+            if name not in SINKS:
+                raise ConfigError(f"unknown logger {name!r}", hint=f"use some of {', '.join(SINKS)}")
+            sinks[name] = SINKS[name](folder, option, config)
+            stack.callback(sinks[name].close)
+
+        def tell(event: Event) -> None:
+            if event.get("event") != "round":
+                return
+            numbers = numbers_of(event)
+            for name, sink in list(sinks.items()):
+                if not _taken(sink, event, numbers):
+                    log.error("logger %s is told no more", name)
+                    del sinks[name]
+
+        yield tell
+
+
+def _taken(sink: Sink, event: Event, numbers: Mapping[str, float]) -> bool:
+    try:
+        sink.take(str(event["run"]), int(event["round"]), numbers)
+    except Exception:  # whatever a tracker's server does, it may not end a training
+        log.exception("a logger failed")
+        return False
+    return True
+
+
+class TensorBoard:
+    """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`."""
+
+    def __init__(self, folder: Path, _option: str, _config: Mapping[str, Any]) -> None:
+        try:
+            from tensorboard.summary import Writer
+        except ImportError as missing:
+            _missing("tensorboard", missing)
+        self._open, self._folder, self._writers = Writer, folder / "tensorboard", dict[str, Any]()
+
+    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        if run not in self._writers:
+            self._writers[run] = self._open(str(self._folder / run))
+        for name, value in numbers.items():
+            self._writers[run].add_scalar(name, value, step)
+        self._writers[run].flush()
+
+    def close(self) -> None:
+        """See `Sink`."""
+        for writer in self._writers.values():
+            writer.close()
+
+
+class MLflow:
+    """A run of its own per method, on the server that MLFLOW_TRACKING_URI names, in the experiment mlflow:NAME."""
+
+    def __init__(self, _folder: Path, option: str, config: Mapping[str, Any]) -> None:
+        try:
+            from mlflow.tracking import MlflowClient
+        except ImportError as missing:
+            _missing("mlflow", missing)
+        where = os.environ.get("MLFLOW_TRACKING_URI")
+        if not where:
+            raise ConfigError("MLFLOW_TRACKING_URI is not set", hint="set it to your server, as http://host:5000")
+        self._client, self._config, self._runs = MlflowClient(where), config, dict[str, str]()
+        known = self._client.get_experiment_by_name(option or "fedcenters")
+        self._experiment = known.experiment_id if known else self._client.create_experiment(option or "fedcenters")
+
+    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        if run not in self._runs:
+            self._runs[run] = self._client.create_run(self._experiment, run_name=run).info.run_id
+            for key, value in self._config.items():
+                self._client.log_param(self._runs[run], key, str(value)[:500])
+        for name, value in numbers.items():
+            self._client.log_metric(self._runs[run], name, value, step=step)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        for run_id in self._runs.values():
+            self._client.set_terminated(run_id)
+
+
+class Prometheus:
+    """GET /metrics on this machine's port, 9464 or as in prometheus:PORT: the last round of each run."""
+
+    def __init__(self, _folder: Path, option: str, _config: Mapping[str, Any]) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Gauge, start_http_server
+        except ImportError as missing:
+            _missing("prometheus", missing)
+        if option and not option.isdecimal():
+            raise ConfigError(f"prometheus:{option}", hint="write prometheus:9464, with a port")
+        registry, port = CollectorRegistry(), int(option or PROMETHEUS_PORT)
+        self._value = Gauge("fedcenters_round_value", "Of the last round.", ["run", "name"], registry=registry)
+        self._round = Gauge("fedcenters_round", "The last round.", ["run"], registry=registry)
+        try:
+            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+        except OSError as taken:
+            hint = "choose another port, as prometheus:9465"
+            raise NetworkError(f"cannot listen on 127.0.0.1:{port}: {taken.strerror}", hint=hint) from taken
+
+    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Sink`."""
+        self._round.labels(run).set(step)
+        for name, value in numbers.items():
+            self._value.labels(run, name).set(value)
+
+    def close(self) -> None:
+        """See `Sink`."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
+    "tensorboard": TensorBoard,
+    "mlflow": MLflow,
+    "prometheus": Prometheus,
+}
+
+
+def _missing(extra: str, wrong: ImportError) -> NoReturn:
+    raise RuntimeMissing(
+        f"{wrong.name or extra} is not installed", hint=f"pip install 'fedcenters[{extra}]'"
+    ) from wrong

@@ -1,0 +1,168 @@
+"""What the phone's page runs that is not ours: ONNX Runtime Web and MQTT.js, fetched once from npm's registry.
+
+Each package is pinned by version and by the SHA-512 of its archive. Of an archive only the named files are taken, as
+plain files under their own names. Nothing is served that is not whole; the page itself loads nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.errors import NetworkError, ProtocolError, RuntimeMissing
+from edge_client.transport.blobs import write_atomically
+
+REGISTRY = "https://registry.npmjs.org"
+TIMEOUT_S = 60.0
+MIB = 1 << 20
+FILE_MAX = 32 * MIB
+ZIPPED = ".gz"  # beside each file: what a browser is sent
+ENVIRONMENT = "FEDCENTERS_WEB_FILES"
+Fetch = Callable[[str, int], bytes]  # (url, the most bytes) -> the body
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """One npm package: the archive's integrity as npm writes it, its size at most, and which of its files we serve."""
+
+    name: str
+    version: str
+    license: str
+    integrity: str
+    archive_max: int
+    files: tuple[str, ...]
+
+    @property
+    def url(self) -> str:
+        """Where the archive is."""
+        return f"{REGISTRY}/{self.name}/-/{self.name}-{self.version}.tgz"
+
+
+PACKAGES = (
+    Package(
+        name="onnxruntime-web",
+        version="1.30.0",
+        license="MIT",
+        integrity="sha512-q0y+JrrtukXSzsBWEMccVfqX25LRmosXHF+CaRJmg8pZClzcV7svNc4rKY3jL02Vb7QmRMDs1SigqR4CXAfKYQ==",
+        archive_max=40 * MIB,
+        files=("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
+    ),
+    Package(
+        name="mqtt",
+        version="5.16.0",
+        license="MIT",
+        integrity="sha512-G0VsEtuJz5sJUgZJaaADMVfW7SIFPzkIuHR+d6rk+tBeSwdCfd9BaIRycRfd2AbyFDEmLlFM+SDQeti/+IbOnw==",
+        archive_max=2 * MIB,
+        files=("mqtt.esm.js",),
+    ),
+)
+FILES = tuple(file for package in PACKAGES for file in package.files)
+
+
+def default_folder() -> Path:
+    """FEDCENTERS_WEB_FILES, or a folder of this version in the user's cache."""
+    given = os.environ.get(ENVIRONMENT)
+    if given:
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "fedcenters" / "-".join(["web", *(package.version for package in PACKAGES)])
+
+
+def here(folder: Path) -> bool:
+    """Whether the files of this version are all in `folder`."""
+    stamp = folder / "packages.txt"
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(PACKAGES) and not missing(folder)
+
+
+def missing(folder: Path) -> list[str]:
+    """The names that are not there."""
+    return [name for name in FILES if not ((folder / name).is_file() and (folder / f"{name}{ZIPPED}").is_file())]
+
+
+def required(folder: Path) -> Path:
+    """The same folder, or RuntimeMissing that says how to get its files."""
+    if not here(folder):
+        raise RuntimeMissing(
+            f"the phone's page needs {', '.join(missing(folder)) or 'other versions of its files'} in {folder}",
+            hint="fedcenters-coordinator web-files (33 MB from npm's registry, once), or set FEDCENTERS_WEB_FILES",
+        )
+    return folder
+
+
+def fetch_all(folder: Path, *, fetch: Fetch | None = None, packages: Sequence[Package] = PACKAGES) -> list[Path]:
+    """Fetch, check and extract every package into `folder`; -> the files written, none when they are there already.
+
+    Raises NetworkError when the registry cannot be reached, ProtocolError for an archive that is not the pinned one.
+    """
+    if packages is PACKAGES and here(folder):
+        return []
+    made = []
+    for package in packages:
+        data = (fetch or _download)(package.url, package.archive_max)
+        check(package, data)
+        for name, content in extracted(package, data).items():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / name, content)
+            write_atomically(folder / f"{name}{ZIPPED}", gzip.compress(content, mtime=0))
+            made.append(folder / name)
+    write_atomically(folder / "packages.txt", _stamp(packages).encode())
+    return made
+
+
+def check(package: Package, data: bytes) -> None:
+    """Return if these bytes are the pinned archive."""
+    found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode("ascii")
+    if found != package.integrity:
+        raise ProtocolError(
+            f"{package.url} is not the file that this version of fedcenters was tested with ({found:.20}...)",
+            hint="try again; if it stays so, somebody has changed the archive on its way",
+        )
+
+
+def extracted(package: Package, data: bytes) -> dict[str, bytes]:
+    """The wanted files of an npm archive: `package/dist/NAME`, plain files of at most FILE_MAX bytes; nothing else."""
+    found: dict[str, bytes] = {}
+    wanted = {f"package/dist/{name}": name for name in package.files}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+            for member in archive:
+                name = wanted.get(member.name)
+                if name is None or name in found or not member.isfile() or member.size > FILE_MAX:
+                    continue
+                file = archive.extractfile(member)
+                if file is not None:
+                    found[name] = file.read(FILE_MAX)
+    except (tarfile.TarError, EOFError, OSError) as wrong:
+        raise ProtocolError(f"{package.url} is no archive: {wrong}", hint="try again") from wrong
+    absent = sorted(set(package.files) - set(found))
+    if absent:
+        raise ProtocolError(f"{package.url} holds no {', '.join(absent)}", hint="another version of fedcenters may fit")
+    return found
+
+
+def _download(url: str, limit: int) -> bytes:
+    try:
+        with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:  # noqa: S310 - https, written above
+            data: bytes = answer.read(limit + 1)
+    except (urllib.error.URLError, OSError) as wrong:
+        raise NetworkError(
+            f"cannot fetch {url}: {wrong}", hint="on a machine with internet run web-files --out DIR, and copy DIR here"
+        ) from wrong
+    if len(data) > limit:
+        raise ProtocolError(f"{url} has more than {limit} bytes", hint="try again")
+    return data
+
+
+def _stamp(packages: Sequence[Package]) -> str:
+    """What a folder holds, for people and for `here`."""
+    rows = (f"{p.name} {p.version} {p.license} {p.integrity} {' '.join(p.files)}\n" for p in packages)
+    return "".join(rows)

@@ -1,0 +1,120 @@
+"""Starts the newest release that works: the flashed one, or one that the client fetched later. Standard library only.
+
+On a board this file is /opt/fedcenters/launch.py, beside `site` (the flashed client and its wheels). Releases lie in
+$STATE_DIRECTORY/releases/VERSION; `record.json` beside them says which is good, which is on trial, how often that one
+was started, and which failed. A release on trial has TRIALS starts to hear its coordinator (then the client calls it
+good); else the one of before is started again. The record is replaced as a whole, so a power cut at any instruction
+leaves one that can be read. A release that is older than what was flashed since is passed over.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+TRIALS = 3
+FAILED_KEPT = 16
+FILE = "record.json"
+RELEASES = "FEDCENTERS_RELEASES"  # tells the client where releases lie, and so that there is a launcher
+_VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
+_ASSIGNED = re.compile(r'^__version__ = "([^"]*)"$', re.MULTILINE)
+
+
+class Record(NamedTuple):
+    """What is known of the releases; "" is the flashed one, which is always there."""
+
+    good: str = ""
+    trial: str = ""
+    starts: int = 0
+    failed: tuple[str, ...] = ()
+
+
+def number(version: str) -> tuple[int, ...]:
+    """The text 0.2.10 -> (0, 2, 10). Raises ValueError for what is no version."""
+    if not _VERSION.fullmatch(version):
+        raise ValueError(f"{version!r} is no version")
+    return tuple(int(part) for part in version.split("."))
+
+
+def choose(record: Record, usable: Callable[[str], bool]) -> tuple[str, Record]:
+    """-> (the release to start, the record to keep before it starts).
+
+    `usable` says whether a release is on the disk and newer than the flashed one.
+    """
+    good = record.good if record.good and usable(record.good) else ""
+    if record.trial and record.starts < TRIALS and usable(record.trial):
+        return record.trial, record._replace(good=good, starts=record.starts + 1)
+    failed = (*record.failed, record.trial)[-FAILED_KEPT:] if record.trial else record.failed
+    return good, Record(good=good, failed=failed)
+
+
+def read(folder: Path) -> Record:
+    """The record; an empty one where there is none or it is damaged."""
+    try:
+        raw = json.loads((folder / FILE).read_text(encoding="ascii"))
+        return Record(str(raw["good"]), str(raw["trial"]), int(raw["starts"]), tuple(str(v) for v in raw["failed"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Record()
+
+
+def write(folder: Path, record: Record) -> None:
+    """Replace the record; after a power cut it is the old one or this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    beside = folder / (FILE + ".new")
+    with beside.open("w", encoding="ascii") as file:
+        json.dump(record._asdict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(folder / FILE)
+    flush(folder)
+
+
+def flush(folder: Path) -> None:
+    """Have a folder's names on the disk before anything that counts on them."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Become the client."""
+    site = Path(__file__).resolve().parent / "site"
+    releases = Path(os.environ.get("STATE_DIRECTORY", "/var/lib/fedcenters")) / "releases"
+    flashed = _version_of(site)
+
+    def usable(name: str) -> bool:
+        here = _VERSION.fullmatch(name) and (releases / name / "edge_client" / "cli.py").is_file()
+        return bool(here) and number(name) > flashed
+
+    before = read(releases)
+    chosen, after = choose(before, usable)
+    if after != before:
+        try:
+            write(releases, after)
+        except OSError as full:  # a trial that cannot be counted must not begin
+            sys.stderr.write(f"cannot write {releases / FILE}: {full}; starting what is known to work\n")
+            chosen = before.good if before.good and usable(before.good) else ""
+    path = [str(releases / chosen), str(site)] if chosen else [str(site)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), RELEASES: str(releases)}
+    command = [sys.executable, "-m", "edge_client.cli", *arguments]
+    os.execve(sys.executable, command, environment)  # noqa: S606 - the same process, so that systemd knows it
+
+
+def _version_of(site: Path) -> tuple[int, ...]:
+    """Of the flashed client."""
+    try:
+        found = _ASSIGNED.search((site / "edge_client" / "__init__.py").read_text(encoding="utf-8"))
+        return number(found[1]) if found else ()
+    except (OSError, ValueError):
+        return ()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,32 @@
+"""`fedcenters-edge release`: this client as a release for a fleet of boards. Signs nothing: the coordinator does."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from edge_client import __version__
+from edge_client.board.files import SITE
+from edge_client.board.flash import PACKAGE
+from edge_client.board.wheels import ENGINES, client
+from edge_client.errors import EXIT_OK
+from edge_client.release import packed
+from edge_client.transport.blobs import write_atomically
+
+EXAMPLE = 'example: fedcenters-edge release client.tar, then release = "client.tar" in the coordinator\'s file'
+
+
+def add_arguments(release: argparse.ArgumentParser) -> None:
+    """The options of `release`."""
+    release.add_argument("file", type=Path, metavar="FILE.tar", help="what the coordinator's `release` names")
+    release.set_defaults(command=release_client)
+
+
+def release_client(options: argparse.Namespace) -> int:
+    """Write the file."""
+    files = {entry.path.removeprefix(f"{SITE}/"): entry.data for entry in client(PACKAGE, tuple(ENGINES))}
+    data = packed(files, __version__)
+    write_atomically(options.file, data)
+    print(f"{options.file}: version {__version__}, {len(files)} files, {len(data)} bytes", file=sys.stderr)
+    return EXIT_OK

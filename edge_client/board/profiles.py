@@ -1,0 +1,117 @@
+"""The boards that `flash` knows, as data: architecture, Python, glibc, runtime, and what a person must be told.
+
+A profile promises that wheels resolve; what it says of a real board's speed, heat or GPU it does not know. Sources of
+the facts: the distributions' own package lists (Python and glibc of Ubuntu 20.04, 22.04, 24.04 and Debian 12, 13).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge_client.errors import UsageError
+
+FLOOR = (3, 10)  # the oldest Python that the client runs on
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+MACHINES = {"aarch64": 183, "x86_64": 62}  # e_machine of an ELF file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """One kind of board. `python` is what its system usually has, `glibc` the newest that wheels may ask for."""
+
+    name: str
+    title: str
+    machine: str  # as wheels and ELF files call it: a key of MACHINES
+    python: str
+    glibc: tuple[int, int]
+    engine: str = "onnx"
+    max_temperature: int = 80  # °C; a board slows itself down soon after
+    tegra: bool = False  # a Jetson: /etc/nv_tegra_release is there
+    groups: tuple[str, ...] = ()  # that the service needs for its devices
+    own_python: bool = False  # its system Python is below the floor
+    notes: tuple[str, ...] = ()
+
+    def platforms(self) -> tuple[str, ...]:
+        """The wheel platforms that this board can load, newest last."""
+        tags = [f"manylinux_2_{minor}_{self.machine}" for minor in range(17, self.glibc[1] + 1)]
+        return (f"manylinux2014_{self.machine}", *tags, f"linux_{self.machine}")
+
+
+_GPU = (
+    "the CPU trains unless NVIDIA's own wheel is given with --wheel (onnxruntime-gpu or torch for this JetPack); "
+    "wheels of PyPI do not use a Jetson's GPU"
+)
+_JETPACK_5 = (
+    "JetPack 5 has Python 3.8, below our floor of 3.10: it needs a second Python, given with --python-home; NVIDIA's "
+    "JetPack 5 wheels are for 3.8 only, so the CPU trains"
+)
+PROFILES: dict[str, Profile] = {
+    profile.name: profile
+    for profile in (
+        Profile(
+            name="jetson-orin",
+            title="NVIDIA Jetson Orin, JetPack 6 (Ubuntu 22.04)",
+            machine="aarch64",
+            python="3.10",
+            glibc=(2, 35),
+            tegra=True,
+            groups=("video", "render"),
+            notes=(_GPU,),
+        ),
+        Profile(
+            name="jetson-xavier",
+            title="NVIDIA Jetson Xavier, JetPack 5 (Ubuntu 20.04)",
+            machine="aarch64",
+            python="3.11",
+            glibc=(2, 31),
+            tegra=True,
+            groups=("video", "render"),
+            own_python=True,
+            notes=(_JETPACK_5,),
+        ),
+        Profile(
+            name="raspberry-pi-5",
+            title="Raspberry Pi 5, 64-bit Raspberry Pi OS (Debian 12 or 13)",
+            machine="aarch64",
+            python="3.11",
+            glibc=(2, 36),
+        ),
+        Profile(
+            name="raspberry-pi-4",
+            title="Raspberry Pi 4, 64-bit Raspberry Pi OS (Debian 12 or 13)",
+            machine="aarch64",
+            python="3.11",
+            glibc=(2, 36),
+            notes=("with 1 GB of memory choose --engine litert",),
+        ),
+        Profile(
+            name="generic-arm64",
+            title="any 64-bit ARM board with systemd and glibc 2.31 or newer",
+            machine="aarch64",
+            python="3.11",
+            glibc=(2, 31),
+            notes=("32-bit ARM has no wheels of a training runtime: 64-bit only",),
+        ),
+        Profile(
+            name="x86-64",
+            title="any 64-bit PC with systemd and glibc 2.31 or newer",
+            machine="x86_64",
+            python="3.11",
+            glibc=(2, 31),
+        ),
+    )
+}
+
+
+def profile_of(name: str) -> Profile:
+    """Raises UsageError for a board that is not known."""
+    if name not in PROFILES:
+        raise UsageError(f"unknown board {name!r}", hint=f"use one of {', '.join(PROFILES)}")
+    return PROFILES[name]
+
+
+def check_python(version: str) -> str:
+    """A Python that wheels are made for; raises UsageError."""
+    if version not in PYTHONS:
+        raise UsageError(f"Python {version!r} on the board", hint=f"use one of {', '.join(PYTHONS)}")
+    return version

@@ -1,0 +1,168 @@
+"""Flashes a board that runs, with the system's own ssh: copy beside, check hashes, move into place, start the service.
+
+One connection asks, one copies, one installs; each runs `sh -s` there, so nothing is needed on the board but a shell,
+tar, sha256sum and systemd, and a user who is root or may `sudo` without a password. Passwords and host keys are ssh's.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from edge_client.board.files import MANIFEST, Entry
+from edge_client.board.profiles import FLOOR, Profile
+from edge_client.board.targets import UPDATE, archive, owner_of
+from edge_client.board.unit import CONFIG, HOME, SERVICE
+from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
+
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh
+PATIENCE_S = 900
+SEPARATOR = "--fedcenters--"
+
+_LOOK = """set -u
+root=$1
+become=
+test "$(id -u)" = 0 || become="sudo -n"
+uname -m
+python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || echo none
+test -e "$root/etc/nv_tegra_release" && echo tegra || echo plain
+id -u
+echo {separator}
+cat "$root{config}" 2>/dev/null
+echo {separator}
+cat "$root{manifest}" 2>/dev/null
+cd "$root/" && test -e ".{manifest}" && $become sha256sum --check --status ".{manifest}" && echo {separator}whole
+exit 0
+"""
+
+# Each step can be repeated: a cut leaves the old software or the new one, and flashing again ends it.
+_INSTALL = """set -eu
+umask 022
+root=$1
+tmp=$2
+cd "$tmp"
+tar -xf overlay.tar
+rm overlay.tar
+sha256sum --check --quiet ".{manifest}"
+mkdir -p "$root{home}" "$root/etc/fedcenters"
+for name in $(cd "$tmp{home}" && ls -A); do
+    rm -rf "$root{home}/.old-$name" "$root{home}/.new-$name"
+    cp -RP "$tmp{home}/$name" "$root{home}/.new-$name"
+    test ! -e "$root{home}/$name" || mv "$root{home}/$name" "$root{home}/.old-$name"
+    mv "$root{home}/.new-$name" "$root{home}/$name"
+    rm -rf "$root{home}/.old-$name"
+done
+cp -RP "$tmp/etc/." "$root/etc/"
+cp -RP "$tmp/usr/." "$root/usr/"
+token=var/lib/fedcenters/identity/token
+if test -e "$tmp/$token" && test ! -e "$root/$token" && test ! -e "$root/var/lib/fedcenters/identity/device.crt"; then
+    (umask 077 && mkdir -p "$root/var/lib/fedcenters/identity" && cp "$tmp/$token" "$root/$token")
+fi
+systemd-sysusers "$root/usr/lib/sysusers.d/fedcenters.conf"
+systemd-tmpfiles --create "$root/usr/lib/tmpfiles.d/fedcenters.conf"
+test ! -e "$root/$token" || chown fedcenters:fedcenters "$root/$token"
+systemctl daemon-reload
+systemctl enable {service}
+systemctl restart {service}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """What a board said of itself."""
+
+    machine: str
+    python: str  # "3.11", or "none"
+    tegra: bool
+    root: bool  # whether we are root there
+    config: bytes  # its client.toml, empty when there is none
+    manifest: bytes  # what was flashed, empty when nothing, or when a file of it is damaged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """`user@host`; `root` is where the board's files are: "" but in tests."""
+
+    host: str
+    root: str = ""
+
+    def __post_init__(self) -> None:
+        if not HOST.fullmatch(self.host):
+            raise ConfigError(f"--ssh {self.host!r} is no user@host", hint="--ssh pi@raspberrypi.local")
+
+    def look(self) -> Board:
+        """Ask what is there. Raises NetworkError when ssh does not get through."""
+        script = _LOOK.format(separator=SEPARATOR, config=CONFIG, manifest=MANIFEST)
+        head, config, listed = self._run(script, self.root).split(f"{SEPARATOR}\n".encode(), 2)
+        machine, python, kind, user = head.decode("utf-8", "replace").split()
+        manifest, found, _ = listed.partition(f"{SEPARATOR}whole".encode())
+        return Board(
+            machine={"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine),
+            python=python,
+            tegra=kind == "tegra",
+            root=user == "0",
+            config=config,
+            manifest=manifest if found else b"",
+        )
+
+    def install(self, entries: Sequence[Entry], board: Board, *, update: bool) -> bool:
+        """Put the files there and start the service; -> False when all was there already. Raises ConfigError."""
+        wanted = entries[-1].data
+        if board.manifest == wanted:
+            return False
+        ours = next(entry.data for entry in entries if entry.path == CONFIG)
+        if board.config and owner_of(board.config) != owner_of(ours):
+            was = owner_of(board.config)
+            raise ConfigError(
+                f"{self.host} is {was[1]} of {was[0]}", hint="flash another board, or remove /etc/fedcenters there"
+            )
+        if board.config and not update:
+            raise ConfigError(f"{self.host} has been flashed with something else", hint=UPDATE)
+        folder = self._run("mktemp -d /tmp/fedcenters.XXXXXX").decode().strip()
+        try:
+            self._pipe(f"cat > {shlex.quote(folder)}/overlay.tar", archive(entries))
+            script = _INSTALL.format(manifest=MANIFEST, home=HOME, service=SERVICE)
+            self._run(script, self.root, folder, become=not board.root)
+        finally:
+            self._run('rm -rf "$1"', folder, become=not board.root)
+        return True
+
+    def _run(self, script: str, *arguments: str, become: bool = False) -> bytes:
+        """A script through `sh -s`, its arguments quoted; `become` root by sudo."""
+        shell = " ".join([*(["sudo", "-n"] if become else []), "sh", "-s", "--", *(shlex.quote(a) for a in arguments)])
+        return self._pipe(shell, script.encode())
+
+    def _pipe(self, command: str, data: bytes) -> bytes:
+        try:
+            done = subprocess.run(
+                ["ssh", "-C", "-o", "BatchMode=yes", self.host, command],
+                input=data, capture_output=True, check=False, timeout=PATIENCE_S,
+            )  # fmt: skip
+        except FileNotFoundError as missing:
+            raise RuntimeMissing("ssh is not installed", hint="apt install openssh-client") from missing
+        except subprocess.TimeoutExpired as slow:
+            raise NetworkError(f"{self.host} took longer than {PATIENCE_S} s", hint="try again") from slow
+        if done.returncode:
+            said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
+            hint = f"`ssh {self.host}` must work without a password, and so must sudo there"
+            raise NetworkError(f"{self.host}: {said[-1]}", hint=hint)
+        return done.stdout
+
+
+def check_board(board: Board, profile: Profile, host: str, *, own_python: bool) -> None:
+    """Raise ConfigError, with what to do, unless a board is what the profile says."""
+    if board.machine != profile.machine:
+        raise ConfigError(
+            f"{host} has a {board.machine} processor, a {profile.name} has {profile.machine}",
+            hint="choose another --board, or install a 64-bit system",
+        )
+    if profile.tegra and not board.tegra:
+        raise ConfigError(f"{host} is no Jetson: /etc/nv_tegra_release is missing", hint="choose another --board")
+    if not own_python and (board.python == "none" or tuple(map(int, board.python.split("."))) < FLOOR):
+        raise ConfigError(
+            f"{host} has Python {board.python}, the client needs {FLOOR[0]}.{FLOOR[1]}",
+            hint="give an interpreter with --python-home",
+        )

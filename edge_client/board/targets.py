@@ -1,0 +1,257 @@
+"""Writes a list of files into a root file system on this machine, or into an archive. The same list, wherever it goes.
+
+Into a root file system nothing is written before everything was checked, each file is replaced as a whole, and a file
+that says so already is left alone. The host's own `/` and a system of another architecture are refused.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.board.files import MANIFEST, Entry
+from edge_client.board.profiles import FLOOR, MACHINES, Profile
+from edge_client.board.unit import CONFIG
+from edge_client.errors import ConfigError, RuntimeMissing
+
+PROGRAMS = ("usr/bin/python3*", "usr/bin/dash", "usr/bin/bash", "bin/dash", "bin/bash", "bin/busybox", "sbin/init")
+ELF_HEADER_BYTES = 20
+NO_MODES = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "9p")
+MTIME = 0  # of every file in an archive: the same list is the same bytes
+UPDATE = "flash --update replaces it and keeps what the board has learned"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What a write did to one path: "new", "changed" or "gone"."""
+
+    path: str
+    what: str
+
+
+def check_rootfs(root: Path, profile: Profile, *, own_python: bool) -> None:
+    """Raise ConfigError, with what to do, unless `root` is the root file system of such a board."""
+    if not root.is_dir() or root.resolve() == Path("/"):
+        raise ConfigError(
+            f"{root} is not a board's root file system", hint="mount the card's root partition, name that"
+        )
+    if not (root / "etc").is_dir():
+        raise ConfigError(
+            f"{root} has no etc folder",
+            hint="take the root partition, not the boot partition; it must be written first",
+        )
+    kind = _filesystem(root)
+    if kind in NO_MODES:
+        raise ConfigError(f"{root} is on {kind}, which keeps no owners", hint="take the ext4 root partition, on Linux")
+    machine = machine_of(root)
+    if machine != profile.machine:
+        raise ConfigError(
+            f"{root} is a system for {machine or 'an unknown processor'}, a {profile.name} has {profile.machine}",
+            hint="choose another --board, or a 64-bit image",
+        )
+    if profile.tegra and not (root / "etc" / "nv_tegra_release").exists():
+        raise ConfigError(
+            f"{root} is no Jetson's: etc/nv_tegra_release is missing",
+            hint="run NVIDIA's apply_binaries.sh on Linux_for_Tegra/rootfs first",
+        )
+    found = python_of(root)
+    if not own_python and (found is None or tuple(map(int, found.split("."))) < FLOOR):
+        raise ConfigError(
+            f"{root} has {'Python ' + found if found else 'no Python 3'}, the client needs {FLOOR[0]}.{FLOOR[1]}",
+            hint="apt install python3 there, or give an interpreter with --python-home",
+        )
+
+
+def machine_of(root: Path) -> str | None:
+    """The architecture of a root file system, from the header of a program in it."""
+    for pattern in PROGRAMS:
+        for path in sorted(root.glob(pattern)):
+            if path.is_file() and not path.is_symlink():
+                found = machine_of_program(path)
+                if found is not None:
+                    return found
+    return None
+
+
+def machine_of_program(path: Path) -> str | None:
+    """The architecture of an ELF file; None for another file, or another architecture."""
+    with path.open("rb") as file:
+        header = file.read(ELF_HEADER_BYTES)
+    if len(header) < ELF_HEADER_BYTES or header[:4] != b"\x7fELF":
+        return None
+    number = int.from_bytes(header[18:20], "little")
+    return next((name for name, known in MACHINES.items() if known == number), f"ELF machine {number}")
+
+
+def python_of(root: Path) -> str | None:
+    """The version of a system's `python3`, from where the link points; None where there is none."""
+    link = root / "usr" / "bin" / "python3"
+    name = str(link.readlink()) if link.is_symlink() else ""
+    version = name.rpartition("/")[2].removeprefix("python")
+    return version if version.count(".") == 1 and version.replace(".", "").isdecimal() else None
+
+
+def write_rootfs(root: Path, entries: Sequence[Entry], *, update: bool) -> list[Change]:
+    """Put the files there; -> what changed, and nothing when the same was there. Raises ConfigError before writing."""
+    places = {entry.path: _inside(root, entry.path) for entry in entries}
+    changes = [Change(path=e.path, what=what) for e in entries if (what := _difference(root, e, places[e.path]))]
+    stale = _stale(root, entries)
+    different = [change for change in changes if change.what == "changed"]
+    if (different or stale) and not update:
+        raise ConfigError(
+            f"{root} has been flashed with something else: {(different or stale)[0].path} differs", hint=UPDATE
+        )
+    _check_same_device(root, entries)
+    changed = {change.path for change in changes}
+    for entry in (e for e in entries if e.path in changed):
+        _write(entry, places[entry.path], root)
+    for change in stale:
+        _inside(root, change.path).unlink(missing_ok=True)
+    return [*changes, *stale]
+
+
+def write_archive(path: Path, entries: Sequence[Entry]) -> None:
+    """FILE.tar.zst or FILE.tar, to be unpacked over a root file system; the same list gives the same bytes."""
+    data = archive(entries)
+    if path.name.endswith(".tar.zst"):
+        if shutil.which("zstd") is None:
+            raise RuntimeMissing("zstd is not installed", hint="apt install zstd, or name the file .tar")
+        # One thread: with more, the frames depend on timing.
+        data = subprocess.run(["zstd", "-q", "-10", "-T1", "-c"], input=data, stdout=subprocess.PIPE, check=True).stdout
+    elif not path.name.endswith(".tar"):
+        raise ConfigError(f"{path} is no archive's name", hint="--bundle FILE.tar.zst or FILE.tar")
+    beside = path.with_name(path.name + ".new")
+    beside.touch(mode=0o600)  # it may hold a key
+    beside.write_bytes(data)
+    beside.replace(path)
+
+
+def archive(entries: Sequence[Entry]) -> bytes:
+    """The tar: parents first, numeric owner 0, no times."""
+    made = io.BytesIO()
+    folders: set[str] = set()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        for entry in entries:
+            for folder in _parents(entry.path):
+                if folder not in folders:
+                    folders.add(folder)
+                    tar.addfile(_header(folder, tarfile.DIRTYPE, _folder_mode(folder)))
+            kind = tarfile.SYMTYPE if entry.link else tarfile.REGTYPE
+            header = _header(entry.path.lstrip("/"), kind, entry.mode)
+            header.linkname, header.size = entry.link, len(entry.data)
+            tar.addfile(header, io.BytesIO(entry.data))
+    return made.getvalue()
+
+
+def _header(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)
+    header.type, header.mode, header.mtime = kind, mode, MTIME
+    header.uid = header.gid = 0
+    header.uname = header.gname = "root"
+    return header
+
+
+def _parents(path: str) -> list[str]:
+    parts = path.strip("/").split("/")[:-1]
+    return ["/".join(parts[: n + 1]) for n in range(len(parts))]
+
+
+def _folder_mode(name: str) -> int:
+    """The board's memory is for its service alone."""
+    return 0o700 if name.startswith("var/lib/fedcenters") else 0o755
+
+
+def _inside(root: Path, path: str) -> Path:
+    """Where a path of the board is on this machine. A link on the way must not lead out of the root file system."""
+    place = root / path.lstrip("/")
+    real, inside = place.parent.resolve(), root.resolve()
+    if real != inside and inside not in real.parents:
+        raise ConfigError(
+            f"{place.parent} leads out of {root}, to {real}", hint="replace that link in the image by a relative one"
+        )
+    return place
+
+
+def _difference(root: Path, entry: Entry, place: Path) -> str:
+    if entry.memory:
+        there = place.exists() or (bool(entry.unless) and _inside(root, entry.unless).exists())
+        return "" if there else "new"
+    if entry.link:
+        if place.is_symlink():
+            return "" if str(place.readlink()) == entry.link else "changed"
+        return "changed" if place.exists() else "new"
+    if place.is_symlink():
+        return "changed"
+    if not place.exists():
+        return "new"
+    status = place.stat()
+    same = status.st_size == len(entry.data) and status.st_mode & 0o777 == entry.mode
+    return "" if same and place.read_bytes() == entry.data else "changed"
+
+
+def _stale(root: Path, entries: Sequence[Entry]) -> list[Change]:
+    """What an earlier flash wrote and this one does not: by its own list, never by looking around."""
+    listed = _inside(root, MANIFEST)
+    if not listed.is_file():
+        return []
+    wanted = {entry.path for entry in entries}
+    known = [line.partition("  .")[2] for line in listed.read_text(encoding="utf-8").splitlines()]
+    gone = [path for path in known if path.startswith("/") and path not in wanted and ".." not in path.split("/")]
+    return [Change(path=path, what="gone") for path in gone if _inside(root, path).is_file()]
+
+
+def _check_same_device(root: Path, entries: Sequence[Entry]) -> None:
+    """A board's memory belongs to one device of one federation."""
+    place = _inside(root, CONFIG)
+    wanted = next((entry.data for entry in entries if entry.path == CONFIG), b"")
+    if not place.is_file() or not wanted:
+        return
+    was, now = owner_of(place.read_bytes()), owner_of(wanted)
+    if was != now:
+        raise ConfigError(
+            f"this board is {was[1]} of {was[0]}; it is to become {now[1]} of {now[0]}",
+            hint="take a fresh image, or remove etc/fedcenters and var/lib/fedcenters there",
+        )
+
+
+def owner_of(toml: bytes) -> tuple[str, str]:
+    """-> (federation, device id), as written in a client.toml of ours."""
+    lines = dict(line.split(" = ", 1) for line in toml.decode("utf-8", "replace").splitlines() if " = " in line)
+    return lines.get("federation", "?").strip('"'), lines.get("device-id", "?").strip('"')
+
+
+def _write(entry: Entry, place: Path, root: Path) -> None:
+    for name in _parents(entry.path):
+        folder = root / name
+        if not folder.exists():
+            folder.mkdir()
+            folder.chmod(_folder_mode(name))  # whatever the umask is: the service's user must come in
+    beside = place.with_name(f".{place.name}.fedcenters")
+    beside.unlink(missing_ok=True)
+    if entry.link:
+        beside.symlink_to(entry.link)
+    else:
+        with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(entry.data)
+            os.fchmod(file.fileno(), entry.mode)
+    if os.geteuid() == 0:
+        os.lchown(beside, 0, 0)  # the service's own files get their owner at boot: its number is not known here
+    beside.replace(place)
+
+
+def _filesystem(root: Path) -> str:
+    """The kind of file system that a folder is on; "" where the system does not say."""
+    try:
+        lines = Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    real = str(root.resolve())
+    mounts = {fields[1]: fields[2] for fields in (line.split() for line in lines)}
+    above = [real, *map(str, Path(real).parents)]
+    return next((mounts[folder] for folder in above if folder in mounts), "")

@@ -1,0 +1,314 @@
+"""`fedcenters-edge doctor`: is this device fit to take part? One line per check: ok or FAIL, what was seen, what to do.
+
+A runtime is asked to build a session and take a step on a tiny program of ours (edge_client/probe), whose answer is
+compared with numpy's: an import alone proves nothing. The broker is asked under no name, so a client that runs is not
+disturbed. Nothing is changed but one small file in the state folder, which is removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime as dt
+import json
+import os
+import platform
+import shutil
+import socket
+import ssl
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+
+import numpy as np
+
+from edge_client import device
+from edge_client.config import ClientConfig
+from edge_client.config import load as load_config
+from edge_client.dataset import load as load_data
+from edge_client.engines.base import open_engine, step
+from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
+from edge_client.protocol.messages import parse_json
+from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.task import Array, Tensors
+from edge_client.transport import tls
+from edge_client.transport.blobs import write_atomically
+
+EXIT_UNFIT = 1
+PROBE = Path(__file__).parent / "probe"
+STEP_FILES = {"onnx": "step.onnx", "litert": "step.tflite"}
+PACKAGES = {
+    "onnx": ("onnxruntime", "onnxruntime-gpu"),
+    "litert": ("ai-edge-litert", "tflite-runtime"),
+    "pt2": ("torch",),
+}
+TOLERANCE = 1e-5  # float32 against float64, sums of four products
+OLDEST_PYTHON = (3, 10)
+OLDEST_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
+PATIENCE_S = 15.0
+DISK_MIB = 256
+EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
+# MQTT 3.1.1 CONNECT: a clean session under no name of ours, keepalive 60 s; and the first byte of its answer.
+CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
+CONNACK = 0x20
+NAMELESS = 2  # the broker answers, and wants a name: it can be reached
+REFUSED = {4: "the broker refuses our name or password", 5: "the broker does not let this device in"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """What was looked at, whether it is well, what was seen, and what to do where it is not."""
+
+    name: str
+    ok: bool
+    said: str
+    hint: str = ""
+
+    def line(self) -> str:
+        """For people."""
+        told = f"{'ok  ' if self.ok else 'FAIL'} {self.name}: {self.said}"
+        return told if self.ok or not self.hint else f"{told}; {self.hint}"
+
+
+class Unwell(Exception):
+    """A check found something; `hint` says what to do."""
+
+    def __init__(self, said: str, hint: str) -> None:
+        super().__init__(said)
+        self.hint = hint
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """The command: print, and give the exit code."""
+    config = load_config(options.config, os.environ)
+    found = []
+    for check in checks(config):
+        found.append(check)
+        if not options.json:
+            print(check.line(), flush=True)
+    if options.json:
+        print(json.dumps({"fit": all(c.ok for c in found), "checks": [asdict(c) for c in found]}))
+    return EXIT_OK if all(check.ok for check in found) else EXIT_UNFIT
+
+
+def checks(config: ClientConfig) -> Iterator[Check]:
+    """Every check, one after another; what one finds ends no other."""
+    looks: dict[str, Callable[[ClientConfig], str]] = {
+        "python": _python,
+        "glibc": _glibc,
+        "runtime": _runtime,
+        "data": _data,
+        "broker": _broker,
+        "certificate": _certificate,
+        "clock": _clock,
+        "disk": _disk,
+        "memory": _memory,
+        "power": _power,
+        "temperature": _temperature,
+        "training now": _allowed,
+    }
+    for name, look in looks.items():
+        yield _checked(name, look, config)
+
+
+def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfig) -> Check:
+    try:
+        return Check(name=name, ok=True, said=look(config))
+    except Unwell as wrong:
+        return Check(name=name, ok=False, said=str(wrong), hint=wrong.hint)
+    except FedcentersError as wrong:
+        return Check(name=name, ok=False, said=wrong.message, hint=wrong.hint)
+    except OSError as wrong:
+        return Check(name=name, ok=False, said=str(wrong), hint="check the rights of the folders, and the disk")
+
+
+def _python(_config: ClientConfig) -> str:
+    if sys.version_info[:2] < OLDEST_PYTHON:
+        raise Unwell(f"Python {platform.python_version()}", "install Python 3.10 or newer")
+    if sys.maxsize < 2**32:
+        raise Unwell(f"Python {platform.python_version()} is 32-bit", "install a 64-bit system: runtimes need one")
+    return f"{platform.python_version()}, {platform.machine()}"
+
+
+def _glibc(_config: ClientConfig) -> str:
+    name, version = platform.libc_ver()
+    if sys.platform != "linux":
+        return f"not Linux but {sys.platform}"
+    if name != "glibc":
+        raise Unwell(f"the C library is {name or 'not glibc'}", "take a system with glibc, as Debian or Ubuntu")
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_GLIBC:
+        raise Unwell(f"glibc {version}", f"the runtimes need {OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]}: a newer system")
+    return f"glibc {version}"
+
+
+def _runtime(config: ClientConfig) -> str:
+    """Open the probe with the configured engine, take one step, compare with numpy's."""
+    began_s = time.perf_counter()
+    version = _version(config.engine)
+    program, files = probe(config.engine)
+    if not files:
+        raise Unwell(f"{config.engine} has no probe", "its programs come from the coordinator; try one round")
+    try:
+        engine = open_engine(config.engine, program, files, threads=config.threads, device=config.device)
+        feeds = probe_feeds(program)
+        given, expected = step(engine, feeds), expected_step(feeds)
+    except FedcentersError:
+        raise
+    except Exception as wrong:
+        raise RuntimeMissing(f"{version} fails: {wrong}", hint="install the build for this board") from wrong
+    worst = max(float(np.abs(given[name] - value).max()) for name, value in expected.items())
+    if not worst <= TOLERANCE:
+        raise Unwell(f"{version} gives wrong numbers: {worst:.1e} from numpy's", "install another version of it")
+    return f"{version} took a step, {worst:.0e} from numpy's, in {time.perf_counter() - began_s:.1f} s"
+
+
+def probe(engine: str) -> tuple[Program, dict[str, Path]]:
+    """The tiny program, and its step for an engine where there is one."""
+    raw = parse_json((PROBE / "program.json").read_bytes(), LIMIT_BYTES)
+    return Program.from_json(raw), {"step": PROBE / STEP_FILES[engine]} if engine in STEP_FILES else {}
+
+
+def probe_feeds(program: Program) -> Tensors:
+    """Fixed numbers for every input of the step; float32."""
+    batch, made = 4, dict[str, Array]()
+    for at, port in enumerate(program.functions["step"].inputs):
+        shape = tuple(batch if size == "batch" else int(size) for size in port.shape)
+        made[port.name] = np.sin(np.arange(int(np.prod(shape)), dtype=np.float64) + at).reshape(shape)
+    made["y"], made["q"] = np.eye(3)[[0, 1, 2, 0]], np.array([0.1, 0.2, 0.3, 0.4])
+    made |= {"lr": np.array(0.1), "momentum": np.array(0.5), "mu": np.array(0.3)}
+    return {name: np.asarray(value, dtype=np.float32) for name, value in made.items()}
+
+
+def expected_step(feeds: Tensors) -> dict[str, Array]:
+    """The proximal SGD step of softmax regression in float64: the new weights and the loss."""
+    f = {name: np.asarray(value, dtype=np.float64) for name, value in feeds.items()}
+    logits = f["x"] @ f["w/0.weight"].T + f["w/0.bias"]
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    error = f["q"][:, None] * (np.exp(log_p) * f["y"].sum(axis=1, keepdims=True) - f["y"])
+    out = {"loss": np.asarray(-(f["q"][:, None] * f["y"] * log_p).sum())}
+    for name, gradient in (("0.weight", error.T @ f["x"]), ("0.bias", error.sum(axis=0))):
+        pull = gradient + f[f"linear/{name}"] + f["mu"] * (f[f"w/{name}"] - f[f"anchor/{name}"])
+        velocity = f["momentum"] * f[f"velocity/{name}"] + pull
+        out |= {f"velocity/{name}": velocity, f"w/{name}": f[f"w/{name}"] - f["lr"] * velocity}
+    return out
+
+
+def _version(engine: str) -> str:
+    for name in PACKAGES[engine]:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return f"{name} {metadata.version(name)}"
+    return engine
+
+
+def _data(config: ClientConfig) -> str:
+    local = load_data(config.data, most=config.max_samples)
+    held_out = "none held out" if local.test is None else f"{len(local.test)} held out"
+    return f"{len(local.train)} samples of {list(local.train.x.shape[1:])}, {held_out}"
+
+
+def _broker(config: ClientConfig) -> str:
+    """An MQTT handshake with our certificate."""
+    from edge_client.transport.mqtt import parse_url
+
+    host, port, encrypted = parse_url(config.broker)
+    if config.token is not None and config.token.is_file():
+        return f"{config.broker} is asked after `enrol`: the token is not used yet"
+    began_s = time.perf_counter()
+    try:
+        with contextlib.ExitStack() as stack:
+            line = stack.enter_context(socket.create_connection((host, port), timeout=PATIENCE_S))
+            if encrypted:
+                credentials = tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
+                made = tls.context(credentials, dt.datetime.now(dt.timezone.utc))
+                line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
+            line.sendall(CONNECT)
+            answer = line.recv(4)
+            with contextlib.suppress(OSError):
+                line.sendall(b"\xe0\x00")  # DISCONNECT
+    except (OSError, ssl.SSLError) as wrong:
+        reason, hint = tls.explain(wrong, config.ca)
+        raise Unwell(f"{config.broker}: {reason}", hint or "check the address, and that the broker runs") from wrong
+    if len(answer) < 4 or answer[0] != CONNACK:  # noqa: PLR2004 - the length of a CONNACK
+        raise Unwell(f"{config.broker} does not answer as a broker", "check the port")
+    if answer[3] not in (0, NAMELESS):
+        said = REFUSED.get(answer[3], f"the broker answers {answer[3]}")
+        raise Unwell(said, "use the certificate made for this device of this federation")
+    return f"{config.broker} answers in {time.perf_counter() - began_s:.2f} s"
+
+
+def _certificate(config: ClientConfig) -> str:
+    if config.certificate is None:
+        return "none is configured"
+    if config.token is not None and config.token.is_file():
+        return "comes with the first start: a one-time token is here"
+    tls.check_subject(config.certificate, name=config.device_id, federation=config.federation)
+    now = dt.datetime.now(dt.timezone.utc)
+    tls.context(tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key), now)
+    left = (tls.read_certificate(config.certificate).not_valid_after_utc - now).days
+    soon = "; renew it soon with `provision --renew`" if left < tls.WARN_DAYS else ""
+    return f"valid for {left} days{soon}"
+
+
+def _clock(config: ClientConfig) -> str:
+    now = dt.datetime.now(dt.timezone.utc)
+    begins = [EPOCH]
+    files = [path for path in (config.certificate, config.ca) if path is not None and path.is_file()]
+    begins += [tls.read_certificate(path).not_valid_before_utc for path in files]
+    if now < max(begins):
+        raise Unwell(f"{now:%Y-%m-%d %H:%M} UTC is before our certificate began", "set the clock, or let NTP set it")
+    synchronised = Path("/run/systemd/timesync/synchronized").exists()
+    return f"{now:%Y-%m-%d %H:%M} UTC{', synchronised' if synchronised else ', not known to be synchronised'}"
+
+
+def _disk(config: ClientConfig) -> str:
+    config.state.mkdir(parents=True, exist_ok=True)
+    trial = config.state / "doctor"
+    write_atomically(trial, b"doctor")
+    trial.unlink()
+    free = shutil.disk_usage(config.state).free >> 20
+    if free < DISK_MIB:
+        raise Unwell(
+            f"{free} MiB are free in {config.state}", f"free {DISK_MIB} MiB: a card that is full loses updates"
+        )
+    return f"{free} MiB free, and writable"
+
+
+def _memory(config: ClientConfig) -> str:
+    free = device.read().free_mib
+    if free is None:
+        return "unknown"
+    if free < config.min_free_memory_mib:
+        raise Unwell(f"{free} MiB available", "stop something else, or choose engine = litert")
+    return f"{free} MiB available"
+
+
+def _power(config: ClientConfig) -> str:
+    draining = device.read().draining
+    if not draining:
+        return "on mains or charging, or no battery that Linux shows"
+    low = [f"{name} at {percent} %" for name, percent in draining if percent < config.min_battery_percent]
+    if low:
+        raise Unwell(", ".join(low), "connect a charger")
+    return ", ".join(f"{name} at {percent} %" for name, percent in draining)
+
+
+def _temperature(config: ClientConfig) -> str:
+    found = device.read().temperatures
+    if not found:
+        return "no sensor that Linux shows"
+    name, celsius = max(found, key=lambda each: each[1])
+    if config.max_temperature and celsius > config.max_temperature:
+        raise Unwell(f"{name} at {celsius:.0f} °C", "give it air, or raise max-temperature")
+    return f"{name} at {celsius:.0f} °C"
+
+
+def _allowed(config: ClientConfig) -> str:
+    try:
+        device.may_train(config)
+    except DeviceRefused as refused:
+        raise Unwell(refused.reason, refused.hint) from refused
+    return "allowed"

@@ -1,0 +1,89 @@
+"""Sketches: a few hundred numbers that stand for many, by projections that a seed draws. Pure; only numpy.
+
+`fold` shortens vectors and nearly keeps their angles. `features` turns samples into the means of random cosines: two
+devices whose inputs are distributed alike have nearly the same ones (a kernel mean embedding). Neither needs labels.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.errors import Malformed
+from edge_client.protocol import tensors
+from edge_client.protocol.task import Array, Flat, Schema
+
+F64 = NDArray[np.float64]
+INPUT_SKETCH = 256  # numbers that stand for a device's inputs
+UPDATE_SKETCH = 384  # numbers that stand for a device's update; as a message of its own it stays below 2,048 bytes
+WIDEST = 1_024  # inputs of more values are folded to so many first, so that no board has to hold a large matrix
+MOST = 4_096  # numbers of a sketch that anyone may send
+
+
+def fold(rows: Array, size: int) -> F64:
+    """[m, p] -> [m, size]: each column is added to one of `size` numbers with a sign, place and sign drawn by a seed.
+
+    A count sketch (Charikar, Chen, Farach-Colton 2002): cosines stay within about 1 / sqrt(size).
+    """
+    place, sign = _drawn(rows.shape[1], size)
+    return np.stack([np.bincount(place, weights=sign * row, minlength=size) for row in rows])
+
+
+def features(x: Array, *, seed: int, size: int, width: float) -> F64:
+    """Samples [n, ...] -> [size], the mean over them of sqrt(2) cos(w . x / width + b), w normal and b uniform.
+
+    Rahimi, Recht 2007, "Random Features for Large-Scale Kernel Machines": the mean square of the difference of two such
+    vectors is the squared distance of the two distributions under a Gaussian kernel of this width.
+    """
+    flat = x.reshape(len(x), -1).astype(np.float64)
+    flat = flat if flat.shape[1] <= WIDEST else fold(flat, WIDEST)
+    w, b = _waves(flat.shape[1], size, seed)
+    mean: F64 = np.sqrt(2) * np.cos(flat @ w / width + b).mean(axis=0)
+    return mean
+
+
+def direction(delta: Flat, schema: Schema, representation: str) -> F64:
+    """An update [schema.size] -> [UPDATE_SKETCH] of length one: where it points to in what a run has compared.
+
+    "classifier" looks at the last layer, anything else at every parameter (docs/methods.md). Zero stays zero.
+    """
+    parts = [delta[: schema.n_params]]
+    if representation == "classifier" and schema.classifier:
+        parts = [delta[schema.slices[name]] for name in schema.classifier]
+    point: F64 = fold(np.concatenate(parts)[None], UPDATE_SKETCH)[0]
+    length = float(np.linalg.norm(point))
+    return point if length == 0 else np.asarray(point / length)
+
+
+def to_bytes(sketch: Array, schema: Schema) -> bytes:
+    """A sketch [d] as a tensor file of kind "sketch"."""
+    return tensors.pack({"sketch": np.asarray(sketch, np.float32)}, kind="sketch", codec="f32", schema=schema.sha256)
+
+
+def from_bytes(data: bytes, schema: Schema) -> F64:
+    """What `to_bytes` wrote, from anyone. Raises Malformed."""
+    stored, meta = tensors.unpack(data)
+    if meta.kind != "sketch" or meta.codec != "f32" or meta.schema != schema.sha256:
+        raise Malformed("bad_schema", f"not a sketch in f32 of schema {schema.sha256}: {meta}")
+    value: Any = stored.get("sketch")
+    if len(stored) != 1 or value is None or value.dtype != np.float32 or value.ndim != 1 or len(value) > MOST:
+        raise Malformed("bad_schema", f"a sketch is one tensor F32 of at most {MOST} numbers")
+    if not np.isfinite(value).all():
+        raise Malformed("not_finite", "a sketch holds NaN or infinity")
+    return np.asarray(value, np.float64)
+
+
+@lru_cache(maxsize=2)
+def _drawn(width: int, size: int) -> tuple[NDArray[np.int64], F64]:
+    """Place and sign of each column; kept, since vectors come one by one."""
+    rng = np.random.Generator(np.random.PCG64(size))
+    return rng.integers(size, size=width), rng.choice([-1.0, 1.0], size=width)
+
+
+@lru_cache(maxsize=2)
+def _waves(width: int, size: int, seed: int) -> tuple[F64, F64]:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    return rng.standard_normal((width, size)), rng.uniform(0, 2 * np.pi, size)

@@ -1,0 +1,47 @@
+"""Signs of life for systemd: a datagram to $NOTIFY_SOCKET. Without one, nothing is sent.
+
+`alive` is called from the loop that makes progress, never from a timer thread: that would hide a hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Mapping
+
+SHARE = 4  # signs of life per watchdog interval
+
+
+class Watchdog:
+    """One service's line to its manager. Times are seconds on the caller's clock."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        name = environment.get("NOTIFY_SOCKET", "")
+        self._address = "\0" + name[1:] if name.startswith("@") else name  # "@": the abstract namespace
+        wanted = environment.get("WATCHDOG_USEC", "")
+        self._every_s = int(wanted) / 1e6 / SHARE if wanted.isdecimal() else float("inf")
+        self._due_s = float("-inf")
+
+    def ready(self) -> None:
+        """The service is up."""
+        self._say("READY=1")
+
+    def stopping(self) -> None:
+        """The service is on its way out."""
+        self._say("STOPPING=1")
+
+    def alive(self, now_s: float) -> None:
+        """The loop made progress; said a few times per watchdog interval, however often it is called."""
+        if now_s >= self._due_s and self._every_s != float("inf"):
+            self._due_s = now_s + self._every_s
+            self._say("WATCHDOG=1")
+
+    def _say(self, text: str) -> None:
+        if not self._address:
+            return
+        # a manager that does not listen is no reason to stop training
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as line,
+        ):
+            line.sendto(text.encode(), self._address)

@@ -1,0 +1,43 @@
+// Who this device is, and where it belongs. The page's address says nothing about a secret but behind the '#', which a
+// browser never sends: `#id=web-0001&secret=...`. It is kept in this browser and wiped from the address at once.
+
+import { fromHex, toHex } from "./protocol/bytes.js";
+import { named } from "./protocol/topics.js";
+
+const IDENTITY = "fedcenters/identity";
+
+/** What the coordinator says at join.json, checked: {federation, broker, keys, open, model}. Throws Error with words. */
+export async function readJoin(url) {
+  const answer = await fetch(url, { cache: "no-store" });
+  if (!answer.ok) throw new Error(`the coordinator answers ${answer.status}`);
+  const raw = await answer.json();
+  if (!/^wss?:\/\//.test(raw.broker)) throw new Error("this coordinator offers no broker for browsers");
+  if (!raw.signing_keys.length) throw new Error("this coordinator names no signing key");
+  const keys = raw.signing_keys.map((key) => {
+    const bytes = fromHex(key);
+    if (bytes.length !== 32) throw new Error("a signing key has 32 bytes");
+    return bytes;
+  });
+  return { federation: named("federation", raw.federation), broker: raw.broker, keys, open: raw.open === true, model: raw.model };
+}
+
+/** {id, username, password} of this browser in a federation; null where a link is needed and none was followed. */
+export function whoAmI({ federation, open }, address, kept = localStorage) {
+  const given = new URLSearchParams(address.hash.slice(1));
+  const name = `${IDENTITY}/${federation}`;
+  if (given.has("id")) {
+    const found = { id: named("cid", given.get("id")), secret: given.get("secret") ?? "" };
+    kept.setItem(name, JSON.stringify(found));
+    return identity(found);
+  }
+  const old = kept.getItem(name);
+  if (old !== null) return identity(JSON.parse(old));
+  if (!open) return null;
+  const fresh = { id: `phone-${toHex(crypto.getRandomValues(new Uint8Array(5)))}`, secret: "" };
+  kept.setItem(name, JSON.stringify(fresh));
+  return identity(fresh);
+}
+
+function identity({ id, secret }) {
+  return secret ? { id, username: id, password: secret } : { id };
+}

@@ -1,0 +1,100 @@
+// From a canvas: a pad to draw on, photos as samples, samples as little pictures. The only file that draws pixels.
+
+import { fromInk, fromPixels } from "./samples.js";
+
+const SIDE = 256; // of the pad's raster, whatever its size on the screen
+const PEN = 20;
+
+/** Input shapes that can be drawn or photographed: [1 or 3, height, width]. */
+export function isPicture(input) {
+  return input.length === 3 && [1, 3].includes(input[0]);
+}
+
+/** A square to draw on with finger, pen or mouse. */
+export class Pad {
+  constructor(canvas, changed = () => {}) {
+    canvas.width = SIDE;
+    canvas.height = SIDE;
+    this.canvas = canvas;
+    this.changed = changed;
+    this.pen = canvas.getContext("2d", { willReadFrequently: true });
+    this.clear();
+    const place = (event) => {
+      const box = canvas.getBoundingClientRect();
+      return [((event.clientX - box.left) / box.width) * SIDE, ((event.clientY - box.top) / box.height) * SIDE];
+    };
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      this.line(place(event), place(event));
+      this.last = place(event);
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (!this.last) return;
+      this.line(this.last, place(event));
+      this.last = place(event);
+    });
+    for (const end of ["pointerup", "pointercancel"]) {
+      canvas.addEventListener(end, () => {
+        if (this.last) this.changed();
+        this.last = null;
+      });
+    }
+  }
+
+  /** A stroke, in the raster's own coordinates. */
+  line(from, to) {
+    const { pen } = this;
+    pen.strokeStyle = "#fff";
+    pen.lineWidth = PEN;
+    pen.lineCap = "round";
+    pen.beginPath();
+    pen.moveTo(...from);
+    pen.lineTo(to[0] + 0.01, to[1]);
+    pen.stroke();
+  }
+
+  clear() {
+    this.pen.fillStyle = "#000";
+    this.pen.fillRect(0, 0, SIDE, SIDE);
+    this.last = null;
+  }
+
+  /** What was drawn as a sample's numbers, or null for a blank pad. */
+  read([channels, height, width]) {
+    const { data } = this.pen.getImageData(0, 0, SIDE, SIDE);
+    const ink = Float32Array.from({ length: SIDE * SIDE }, (_, i) => data[4 * i] / 255);
+    const plane = fromInk(ink, SIDE, [height, width]);
+    if (plane === null || channels === 1) return plane;
+    return Float32Array.from({ length: channels * plane.length }, (_, i) => plane[i % plane.length]);
+  }
+}
+
+/** A photo -> a sample's numbers: the middle square, scaled down. */
+export async function fromPhoto(file, input, { invert }) {
+  const bitmap = await createImageBitmap(file);
+  const [, height, width] = input;
+  const canvas = new OffscreenCanvas(width, height);
+  const pen = canvas.getContext("2d", { willReadFrequently: true });
+  const side = Math.min(bitmap.width / width, bitmap.height / height);
+  const [w, h] = [side * width, side * height];
+  pen.imageSmoothingQuality = "high";
+  pen.drawImage(bitmap, (bitmap.width - w) / 2, (bitmap.height - h) / 2, w, h, 0, 0, width, height);
+  bitmap.close();
+  return fromPixels(pen.getImageData(0, 0, width, height).data, input, { invert });
+}
+
+/** A little picture of a sample. */
+export function thumbnail(x, [channels, height, width]) {
+  const canvas = document.createElement("canvas");
+  canvas.width = width;
+  canvas.height = height;
+  const pen = canvas.getContext("2d");
+  const image = pen.createImageData(width, height);
+  const size = height * width;
+  for (let i = 0; i < size; i += 1) {
+    for (let c = 0; c < 3; c += 1) image.data[4 * i + c] = 255 * Math.min(1, Math.max(0, x[(channels === 3 ? c : 0) * size + i]));
+    image.data[4 * i + 3] = 255;
+  }
+  pen.putImageData(image, 0, 0);
+  return canvas;
+}

@@ -1,0 +1,101 @@
+// MQTT over WebSockets: one connection after another, each with a birth of its own in its will. What comes is handed to
+// `onEvent` as {kind: "connected" | "lost" | "message", topic, payload}. The only file that knows MQTT.js.
+
+const KEEPALIVE_S = 60;
+const CONNECT_MS = 20_000;
+const BACKOFF_MAX_MS = 120_000;
+const STEADY_MS = 60_000; // connected for so long: the next failure is a first one
+
+/** Dials until it is closed. `will` is awaited before each connection: {topic, payload}. */
+export class Transport {
+  constructor(mqtt, { url, clientId, username, password, filters, will, onEvent, random = Math.random }) {
+    Object.assign(this, { mqtt, url, filters, will, onEvent, random });
+    this.identity = { clientId, username, password };
+    this.client = null;
+    this.failures = 0;
+    this.unacknowledged = 0;
+    this.waiting = [];
+    this.closed = false;
+    this.timer = null;
+  }
+
+  async connect() {
+    const { topic, payload } = await this.will();
+    if (this.closed) return;
+    const client = this.mqtt.connect(this.url, {
+      ...this.identity,
+      protocolVersion: 4,
+      clean: true,
+      keepalive: KEEPALIVE_S,
+      connectTimeout: CONNECT_MS,
+      reconnectPeriod: 0, // a new connection is a new birth, so we dial again ourselves
+      queueQoSZero: false,
+      resubscribe: false,
+      timerVariant: "native",
+      will: { topic, payload: text(payload), qos: 1, retain: true },
+    });
+    this.client = client;
+    this.unacknowledged = 0;
+    let since = null;
+    let wrong = null;
+    client.on("connect", () => {
+      since = Date.now();
+      client.subscribe(this.filters, { qos: 1 }, (failure) => {
+        if (failure) client.end(true);
+        else this.onEvent({ kind: "connected" });
+      });
+    });
+    client.on("message", (name, data) => this.onEvent({ kind: "message", topic: name, payload: new Uint8Array(data) }));
+    client.on("error", (error) => {
+      wrong = error;
+      client.end(true);
+    });
+    client.on("close", () => {
+      if (this.client !== client) return;
+      this.client = null;
+      this.release();
+      this.failures = since !== null && Date.now() - since > STEADY_MS ? 0 : this.failures + 1;
+      this.onEvent({ kind: "lost", refused: wrong?.code === 4 || wrong?.code === 5 });
+      client.end(true);
+      if (!this.closed) this.timer = setTimeout(() => this.connect(), this.random() * Math.min(BACKOFF_MAX_MS, 1000 * 2 ** this.failures));
+    });
+  }
+
+  /** Send at least once; what is not acknowledged when the link breaks is forgotten, and said again by who said it. */
+  publish(topic, payload, { retain = false } = {}) {
+    const { client } = this;
+    if (client === null || !client.connected) return;
+    this.unacknowledged += 1;
+    client.publish(topic, payload, { qos: 1, retain }, () => {
+      if (this.client !== client) return;
+      this.unacknowledged -= 1;
+      this.release();
+    });
+  }
+
+  /** Resolves once at most `limit` messages are unacknowledged, or the link is gone. */
+  async drained(limit) {
+    while (this.client !== null && this.unacknowledged > limit) await new Promise((resolve) => this.waiting.push(resolve));
+  }
+
+  /** Say goodbye with a last message, and dial no more. */
+  async close(topic, payload) {
+    this.closed = true;
+    clearTimeout(this.timer);
+    const { client } = this;
+    if (client === null) return;
+    if (client.connected && topic) {
+      await Promise.race([
+        new Promise((resolve) => client.publish(topic, text(payload), { qos: 1, retain: true }, resolve)),
+        new Promise((resolve) => setTimeout(resolve, 1000)),
+      ]);
+    }
+    client.end(true);
+  }
+
+  release() {
+    for (const resolve of this.waiting.splice(0)) resolve();
+  }
+}
+
+const text = (payload) => new TextDecoder().decode(payload);

@@ -1,0 +1,30 @@
+"""What every HTTP service of ours says when something is wrong: one JSON object, {"error": words}."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from edge_client.errors import Malformed
+
+
+def error(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer of this status."""
+    return JSONResponse({"error": words}, status_code=status, headers=headers)
+
+
+async def refused(_: Request, wrong: Exception) -> Response:
+    """The handler of HTTPException."""
+    if not isinstance(wrong, HTTPException):
+        raise wrong
+    return error(wrong.status_code, wrong.detail, dict(wrong.headers or {}))
+
+
+async def malformed(_: Request, wrong: Exception) -> Response:
+    """The handler of Malformed."""
+    if not isinstance(wrong, Malformed):
+        raise wrong
+    return error(413 if wrong.code == "too_big" else 400, wrong.message)

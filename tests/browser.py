@@ -1,0 +1,128 @@
+"""Pages as people open them: fixtures on playwright with the Chromium of this machine, headless.
+
+`visit(url, ...)` opens a page in a context of its own and gives a `Visit`. What the page wrote to its console as an
+error, what it did not catch, and what it could not load is in `Visit.errors`; a test during which a page had any fails
+at its end, unless it looked and cleared the list. Mark such a test `@pytest.mark.browser`. While a module's browser
+runs, its thread has a running event loop: no `asyncio.run` in those modules.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--no-sandbox",  # a container's tests run as root, and the pages are our own
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
+PATIENCE_MS = 30_000
+
+
+def find_chromium() -> str | None:
+    """The browser on PATH, or None."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+@dataclass
+class Visit:
+    """One open page; `errors` are in the words of the browser, in order."""
+
+    page: Page
+    shots: Path
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", self._on_error)
+        self.page.on("requestfailed", self._on_failed)
+
+    def shot(self, name: str, *, whole: bool = True) -> Path:
+        """A picture of the page, or of what of it is in the window, as `name`.png in the test's folder."""
+        path = self.shots / f"{name}.png"
+        self.page.screenshot(path=path, full_page=whole)
+        return path
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        if message.type == "error":
+            self.errors.append(f"console: {message.text} ({message.location.get('url', '')})")
+
+    def _on_error(self, error: Error) -> None:
+        self.errors.append(f"not caught: {error}")
+
+    def _on_failed(self, request: Request) -> None:
+        if request.failure != "net::ERR_ABORTED":  # a page that is left ends its event stream
+            self.errors.append(f"not loaded: {request.url} ({request.failure})")
+
+
+class Open(Protocol):
+    """What the fixture `visit` gives."""
+
+    def __call__(
+        self,
+        url: str,
+        *,
+        size: tuple[int, int] = DESKTOP,
+        dark: bool = False,
+        touch: bool = False,
+        any_certificate: bool = False,
+    ) -> Visit:
+        """Open `url` in a window of `size`; `touch` makes it a phone, `any_certificate` believes every TLS server."""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """A browser for the tests of one module."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), headless=True, args=list(FLAGS))
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(chromium: Browser, tmp_path: Path) -> Iterator[Open]:
+    """Opens pages, each with its own cookies and storage; closes them when the test ends, and fails it for errors."""
+    visits: list[Visit] = []
+
+    def opened(
+        url: str,
+        *,
+        size: tuple[int, int] = DESKTOP,
+        dark: bool = False,
+        touch: bool = False,
+        any_certificate: bool = False,
+    ) -> Visit:
+        context = chromium.new_context(
+            viewport={"width": size[0], "height": size[1]},
+            color_scheme="dark" if dark else "light",
+            has_touch=touch,
+            is_mobile=touch,
+            ignore_https_errors=any_certificate,
+            reduced_motion="no-preference",
+        )
+        context.set_default_timeout(PATIENCE_MS)
+        visits.append(Visit(context.new_page(), tmp_path))
+        visits[-1].page.goto(url)
+        return visits[-1]
+
+    yield opened
+    for visited in visits:
+        visited.page.context.close()
+    assert [error for visited in visits for error in visited.errors] == []

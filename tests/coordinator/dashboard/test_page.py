@@ -1,0 +1,167 @@
+"""The page in a browser, over a hub that a test feeds: with keys alone, on a phone, locked, with a large fleet."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from coordinator import web_files
+from tests.browser import PHONE, Open
+from tests.coordinator.dashboard.served import Site, served
+from tests.coordinator.dashboard.test_app import EXCHANGE
+from tests.coordinator.dashboard.test_view import joined, round_event, seen
+from tests.coordinator.dashboard.test_where import token
+
+pytestmark = pytest.mark.browser
+LARGE = 5_000
+UNNAMED = """() => [...document.querySelectorAll('a[href], button, input, select, canvas, [role=img], [tabindex="0"]')]
+  .filter((node) => node.offsetParent !== null)
+  .filter((node) => !(node.getAttribute('aria-label') || node.textContent.trim() || node.labels?.length
+    || document.getElementById(node.getAttribute('aria-labelledby'))?.textContent))
+  .map((node) => node.outerHTML.slice(0, 200))"""
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    with served(tmp_path) as found:
+        for number in range(4):
+            found.hub.event(joined(number))
+        for number in (1, 2):
+            found.hub.event({**round_event(number, [0, 0, 1, 1]), "loss_per_center": [1 / number, 0.5, None]})
+        found.hub.status(seen(exchange=EXCHANGE, presence=dict.fromkeys(("d0", "d1", "d2", "d3"), "on")))
+        yield found
+
+
+def pressed(page: Page, *keys: str) -> None:
+    for key in keys:
+        page.keyboard.press(key)
+
+
+def focused(page: Page) -> str:
+    return str(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
+
+
+def test_everything_can_be_reached_and_pressed_with_keys_alone(site: Site, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.locator("#phase")).to_have_text("running")
+    order = []
+    for _ in range(5):
+        pressed(page, "Tab")
+        order.append(focused(page))
+    assert order[0] == "Skip to the run"
+    assert order[2:] == ["pause", "close", "stop"]
+    pressed(page, "Enter")
+    expect(page.get_by_role("dialog")).to_be_visible()
+    assert focused(page) == "ask-no"
+    pressed(page, "Escape")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    assert site.buttons.asked == []
+    assert focused(page) == "stop"
+    with page.expect_response("**/api/control"):
+        pressed(page, "Enter", "Tab", "Enter")
+    expect(page.get_by_role("dialog")).to_be_hidden()
+    with page.expect_response("**/api/control"):
+        pressed(page, "Shift+Tab", "Shift+Tab", "Enter")
+    assert site.buttons.asked == ["stop", "pause"]
+
+
+def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: Site, visit: Open) -> None:
+    page = visit(site.link).page
+    chart = page.locator("#accuracy")
+    expect(chart.locator("path")).to_have_count(4)
+    assert "Newest, round 2: center 0 50.0 %, center 1 25.0 %" in str(chart.get_attribute("aria-label"))
+    chart.focus()
+    pressed(page, "ArrowLeft", "ArrowLeft")
+    expect(chart.locator("output")).to_contain_text("round 1: center 0 50.0 %")
+    expect(page.locator("#loss path")).to_have_count(3)
+
+
+def test_every_control_and_picture_has_a_name(site: Site, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.locator("#devices tbody tr")).to_have_count(4)
+    assert page.evaluate(UNNAMED) == []
+    assert "4 devices: " in str(page.locator("#fleet").get_attribute("aria-label"))
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_phone_has_it_all_without_scrolling_sideways(site: Site, visit: Open, *, dark: bool) -> None:
+    page = visit(site.link, size=PHONE, dark=dark, touch=True).page
+    expect(page.locator("#devices tbody tr")).to_have_count(4)
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+    background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(map(int, background[4:-1].split(","))) < 3 * 60) == dark
+    page.get_by_role("button", name="Pause").tap()
+    page.locator("#devices a", has_text="d3").tap()
+    expect(page.get_by_role("heading", name="d3")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+
+
+def test_the_link_leaves_no_token_in_the_address(site: Site, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.locator("#phase")).to_have_text("running")
+    assert site.control not in page.url
+    assert site.control not in page.content()
+
+
+def test_who_may_only_read_has_no_buttons_until_the_token_is_entered(site: Site, visit: Open) -> None:
+    page = visit(site.link.partition("#")[0]).page
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    page.get_by_role("button", name="Enter token").click()
+    page.get_by_label("Token").fill(site.control)
+    pressed(page, "Enter")
+    expect(page.get_by_role("button", name="Stop")).to_be_enabled()
+
+
+def test_a_locked_page_asks_for_its_token_and_opens_with_it(tmp_path: Path, visit: Open) -> None:
+    read = token(tmp_path, "read")
+    with served(tmp_path, dashboard_read_token=read) as site:
+        site.hub.event(joined(1))
+        visited = visit(site.link.partition("#")[0])
+        page = visited.page
+        expect(page.get_by_role("dialog")).to_contain_text("locked")
+        page.get_by_label("Token").fill(read.read_text())
+        pressed(page, "Enter")
+        expect(page.locator("#devices tbody tr")).to_have_count(1)
+        assert all("401" in error for error in visited.errors)
+        visited.errors.clear()
+
+
+def test_five_thousand_devices_are_shown_and_each_is_found(tmp_path: Path, visit: Open) -> None:
+    with served(tmp_path) as site:
+        for number in range(LARGE):
+            site.hub.event(joined(number))
+        site.hub.event(round_event(1, [number % 3 for number in range(LARGE)]))
+        site.hub.status(seen(presence={f"d{number}": "on" for number in range(LARGE)}))
+        page = visit(site.link).page
+        expect(page.locator("#t-devices")).to_have_text(str(LARGE))
+        expect(page.locator("li[data-state=idle] b")).to_have_text(str(LARGE))
+        expect(page.locator("#devices-more")).to_contain_text(f"60 of {LARGE} devices")
+        page.get_by_label("Name").fill("d4999")
+        expect(page.locator("#devices tbody tr")).to_have_count(1)
+        page.locator("#devices a").click()
+        expect(page.get_by_role("heading", name="d4999")).to_be_visible()
+
+
+def test_where_phones_can_join_the_page_shows_their_link_as_a_qr_code(
+    tmp_path: Path, visit: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    third = tmp_path / "third"
+    third.mkdir()
+    for name in web_files.FILES:
+        (third / name).write_bytes(b"export {};")
+        (third / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
+    (third / "packages.txt").write_text(web_files._stamp(web_files.PACKAGES))
+    monkeypatch.setenv(web_files.ENVIRONMENT, str(third))
+    with served(tmp_path, web_broker="ws://127.0.0.1:9001") as site:
+        page = visit(site.link).page
+        code = page.get_by_role("img", name="QR code")
+        expect(code).to_be_visible()
+        assert code.evaluate("image => image.naturalWidth") > 0
+        link = page.get_by_role("link", name="Open on a phone").get_attribute("href")
+        assert link == f"http://127.0.0.1:{site.port}/phone/"
+        status, headers, _ = site.ask("GET", "/phone/")
+        assert (status, "wasm-unsafe-eval" in str(headers["content-security-policy"])) == (200, True)

@@ -1,0 +1,148 @@
+"""The dashboard of a real run in a real browser: it tells what metrics.jsonl tells, its buttons do what they say."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from coordinator.broker import Broker
+from coordinator.dashboard.where import LINK
+from coordinator.status import status
+from emulator import stage
+from emulator.processes import Child, Children, Signals
+from tests.browser import PHONE, Open, Visit
+from tests.e2e.scene import DEVICES, SEED, SETTINGS, Scene, jsonl, until
+
+pytestmark = [pytest.mark.broker, pytest.mark.browser]
+ROUNDS = 5
+RUN = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
+PATIENCE_MS = 100_000
+SECOND_LOOK_MS = 1_500  # some looks of the page at a run that should stand still
+
+
+@contextmanager
+def begun(folder: Path, broker: Broker) -> Iterator[tuple[Scene, str, Child, list[Child]]]:
+    """A coordinator with a dashboard, and devices in two processes; half of them are enough for a round."""
+    with Signals() as signals, Children(folder / "logs", signals) as children:
+        scene = Scene(folder / "run", broker.url, children, (RUN,), ("--dashboard", "0"))
+        config = scene.work / "coordinator.toml"
+        scene.folder.mkdir(parents=True)
+        stage.write_coordinator(
+            config, scene.folder, broker=broker.url, devices=DEVICES, runs=(RUN,), seed=SEED, engines=("onnx",)
+        )
+        config.write_text(config.read_text().replace("quorum = 1.0", "quorum = 0.5"))
+        coordinator = scene.start_coordinator()
+        until((scene.folder / LINK).exists, children, "the dashboard's link")
+        yield scene, (scene.folder / LINK).read_text().strip(), coordinator, scene.start_devices(2)
+
+
+def rounds_in(folder: Path) -> list[dict[str, Any]]:
+    return [event for event in jsonl(folder / "metrics.jsonl") if event["event"] == "round"]
+
+
+def shown(page: Page) -> list[list[float]]:
+    """The table of rounds, oldest first: accuracy, then that of each center, then moved, bytes and seconds."""
+    rows = page.locator("#rounds tbody tr").all()
+    return [
+        [float(cell.get_attribute("data-value") or "nan") for cell in row.locator("td[data-value]").all()]
+        for row in reversed(rows)
+    ]
+
+
+def expected(event: dict[str, Any], moved: int) -> list[float]:
+    centers = [float("nan") if x is None else x for x in event["per_center"]]
+    traffic = [event["bytes"]["down"], event["bytes"]["up"], event["seconds"]]
+    return [event["accuracy"]["micro"], *centers, moved, *traffic]
+
+
+def moves(rounds: list[dict[str, Any]]) -> list[int]:
+    pairs = zip([rounds[0], *rounds], rounds, strict=False)
+    return [sum(a["assignment"][c] != b["assignment"][c] for c in b["assignment"]) for a, b in pairs]
+
+
+def wait_for_rounds(page: Page, count: int) -> None:
+    page.locator("#rounds tbody tr").nth(count - 1).wait_for(state="attached", timeout=PATIENCE_MS)
+
+
+def pauses_and_goes_on(page: Page, folder: Path) -> None:
+    page.get_by_role("button", name="Pause").click()
+    expect(page.locator("#phase")).to_have_text("paused", timeout=PATIENCE_MS)
+    before = (folder / "metrics.jsonl").read_bytes()
+    page.wait_for_timeout(SECOND_LOOK_MS)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+    assert (status(folder)["phase"], status(folder)["exchange"]) == ("paused", None)
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#phase")).not_to_have_text("paused")
+
+
+def closes_without_the_silent_half(page: Page, scene: Scene, worker: Child) -> None:
+    """Half of the devices freeze; the round goes on without them when someone says so."""
+    os.kill(worker.process.pid, signal.SIGSTOP)
+    try:
+        half = DEVICES // 2
+        until(lambda: scene.replies_of_the_open_exchange() == half, scene.children, "half of the answers")
+        number = status(scene.folder)["exchange"]["round"]
+        expect(page.locator("#exchange-words")).to_contain_text(f"{half} of {DEVICES} answers")
+        page.get_by_role("button", name="Close round").click()
+        expect(page.get_by_role("dialog")).to_contain_text(f"{half} of {DEVICES} devices have answered")
+        page.get_by_role("dialog").get_by_role("button", name="Close round").click()
+        expect(page.locator("li[data-state=late] b")).to_have_text(str(half))
+    finally:
+        os.kill(worker.process.pid, signal.SIGCONT)
+    wait_for_rounds(page, number)
+
+
+def stops(visited: Visit, coordinator: Child) -> None:
+    page = visited.page
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Stop").click()
+    assert coordinator.process.wait(20) == 0
+    expect(page.locator("#notice")).to_contain_text("The coordinator has ended")
+    assert all("ERR_CONNECTION_REFUSED" in error or "ERR_INCOMPLETE" in error for error in visited.errors)
+    visited.errors.clear()  # it looks whether the coordinator is back
+
+
+def test_a_real_run_is_shown_and_steered(tmp_path: Path, mosquitto: Broker, visit: Open) -> None:
+    with begun(tmp_path / "scene", mosquitto) as (scene, link, coordinator, workers):
+        visited = visit(link)
+        page = visited.page
+        wait_for_rounds(page, 1)
+        pauses_and_goes_on(page, scene.folder)
+        closes_without_the_silent_half(page, scene, workers[0])
+        scene.wait_for("done")
+        wait_for_rounds(page, ROUNDS)
+
+        rounds = rounds_in(scene.folder)
+        for found, event, moved in zip(shown(page), rounds, moves(rounds), strict=True):
+            assert found == pytest.approx(expected(event, moved), nan_ok=True)
+        assert float(page.locator("#t-accuracy").get_attribute("data-value") or 0) == rounds[-1]["accuracy"]["micro"]
+        expect(page.locator("#map-round")).to_have_text(f"fesem, round {ROUNDS}")
+        assert page.locator("#cosine [data-value]").count() == SETTINGS["clusters"] ** 2
+        assert page.locator("#t-centers-more").get_attribute("data-value")
+        assert visited.shot("desktop").stat().st_size > 50_000
+
+        page.get_by_role("link", name="device-03").click()
+        expect(page.get_by_role("heading", name="device-03")).to_be_visible()
+        assert page.locator(".bars .number").count() == SETTINGS["clusters"]
+        strip = [span.inner_text() for span in page.locator(".strip span").all()]
+        assert strip == [str(event["assignment"]["device-03"]) for event in rounds]
+        visited.shot("device")
+        page.get_by_role("link", name="← Overview").click()
+
+        looks_on = visit(link.partition("#")[0], size=PHONE, dark=True, touch=True)
+        wait_for_rounds(looks_on.page, ROUNDS)
+        expect(looks_on.page.get_by_role("button", name="Enter token")).to_be_visible()
+        expect(looks_on.page.get_by_role("button", name="Stop")).to_be_hidden()
+        assert looks_on.page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+        looks_on.shot("phone")
+        looks_on.page.close()
+
+        stops(visited, coordinator)
+        scene.children.leave([coordinator, *workers])

@@ -1,0 +1,103 @@
+"""One command on a device that never trained, over a real broker: real processes, a fleet that teaches newcomers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.broker import start_broker
+from edge_client.dataset import Dataset
+from emulator import stage
+from emulator.partitions import digits_fleet
+from emulator.processes import Children, Signals
+from tests.e2e.scene import DEVICES, RUN, SEED, Scene
+
+RUNS = ({**RUN, "num-rounds": 4},)
+FORMATS = 'formats = ["onnx"]'
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
+    """What `nearest --json` says with labels, and of labels that nobody in the fleet uses."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    local = digits_fleet(DEVICES, groups=3, seed=SEED).new_devices["new-0"]
+    write(folder / "known", local.train)
+    write(folder / "strange", Dataset(local.train.x, np.random.default_rng(0).integers(10, size=len(local.train))))
+    with (
+        start_broker(folder / "broker") as broker,
+        Signals() as signals,
+        Children(folder / "logs", signals) as children,
+    ):
+        scene = Scene(folder / "run", broker.url, children, RUNS)
+        configured(scene)
+        scene.start_coordinator()
+        scene.start_devices(1)
+        scene.wait_for("bundle")
+        found = {name: asked(folder, broker.url, name) for name in ("known", "strange")}
+        found["trained"] = asked(folder, broker.url, "known", "--by", "round", "--personalise", "5")
+        children.leave(children.running)
+    return found
+
+
+def write(folder: Path, data: Dataset) -> None:
+    folder.mkdir()
+    np.savez(folder / "train.npz", x=data.x, y=data.y)
+
+
+def configured(scene: Scene) -> None:
+    """As the scene would, but with files of the centers, and the opt-in."""
+    path = scene.work / "coordinator.toml"
+    scene.folder.mkdir(parents=True)
+    facts = {"broker": scene.broker, "devices": DEVICES, "runs": RUNS, "seed": SEED, "engines": ("onnx", "pt2")}
+    stage.write_coordinator(path, scene.folder, **facts)  # type: ignore[arg-type]  # each by its own name
+    lines = path.read_text(encoding="utf-8").splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("formats"))
+    end = at if "]" in lines[at] else next(i for i in range(at, len(lines)) if lines[i] == "]")
+    path.write_text("\n".join([*lines[:at], FORMATS, "teach-newcomers = true", *lines[end + 1 :]]), encoding="utf-8")
+
+
+def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]:
+    arguments = ["--federation", f"{broker}/{stage.FEDERATION}", "--signing-key", str(folder / "run" / "signing.pub")]
+    arguments += [
+        "--data",
+        str(folder / name),
+        "--state",
+        str(folder / f"{name}-state"),
+        "--device",
+        name,
+        "--json",
+        *more,
+    ]
+    command = [sys.executable, "-m", "edge_client.cli", "nearest", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told: dict[str, object] = json.loads(done.stdout)
+    return told
+
+
+def test_a_newcomer_finds_its_signed_center_and_hears_how_sure_that_is(answers: dict[str, dict[str, object]]) -> None:
+    known = answers["known"]
+    assert known["center"] is not None
+    assert (known["way"], known["signed_by"]) == ("loss", stage.FEDERATION)
+    assert 0 < float(str(known["confidence"])) <= 1
+    assert float(str(known["accuracy"])) > 0.5  # a center of another group writes no class alike
+    assert Path(str(known["file"])).is_file()
+
+
+def test_labels_that_nobody_uses_fit_no_center(answers: dict[str, dict[str, object]]) -> None:
+    strange = answers["strange"]
+    assert strange["center"] is None
+    assert strange["losses"]
+    assert strange["file"] is None
+
+
+def test_a_local_round_leads_to_the_same_center(answers: dict[str, dict[str, object]]) -> None:
+    trained = answers["trained"]
+    assert (trained["way"], trained["center"]) == ("round", answers["known"]["center"])
+    assert isinstance(trained["personal"], dict)
+    assert Path(trained["personal"]["file"]).is_file()

@@ -1,0 +1,249 @@
+"""`flash` as it is typed: into a root file system, into an archive, and what it refuses with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from edge_client.board.profiles import PROFILES
+from edge_client.board.unit import CONFIG, STATE
+from tests.edge_client.board.desk import Desk, rootfs, stocked
+
+TOKEN = f"{STATE}/identity/token"
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.fixture
+def card(desk: Desk) -> Path:
+    return rootfs(desk.folder / "card", desk.profile)
+
+
+def snapshot(root: Path) -> dict[str, tuple[int, int, bytes]]:
+    """Every file with its time, mode and content."""
+    found = (path for path in sorted(root.rglob("*")) if path.is_file())
+    return {str(p.relative_to(root)): (p.stat().st_mtime_ns, p.stat().st_mode, p.read_bytes()) for p in found}
+
+
+def test_a_card_gets_everything_and_a_second_flash_changes_nothing(
+    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.flash("--rootfs", str(card)) == 0
+    before = snapshot(card)
+    assert before["etc/fedcenters/device.key"][1] & 0o777 == 0o600
+    assert before["opt/fedcenters/site/numpy/init.py"][2] == b"x = 1\n"
+    assert "opt/fedcenters/site/edge_client/cli.py" in before
+    assert not [name for name in before if "tests" in name or "__pycache__" in name or "/web/" in name]
+    assert desk.flash("--rootfs", str(card)) == 0
+    assert snapshot(card) == before
+    assert "nothing to change" in capsys.readouterr().err
+
+
+def test_a_flash_that_was_cut_is_finished_by_the_next_one(desk: Desk, card: Path) -> None:
+    assert desk.flash("--rootfs", str(card)) == 0
+    whole = {name: content for name, (_, _, content) in snapshot(card).items()}
+    for name in ("opt/fedcenters/MANIFEST", "opt/fedcenters/site/edge_client/cli.py", "etc/fedcenters/device.key"):
+        (card / name).unlink()
+    (card / "opt/fedcenters/.launch.py.fedcenters").write_text("half")
+    assert desk.flash("--rootfs", str(card)) == 0
+    assert {name: content for name, (_, _, content) in snapshot(card).items() if "/." not in name} == whole
+
+
+def test_an_update_replaces_what_changed_removes_what_is_gone_and_keeps_the_state(
+    desk: Desk, card: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edge_client.board import wheels
+
+    monkeypatch.setattr(wheels, "_pip", lambda *_: pytest.fail("asked pip"))
+    assert desk.flash("--rootfs", str(card)) == 0
+    learned = card / STATE[1:] / "state" / "state.json"
+    learned.parent.mkdir(parents=True)
+    learned.write_text("learned")
+    stale = card / "opt/fedcenters/site/old.py"
+    stale.write_text("old")
+    listed = card / "opt/fedcenters/MANIFEST"
+    listed.write_text(listed.read_text() + f"{'0' * 64}  ./opt/fedcenters/site/old.py\n")
+    join = desk.keys / "devices" / "porch" / "client.toml"
+    join.write_text(join.read_text() + "threads = 2\n")
+    assert desk.flash("--rootfs", str(card)) == 3
+    assert stale.exists()
+    assert "flash --update replaces it" in capsys.readouterr().err
+    locks = next((desk.cache / "locks").iterdir()).read_text()
+    pinned = json.dumps({"install": [_item(line) for line in locks.splitlines()]})
+    monkeypatch.setattr(wheels, "_pip", lambda *_: pinned)
+    assert desk.flash("--rootfs", str(card), "--update") == 0
+    assert "threads = 2" in (card / CONFIG[1:]).read_text()
+    assert learned.read_text() == "learned"
+    assert not stale.exists()
+
+
+def _item(line: str) -> dict[str, object]:
+    """A line of a lock file as pip reports it."""
+    named, _, sha256 = line.partition(" --hash=sha256:")
+    name, _, version = named.partition("==")
+    archive = {"hashes": {"sha256": sha256}}
+    return {
+        "metadata": {"name": name, "version": version},
+        "download_info": {"url": f"https://x/{name}", "archive_info": archive},
+    }
+
+
+def test_another_device_is_not_put_over_one_that_has_learned(
+    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.flash("--rootfs", str(card)) == 0
+    assert desk.flash("--rootfs", str(card), device="shed") == 3
+    told = capsys.readouterr().err
+    assert "hint" in told
+
+
+def test_a_token_is_put_once_and_not_again_when_the_board_has_its_certificate(desk: Desk, card: Path) -> None:
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    token = card / TOKEN[1:]
+    assert token.stat().st_mode & 0o777 == 0o600
+    token.unlink()  # the board has used it
+    (token.parent / "device.crt").write_text("certificate")
+    assert desk.flash("--rootfs", str(card), device="shed") == 0
+    assert not token.exists()
+
+
+def test_a_dry_run_lists_every_file_and_writes_none(desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = snapshot(card)
+    assert desk.flash("--rootfs", str(card), "--dry-run", "--json") == 0
+    listed = json.loads(capsys.readouterr().out)["list"]
+    assert snapshot(card) == before
+    assert desk.flash("--rootfs", str(card), "--dry-run") == 0
+    told = capsys.readouterr().out
+    assert "0600 fedcenters" in told
+    assert desk.flash("--rootfs", str(card)) == 0
+    written = set(snapshot(card)) - set(before)
+    files = {each["path"].lstrip("/") for each in listed}
+    assert written == files
+    assert all(path in told for path in files)
+
+
+@pytest.mark.parametrize("name", ["board.tar", "board.tar.zst"])
+def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Desk, card: Path, name: str) -> None:
+    if name.endswith("zst") and shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed (apt install zstd)")
+    paths = [desk.folder / "1" / name, desk.folder / "2" / name]
+    for path in paths:
+        path.parent.mkdir()
+        assert desk.flash("--bundle", str(path)) == 0
+    assert paths[0].read_bytes() == paths[1].read_bytes()
+    assert paths[0].stat().st_mode & 0o077 == 0
+    if name.endswith("zst"):
+        subprocess.run(["zstd", "-q", "-d", str(paths[0])], check=True)
+    with tarfile.open(desk.folder / "1" / "board.tar") as tar:
+        assert {m.uid for m in tar} | {m.gid for m in tar} | {m.mtime for m in tar} == {0}
+        unpacked = desk.folder / "unpacked"
+        tar.extractall(unpacked, filter="tar")
+    assert desk.flash("--rootfs", str(card)) == 0
+    known = set(snapshot(unpacked))
+    written = snapshot(card)
+    assert {n: written[n][1:] for n in known} == {n: c[1:] for n, c in snapshot(unpacked).items()}
+
+
+def refusal(desk: Desk, capsys: pytest.CaptureFixture[str], *arguments: str, device: str = "porch") -> str:
+    assert desk.flash(*arguments, device=device) in (2, 3)
+    told = capsys.readouterr().err
+    assert "hint: " in told
+    return told
+
+
+def test_the_machines_own_root_is_refused(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is not a board's root" in refusal(desk, capsys, "--rootfs", "/")
+
+
+def test_a_boot_partition_is_refused(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "boot").mkdir()
+    assert "take the root partition" in refusal(desk, capsys, "--rootfs", str(tmp_path / "boot"))
+
+
+def test_a_system_of_another_architecture_is_refused(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    card = rootfs(desk.folder / "pc", PROFILES["x86-64"])
+    assert "is a system for x86_64" in refusal(desk, capsys, "--rootfs", str(card))
+
+
+def test_a_system_without_a_python_that_is_new_enough_is_refused(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    card = rootfs(desk.folder / "old", desk.profile, python="3.9")
+    assert "--python-home" in refusal(desk, capsys, "--rootfs", str(card))
+
+
+def test_a_jetson_needs_nvidias_files_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    desk = Desk(tmp_path, "jetson-orin")
+    card = rootfs(tmp_path / "card", desk.profile)
+    assert desk.flash("--rootfs", str(card)) == 0
+    (card / "etc/nv_tegra_release").unlink()
+    assert "apply_binaries.sh" in refusal(desk, capsys, "--rootfs", str(card))
+
+
+def test_jetpack_5_says_that_it_needs_a_second_python_and_takes_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    desk = Desk(tmp_path, "jetson-xavier")
+    card = rootfs(tmp_path / "card", desk.profile, python="3.8")
+    assert "needs a second Python" in refusal(desk, capsys, "--rootfs", str(card))
+    home = tmp_path / "cpython"
+    shutil.copytree(rootfs(tmp_path / "other", desk.profile) / "usr", home, symlinks=True)
+    (home / "lib" / "python3.11").mkdir(parents=True)
+    (home / "bin" / "python3.11").chmod(0o755)
+    assert desk.flash("--rootfs", str(card), "--python-home", str(home)) == 0
+    unit = (card / "etc/systemd/system/fedcenters-edge.service").read_text()
+    assert "ExecStart=/opt/fedcenters/python/bin/python3 /opt/fedcenters/launch.py" in unit
+    assert (card / "opt/fedcenters/python/bin/python3").stat().st_mode & 0o111
+
+
+def test_a_link_that_leads_out_of_the_card_is_not_followed(
+    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (desk.folder / "host").mkdir()
+    (card / "opt").symlink_to(desk.folder / "host")
+    assert "leads out of" in refusal(desk, capsys, "--rootfs", str(card))
+    assert list((desk.folder / "host").iterdir()) == []
+
+
+def test_a_device_that_was_not_provisioned_is_named(desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = refusal(desk, capsys, "--rootfs", str(card), device="attic")
+    assert "nothing was provisioned for attic" in told
+    assert "fedcenters-coordinator provision" in told
+
+
+def test_an_address_replaces_the_join_files_and_must_be_of_the_same_federation(
+    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "is the federation 'other'" in refusal(
+        desk, capsys, "--rootfs", str(card), "--federation", "mqtts://b.example:8883/other"
+    )
+    assert desk.flash("--rootfs", str(card), "--federation", "mqtts://10.0.0.1:8884/home") == 0
+    assert 'broker = "mqtts://10.0.0.1:8884"' in (card / CONFIG[1:]).read_text()
+
+
+def test_the_python_of_the_card_decides_which_wheels_are_taken(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    card = rootfs(desk.folder / "trixie", desk.profile, python="3.13")
+    stocked(desk.cache, desk.profile, "3.13")
+    assert desk.flash("--rootfs", str(card), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["python"] == "3.13"
+    assert "there is Python 3.13" in refusal(desk, capsys, "--rootfs", str(card), "--python", "3.11")
+
+
+def test_a_careful_umask_keeps_no_service_out(desk: Desk, card: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        assert desk.flash("--rootfs", str(card), device="shed") == 0
+    finally:
+        os.umask(before)
+    for name, mode in (("opt/fedcenters/site/edge_client", 0o755), ("etc/fedcenters", 0o755), (STATE[1:], 0o700)):
+        assert (card / name).stat().st_mode & 0o777 == mode
+    assert (card / CONFIG[1:]).stat().st_mode & 0o777 == 0o644

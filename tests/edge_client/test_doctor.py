@@ -1,0 +1,141 @@
+"""`doctor`: what is well is said to be, and what is not is a FAIL with what to do."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.broker import Broker
+from edge_client import device as device_module
+from edge_client import doctor as doctors
+from edge_client.cli import main
+from edge_client.config import ClientConfig, load
+from edge_client.device import Readings
+from edge_client.doctor import Check, checks, expected_step, probe, probe_feeds
+from edge_client.engines.base import open_engine, step
+from tests.attacks.guarded import FEDERATION, guarded
+
+ROOT = Path(__file__).parents[2]
+NAMES = [
+    *("python", "glibc", "runtime", "data", "broker", "certificate"),
+    *("clock", "disk", "memory", "power", "temperature", "training now"),
+]
+
+
+def device(folder: Path, broker: str, **more: str) -> Path:
+    """A configuration with data."""
+    (folder / "data").mkdir(exist_ok=True)
+    np.savez(folder / "data" / "train.npz", x=np.zeros((4, 5), np.float32), y=np.arange(4) % 2)
+    table = {"federation": FEDERATION, "device-id": "dev-1", "broker": broker, "data": "data", "state": "state", **more}
+    path = folder / "client.toml"
+    lines = [f'{key} = "{value}"' for key, value in table.items()]
+    path.write_text("\n".join([*lines, f'signing-keys = ["{"ab" * 32}"]', "max-temperature = 0"]) + "\n")
+    return path
+
+
+def found(config: ClientConfig) -> dict[str, Check]:
+    return {check.name: check for check in checks(config)}
+
+
+@pytest.mark.parametrize("engine", ["onnx", "litert"])
+def test_the_probe_steps_like_numpy_on_every_runtime(engine: str) -> None:
+    program, files = probe(engine)
+    feeds = probe_feeds(program)
+    given = step(open_engine(engine, program, files), feeds)
+    for name, value in expected_step(feeds).items():
+        assert np.abs(given[name] - value).max() < doctors.TOLERANCE
+        assert name == "loss" or np.abs(value - feeds[name]).max() > 1e-3  # it moved
+
+
+@pytest.mark.broker
+def test_a_device_that_is_well_passes_every_check(
+    tmp_path: Path, mosquitto: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = device(tmp_path, mosquitto.url)
+    assert main(["doctor", "--config", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines] == [f"ok   {name}" for name in NAMES]
+    assert main(["doctor", "--config", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["fit"], [check["name"] for check in told["checks"]]) == (True, NAMES)
+    assert "took a step" in told["checks"][2]["said"]
+
+
+@pytest.mark.broker
+def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
+    with guarded(tmp_path, "dev-1", "dev-2") as broker:
+        home = broker.work.folder / "devices" / "dev-1"
+        files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
+        config = load(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        well = found(config)
+        assert well["broker"].ok, well["broker"].said
+        assert well["certificate"].said.startswith("valid for 3")
+        other = replace(config, device_id="dev-2")
+        assert "belongs to" in found(other)["certificate"].said
+        bare = found(replace(config, certificate=None, key=None))
+        assert not bare["broker"].ok
+        (home / "device.key").chmod(0o644)
+        assert "chmod 600" in found(config)["certificate"].hint
+
+
+def test_what_is_wrong_is_a_fail_with_a_hint_and_an_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], free_port: int
+) -> None:
+    path = device(tmp_path, f"mqtt://127.0.0.1:{free_port}")
+    (tmp_path / "data" / "train.npz").unlink()
+    (tmp_path / "state").write_text("a file where a folder should be")
+    assert main(["doctor", "--config", str(path)]) == doctors.EXIT_UNFIT
+    failed = {line[5:].partition(":")[0]: line for line in capsys.readouterr().out.splitlines() if line[:4] == "FAIL"}
+    assert sorted(failed) == ["broker", "data", "disk"]
+    assert all("; " in line for line in failed.values())
+
+
+def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    wall = (
+        "import sys; sys.modules['onnxruntime'] = None\n"
+        "from pathlib import Path\nfrom edge_client import config, doctor\n"
+        f"print(next(c for c in doctor.checks(config.load(Path({str(tmp_path / 'client.toml')!r}), {{}}))"
+        " if c.name == 'runtime').line())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", wall], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("FAIL runtime: onnxruntime cannot be imported")
+    monkeypatch.setattr(doctors, "expected_step", lambda feeds: {n: v + 1 for n, v in expected_step(feeds).items()})
+    assert "gives wrong numbers" in found(config)["runtime"].said
+
+
+def test_a_hot_a_dry_and_a_full_board_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(load(device(tmp_path, "mqtt://127.0.0.1:1"), {}), max_temperature=80)
+    bad = Readings(draining=(("BAT0", 3),), temperatures=(("cpu", 91.0),), free_mib=10)
+    monkeypatch.setattr(device_module, "read", lambda: bad)
+    told = found(config)
+    assert [name for name in ("memory", "power", "temperature", "training now") if told[name].ok] == []
+    assert told["temperature"].line() == "FAIL temperature: cpu at 91 °C; give it air, or raise max-temperature"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [(b"HTTP", "does not answer as a broker"), (b"", "does not answer as a broker"), (b"\x20\x02\x00\x05", "let this")],
+)
+def test_what_listens_there_and_is_no_broker_for_us_is_told(tmp_path: Path, answer: bytes, said: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            link, _ = server.accept()
+            with link:
+                link.recv(100)
+                link.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        config = load(device(tmp_path, f"mqtt://127.0.0.1:{server.getsockname()[1]}"), {})
+        assert said in found(config)["broker"].said
+        thread.join()

@@ -1,0 +1,82 @@
+"""One flat file for a simulated run: known keys only, later tables win, and a run's own file repeats it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.strategies.registry import METHODS, make, settings_of
+from edge_client.errors import ConfigError, FedcentersError, UsageError
+from emulator.config import FIELDS, LESSON, SimulateArgs, asked, example, pairs_of, read, table_of
+from emulator.help import HELP
+
+
+def test_every_key_is_explained_and_names_a_field() -> None:
+    assert {FIELDS.get(key, key).replace("-", "_") for key in HELP} | {"settings"} == {
+        f.name for f in fields(SimulateArgs)
+    }
+    assert set(LESSON) <= set(HELP)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_no_setting_of_a_method_hides_a_key_of_the_run(method: str) -> None:
+    assert not set(settings_of(make(method))) & set(HELP)
+
+
+@pytest.mark.parametrize("method", ["fesem", "fedsoft"])
+def test_the_example_is_the_default(method: str, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(example(method))
+    args = asked(read(tmp_path / "run.toml"))
+    made = settings_of(make(method))
+    assert args == SimulateArgs(method=method, settings=made)
+    assert all(f"# {words}" in example(method) for words in HELP.values())
+
+
+def test_a_runs_own_file_gives_the_same_run(tmp_path: Path) -> None:
+    import tomli_w
+
+    args = asked({"method": "wecfl", "num-rounds": 3, "data": "/data", "learning-rate": 0.5, "devices": 7})
+    strategy = make(args.method, **args.settings)
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(table_of(args, settings_of(strategy))))
+    again = asked(read(tmp_path / "config.toml"))
+    assert table_of(again, settings_of(make(again.method, **again.settings))) == table_of(args, settings_of(strategy))
+    assert (again.rounds, again.devices, again.settings["learning-rate"]) == (3, 7, 0.5)
+
+
+def test_options_win_over_texts_and_texts_over_the_file() -> None:
+    args = asked({"num-rounds": 5, "seed": 1, "local-steps": 3}, pairs_of(["seed=2", "local-steps=4"]), {"seed": 3})
+    assert (args.rounds, args.seed, args.settings) == (5, 3, {"local-steps": "4"})
+
+
+@pytest.mark.parametrize(
+    ("table", "error", "said"),
+    [
+        ({"num-round": 3}, ConfigError, "did you mean 'num-rounds'"),
+        ({"learning-rat": 3}, ConfigError, "did you mean 'learning-rate'"),
+        ({"rounds": 3}, ConfigError, "did you mean 'num-rounds'"),
+        ({"clusters": 3, "method": "fedavg"}, ConfigError, "unknown key 'clusters'"),
+        ({"num-rounds": "three"}, ConfigError, "num-rounds is 'three'"),
+        ({"num-rounds": 2.5}, ConfigError, "num-rounds is 2.5"),
+        ({"num-rounds": True}, ConfigError, "num-rounds is True"),
+        ({"codec": 8}, ConfigError, "codec is 8"),
+        ({"learning-rate": "fast"}, ConfigError, "learning-rate is 'fast'"),
+        ({"method": "fedavgg"}, UsageError, "did you mean 'fedavg'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_a_hint(
+    table: dict[str, Any], error: type[FedcentersError], said: str
+) -> None:
+    with pytest.raises(error) as wrong:
+        asked(table)
+    assert said in f"{wrong.value} {wrong.value.hint}"
+
+
+@pytest.mark.parametrize(("text", "said"), [(None, "cannot read"), ("a = ", "is no TOML file")])
+def test_a_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "run.toml").write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read(tmp_path / "run.toml")

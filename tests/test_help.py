@@ -1,0 +1,34 @@
+"""Every command explains itself and gives an example."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+import coordinator.cli
+import emulator.cli
+import export.cli
+from edge_client import cli as edge
+
+APPS = {"coordinator": coordinator.cli.app, "emulator": emulator.cli.app, "export": export.cli.app}
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """The name of every command, and what `--help` prints about it."""
+    for room, app in APPS.items():
+        for command in app.registered_commands:
+            assert command.callback is not None
+            name = command.name or command.callback.__name__.replace("_", "-")
+            yield f"fedcenters-{room} {name}", CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "200"}).stdout
+    (sub,) = (a for a in edge._parser()._actions if isinstance(a, argparse._SubParsersAction))
+    for name, parser in sub.choices.items():
+        yield f"fedcenters-edge {name}", parser.format_help()
+
+
+@pytest.mark.parametrize(("name", "text"), [pytest.param(*one, id=one[0]) for one in commands()])
+def test_a_command_has_an_example_of_itself(name: str, text: str) -> None:
+    flat = " ".join(text.split())
+    assert f"xample: {name}" in flat

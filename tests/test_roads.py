@@ -1,0 +1,92 @@
+"""The README's roads for a server and for a board, as somebody follows them: certificates, mosquitto, two devices.
+
+What the README leaves to the reader is done here: the second device, samples, and this machine instead of 192.168.1.10.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.broker import find_mosquitto, free_port
+from coordinator.status import watched
+from emulator.partitions import digits_fleet
+from tests.pages import ROOT, Reader, blocks
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+README = ROOT / "README.md"
+COMMANDS = [command for block in blocks(README) if block.kind == "console" for command in block.commands]
+DEVICES = ("pi-1", "pi-2")
+
+
+def command(words: str) -> str:
+    """The README's command that begins with these words."""
+    return next(re.sub(r"\s*&?$", "", line) for line in COMMANDS if line.startswith(words))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("reader")
+    port = free_port()
+    here = {
+        "--host 192.168.1.10": f"--host localhost --port {port} --enrol-port {free_port()}",
+        "192.168.1.10:8883": f"localhost:{port}",
+        "mosquitto -c": f"{find_mosquitto()} -c",
+    }
+    reader = Reader(folder=folder, here=here)
+    try:
+        for block in blocks(README):
+            if block.kind == "toml" and block.text.startswith("# coordinator.toml"):
+                reader.write(block.text)
+        reader.run(command("fedcenters-coordinator provision"))
+        configuration = folder / "keys" / "broker" / "mosquitto.conf"
+        if os.geteuid() == 0:  # root's mosquitto becomes a user who cannot look into a test's folder
+            configuration.write_text(f"user root\n{configuration.read_text()}")
+        reader.run(f"{command('mosquitto')} &")
+        reader.run(f"{command('fedcenters-coordinator serve')} &")
+        for name, local in zip(DEVICES, digits_fleet(devices=2, new=0, groups=2).devices.values(), strict=True):
+            shutil.copytree(folder / "keys" / "devices" / name, folder / name)
+            (folder / name / "data").mkdir()
+            for part, data in (("train", local.train), ("test", local.test)):
+                assert data is not None
+                np.savez(folder / name / "data" / f"{part}.npz", x=data.x, y=data.y)
+            reader.run(f"{command('fedcenters-edge join').replace('pi-1', name)} &")
+        next(found for found in watched(folder / "runs" / "home") if found["done"])
+        for words in ("fedcenters-coordinator status", "fedcenters-export verify", "fedcenters-edge nearest"):
+            reader.run(command(words))
+        yield reader
+    finally:
+        reader.leave()
+
+
+def test_status_tells_of_a_training_that_is_done(reader: Reader) -> None:
+    assert "round 10/10, accuracy" in reader.printed[command("fedcenters-coordinator status")]
+
+
+def test_the_bundle_is_verified_and_its_files_run_without_us(reader: Reader) -> None:
+    assert reader.printed[command("fedcenters-export verify")]
+    script = (
+        "import numpy, onnxruntime; s = onnxruntime.InferenceSession('runs/home/bundle/centers/center-0/model.onnx');"
+        "print(s.run(['logits'], {'x': numpy.load('pi-1/data/test.npz')['x']})[0].shape)"
+    )
+    done: subprocess.CompletedProcess[Any] = subprocess.run(
+        [sys.executable, "-c", script], cwd=reader.folder, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip().endswith("10)")
+
+
+def test_a_device_is_told_its_nearest_center(reader: Reader) -> None:
+    told = reader.printed[command("fedcenters-edge nearest")]
+    assert '"center": ' in told
+    assert shlex.split(command("fedcenters-edge nearest"))[-1] == "--json"
+    assert Path(reader.folder / "pi-1" / "state").is_dir()

@@ -1,0 +1,320 @@
+// A phone's life against a scripted coordinator, in memory: what it asks for, refuses, keeps and says again. PROGRAM names a
+// folder with a real program (steps.py writes it), THIRD the folder of ONNX Runtime Web.
+
+import assert from "node:assert/strict";
+import { createPrivateKey, sign } from "node:crypto";
+import { EventEmitter } from "node:events";
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+import { pathToFileURL } from "node:url";
+
+import { Client } from "../../edge_client/web/client.js";
+import { bodyRange, manifestOf, pack, totalOf, unpack } from "../../edge_client/web/protocol/blocks.js";
+import { fromHex, sha256 } from "../../edge_client/web/protocol/bytes.js";
+import { decode, encode } from "../../edge_client/web/protocol/compress.js";
+import { canonical } from "../../edge_client/web/protocol/json.js";
+import { read, write } from "../../edge_client/web/protocol/messages.js";
+import { readProgram } from "../../edge_client/web/protocol/program.js";
+import { textOf } from "../../edge_client/web/protocol/signing.js";
+import { Topics } from "../../edge_client/web/protocol/topics.js";
+import { MemoryStore } from "./memory.mjs";
+
+const { PROGRAM, THIRD } = process.env;
+const ort = await import(pathToFileURL(join(THIRD, "ort.wasm.min.mjs")));
+ort.env.wasm.numThreads = 1;
+ort.env.wasm.wasmPaths = `${pathToFileURL(THIRD)}/`;
+ort.env.wasm.wasmBinary = readFileSync(join(THIRD, "ort-wasm-simd-threaded.wasm"));
+
+const PUBLIC = fromHex("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664125531b8");
+const PKCS8 = Buffer.from("302e020100300506032b657004220420000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f", "hex");
+const SECRET = createPrivateKey({ key: PKCS8, format: "der", type: "pkcs8" });
+const FEDERATION = "test";
+const CID = "phone-1";
+const TOPICS = new Topics(FEDERATION);
+const BLOCK = 4096;
+const N = 24;
+const file = (name) => new Uint8Array(readFileSync(join(PROGRAM, name)));
+const program = await readProgram(file("program.json"));
+const SECRET_SAMPLE = Float32Array.from({ length: 64 }, (_, i) => 0.123456 + i / 1000);
+
+/** A coordinator and a broker in one: it keeps what it was told, and answers each `get` while `serves`. */
+class World {
+  constructor() {
+    this.blobs = new Map();
+    this.said = [];
+    this.payloads = [];
+    this.waiting = [];
+    this.served = [];
+    this.serves = true;
+    this.epoch = 1;
+    this.count = 0;
+    this.link = null;
+  }
+
+  /** Stands for the module of MQTT.js. */
+  connect(_url, options) {
+    const link = new EventEmitter();
+    Object.assign(link, { connected: true, options });
+    link.subscribe = (filters, _qos, done) => setImmediate(() => done(null, filters));
+    link.publish = (topic, payload, _options, done) => {
+      this.hear(topic, new Uint8Array(Buffer.from(payload))).then(() => done());
+    };
+    link.end = () => {
+      link.connected = false;
+      setImmediate(() => link.emit("close"));
+    };
+    this.link = link;
+    setImmediate(() => link.emit("connect"));
+    return link;
+  }
+
+  async hear(topic, payload) {
+    this.payloads.push(Buffer.from(payload));
+    const route = TOPICS.parse(topic);
+    const message = route.kind === "in" ? { k: "block", ...route, payload } : await read(payload, route.kind);
+    this.said.push(message);
+    if (message.k === "get" && this.serves) this.serve(message);
+    for (const wait of [...this.waiting]) wait();
+  }
+
+  serve({ sha256: hash, block, at }) {
+    const data = this.blobs.get(hash);
+    const manifest = { size: data.length, block, sha256: hash };
+    for (const [first, count] of at) {
+      for (let i = first; i < first + count; i += 1) {
+        this.served.push(`${hash.slice(0, 8)}/${i}`);
+        const message = pack(data.subarray(...bodyRange(manifest, i)), i, totalOf(manifest));
+        this.link.emit("message", TOPICS.downBlock(CID, hash.slice(0, 16), i), message);
+      }
+    }
+  }
+
+  /** Resolves with the first message, from `from` on, that fits. */
+  async heard(fits, from = 0) {
+    for (;;) {
+      const found = this.said.slice(from).find(fits);
+      if (found) return found;
+      await new Promise((resolve) => {
+        this.waiting = [resolve];
+      });
+    }
+  }
+
+  say(kind, fields) {
+    this.count += 1;
+    const id = `c-${this.count}`;
+    this.link.emit("message", TOPICS.down(CID), write(kind, { id, t: 0, epoch: this.epoch, ...fields }));
+    return id;
+  }
+
+  async blob(data, kind, signed = false) {
+    const manifest = await manifestOf(data, kind, { block: BLOCK });
+    this.blobs.set(manifest.sha256, data);
+    if (!signed) return manifest;
+    const sig = sign(null, textOf(FEDERATION, manifest), SECRET).toString("hex");
+    return { ...manifest, key: "56475aa75463474c", sig };
+  }
+
+  /** The fields of a fit over the compiled program; `changes` replace some. */
+  async task(changes = {}) {
+    const container = program.containers.onnx.step;
+    const flat = Float32Array.from({ length: program.schema.size }, (_, i) => Math.sin(i) / 10);
+    this.start = encode(flat, program.schema, { codec: "f32", kind: "model" });
+    const step = await this.blob(file("step.onnx"), "container");
+    assert.equal(step.sha256, container.sha256);
+    return {
+      run: "r1", round: 1, exchange: 0, left_ms: 600_000, job: "fit", program: await this.blob(file("program.json"), "program", true),
+      container: step, schema: program.schema.sha256, reply: { codec: "i8", base: "start", max_size: 1 << 20 },
+      start: await this.blob(this.start, "model", true), lr: 0.1, momentum: 0, mu: 0, steps: 3, batch: 8, seed: 7, ...changes,
+    };
+  }
+}
+
+const KEYS = { federation: FEDERATION, broker: "ws://nowhere", keys: [PUBLIC] };
+const SAMPLES = {
+  n: N,
+  x: Float32Array.from({ length: N * 64 }, (_, i) => SECRET_SAMPLE[i % 64]),
+  labels: Int32Array.from({ length: N }, (_, i) => i % 10),
+};
+
+/** A phone over a store; `stop` ends its life as a closed tab does, or in good order. */
+async function phone(world, store, { takesPart = true, tell = () => {} } = {}) {
+  if (takesPart) await store.write({ "takes part": true });
+  const client = await Client.open({
+    join: KEYS, device: { id: CID }, store, ort, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), tell,
+  });
+  const life = client.live();
+  await world.heard((m) => m.k === "st" && m.s === "on", world.said.length);
+  return { client, life, leave: async () => { client.stop(); await life; } };
+}
+
+test("a task is fetched in the order of trust, carried out, kept, announced, and sent against a credit", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { client, leave } = await phone(world, store);
+  const task = await world.task();
+  world.say("task", task);
+  const rdy = await world.heard((m) => m.k === "rdy");
+  assert.deepEqual([rdy.run, rdy.round, rdy.exchange, rdy.n, rdy.what, rdy.attempt], ["r1", 1, 0, N, "delta", 0]);
+  const order = [...new Set(world.said.filter((m) => m.k === "get").map((m) => m.sha256))];
+  assert.deepEqual(order, [task.program.sha256, task.container.sha256, task.start.sha256]);
+  assert.equal((await store.get("state")).result.update.sha256, rdy.update.sha256);
+  world.say("go", { re: rdy.id, sha256: rdy.update.sha256, shard: 0, window: 4, have: undefined });
+  const total = totalOf(rdy.update);
+  await world.heard(() => world.said.filter((m) => m.k === "block").length === total);
+  const update = new Uint8Array(rdy.update.size);
+  for (const { index, payload } of world.said.filter((m) => m.k === "block")) update.set(unpack(payload, rdy.update, index), index * rdy.update.block);
+  assert.equal(await sha256(update), rdy.update.sha256);
+  const delta = decode(update, program.schema, { kind: "delta", codec: "i8", base: task.start.sha256 });
+  assert.ok(delta.some((value) => value !== 0));
+  world.say("ack", { run: "r1", round: 1, exchange: 0, attempt: 0, sha256: rdy.update.sha256, status: "ok" });
+  while (client.state.result.status === null) await new Promise(setImmediate);
+  assert.deepEqual(await store.names("residual/"), [`residual/r1/-/${program.schema.sha256}`]);
+  assert.deepEqual(await store.names("update"), []);
+  await leave();
+});
+
+test("nothing of a sample is in anything that is sent", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { leave } = await phone(world, store);
+  world.say("task", await world.task());
+  const rdy = await world.heard((m) => m.k === "rdy");
+  world.say("go", { re: rdy.id, sha256: rdy.update.sha256, shard: 0, window: 16 });
+  await world.heard(() => world.said.filter((m) => m.k === "block").length === totalOf(rdy.update));
+  await leave();
+  const wire = Buffer.concat(world.payloads);
+  const rows = Buffer.from(SECRET_SAMPLE.buffer);
+  for (let at = 0; at + 8 <= rows.length; at += 4) assert.equal(wire.includes(rows.subarray(at, at + 8)), false);
+  const kinds = new Set(world.said.map((m) => m.k));
+  assert.deepEqual([...kinds].sort(), ["block", "get", "rdy", "st"]);
+});
+
+test("a finished update is announced again after the tab was closed, and not computed again", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const first = await phone(world, store);
+  world.say("task", await world.task());
+  const rdy = await world.heard((m) => m.k === "rdy");
+  await first.leave();
+  const steps = [];
+  const from = world.said.length;
+  const second = await phone(world, store, { tell: ({ what }) => steps.push(what) });
+  const again = await world.heard((m) => m.k === "rdy", from);
+  assert.equal(again.update.sha256, rdy.update.sha256);
+  assert.equal(again.attempt, 0);
+  world.say("task", await world.task());
+  await world.heard((m) => m.k === "rdy" && m.id !== again.id, from);
+  assert.equal(steps.includes("training"), false);
+  const births = world.said.filter((m) => m.k === "st" && m.s === "on").map((m) => m.bd);
+  assert.deepEqual(births, [1, 2]);
+  await second.leave();
+});
+
+test("a tab closed during a download asks for the missing blocks only", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const first = await phone(world, store);
+  const task = await world.task();
+  const total = totalOf(task.start);
+  assert.ok(total > 2);
+  const serve = world.serve.bind(world);
+  world.serve = (get) => (get.sha256 === task.start.sha256 ? serve({ ...get, at: [[0, 2]] }) : serve(get));
+  world.say("task", task);
+  while ((await store.names(`block/${task.start.sha256}`)).length < 2) await new Promise(setImmediate);
+  await first.leave();
+  delete world.serve;
+  world.serve = World.prototype.serve;
+  const from = world.said.length;
+  const second = await phone(world, store);
+  world.say("task", task);
+  await world.heard((m) => m.k === "rdy", from);
+  const asked = world.said.slice(from).filter((m) => m.k === "get").flatMap((m) => m.at.map(([at]) => [m.sha256, at]));
+  assert.ok(asked.every(([hash, at]) => hash === task.start.sha256 && at >= 2), JSON.stringify(asked));
+  await second.leave();
+});
+
+test("what is not signed, not listed, or of an old coordinator is refused before a byte of it is fetched", async () => {
+  const world = new World();
+  const { leave } = await phone(world, new MemoryStore());
+  const good = await world.task();
+  const evil = await world.blob(new Uint8Array(5000).fill(1), "container");
+  const bare = { ...good.start };
+  delete bare.key;
+  delete bare.sig;
+  const forged = { ...good.start, sig: "0".repeat(128) };
+  const cases = [
+    [{ program: { ...good.program, sig: "0".repeat(128) } }, "bad_signature"],
+    [{ start: bare }, "bad_signature"],
+    [{ start: forged }, "bad_signature"],
+    [{ container: evil }, "bad_program"],
+    [{ mu: 0.5 }, "bad_task"],
+    [{ schema: "0".repeat(64) }, "bad_schema"],
+    [{ left_ms: 0 }, "deadline"],
+    [{ reply: { codec: "f32", base: "start", max_size: 10 } }, "too_big"],
+    [{ start: "own", reply: { codec: "f32", base: "zero", max_size: 1 << 20 } }, "no_own_model"],
+    [{ rows: "posterior:0" }, "no_posterior"],
+  ];
+  for (const [round, [changes, code]] of cases.entries()) {
+    const from = world.said.length;
+    const fields = { ...good, ...changes, round: round + 1 };
+    const id = `x-${round}`;
+    world.link.emit("message", TOPICS.down(CID), canonical({ v: 1, k: "task", id, t: 0, epoch: 1, ...fields }));
+    const nack = await world.heard((m) => m.k === "nack" || m.k === "rdy", from);
+    assert.deepEqual([nack.k, nack.code, nack.re], ["nack", code, id]);
+    const fetched = world.said.slice(from).filter((m) => m.k === "get").map((m) => m.sha256);
+    if (["bad_signature", "bad_program"].includes(code)) {
+      assert.equal(fetched.some((hash) => [evil.sha256, good.start.sha256].includes(hash)), false);
+    }
+  }
+  world.epoch = 5;
+  world.say("rebirth", {});
+  world.epoch = 4;
+  const re = world.say("task", { ...good, round: 90 });
+  const late = await world.heard((m) => m.k === "nack" && m.re === re);
+  assert.equal(late.code, "old_epoch");
+  await leave();
+});
+
+test("a blob whose hash is wrong is fetched once more, then refused; nothing of it stays", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { leave } = await phone(world, store);
+  const task = await world.task();
+  const data = world.blobs.get(task.start.sha256).slice();
+  data[data.length - 1] ^= 1;
+  world.blobs.set(task.start.sha256, data);
+  world.say("task", task);
+  const nack = await world.heard((m) => m.k === "nack");
+  assert.equal(nack.code, "bad_hash");
+  assert.equal(world.served.filter((name) => name === `${task.start.sha256.slice(0, 8)}/0`).length, 2);
+  assert.deepEqual(await store.names(`block/${task.start.sha256}`), []);
+  await leave();
+});
+
+test("who has not said that the phone takes part is asked for nothing, and says so", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { client, leave } = await phone(world, store, { takesPart: false });
+  assert.equal(world.said.find((m) => m.k === "st").caps.n, 0);
+  world.say("task", await world.task());
+  const nack = await world.heard((m) => m.k === "nack");
+  assert.deepEqual([nack.code, nack.retry_ms], ["unavailable", 60_000]);
+  const from = world.said.length;
+  await client.takePart();
+  assert.equal((await world.heard((m) => m.k === "st", from)).caps.n, N);
+  world.say("task", await world.task({ round: 2 }));
+  await world.heard((m) => m.k === "rdy");
+  await leave();
+  assert.equal(world.said.at(-1).s, "off");
+});
+
+test("a task that is stopped or replaced is dropped, and the next one is done", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { leave } = await phone(world, store);
+  const long = await world.task({ steps: 100_000 });
+  world.say("task", long);
+  await world.heard((m) => m.k === "get" && m.sha256 === long.start.sha256);
+  world.say("stop", { run: "r1", round: 1, exchange: 0 });
+  world.say("task", { ...long, round: 2 });
+  world.say("task", await world.task({ round: 3 }));
+  const rdy = await world.heard((m) => m.k === "rdy");
+  assert.equal(rdy.round, 3);
+  assert.equal(world.said.some((m) => m.k === "nack"), false);
+  await leave();
+});

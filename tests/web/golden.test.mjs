@@ -1,0 +1,248 @@
+// The recorded bytes of protocol version 1, and the inputs that a reader must refuse: the same files that Python is held to.
+
+import assert from "node:assert/strict";
+import { createPrivateKey, sign as signBytes } from "node:crypto";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+
+import * as blocks from "../../edge_client/web/protocol/blocks.js";
+import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
+import { readCatalog } from "../../edge_client/web/protocol/catalog.js";
+import * as compress from "../../edge_client/web/protocol/compress.js";
+import { canonical, parse, Real } from "../../edge_client/web/protocol/json.js";
+import { KINDS } from "../../edge_client/web/protocol/kinds.js";
+import * as messages from "../../edge_client/web/protocol/messages.js";
+import { readProgram } from "../../edge_client/web/protocol/program.js";
+import { Pcg64 } from "../../edge_client/web/protocol/random.js";
+import { schemaOf } from "../../edge_client/web/protocol/schema.js";
+import * as signing from "../../edge_client/web/protocol/signing.js";
+import { unpack } from "../../edge_client/web/protocol/tensors.js";
+import { label, shardOf, Topics } from "../../edge_client/web/protocol/topics.js";
+
+const GOLDEN = new URL("../golden/", import.meta.url);
+const load = (name) => JSON.parse(readFileSync(new URL(name, GOLDEN), "utf8"));
+const VECTORS = load("vectors.json");
+const REFUSED = load("refused.json");
+const bytes = (text) => new TextEncoder().encode(text);
+const words = (data) => new TextDecoder().decode(data);
+const P = Uint8Array.from({ length: 10_240 }, (_, i) => i % 256);
+const T = 1_700_000_000_000;
+const SCHEMA = await schemaOf(VECTORS.schema.rows);
+const VECTOR = Float32Array.from(VECTORS.vector);
+const OF_P = await blocks.manifestOf(P, "program", { block: 4096 });
+const SIGNED = { ...OF_P, key: VECTORS.key.id, sig: VECTORS.signature_of_p };
+const named = async (data) => ({ bytes: data.length, sha256: await sha256(data) });
+
+function tensorFile(name) {
+  if (name === "stats") return compress.encodeStats(VECTORS.stats, SCHEMA);
+  const [kind, codec] = name.split("_");
+  return compress.encode(VECTOR, SCHEMA, { kind, codec, base: kind === "delta" ? OF_P.sha256 : undefined });
+}
+
+async function controlMessage(name) {
+  const key = { run: "r1", round: 3, t: T };
+  const update = await blocks.manifestOf(tensorFile("stats"), "stats", { inline: true });
+  const model = await blocks.manifestOf(tensorFile("model_f32"), "model");
+  const container = await blocks.manifestOf(P, "container");
+  const asked = { ...key, epoch: 1, left_ms: 60_000, batch: 16, seed: 7, schema: SCHEMA.sha256, program: SIGNED, container };
+  const fields = {
+    get: { id: "a1", t: T, sha256: OF_P.sha256, block: 4096, at: [[0, 2]] },
+    task: {
+      ...asked, id: "c1-7", exchange: 0, job: "fit", anchor: "start", lr: 0.05, momentum: new Real(0), mu: 0.1, steps: 20,
+      start: model, reply: { codec: "i8", base: "start", max_size: 1_048_736 },
+    },
+    probe: {
+      ...asked, id: "c1-8", exchange: 1, job: "probe", models: [model, { own: "personal", init: model }], want: ["posterior"],
+      prior: [0.25, 0.75], split: "train", reply: { codec: "f32", base: "zero", max_size: 1_048_736 },
+    },
+    rdy: { ...key, id: "d1-2", exchange: 1, attempt: 0, n: 4, what: "stats", update, seconds: 0.5 },
+    ack: { ...key, id: "c1-9", epoch: 1, exchange: 1, attempt: 0, sha256: update.sha256, status: "ok" },
+  };
+  return messages.write(name === "probe" ? "task" : name, fields[name]);
+}
+
+test("a blob is named by its hash and routed by its label", async () => {
+  assert.deepEqual({ ...(await named(P)), label: label(OF_P.sha256) }, VECTORS.p);
+});
+
+test("the block of hello", () => {
+  assert.equal(toHex(blocks.pack(bytes("hello"), 0, 1)), VECTORS.block_hello);
+});
+
+test("the three blocks of P", () => {
+  const bodies = [0, 1, 2].map((i) => P.slice(...blocks.bodyRange(OF_P, i)));
+  const packed = bodies.map((body, i) => blocks.pack(body, i, 3));
+  assert.deepEqual(packed.map((block) => toHex(block.subarray(0, 16))), VECTORS.block_headers_of_p);
+  assert.equal(bodies[2].length, VECTORS.last_body_of_p);
+  packed.forEach((block, i) => assert.deepEqual(blocks.unpack(block, OF_P, i), bodies[i]));
+});
+
+test("the manifest of P", () => {
+  assert.equal(words(canonical(OF_P)), VECTORS.manifest_of_p);
+});
+
+test("a bitmap counts from the least significant bit", () => {
+  const { total, have, base64 } = VECTORS.bitmap;
+  const bitmap = new blocks.Bitmap(total);
+  assert.deepEqual(have.map((i) => bitmap.add(i)), [true, true, true]);
+  assert.equal(bitmap.toBase64(), base64);
+  assert.deepEqual(blocks.Bitmap.fromBase64(total, base64).missing(99), [[1, 2], [4, 5]]);
+});
+
+test("the shard of a device", () => {
+  const { cid, crc32: crc, shards, shard } = VECTORS.shard;
+  assert.equal(crc32(bytes(cid)), crc);
+  assert.equal(shardOf(cid, shards), shard);
+});
+
+test("a schema is hashed sorted by name", () => {
+  assert.equal(SCHEMA.sha256, VECTORS.schema.sha256);
+});
+
+test("i8 rounds ties to even and keeps a row of zeros", () => {
+  const { tensors } = unpack(tensorFile("delta_i8"));
+  assert.deepEqual(Array.from(tensors["fc.weight"].data), VECTORS.i8.q.flat());
+  assert.equal(toHex(new Uint8Array(tensors["fc.weight#s"].data.buffer)), VECTORS.i8.s);
+  const decoded = compress.decode(tensorFile("delta_i8"), SCHEMA, { kind: "delta", codec: "i8", base: OF_P.sha256 });
+  assert.deepEqual(decoded.subarray(0, 3), Float32Array.from(VECTORS.i8.decoded_row_0));
+});
+
+test("f16 scales by a power of two", async () => {
+  const schema = await schemaOf([["t", "p", [2]]]);
+  const { tensors } = unpack(compress.encode(Float32Array.from(VECTORS.f16.t), schema, { codec: "f16", kind: "model" }));
+  assert.equal(toHex(new Uint8Array(tensors["t#s"].data.buffer)), VECTORS.f16.s);
+  assert.equal(toHex(new Uint8Array(tensors.t.data.buffer)), VECTORS.f16.q);
+});
+
+for (const name of Object.keys(VECTORS.files)) {
+  test(`the tensor file ${name} keeps its bytes`, async () => {
+    const file = tensorFile(name);
+    const header = new DataView(file.buffer).getUint32(0, true);
+    assert.deepEqual({ ...(await named(file)), header }, VECTORS.files[name]);
+  });
+}
+
+for (const name of Object.keys(VECTORS.messages)) {
+  test(`the message ${name} keeps its bytes and is read back`, async () => {
+    const payload = await controlMessage(name);
+    assert.deepEqual(await named(payload), VECTORS.messages[name]);
+    assert.equal(words(canonical(await messages.readExact(payload))), words(payload));
+  });
+}
+
+test("keys and signatures", async () => {
+  const { private: seed, public: key, id } = VECTORS.key;
+  assert.equal(await signing.keyId(fromHex(key)), id);
+  assert.equal(await signing.canVerify(), true);
+  await signing.verify(SIGNED, [fromHex(key)], "demo");
+  const pkcs8 = Buffer.concat([Buffer.from("302e020100300506032b657004220420", "hex"), Buffer.from(seed, "hex")]);
+  const secret = createPrivateKey({ key: pkcs8, format: "der", type: "pkcs8" });
+  assert.equal(signBytes(null, signing.textOf("demo", OF_P), secret).toString("hex"), VECTORS.signature_of_p);
+});
+
+test("a signature of another federation, kind, size or key is refused", async () => {
+  const key = fromHex(VECTORS.key.public);
+  const other = key.map((byte, i) => (i ? byte : byte ^ 1));
+  const wrong = [
+    [SIGNED, [key], "demos"],
+    [{ ...SIGNED, kind: "model" }, [key], "demo"],
+    [{ ...SIGNED, size: 10_241 }, [key], "demo"],
+    [SIGNED, [other], "demo"],
+    [SIGNED, [], "demo"],
+    [OF_P, [key], "demo"],
+    [{ ...SIGNED, sig: `00${SIGNED.sig.slice(2)}` }, [key], "demo"],
+  ];
+  for (const given of wrong) await assert.rejects(signing.verify(...given), { code: "bad_signature" });
+});
+
+test("batches follow numpy's permutation of the seed", () => {
+  const { seed, n, first_pass: first, second_pass: second } = VECTORS.batches;
+  const stream = new Pcg64(seed);
+  assert.deepEqual(Array.from(stream.permutation(n)), first);
+  assert.deepEqual(Array.from(stream.permutation(n)), second);
+});
+
+test("noise is the upper bits of the seed's stream", () => {
+  const { seed, step, first } = VECTORS.noise;
+  const drawn = new Pcg64(seed, step).floats(first.length);
+  assert.deepEqual(Array.from(drawn, (value) => value * 2 ** 24), first);
+});
+
+for (const [name, text] of Object.entries(VECTORS.spelled)) {
+  if (JSON.parse(text).k === undefined) continue; // a blob of JSON
+  test(`the message "${name}" is read and written as it stands`, async () => {
+    const message = await messages.readExact(bytes(text));
+    assert.equal(message.k, name.split(",")[0]);
+    assert.equal(words(canonical(message)), text);
+    const { v: _v, k, ...fields } = message;
+    assert.equal(words(messages.write(k, fields)), text);
+  });
+}
+
+test("there is a vector of every kind", () => {
+  const spelled = Object.values(VECTORS.spelled).map((text) => JSON.parse(text).k);
+  const there = new Set([...spelled, ...Object.keys(VECTORS.messages)]);
+  assert.deepEqual(KINDS.filter((kind) => !there.has(kind)), []);
+});
+
+test("the catalog and the program are read", async () => {
+  const catalog = await readCatalog(bytes(VECTORS.spelled.catalog));
+  const said = (await messages.read(bytes(VECTORS.spelled.cat))).catalog;
+  assert.deepEqual(await named(bytes(VECTORS.spelled.catalog)), { bytes: said.size, sha256: said.sha256 });
+  await signing.verify(said, [fromHex(VECTORS.key.public)], "demo");
+  assert.equal(catalog.abstain, 0.5);
+  assert.equal(catalog.centers[0].files.onnx.sha256, OF_P.sha256);
+  const program = await readProgram(bytes(VECTORS.spelled["program.json"]));
+  assert.equal(program.schema.sha256, SCHEMA.sha256);
+  assert.deepEqual(program.functions.evaluate.inputs[3], { name: "x", dtype: "float32", shape: ["batch", 3] });
+});
+
+test("topics are built and read as they stand", () => {
+  const topics = new Topics("demo");
+  const { label: short } = VECTORS.p;
+  const built = [
+    topics.coord(), topics.catalog(), topics.sharedBlock(short, 0), topics.state("dev-1"), topics.request("dev-1"),
+    topics.upload(2, "dev-1", short, 0), topics.down("dev-1"), topics.downBlock("dev-1", short, 2),
+  ];
+  assert.deepEqual(built, VECTORS.topics);
+  const kinds = VECTORS.topics.map((topic) => topics.parse(topic).kind);
+  assert.deepEqual(kinds, ["coord", "cat", "bb", "st", "rq", "in", "t", "b"]);
+});
+
+const HELLO = await blocks.manifestOf(bytes("hello"), "model");
+const READERS = {
+  json: (text) => parse(bytes(text), messages.LIMIT_BYTES),
+  messages: (route, text) => messages.read(bytes(text), route),
+  manifests: (manifest) => blocks.readManifest(parse(canonical(manifest), 1 << 20)),
+  blocks: (data) => blocks.unpack(fromHex(data), HELLO, 0),
+  bitmaps: (text) => blocks.Bitmap.fromBase64(10, text),
+  topics: (topic) => new Topics("demo").parse(topic),
+  files: (data) => compress.decode(fromHex(data), SCHEMA, { kind: "model" }),
+};
+
+test("every list of refusals has a reader", () => {
+  assert.deepEqual(Object.keys(REFUSED).filter((name) => name !== "about").sort(), Object.keys(READERS).sort());
+});
+
+for (const [name, reader] of Object.entries(READERS)) {
+  test(`each of the hostile ${name} is refused with the recorded code`, async () => {
+    for (const [i, row] of REFUSED[name].entries()) {
+      const given = row.slice(0, -1);
+      await assert.rejects(async () => reader(...given), { code: row.at(-1) }, `${name} ${i}: ${row.at(-1)}`);
+    }
+  });
+}
+
+test("a bomb of brackets or digits is refused, and the process lives", () => {
+  for (const text of ["[".repeat(8_000), "9".repeat(8_000), `{"a":${"1".repeat(400)}.5}`, '{"__proto__":1,"__proto__":2}']) {
+    assert.throws(() => parse(bytes(text), messages.LIMIT_BYTES), { code: "bad_json" });
+  }
+  assert.throws(() => parse(new Uint8Array(8_193), messages.LIMIT_BYTES), { code: "too_big" });
+  assert.throws(() => parse(Uint8Array.of(0x22, 0xff, 0x22), 10), { code: "bad_json" });
+});
+
+test("names of JavaScript's own are names like others", async () => {
+  const message = await messages.read(bytes('{"v":1,"k":"rebirth","id":"x","t":0,"epoch":1,"__proto__":{"s":1},"constructor":2}'));
+  assert.deepEqual(Object.keys(message).sort(), ["epoch", "id", "k", "t", "v"]);
+  await assert.rejects(messages.read(bytes('{"v":1,"k":"constructor","id":"x","t":0}')), { code: "bad_kind" });
+});

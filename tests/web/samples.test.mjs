@@ -1,0 +1,64 @@
+// Files and drawings as samples.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { fromInk, fromPixels, readCsv, Samples, SAMPLES_MAX } from "../../edge_client/web/samples.js";
+import { MemoryStore } from "./memory.mjs";
+
+const PLANE = { input: [2], target: [3], loss: "cross-entropy" };
+
+test("a table with a head names its label column, one without has it last", () => {
+  const named = readCsv("label;a;b\n2;4;8\r\n0;0;16\n", PLANE, 16);
+  assert.deepEqual(named.map(({ label, x }) => [label, ...x]), [[2, 0.25, 0.5], [0, 0, 1]]);
+  assert.deepEqual(readCsv("1,2,0\n", PLANE).map(({ label, x }) => [label, ...x]), [[0, 1, 2]]);
+  assert.deepEqual(readCsv("a,b,label\n1,2,0\n", PLANE).map(({ label, x }) => [label, ...x]), [[0, 1, 2]]);
+});
+
+test("numbers to predict are read as they are", () => {
+  const [{ x, target }] = readCsv("1,2,0.5,-1", { input: [2], target: [2], loss: "squared-error" });
+  assert.deepEqual([[...x], [...target]], [[1, 2], [0.5, -1]]);
+});
+
+test("a table that does not fit is refused with the number of the line", () => {
+  const wrong = [["", /empty/], ["1,2\n", /line 1 has 2 columns/], ["a,b,label\n1,2,0\n1,x,0\n", /line 3/], ["1,2,3\n", /label 3/], ["1,2,0.5\n", /label 0.5/], ["1,2,-1", /label -1/]];
+  for (const [text, words] of wrong) assert.throws(() => readCsv(text, PLANE), words);
+  assert.throws(() => readCsv("1,2,0", PLANE, 0), /above 0/);
+});
+
+test("ink is cut out, centered and counted in squares", () => {
+  const side = 256;
+  const ink = new Float32Array(side * side);
+  for (let y = 100; y < 164; y += 1) for (let x = 20; x < 52; x += 1) ink[y * side + x] = 1; // 64 high, 32 wide
+  const plane = fromInk(ink, side, [8, 8]);
+  for (let y = 0; y < 8; y += 1) assert.deepEqual([...plane.subarray(8 * y, 8 * y + 8)], [0, 0, 1, 1, 1, 1, 0, 0]);
+  const large = fromInk(ink, side, [28, 28]);
+  assert.equal(large.subarray(0, 28 * 4).every((value) => value === 0), true); // a margin of four
+  assert.ok(large[14 * 28 + 14] === 1);
+  assert.equal(fromInk(new Float32Array(side * side), side, [8, 8]), null);
+});
+
+test("pixels become brightness or colours, turned over on demand", () => {
+  const rgba = Uint8ClampedArray.of(255, 0, 0, 255, 255, 255, 255, 255);
+  assert.deepEqual([...fromPixels(rgba, [1, 1, 2])].map((value) => value.toFixed(3)), ["0.299", "1.000"]);
+  assert.deepEqual([...fromPixels(rgba, [3, 1, 2])], [1, 1, 0, 1, 0, 1]);
+  assert.deepEqual([...fromPixels(rgba, [3, 1, 2], { invert: true })], [0, 0, 1, 0, 1, 0]);
+});
+
+test("every fifth sample is held out, the last one can be removed, and there is a limit", async () => {
+  const store = new MemoryStore();
+  let changes = 0;
+  const samples = new Samples(store, () => { changes += 1; });
+  await samples.add(Array.from({ length: 11 }, (_, i) => ({ x: Float32Array.of(i), label: i % 3 })));
+  const { train, test: held } = await samples.local();
+  assert.deepEqual([[...held.x], [...held.labels], train.n], [[4, 9], [1, 0], 9]);
+  await samples.remove();
+  await samples.add([{ x: Float32Array.of(99), label: 0 }]);
+  assert.equal((await samples.local()).train.x.at(-1), 99);
+  assert.equal(await samples.count(), 11);
+  await assert.rejects(samples.add([{ x: Float32Array.of(Number.NaN), label: 0 }]), RangeError);
+  await assert.rejects(samples.add(new Array(SAMPLES_MAX).fill({ x: Float32Array.of(0), label: 0 })), RangeError);
+  await samples.remove({ all: true });
+  assert.equal(await samples.count(), 0);
+  assert.equal(changes, 4);
+});

@@ -1,0 +1,48 @@
+"""The page's JavaScript against the golden vectors and the hostile inputs that Python is held to, under Node."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+
+from tests.web.parts import ROOT, run_node
+
+SCRIPT = Path(__file__).with_name("golden.test.mjs")
+WEB = ROOT / "edge_client" / "web"
+LIMIT_BYTES = 400_000  # client code of our own
+
+
+def test_javascript_reads_and_writes_the_golden_vectors_and_refuses_the_hostile_ones() -> None:
+    said = run_node("--test", SCRIPT)
+    passed = re.search(r"^# pass (\d+)$", said, re.MULTILINE)
+    assert passed is not None, said[-2000:]
+    assert int(passed[1]) >= 50
+    assert "# skipped 0" in said
+
+
+def test_permutations_and_noise_are_numpys() -> None:
+    seeds = [0, 1, 2**32, 2**53 - 1]
+    source = (WEB / "protocol" / "random.js").as_uri()
+    program = (
+        f"import {{ Pcg64 }} from '{source}';"
+        f"console.log(JSON.stringify({seeds}.map((seed) => {{ const g = new Pcg64(seed);"
+        "return [[...g.permutation(1000)], [...g.permutation(3)], [...new Pcg64(seed, 9).floats(5)]]; })))"
+    )
+    drawn = json.loads(run_node("--input-type=module", "-e", program))
+    for seed, (first, second, noise) in zip(seeds, drawn, strict=True):
+        rng = np.random.Generator(np.random.PCG64(seed))
+        assert rng.permutation(1000).tolist() == first
+        assert rng.permutation(3).tolist() == second
+        stream = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=(9,))))
+        assert stream.random(5, dtype=np.float32).tolist() == noise
+
+
+def test_our_own_code_is_small() -> None:
+    assert sum(path.stat().st_size for path in WEB.rglob("*") if path.is_file()) < LIMIT_BYTES
+
+
+def test_files_and_drawings_become_samples() -> None:
+    assert "# fail 0" in run_node("--test", Path(__file__).with_name("samples.test.mjs"))

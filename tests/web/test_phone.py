@@ -1,0 +1,182 @@
+"""A phone's browser as an edge client: a real Chromium, a real mosquitto, and Python clients beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import re
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from coordinator.broker import free_port
+from coordinator.security import open_key
+from edge_client.dataset import Dataset, Local
+from edge_client.protocol.task import Array
+from emulator import stage
+from emulator.processes import Children, Signals
+from tests.browser import PHONE, Open, Visit
+from tests.e2e.scene import Scene, until
+from tests.web.opened import PATIENCE_MS, served, text
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = [pytest.mark.broker, pytest.mark.browser]
+
+SCALE = 16  # of scikit-learn's digits: ink from 0 to 16
+SAMPLES, TRAIN = 250, 200  # of each Python client
+ON_PAPER = 120  # samples that the phone reads from its CSV file
+RUN: dict[str, Any] = {"method": "fesem", "num-rounds": 2, "clusters": 2, "local-steps": 40, "learning-rate": 0.2}
+
+
+def digits() -> tuple[Array, Array]:
+    from sklearn.datasets import load_digits
+
+    raw = load_digits()
+    return raw.data.astype(np.float32), raw.target.astype(np.int64)
+
+
+def local(x: Array, y: Array) -> Local:
+    x = x.reshape(-1, 1, 8, 8) / SCALE
+    return Local(train=Dataset(x[:TRAIN], y[:TRAIN]), test=Dataset(x[TRAIN:], y[TRAIN:]))
+
+
+def csv(x: Array, y: Array) -> bytes:
+    head = ",".join([*(f"p{i}" for i in range(x.shape[1])), "label"])
+    rows = (",".join([*(f"{value:g}" for value in row), str(label)]) for row, label in zip(x, y, strict=True))
+    return "\n".join([head, *rows]).encode()
+
+
+def prepare(scene: Scene) -> Path:
+    """The coordinator's configuration, and two Python clients that wait for its broker."""
+    port = int(scene.broker.rpartition(":")[2])
+    scene.folder.mkdir(parents=True)
+    key = open_key(scene.folder).public.hex()
+    x, y = digits()
+    devices = []
+    for i in range(2):
+        part = slice(ON_PAPER + i * SAMPLES, ON_PAPER + (i + 1) * SAMPLES)
+        files = stage.write_device(
+            scene.work, f"device-{i}", local(x[part], y[part]), engine="onnx", broker=scene.broker, key=key
+        )
+        devices.append(str(files.config))
+    config = scene.work / "coordinator.toml"
+    stage.write_toml(
+        config,
+        {
+            "federation": stage.FEDERATION,
+            "broker": f"mosquitto:{port}",
+            "web-port": free_port(),
+            "folder": str(scene.folder.resolve()),
+            "min-devices": 3,
+            "deadline-s": 120,
+            "quorum": 1.0,
+            "codec": "i8",
+            "seed": 3,
+            "formats": ["onnx"],
+            "model": {"name": stage.MODEL, "engines": ["onnx", "pt2"]},
+            "runs": [RUN],
+        },
+    )
+    scene.start_coordinator()
+    until(lambda: listens(port), scene.children, "the coordinator's broker")
+    scene.children.python("devices", "-m", "emulator.fleet", *devices)
+    return config
+
+
+def listens(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def ring(page: Page, canvas: str) -> None:
+    """Draw a zero with the mouse: an upright oval."""
+    box = page.locator(canvas).bounding_box()
+    assert box is not None
+    for i in range(25):
+        a = 2 * math.pi * i / 24
+        across, down = 0.5 + 0.2 * math.cos(a), 0.5 + 0.3 * math.sin(a)
+        page.mouse.move(box["x"] + box["width"] * across, box["y"] + box["height"] * down)
+        if i == 0:
+            page.mouse.down()
+    page.mouse.up()
+
+
+def give_samples(opened: Visit, tmp_path: Path) -> None:
+    """Draw one, pick two photos and take them back, load the rest from a table."""
+    page = opened.page
+    page.evaluate("document.querySelector('[data-tab=draw]').scrollIntoView()")
+    ring(page, "#pad")
+    page.get_by_role("button", name="Add drawing").click()
+    text(page, "count", "^1 in 1 class")
+    opened.shot("1-drawn")
+    page.get_by_role("tab", name="Photos").click()
+    page.get_by_text("4", exact=True).click()
+    photo = tmp_path / "photo.png"
+    Image.fromarray(np.full((60, 40, 3), 200, np.uint8)).save(photo)
+    page.set_input_files("#photos", [photo, photo])
+    text(page, "count", "^3 in 2 classes")
+    opened.shot("2-photos")
+    for left in ("^2 in 2 classes", "^1 in 1 class"):
+        page.get_by_role("button", name="Remove last").click()
+        text(page, "count", left)
+    page.get_by_role("tab", name="Table").click()
+    page.fill("#scale", str(SCALE))
+    x, y = digits()
+    table = tmp_path / "digits.csv"
+    table.write_bytes(csv(x[:ON_PAPER], y[:ON_PAPER]))
+    page.set_input_files("#table", table)
+    text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
+
+
+def find_center(opened: Visit) -> None:
+    """Ask for the nearest center, and have it read a drawn zero."""
+    page = opened.page
+    page.wait_for_selector("#nearest:not([disabled])", timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Find my center").click()
+    said = text(page, "center", "suits you best")
+    hits, n = map(int, re.findall(r"right for (\d+) of (\d+)", said)[0])
+    assert n == (ON_PAPER + 1) // 5
+    assert hits / n > 0.5  # guessing is 0.1; two rounds of forty steps reach about 0.9
+    page.locator("#try").scroll_into_view_if_needed()
+    ring(page, "#try")
+    assert text(page, "guess", "looks like") == "It looks like a 0."
+    opened.shot("4-center")
+
+
+def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_drawn_digit(
+    visit: Open, tmp_path: Path
+) -> None:
+    broker = f"mqtt://127.0.0.1:{free_port()}"
+    with Signals() as signals, Children(tmp_path / "logs", signals) as children:
+        scene = Scene(tmp_path / "run", broker, children, (RUN,))
+        with served(prepare(scene)) as url:
+            opened = visit(url, size=PHONE, touch=True)
+            page = opened.page
+            text(page, "link", "connected")
+            page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
+            give_samples(opened, tmp_path)
+            page.get_by_role("button", name="Take part").click()
+            text(page, "doing", "training|Sending|Sent")
+            opened.shot("3-training")
+            scene.wait_for("bundle")
+            me = page.locator("#name").inner_text()
+            assert [event["round"] for event in scene.of("round")] == [1, 2]
+            assert all(me in event["assignment"] for event in scene.of("round"))
+            assert text(page, "rounds", "2") == "2"
+            find_center(opened)
+            scene.wait_for("served")
+            page.reload()
+            text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
+            text(page, "center", "suits you best")
+            assert page.locator("#name").inner_text() == me
+            page.emulate_media(color_scheme="dark")
+            opened.shot("5-dark")
+            page.goto("about:blank")  # before the broker ends
+        children.leave(children.running)

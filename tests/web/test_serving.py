@@ -1,0 +1,227 @@
+"""What the coordinator serves to a phone, and where what is not ours comes from."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import paho.mqtt.client as paho
+import pytest
+from paho.mqtt.enums import CallbackAPIVersion
+from starlette.applications import Starlette
+from starlette.testclient import TestClient
+
+from coordinator import broker as brokers
+from coordinator import phone, web_files
+from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
+from coordinator.security import open_key
+from coordinator.store import Store
+from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
+from edge_client.protocol.messages import canonical
+from tests import softmax
+
+PACKAGE = web_files.Package(
+    name="thing", version="1.0.0", license="MIT", integrity="", archive_max=1 << 20, files=("a.mjs", "b.wasm")
+)
+
+
+def config(folder: Path, **more: object) -> CoordinatorConfig:
+    given: dict[str, object] = {"broker": "mosquitto:1883", "web_port": 9001, **more}
+    return CoordinatorConfig(
+        federation="demo",
+        folder=folder,
+        model=ModelConfig(name="digits-mlp", engines=("onnx",)),
+        runs=(RunConfig(method="fedavg", rounds=1, name="r"),),
+        formats=(),
+        **given,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def third(tmp_path: Path) -> Path:
+    """A folder that looks like the third-party files."""
+    folder = tmp_path / "third"
+    folder.mkdir()
+    for name in web_files.FILES:
+        (folder / name).write_bytes(b"export {};")
+        (folder / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
+    (folder / "packages.txt").write_text(web_files._stamp(web_files.PACKAGES))
+    return folder
+
+
+def client(folder: Path, third: Path, **more: object) -> TestClient:
+    app = Starlette(routes=phone.routes(config(folder, **more), third=third))
+    return TestClient(app, base_url="http://127.0.0.1")
+
+
+def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, third: Path) -> None:
+    web = client(tmp_path, third)
+    types = {
+        "": "text/html",
+        "page.js": "text/javascript",
+        "protocol/json.js": "text/javascript",
+        "style.css": "text/css",
+        "third/ort.wasm.min.mjs": "text/javascript",
+        "third/ort-wasm-simd-threaded.wasm": "application/wasm",
+        "join.json": "application/json",
+    }
+    for name, kind in types.items():
+        answer = web.get(f"/phone/{name}")
+        assert answer.status_code == 200, name
+        assert answer.headers["content-type"].partition(";")[0] == kind
+        assert answer.headers["cross-origin-opener-policy"] == "same-origin"
+        assert answer.headers["cross-origin-embedder-policy"] == "require-corp"
+        policy = answer.headers["content-security-policy"]
+        assert "connect-src 'self' ws://127.0.0.1:9001;" in policy
+        assert "unsafe-inline" not in policy
+        assert "'unsafe-eval'" not in policy
+        if name != "join.json":
+            again = web.get(f"/phone/{name}", headers={"If-None-Match": answer.headers["etag"]})
+            assert again.status_code == 304
+    for accepted in ("gzip", "identity"):
+        answer = web.get("/phone/third/mqtt.esm.js", headers={"Accept-Encoding": accepted})
+        assert answer.headers.get("content-encoding", "identity") == accepted
+        assert answer.content == b"export {};"
+    assert web.get("/phone", follow_redirects=False).headers["location"] == "/phone/"
+
+
+@pytest.mark.parametrize("name", ["package.json", "..%2fclient.py", "third/..%2fa", "third/packages.txt", "nothing.js"])
+def test_nothing_else_is_served(name: str, tmp_path: Path, third: Path) -> None:
+    (tmp_path / "a").write_text("secret")
+    assert client(tmp_path, third).get(f"/phone/{name}").status_code == 404
+
+
+def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: Path, third: Path) -> None:
+    web, key = client(tmp_path, third), open_key(tmp_path)
+    said = web.get("/phone/join.json").json()
+    assert said == {
+        "federation": "demo",
+        "broker": "ws://127.0.0.1:9001",
+        "signing_keys": [key.public.hex()],
+        "open": True,
+        "model": None,
+    }
+    with closing(Store(tmp_path / "store")) as store:
+        program = softmax.program()
+        named = store.blobs.put(canonical(program.to_json()))
+        store.remember("program", json.dumps({"program": named, "initial": named}))
+    model = web.get("/phone/join.json").json()["model"]
+    assert model == {
+        "name": program.model,
+        "input": list(program.input),
+        "target": list(program.target),
+        "loss": program.loss,
+    }
+
+
+def test_a_broker_elsewhere_is_dialled_by_the_address_that_was_set_and_its_phones_need_links(
+    tmp_path: Path, third: Path
+) -> None:
+    web = client(tmp_path, third, broker="mqtts://broker.example", web_port=0, web_broker="wss://broker.example:8884")
+    said = web.get("/phone/join.json").json()
+    assert (said["broker"], said["open"]) == ("wss://broker.example:8884", False)
+    for wrong in ("https://broker.example", "wss://x; script-src *", "wss://"):
+        with pytest.raises(ConfigError, match="web-broker"):
+            phone.routes(config(tmp_path, broker="mqtts://b", web_broker=wrong), third=third)
+    with pytest.raises(ConfigError, match="no broker that a browser can dial"):
+        phone.routes(config(tmp_path, web_port=0), third=third)
+
+
+def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeMissing, match="web-files"):
+        phone.routes(config(tmp_path), third=tmp_path)
+
+
+def archive(files: dict[str, bytes], change: Callable[[tarfile.TarInfo], None] = lambda _: None) -> bytes:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            change(info)
+            tar.addfile(info, io.BytesIO(data))
+    return out.getvalue()
+
+
+def pinned(data: bytes) -> web_files.Package:
+    digest = base64.b64encode(hashlib.sha512(data).digest()).decode()
+    return web_files.Package(**{**vars(PACKAGE), "integrity": f"sha512-{digest}"})
+
+
+WHOLE = {"package/dist/a.mjs": b"a", "package/dist/b.wasm": b"b", "package/dist/c.js": b"c", "../evil.mjs": b"e"}
+
+
+def test_only_the_named_files_of_the_pinned_archive_are_written(tmp_path: Path) -> None:
+    data = archive(WHOLE)
+    made = web_files.fetch_all(tmp_path / "out", fetch=lambda _url, _limit: data, packages=[pinned(data)])
+    assert sorted(path.name for path in made) == ["a.mjs", "b.wasm"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
+        *("a.mjs", "a.mjs.gz", "b.wasm", "b.wasm.gz", "packages.txt")
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_archive_that_is_not_the_pinned_one_is_refused(tmp_path: Path) -> None:
+    data = archive(WHOLE)
+    with pytest.raises(ProtocolError, match="not the file"):
+        web_files.fetch_all(tmp_path, fetch=lambda _url, _limit: data + b"x", packages=[pinned(data)])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_links_in_an_archive_are_no_files(tmp_path: Path) -> None:
+    def linked(info: tarfile.TarInfo) -> None:
+        info.type, info.linkname, info.size = tarfile.SYMTYPE, "/etc/passwd", 0
+
+    data = archive(WHOLE, linked)
+    with pytest.raises(ProtocolError, match=r"holds no a\.mjs"):
+        web_files.fetch_all(tmp_path, fetch=lambda _url, _limit: data, packages=[pinned(data)])
+
+
+def test_links_become_codes_for_terminals_and_pages() -> None:
+    url = phone.link_of("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - nobody's
+    assert url == "http://127.0.0.1:8080/phone/#id=web-0001&secret=a_b-c"
+    assert phone.link_of("http://h") == "http://h/phone/"
+    terminal = phone.qr_terminal(url).splitlines()
+    assert len(terminal) > 15
+    assert len({len(line) for line in terminal}) == 1
+    root = ET.fromstring(phone.qr_svg(url))  # noqa: S314 - our own text
+    assert root.attrib["viewBox"].split()[2] == root.attrib["viewBox"].split()[3]
+
+
+@pytest.mark.parametrize("kind", ["embedded", pytest.param("mosquitto", marks=pytest.mark.broker)])
+def test_both_kinds_of_broker_listen_for_browsers(kind: str, tmp_path: Path) -> None:
+    port = brokers.free_port()
+    with brokers.start_broker(tmp_path, kind, web_port=port) as broker:
+        assert broker.web == f"ws://127.0.0.1:{port}"
+        over_tcp = paho.Client(CallbackAPIVersion.VERSION2)
+        browser = paho.Client(CallbackAPIVersion.VERSION2, transport="websockets")
+        heard: list[bytes] = []
+
+        def on_open(*_: object) -> None:
+            over_tcp.subscribe("fc/v1/demo/st/+", qos=1)
+
+        def on_subscribed(*_: object) -> None:
+            browser.connect("127.0.0.1", port)
+
+        def on_browser(*_: object) -> None:
+            browser.publish("fc/v1/demo/st/p", b"here", qos=1)
+
+        over_tcp.on_message = lambda *found: heard.append(found[2].payload)
+        over_tcp.on_connect, over_tcp.on_subscribe, browser.on_connect = on_open, on_subscribed, on_browser
+        over_tcp.connect("127.0.0.1", int(broker.url.rpartition(":")[2]))
+        for _ in range(1000):
+            over_tcp.loop(0.01)
+            browser.loop(0.01)
+            if heard:
+                break
+        browser.disconnect()
+        over_tcp.disconnect()
+    assert heard == [b"here"]

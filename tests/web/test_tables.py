@@ -1,0 +1,49 @@
+"""The page's tables of messages, codes and limits are those of Python: a change on one side fails here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edge_client.protocol import blocks, kinds
+from tests.web.parts import ROOT, run_node
+
+PROTOCOL = ROOT / "edge_client" / "web" / "protocol"
+
+
+def told() -> dict[str, object]:
+    source = (PROTOCOL / "kinds.js").as_uri(), (PROTOCOL / "blocks.js").as_uri()
+    script = f"""
+import * as kinds from '{source[0]}';
+import {{ LIMITS }} from '{source[1]}';
+const fields = (table) => Object.fromEntries(Object.entries(table).map(([name, [, needed]]) => [name, needed]));
+const tables = Object.fromEntries(Object.entries(kinds.TABLES).map(([kind, table]) => [kind, fields(table)]));
+for (const job of ['fit', 'probe']) tables[job] = fields(kinds.tableOf('task', {{ job }}, true));
+console.log(JSON.stringify({{ tables, routes: kinds.ROUTES, err: kinds.ERR_CODES, ack: kinds.ACK_STATUSES,
+  nack: kinds.NACK_CODES, limits: LIMITS, codecs: kinds.CODECS }}));
+"""
+    found: dict[str, object] = json.loads(run_node("--input-type=module", "-e", script))
+    return found
+
+
+def test_fields_codes_and_limits_are_pythons() -> None:
+    tables = {kind: {name: needed for name, (_, needed) in table.items()} for kind, table in kinds.TABLES.items()}
+    for job in ("fit", "probe"):
+        table = kinds.table_of("task", {"job": job}, down=True)
+        tables[job] = {name: needed for name, (_, needed) in table.items()}
+    found = told()
+    assert found["tables"] == tables
+    assert {k: sorted(v) for k, v in found["routes"].items()} == {k: sorted(v) for k, v in kinds.ROUTES.items()}  # type: ignore[attr-defined]
+    assert found["err"] == list(kinds.ERR_CODES)
+    assert found["ack"] == list(kinds.ACK_STATUSES)
+    assert found["nack"] == list(kinds.NACK_CODES)
+    assert found["limits"] == blocks.LIMITS
+    assert found["codecs"] == list(kinds.CODECS)
+
+
+def test_the_page_loads_nothing_from_elsewhere() -> None:
+    for path in sorted(Path(PROTOCOL.parent).rglob("*")):
+        if path.suffix in (".html", ".css", ".js"):
+            text = path.read_text(encoding="utf-8")
+            assert "http:" not in text.replace("http://localhost", ""), path
+            assert "https:" not in text.replace("https:// (or", "").replace("https://[!-~]", ""), path
