@@ -68,7 +68,7 @@ def read(folder: Path) -> list[Line]:
         events = [e for e in report.read_events(folder / "metrics.jsonl") if e.get("event") == "round"]
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as wrong:
-        hint = "pass folders that simulate, serve or demo wrote; one that was interrupted has to be resumed first"
+        hint = "pass a folder that simulate, serve or demo wrote; one that was interrupted has to be resumed first"
         raise ConfigError(f"{folder} holds no run: {wrong}", hint=hint) from wrong
     found = {str(e["run"]): str(e["method"]) for e in events}
     if not found:

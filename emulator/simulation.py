@@ -96,13 +96,13 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, re
     liars = enemy.chosen(split.devices, args.seed)
     split = replace(split, devices=enemy.spoiled(split.devices, liars))
     table = table_of(args, settings_of(strategy))
-    _begin(args.folder, table)
     lesson = {key: value for key, value in table.items() if key in LESSON or key not in HELP}
     checkpoints = Checkpoints(folder=args.folder, every=args.checkpoint_every, resume=resume, lesson=lesson)
     with (
-        loggers.opened(args.loggers, args.folder, table) as log,
         opened(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (devices, start),
+        loggers.opened(args.loggers, args.folder, table) as log,
     ):
+        _begin(args.folder, table)
 
         def tell(record: Record) -> None:
             log(record)

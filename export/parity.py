@@ -72,8 +72,8 @@ def difference(  # noqa: PLR0913 - what is compared
             continue
         if max(far) <= limit:
             return _scaled(found, own, limit)
-        if (scaled := _scaled(found, _worst([far, own]), limit)) <= limit:
-            return scaled
+        if max(far) > LIMIT and (scaled := _scaled(found, _worst([far, own]), LIMIT)) <= limit:
+            return scaled  # a kink, not a tolerance that asks for more than float32 has
     return worst
 
 

@@ -25,6 +25,7 @@ ENGINES = ("onnx", "litert", "pt2")
 SINGLE_STEP = 1e-5
 ROOM = 10  # times what torch's own float32 is off, where that is more: long sums, norms of flat samples, kinks
 ROUNDINGS = 3e-7  # about three of float32
+ALTOGETHER = 1e-2  # a torch that moves by more can judge nothing; wrong graphs differ by about 1
 ROWS = [
     pytest.param(name, engine, marks=() if engine == "onnx" and name in QUICK else pytest.mark.slow)
     for name in (*PAPERS, *ENTRIES)
@@ -47,18 +48,24 @@ def test_a_step_and_an_evaluation_are_torchs(name: str, engine: str, tmp_path: P
 def judging(program: Program, known: Model, batch: int) -> tuple[dict[str, Array], dict[str, Array], float]:
     """Inputs of a step, what torch makes of them in float64, and how far off an engine may be.
 
-    Only inputs for which torch agrees with itself when weights move by a few roundings: elsewhere rounding decides
-    which value of some max-pool window is the largest, and a whole gradient goes another way.
+    Inputs for which torch agrees with itself when weights move by a few roundings: elsewhere rounding decides which
+    value of some max-pool window is the largest, and a whole gradient goes another way. Of femnist-cnn's 200,704
+    windows one nearly always does; there the least that torch moves is the measure, as in export/parity.py.
     """
-    for seed in range(8):
+    found = []
+    for seed in range(4):
         given = feeds(program, "step", batch=batch, seed=seed)
         expected = torch_step(known.module, given, known.loss)
         own = relative(torch_step(known.module, given, known.loss, torch.float32), expected)
         limit, rng = max(SINGLE_STEP, ROOM * own), np.random.default_rng(seed)
         moves = [_moved(given, rng) for _ in range(8)]
-        if all(relative(torch_step(known.module, moved, known.loss), expected) < limit for moved in moves):
+        far = max(relative(torch_step(known.module, moved, known.loss), expected) for moved in moves)
+        if far < limit:
             return given, expected, limit
-    raise AssertionError("no inputs that can judge")
+        found.append((far, given, expected))
+    far, given, expected = min(found, key=lambda one: one[0])
+    assert far < ALTOGETHER, "no inputs that can judge"
+    return given, expected, ROOM * far
 
 
 def _moved(given: dict[str, Array], rng: np.random.Generator) -> dict[str, Array]:

@@ -76,10 +76,10 @@ def test_settings_keep_their_text_until_the_method_reads_them() -> None:
 
 
 def test_a_bug_is_shown_whole_and_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(_: Path) -> Path:
+    def broken(*_: object) -> Path:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("emulator.report.write_report", broken)
+    monkeypatch.setattr("emulator.comparison.write", broken)
     done = RUNNER.invoke(app, ["report", str(tmp_path)])
     assert done.exit_code == 70
     assert "ZeroDivisionError" in done.stderr

@@ -20,7 +20,7 @@ import pytest
 from coordinator.models.registry import build
 from coordinator.strategies.base import Exchange
 from coordinator.strategies.registry import make
-from edge_client.errors import ConfigError, FedcentersError
+from edge_client.errors import FedcentersError, UsageError
 from edge_client.learner import Learner
 from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
 from emulator import datasets
@@ -235,7 +235,7 @@ def test_a_run_whose_devices_live_in_workers_loads_no_torch(
 
 def test_what_the_first_worker_refuses_is_the_same_error_here(stage: Stage) -> None:
     order = Order(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
-    with pytest.raises(ConfigError, match="no-such-model"), ordered(order, stage.split.devices, workers=2):
+    with pytest.raises(UsageError, match="no-such-model"), ordered(order, stage.split.devices, workers=2):
         pass
 
 

@@ -107,7 +107,7 @@ class Scene:
     def _broker(self) -> list[str]:
         program = find_mosquitto()
         assert program is not None  # such a test is marked `broker`
-        conf, text = self.folder / "mosquitto.conf", MOSQUITTO_CONF.format(port=self.port)
+        conf, text = self.folder / "mosquitto.conf", MOSQUITTO_CONF.format(port=self.port, web="")
         if self.persistent:
             text = text.replace("persistence false\n", PERSISTENCE.format(folder=self.folder))
         # Started by root it would become another user, who cannot write here.
