@@ -8,7 +8,7 @@ READER_PYTHON ?= python3.11
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz readers bench-serve roads reference clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers bench-serve roads reference clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -76,7 +76,9 @@ roads: $(STAMP)  ## the README's commands for a server and two boards, over mosq
 reference: $(STAMP) ## pages of all modules from their docstrings, in build/reference
 	$(BIN)/python -m tests.reference build/reference
 
-readers: $(STAMP) $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed ## other runtimes run our files
+reader-environments: $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed ## what `make readers` runs our files with
+
+readers: $(STAMP) reader-environments ## other runtimes run our files
 	$(BIN)/python -m tests.readers.write $(READERS)/files
 	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
 	$(READERS)/tensorflow/bin/python tests/readers/read.py tensorflow.lite.python.interpreter $(READERS)/files

@@ -166,6 +166,7 @@ def init(
     *,
     method: Annotated[str, typer.Option(help="Whose settings the file shall hold.")] = "fesem",
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Write a commented configuration for `simulate`, with every key at its default.
 
@@ -179,7 +180,7 @@ def init(
         path.write_text(example(method), encoding="utf-8")
     except OSError as wrong:
         raise UsageError(f"cannot write {path}: {wrong.strerror}", hint="choose another place") from wrong
-    print(path)
+    _print_files([path], as_json=as_json)
 
 
 @app.command()
@@ -266,6 +267,7 @@ def figures(
     run: Annotated[Path, typer.Argument(help="A folder that `simulate` wrote.")],
     *,
     out: Annotated[Path | None, typer.Option(help="Where the pictures go; run/figures.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw what the papers show of a run, as .png: labels, curves, assignments, centers, devices, weights, images.
 
@@ -273,8 +275,7 @@ def figures(
     """
     from emulator.gallery import draw
 
-    for path in draw(run, out or run / "figures", Talk().say):
-        print(path)
+    _print_files(draw(run, out or run / "figures", Talk().say), as_json=as_json)
 
 
 @app.command("choose-k")
@@ -344,6 +345,7 @@ def report(
     picture: Annotated[
         Path | None, typer.Option(help="Of one demo: also its pictures side by side, as .png or .svg.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write one self-contained page about a run, or about several side by side.
 
@@ -354,12 +356,18 @@ def report(
     from emulator.report import write_report
 
     if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
-        print(write_report(runs[0]))
+        written = [write_report(runs[0])]
     else:
-        print(comparison.write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html"))
+        written = [comparison.write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")]
     if picture is not None:
         draw(runs[0], picture)
-        print(picture)
+        written.append(picture)
+    _print_files(written, as_json=as_json)
+
+
+def _print_files(written: list[Path], *, as_json: bool) -> None:
+    """A line for each, or one JSON object."""
+    print(json.dumps({"files": [str(path) for path in written]}) if as_json else "\n".join(map(str, written)))
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
 def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
     done = CliRunner().invoke(app, ["report", str(two[0])])
     assert (done.exit_code, done.stdout.strip()) == (0, str(two[0] / "report.html"))
+    done = CliRunner().invoke(app, ["report", str(two[0]), "--json"])
+    assert json.loads(done.stdout) == {"files": [str(two[0] / "report.html")]}
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
