@@ -10,10 +10,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from coordinator import broker as brokers
+from tests.absent import lacking
 
 pytest_plugins = ["tests.browser"]
-
-IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 # "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -25,13 +24,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked `broker` needs mosquitto, one marked `browser` a browser: without, it skips, and fails in CI."""
     from tests.browser import find_chromium  # not before pytest has loaded the plugin
 
-    absent = ""
     if item.get_closest_marker("broker") and brokers.find_mosquitto() is None:
-        absent = "mosquitto is not installed (apt install mosquitto)"
-    elif item.get_closest_marker("browser") and find_chromium() is None:
-        absent = "chromium is not installed (apt install chromium)"
-    if absent:
-        pytest.fail(absent, pytrace=False) if IN_CI else pytest.skip(absent)
+        lacking("mosquitto is not installed (apt install mosquitto)")
+    if item.get_closest_marker("browser") and find_chromium() is None:
+        lacking("chromium is not installed (apt install chromium)")
 
 
 @pytest.fixture

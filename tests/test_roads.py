@@ -42,6 +42,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         "--host 192.168.1.10": f"--host localhost --port {port} --enrol-port {free_port()}",
         "192.168.1.10:8883": f"localhost:{port}",
         "mosquitto -c": f"{find_mosquitto()} -c",
+        "--dashboard 8080": f"--dashboard {free_port()}",
+        "serve centers --port 8080": f"serve centers --port {free_port()}",
     }
     reader = Reader(folder=folder, here=here)
     try:
@@ -60,10 +62,14 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
             for part, data in (("train", local.train), ("test", local.test)):
                 assert data is not None
                 np.savez(folder / name / "data" / f"{part}.npz", x=data.x, y=data.y)
+            if name == "pi-1":
+                reader.run(command("fedcenters-edge doctor"))
             reader.run(f"{command('fedcenters-edge join').replace('pi-1', name)} &")
         next(found for found in watched(folder / "runs" / "home") if found["done"])
-        for words in ("fedcenters-coordinator status", "fedcenters-export verify", "fedcenters-edge nearest"):
+        for words in ("fedcenters-coordinator status", "fedcenters-export bundle", "fedcenters-export verify"):
             reader.run(command(words))
+        reader.run(f"{command('fedcenters-export serve')} &")
+        reader.run(command("fedcenters-edge nearest"))
         yield reader
     finally:
         reader.leave()
@@ -71,6 +77,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 def test_status_tells_of_a_training_that_is_done(reader: Reader) -> None:
     assert "round 10/10, accuracy" in reader.printed[command("fedcenters-coordinator status")]
+
+
+def test_the_board_is_well(reader: Reader) -> None:
+    told = reader.printed[command("fedcenters-edge doctor")]
+    assert "took a step" in told
+    assert "FAIL" not in told
+
+
+def test_a_smaller_bundle_is_made_of_the_run(reader: Reader) -> None:
+    assert list((reader.folder / "centers").rglob("*int8*"))
 
 
 def test_the_bundle_is_verified_and_its_files_run_without_us(reader: Reader) -> None:

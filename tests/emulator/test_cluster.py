@@ -21,7 +21,7 @@ from edge_client.protocol.task import OWN, ClientId, Fit, OwnModel, Probe, Reply
 from emulator.cluster import RayCrew, ray_crew
 from emulator.simulation import run
 from emulator.virtual import Devices, exact
-from tests.conftest import IN_CI
+from tests.absent import lacking
 from tests.emulator.gated import Failing, Gated, Plain
 from tests.softmax import devices_of, grouped_fleet, start_of
 
@@ -41,8 +41,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture(autouse=True)
 def _ray_is_installed() -> None:
     if find_spec("ray") is None:
-        absent = "ray is not installed (pip install 'fedcenters[ray]')"
-        pytest.fail(absent, pytrace=False) if IN_CI else pytest.skip(absent)
+        lacking("ray is not installed (pip install 'fedcenters[ray]')")
 
 
 @contextmanager

@@ -10,9 +10,8 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from coordinator import web_files
+from tests.absent import lacking
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / ".web"
@@ -23,25 +22,18 @@ def node() -> str:
     """The path of Node 20 or newer."""
     program = shutil.which("node")
     if program is None:
-        raise absent("node is not installed (Node.js 20 or newer)")
+        lacking("node is not installed (Node.js 20 or newer)")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     if int(version.removeprefix("v").partition(".")[0]) < NODE_MAJOR:
-        raise absent(f"node is {version.strip()}; these tests need {NODE_MAJOR} or newer")
+        lacking(f"node is {version.strip()}; these tests need {NODE_MAJOR} or newer")
     return program
 
 
 def third_party() -> Path:
     """The folder with ONNX Runtime Web and MQTT.js."""
     if not web_files.here(WEB):
-        raise absent("the phone's third-party files are not here (make web)")
+        lacking("the phone's third-party files are not here (make web)")
     return WEB
-
-
-def absent(reason: str) -> BaseException:
-    """What to raise: a skip with this reason, in CI a failure."""
-    from tests.conftest import IN_CI
-
-    return pytest.fail.Exception(reason, pytrace=False) if IN_CI else pytest.skip.Exception(reason)
 
 
 def run_node(*arguments: str | Path, **variables: str) -> str:

@@ -25,25 +25,9 @@ from coordinator.store import Key
 from edge_client.errors import NetworkError
 from edge_client.transport.keys import open_private
 from tests.coordinator.dashboard.served import Anything, Site, served
-from tests.coordinator.dashboard.test_view import joined, round_event, seen
+from tests.coordinator.dashboard.test_view import EXCHANGE, joined, round_event, seen
 from tests.coordinator.dashboard.test_where import token
 from tests.faults.world import config
-
-EXCHANGE = {
-    "run": "1f",
-    "round": 3,
-    "exchange": 0,
-    "asked": 2,
-    "wanted": 2,
-    "quorum": 1,
-    "left_s": 9.0,
-    "closed": False,
-    "answered": ["d0"],
-    "uploading": [],
-    "waiting": [],
-    "refused": [],
-    "open": ["d1"],
-}
 
 
 @pytest.fixture

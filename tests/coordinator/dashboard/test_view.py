@@ -17,6 +17,22 @@ from coordinator.dashboard.view import View, replayed
 COUNT = 6
 Anything = Any  # what a test passes on
 
+EXCHANGE = {
+    "run": "1f",
+    "round": 3,
+    "exchange": 0,
+    "asked": 2,
+    "wanted": 2,
+    "quorum": 1,
+    "left_s": 9.0,
+    "closed": False,
+    "answered": ["d0"],
+    "uploading": [],
+    "waiting": [],
+    "refused": [],
+    "open": ["d1"],
+}
+
 
 def joined(number: int) -> dict[str, Any]:
     return {"event": "joined", "device": f"d{number}", "engine": "onnx", "n": 40 + number}
@@ -95,23 +111,8 @@ def test_of_the_fleet_only_what_has_changed_is_told() -> None:
 
 
 def test_the_open_exchange_is_counted_by_the_name_of_its_run() -> None:
-    exchange = {
-        "run": "1f",
-        "round": 3,
-        "exchange": 0,
-        "asked": 2,
-        "wanted": 2,
-        "quorum": 1,
-        "left_s": 9.0,
-        "closed": False,
-        "answered": ["d0"],
-        "uploading": [],
-        "waiting": [],
-        "refused": [],
-        "open": ["d1"],
-    }
     view = View()
-    view.status(seen(exchange=exchange))
+    view.status(seen(exchange=EXCHANGE))
     now = view.snapshot()["now"]["exchange"]
     assert (now["run"], now["id"], now["answered"], now["open"], now["quorum"]) == ("fesem", "1f", 1, 1, 1)
 

@@ -17,6 +17,7 @@ from edge_client.board.profiles import PROFILES
 from edge_client.board.unit import CONFIG, SERVICE, STATE
 from edge_client.config import load
 from edge_client.errors import ConfigError
+from tests.absent import lacking
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,7 +108,7 @@ def test_systemd_accepts_the_unit(board: str, tmp_path: Path) -> None:
     try:
         done = subprocess.run(["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        pytest.skip("systemd-analyze is not installed (apt install systemd)")
+        lacking("systemd-analyze is not installed (apt install systemd)")
     assert SERVICE not in done.stderr, done.stderr
 
 

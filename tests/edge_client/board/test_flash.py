@@ -13,6 +13,7 @@ import pytest
 
 from edge_client.board.profiles import PROFILES
 from edge_client.board.unit import CONFIG, STATE
+from tests.absent import lacking
 from tests.edge_client.board.desk import Desk, rootfs, stocked
 
 TOKEN = f"{STATE}/identity/token"
@@ -134,7 +135,7 @@ def test_a_dry_run_lists_every_file_and_writes_none(desk: Desk, card: Path, caps
 @pytest.mark.parametrize("name", ["board.tar", "board.tar.zst"])
 def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Desk, card: Path, name: str) -> None:
     if name.endswith("zst") and shutil.which("zstd") is None:
-        pytest.skip("zstd is not installed (apt install zstd)")
+        lacking("zstd is not installed (apt install zstd)")
     paths = [desk.folder / "1" / name, desk.folder / "2" / name]
     for path in paths:
         path.parent.mkdir()
