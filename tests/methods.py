@@ -25,6 +25,7 @@ VARIANTS = (  # settings under which a method takes other ways
     "fedsoft select=2",
     "fesem e-step=k-means",
     "flhc warm-up=0",
+    "ifca start=k-means",
     "ifca start=redraw",
 )
 CASES = (*sorted(METHODS), *VARIANTS)

@@ -14,7 +14,8 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fedprox import FedProx
-from coordinator.strategies.parts import check, starts
+from coordinator.strategies.parts import check
+from coordinator.strategies.starts import starts
 from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
 
 

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.parts import Seeds, SeveralStarts, Updates, by_client, of_clients, sample
+from coordinator.strategies.parts import Seeds, Updates, by_client, of_clients, sample
+from coordinator.strategies.starts import SeveralStarts
 from edge_client.protocol.task import Array, ClientId, Probe, Schema
 
 

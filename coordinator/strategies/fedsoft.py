@@ -20,7 +20,6 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Replies, Round, Served, State
 from coordinator.strategies.parts import (
     Seeds,
-    SeveralStarts,
     Updates,
     by_client,
     center_of,
@@ -30,6 +29,7 @@ from coordinator.strategies.parts import (
     one_of,
     sample,
 )
+from coordinator.strategies.starts import SeveralStarts
 from edge_client.protocol.task import OWN, Array, ClientId, Fit, OwnModel, Probe, Schema
 
 

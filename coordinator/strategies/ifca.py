@@ -16,7 +16,8 @@ import numpy as np
 
 from coordinator.aggregate import one_hot
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.parts import Seeds, SeveralStarts, Updates, by_loss, center_of, one_of, sample
+from coordinator.strategies.parts import Seeds, Updates, by_loss, center_of, one_of, sample
+from coordinator.strategies.starts import SeveralStarts
 from edge_client.protocol.task import ClientId, Probe, Schema
 
 

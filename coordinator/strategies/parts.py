@@ -9,21 +9,20 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate import Align, aggregate, one_hot
+from coordinator.aggregate import Align, aggregate
 from coordinator.privacy import release
 from coordinator.robust import REDUCES, reducer
-from coordinator.strategies.base import Fleet, Replies, Round, State
+from coordinator.strategies.base import Fleet, Replies
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Probe, Schema
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
 
 SEED_LIMIT = 2**53  # the protocol's: JSON numbers are exact below it
-STARTS = ("redraw", "groups")
 UNSET: Mapping[str, Any] = {"setting": False}  # of a field that no user sets
 LARGEST_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
 
@@ -221,60 +220,6 @@ class Updates:
                 clients.append(client)
                 n.append(reply.n)
         return Updates(tuple(clients), rows[: len(clients)], np.array(n, dtype=np.float64))
-
-
-def starts(model: Flat, schema: Schema, k: int, rng: np.random.Generator) -> Array:
-    """[k, schema.size] different models to begin with: the common one, then k - 1 drawn anew, tensor by tensor.
-
-    Each parameter tensor is drawn from the normal distribution with the mean and the spread of its values in `model`;
-    a tensor of equal values (a bias of zeros, a norm's weight of ones) and the buffers stay as they are.
-    """
-    out = np.tile(model, (k, 1))
-    for tensor in schema.tensors:
-        values = model[schema.slices[tensor.name]].astype(np.float64)
-        if tensor.role == "p" and np.ptp(values) > 0:
-            drawn = rng.normal(values.mean(), values.std(), size=(k - 1, tensor.size))
-            out[1:, schema.slices[tensor.name]] = drawn.astype(model.dtype)
-    return out
-
-
-@dataclass(frozen=True, kw_only=True)
-class SeveralStarts(LocalSgd):
-    """`clusters` models that every device compares, and which therefore must differ before anybody trains.
-
-    start "groups": in the first round the devices are dealt into random groups, and each group's mean after one fit
-    from the common model is a start (as IFCA does for FEMNIST, over 20 rounds). They differ by what devices differ by,
-    and none is far worse than another. "redraw": the common model and others drawn as `starts` says, without an
-    exchange; the one that happens to be best may take all devices at once.
-    """
-
-    clusters: int = 3
-    start: str = "groups"  # IFCA on FedSoft's regression: no collapse in 12 seeds, 7 with "redraw"
-
-    def __post_init__(self) -> None:
-        """Refuse more models than a device can be asked to compare."""
-        super().__post_init__()
-        check("clusters", self.clusters, least=1, most=MAX_MODELS)
-        one_of("start", self.start, STARTS)
-
-    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """Different centers, and the common model in `extra`; nobody has a center yet."""
-        due = {"ungrouped": np.array(1)} if self.start == "groups" and self.clusters > 1 else {}
-        return State(centers=starts(model, schema, self.clusters, rng), extra={"start": model.copy(), **due})
-
-    def apart(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """To be yielded from first in every round: the exchange that makes starts of groups, once. Else nothing."""
-        if "ungrouped" not in state.extra:
-            return state
-        clients, seeds = sorted(fleet), Seeds.from_rng(rng)
-        group = dict(zip(clients, rng.permutation(len(clients)) % self.clusters, strict=True))
-        replies = yield {c: self.fit(start=state.extra["start"], slot="start", seed=seeds.of(c)) for c in clients}
-        updates = Updates.of(replies, schema.size)
-        if not updates.clients:
-            return state
-        labels = np.array([group[c] for c in updates.clients])
-        centers = self.reduced(state.centers, updates, one_hot(labels, self.clusters), updates.n, schema)
-        return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
 
 def by_client(name: str, values: Mapping[ClientId, Array]) -> dict[str, Array]:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from coordinator.metrics import ari
 from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.ifca import IFCA
-from coordinator.strategies.parts import by_client, of_clients, starts
+from coordinator.strategies.parts import by_client, of_clients
+from coordinator.strategies.starts import starts
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat, Probe, Schema, TensorSpec
 from tests.coordinator.strategies.driven import Driven
@@ -75,6 +77,13 @@ def test_random_groups_train_the_starts_apart_once() -> None:
         if a < b
     ]
     assert all(any(np.allclose(model, pair, rtol=1e-12) for pair in pairs) for model in models)
+
+
+def test_k_means_starts_where_the_devices_groups_are() -> None:
+    method = IFCA(clusters=2, start="k-means", local_steps=10, learning_rate=0.3, batch_size=8)
+    run = Driven(method, devices_of(LOCAL), start_of())
+    chosen = run.play(1).assignment
+    assert ari([i % 2 for i in range(len(LOCAL))], [chosen[c] for c in sorted(LOCAL)]) == 1.0
 
 
 def test_a_silent_fleet_is_dealt_into_groups_again_next_time() -> None:
