@@ -19,7 +19,8 @@ from types import FrameType
 from typing import Any
 
 from edge_client import enrol, nearest_cli
-from edge_client.client import Client, make_client
+from edge_client.assembly import make_client
+from edge_client.client import Client
 from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +22,7 @@ from edge_client.config import ClientConfig
 from edge_client.dataset import Local, Samples
 from edge_client.delivery import Delivery
 from edge_client.device import may_train
-from edge_client.download import Downloads
+from edge_client.download import Downloads, open_cache
 from edge_client.engines.base import open_engine
 from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, ProtocolError, RuntimeMissing
 from edge_client.protocol import messages, wire
@@ -34,9 +32,8 @@ from edge_client.protocol.topics import Topics
 from edge_client.protocol.transfer import WINDOW_MAX
 from edge_client.release import Updates
 from edge_client.state import Key, Result, State, residual_name
-from edge_client.transport.base import Connected, Event, Lost, Message, Transport, Will
-from edge_client.transport.blobs import BlobFolder
-from edge_client.transport.clock import Clock, SystemClock
+from edge_client.transport.base import Connected, Dial, Event, Lost, Message, Will
+from edge_client.transport.clock import Clock
 from edge_client.voice import Voice, presence
 from edge_client.watchdog import Watchdog
 from edge_client.work import OpenEngine, Outcome, Workshop
@@ -48,9 +45,7 @@ RETRY_S = 60.0
 GLANCE_S = 0.2  # how often a training device looks whether somebody wants it to stop
 SOFTWARE = "fedcenters-edge"
 UPDATE = "install the version of fedcenters that the coordinator runs"
-MIB = 1 << 20
 
-Dial = Callable[[Callable[[], Will]], Transport]  # from a source of wills to a transport that is not connected yet
 Life = Generator[float, Event | None, None]  # yields seconds; is sent what came within them, or None
 
 
@@ -389,38 +384,6 @@ class Client:
         birth = self.state.next_birth()
         payload = presence("lost", birth, ident=f"lost-{birth}", t_ms=self._clock.unix_ms())
         return Will(self._topics.state(self.config.device_id), payload)
-
-
-def open_cache(config: ClientConfig) -> BlobFolder:
-    """Where what the coordinator sends is kept; the least recently used makes room."""
-    return BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True)
-
-
-def dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
-    """How a device reaches its broker over MQTT. Raises ConfigError for a certificate that is not this device's."""
-    from edge_client.transport.mqtt import MqttTransport
-    from edge_client.transport.tls import Credentials, check_subject
-
-    if config.certificate is not None:
-        check_subject(config.certificate, name=config.device_id, federation=config.federation)
-    credentials = Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
-    name = Topics(config.federation).client_id(config.device_id)
-    return lambda will: MqttTransport(config.broker, name, will=will, credentials=credentials, insecure=insecure)
-
-
-def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
-    """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
-    samples = Samples(config.data, most=config.max_samples)
-    return Client(
-        config,
-        dialer(config, insecure=insecure),
-        local=samples.load(),
-        clock=SystemClock(),
-        rng=np.random.default_rng(time.time_ns()),
-        watchdog=Watchdog(os.environ),
-        samples=samples,
-        updates=Updates.of(os.environ),
-    )
 
 
 def nack_of(wrong: Exception) -> tuple[str, str, int | None]:

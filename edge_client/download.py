@@ -9,6 +9,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from edge_client.config import ClientConfig
 from edge_client.errors import Malformed
 from edge_client.protocol import blocks
 from edge_client.protocol.blocks import Manifest
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 
 SendGet = Callable[[Manifest, list[list[int]]], str]  # sends one `get`; gives its message id
 PATIENCE_S = 60.0  # the longest time between two looks at a transfer
+MIB = 1 << 20
 GETS_KNOWN = 64  # ids of requests that an error answer may still name
 
 
@@ -125,3 +127,8 @@ class Downloads:
         self._queue.popleft()
         self._partial = self._pull = None
         self._bad_hashes = 0
+
+
+def open_cache(config: ClientConfig) -> BlobFolder:
+    """Where what the coordinator sends is kept; the least recently used makes room."""
+    return BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True)

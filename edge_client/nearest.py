@@ -17,10 +17,9 @@ import numpy as np
 from edge_client import answer as answers
 from edge_client.answer import Answer
 from edge_client.choosing import AUTO, Chosen, Offer, choose
-from edge_client.client import Dial, open_cache
 from edge_client.config import ClientConfig
 from edge_client.dataset import Local
-from edge_client.download import Downloads
+from edge_client.download import Downloads, open_cache
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, ProtocolError
 from edge_client.offering import CatalogOffer
@@ -31,7 +30,7 @@ from edge_client.protocol.catalog import Catalog
 from edge_client.protocol.task import MAX_MODELS, Reply
 from edge_client.protocol.topics import Topics
 from edge_client.state import State
-from edge_client.transport.base import Connected, Message, Will
+from edge_client.transport.base import Connected, Dial, Message, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import Clock
 from edge_client.voice import Voice, presence

@@ -17,8 +17,8 @@ import numpy as np
 
 from edge_client import enrol
 from edge_client.answer import Answer
+from edge_client.assembly import dialer
 from edge_client.choosing import AUTO, WAYS
-from edge_client.client import dialer
 from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
 from edge_client.dataset import Local

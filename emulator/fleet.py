@@ -17,8 +17,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from edge_client.assembly import make_client
 from edge_client.cli import live
-from edge_client.client import make_client
 from edge_client.config import load
 from edge_client.errors import UsageError, run_cli
 

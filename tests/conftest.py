@@ -20,6 +20,16 @@ settings.register_profile("long", max_examples=2_000, deadline=None, suppress_he
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
+SLOW_TIMEOUT_S = 3_000  # ResNet-18 for three engines, on a busy machine
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked slow may take its time."""
+    for item in items:
+        if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(SLOW_TIMEOUT_S))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked `broker` needs mosquitto, one marked `browser` a browser: without, it skips, and fails in CI."""
     from tests.browser import find_chromium  # not before pytest has loaded the plugin

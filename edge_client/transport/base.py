@@ -89,3 +89,6 @@ class Transport(Protocol):
     def close(self) -> None:
         """Flush what was published, disconnect cleanly (no will), free everything. Idempotent."""
         ...
+
+
+Dial = Callable[[Callable[[], Will]], Transport]  # from a source of wills to a transport that is not connected yet

@@ -217,7 +217,7 @@ def impostor(certificate: Path, key: Path) -> Iterator[str]:
 
 
 def test_the_files_of_another_device_are_named_before_anything_is_dialled(tmp_path: Path) -> None:
-    from edge_client.client import dialer
+    from edge_client.assembly import dialer
     from edge_client.config import load
 
     work = provisioned(tmp_path / "keys", MALLORY, VICTIM)

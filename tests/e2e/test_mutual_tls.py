@@ -21,7 +21,8 @@ from coordinator.security import credentials_of
 from coordinator.server import Server
 from coordinator.store import Store
 from edge_client import enrol
-from edge_client.client import Client, dialer
+from edge_client.assembly import dialer
+from edge_client.client import Client
 from edge_client.config import load
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock

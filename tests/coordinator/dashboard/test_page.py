@@ -12,8 +12,7 @@ from playwright.sync_api import Page, expect
 from coordinator import web_files
 from tests.browser import PHONE, Open
 from tests.coordinator.dashboard.served import Site, served
-from tests.coordinator.dashboard.test_app import EXCHANGE
-from tests.coordinator.dashboard.test_view import joined, round_event, seen
+from tests.coordinator.dashboard.test_view import EXCHANGE, joined, round_event, seen
 from tests.coordinator.dashboard.test_where import token
 
 pytestmark = pytest.mark.browser
