@@ -28,7 +28,7 @@ demo: $(STAMP)   ## twelve emulated devices, three centers, exported and handed 
 	$(BIN)/fedcenters-emulator demo
 
 test: $(STAMP)   ## the tests
-	$(BIN)/pytest -n 2 --dist loadfile -m "not slow and not gpu and not board"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not board"
 
 check: $(STAMP)  ## lint, types, import rules
 	$(BIN)/ruff check .

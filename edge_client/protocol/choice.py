@@ -71,11 +71,6 @@ def by_votes(votes: Sequence[int] | Array) -> Choice:
     return by_distance(1 - counts / counts.sum(), 1.0)
 
 
-def by_sketch(sketch: Sequence[float] | Array, sketches: Array, abstain: float) -> Choice:
-    """A sketch [d] beside the centers' [K, d]."""
-    return by_distance(apart(np.asarray(sketch, dtype=np.float64), sketches), abstain)
-
-
 def apart(point: Array, points: Array) -> Array:
     """A sketch [d] and those of the centers [K, d] -> the root of their mean squared difference [K]."""
     if point.shape != points.shape[1:]:

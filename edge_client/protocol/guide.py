@@ -174,13 +174,6 @@ class Guide:
         above = [(float(d[best]) - self._at(self.usual[name].middle, n)) / spread for name, d, spread in strange]
         return Belief(shares=shares, strange=max(above) - self._at(rule.none, n))
 
-    def way_for(self, measured: Distances) -> str:
-        """The way that uses most of what was measured."""
-        known = [w for w, rule in self.ways.items() if set(rule.features) & set(measured)]
-        if not known:
-            raise Malformed("bad_field", "nothing was measured that this run has learned to weigh")
-        return max(known, key=lambda w: (len(set(self.ways[w].features) & set(measured)), w))
-
     def _rule(self, way: str) -> Way:
         if way not in self.ways:
             raise Malformed("bad_field", f"this run has learned no way {way!r:.20}; it knows {', '.join(self.ways)}")

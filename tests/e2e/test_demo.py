@@ -105,6 +105,7 @@ def test_the_hidden_groups_are_found_and_their_centers_beat_one_global_model(fin
     found = finished.result
     assert (found["method"], found["devices"], found["clusters"], found["ari"]) == ("fesem", 12, 3, 1.0)
     assert found["accuracy"]["centers"] >= found["accuracy"]["global"] + 0.15
+    assert min(found["bytes"].values()) > 0
 
 
 def test_half_the_devices_trained_with_onnx_and_a_quarter_each_with_litert_and_torch(finished: Played) -> None:

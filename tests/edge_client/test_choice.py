@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
-from edge_client.protocol.choice import ALTERNATIVES, by_distance, by_sketch, by_votes
+from edge_client.protocol.choice import ALTERNATIVES, apart, by_distance, by_votes
 
 distances = st.lists(st.floats(0, 10), min_size=1, max_size=20)
 
@@ -38,10 +38,10 @@ def test_no_votes_choose_nothing() -> None:
 
 def test_a_sketch_finds_the_nearest_of_its_length() -> None:
     sketches = np.array([[0.0, 0.0], [3.0, 4.0]])
-    assert by_sketch([3.0, 3.0], sketches, abstain=2.0).center == 1
-    assert by_sketch([30.0, 30.0], sketches, abstain=2.0).center is None
+    assert by_distance(apart(np.array([3.0, 3.0]), sketches), 2.0).center == 1
+    assert by_distance(apart(np.array([30.0, 30.0]), sketches), 2.0).center is None
     with pytest.raises(Malformed, match="3 numbers"):
-        by_sketch([1.0, 1.0, 1.0], sketches, abstain=2.0)
+        by_distance(apart(np.ones(3), sketches), 2.0)
 
 
 def test_a_negative_loss_is_nobodys_measurement() -> None:
