@@ -81,6 +81,6 @@ def served(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Pr
         want=frozenset(wanted),
         split="test",
         batch=batch,
-        buffers=strategy.buffers,
         seed=0,
+        **strategy.serving,
     )

@@ -15,6 +15,7 @@ import numpy as np
 from edge_client.choosing import Chosen
 from edge_client.dataset import Dataset, Local
 from edge_client.inference import run_file
+from edge_client.learner import log_softmax
 from edge_client.protocol.task import Array
 
 SHOWN = 10  # classes in words
@@ -129,10 +130,8 @@ def score(logits: Array, data: Dataset) -> tuple[float | None, float]:
     """Logits [n, classes] and what is true -> (accuracy or None for targets that are no classes, mean loss)."""
     if not np.issubdtype(data.y.dtype, np.integer):
         return None, float(np.square(logits - data.y).mean())
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
     hits = logits.argmax(axis=-1) == data.y
-    return float(hits.mean()), float(-log_p[np.arange(len(data)), data.y].mean())
+    return float(hits.mean()), float(-log_softmax(logits)[np.arange(len(data)), data.y].mean())
 
 
 def _counted(logits: Array, data: Dataset) -> dict[int, int]:

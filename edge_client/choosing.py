@@ -144,20 +144,7 @@ class _Looking:
 
     def after_a_round(self) -> Chosen:
         """The nearest center by a local round, where the run has not learned how sure that is, nor a line."""
-        distance = self._round()
-        order = [int(k) for k in np.argsort(distance, kind="stable")]
-        told = (
-            f"{_WORDS['round']} {float(distance[order[0]]):.3f}: center {order[0]} is nearest; nobody learned how sure"
-        )
-        return Chosen(
-            center=order[0],
-            best=order[0],
-            way="round",
-            samples=len(self._data),
-            ranking=tuple(order),
-            distances=_listed({"round": distance}),
-            told=(told,),
-        )
+        return _by_distance({"round": self._round()}, "round", self._data, "nobody learned how sure")
 
     def _look_closer(self, wanted: Sequence[str]) -> None:
         """Fetch the candidates' models and look at the samples with each."""
@@ -213,22 +200,27 @@ def _without_guide(offer: Offer, data: Dataset, way: str, *, labels: bool) -> Ch
     found = measuring.by_models(offer.learner(training=False), _Each(offer), data, labels=labels)
     if way not in found:
         raise UsageError("a model of numbers has no entropy", hint="give labels: y in the data")
-    abstain = {"loss": offer.abstain, "votes": 1.0}.get(way, float("inf"))
-    made = choice.by_distance(found[way], abstain)
+    abstain = {"loss": offer.abstain, "votes": 1.0}.get(way, np.inf)
+    unsure = "this run tells nothing about newcomers, so how sure this is cannot be said"
+    return _by_distance(found, way, data, unsure, abstain=abstain)
+
+
+def _by_distance(
+    found: Mapping[str, Array], way: str, data: Dataset, unsure: str, *, abstain: float = np.inf
+) -> Chosen:
+    """The nearest center, or none beyond the line."""
+    center = choice.by_distance(found[way], abstain).center
     order = [int(k) for k in np.argsort(found[way], kind="stable")]
-    fits = "is nearest" if made.center is not None else f"is nearest, but above {abstain:.3f}, what guessing gives"
+    fits = "is nearest" if center is not None else f"is nearest, but above {abstain:.3f}, what guessing gives"
     return Chosen(
-        center=made.center,
+        center=center,
         best=order[0],
         way=way,
         samples=len(data),
         ranking=tuple(order),
         distances=_listed(found),
         mixture=_mixture(found),
-        told=(
-            f"{_WORDS[way]} {float(found[way][order[0]]):.3f}: center {order[0]} {fits}",
-            "this run tells nothing about newcomers, so how sure this is cannot be said",
-        ),
+        told=(f"{_WORDS[way]} {float(found[way][order[0]]):.3f}: center {order[0]} {fits}", unsure),
     )
 
 

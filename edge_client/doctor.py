@@ -31,6 +31,7 @@ from edge_client.config import load as load_config
 from edge_client.dataset import load as load_data
 from edge_client.engines.base import open_engine, step
 from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
+from edge_client.learner import log_softmax
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
 from edge_client.protocol.task import Array, Tensors
@@ -186,8 +187,7 @@ def expected_step(feeds: Tensors) -> dict[str, Array]:
     """The proximal SGD step of softmax regression in float64: the new weights and the loss."""
     f = {name: np.asarray(value, dtype=np.float64) for name, value in feeds.items()}
     logits = f["x"] @ f["w/0.weight"].T + f["w/0.bias"]
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    log_p = log_softmax(logits)
     error = f["q"][:, None] * (np.exp(log_p) * f["y"].sum(axis=1, keepdims=True) - f["y"])
     out = {"loss": np.asarray(-(f["q"][:, None] * f["y"] * log_p).sum())}
     for name, gradient in (("0.weight", error.T @ f["x"]), ("0.bias", error.sum(axis=0))):

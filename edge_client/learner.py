@@ -179,8 +179,19 @@ def _batch(program: Program, data: Dataset, index: I64, q: F64) -> dict[str, Arr
 
 
 def _samples(program: Program, data: Dataset, index: I64) -> dict[str, Array]:
-    """`x` [b, ...] and `y`: one-hot [b, classes] for class labels, the targets as they are otherwise."""
-    y = data.y[index]
+    """`x` [b, ...] and `y` [b, ...]."""
+    return {"x": data.x[index].astype(program.dtype), "y": one_hot(program, data.y[index])}
+
+
+def one_hot(program: Program, y: Array) -> Array:
+    """[b, classes] for class labels [b], targets as they are."""
     if np.issubdtype(y.dtype, np.integer):
-        y = np.eye(program.classes, dtype=program.dtype)[y]
-    return {"x": data.x[index].astype(program.dtype), "y": y.astype(program.dtype)}
+        return np.eye(program.classes, dtype=program.dtype)[y]
+    return y.astype(program.dtype)
+
+
+def log_softmax(logits: Array) -> F64:
+    """[..., C] logits -> logarithms of probabilities."""
+    scores = logits.astype(np.float64)
+    scores -= scores.max(axis=-1, keepdims=True)
+    return np.asarray(scores - np.log(np.exp(scores).sum(axis=-1, keepdims=True)))

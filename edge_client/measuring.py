@@ -7,18 +7,16 @@ disk, no clock; the only randomness is the seed of a local round.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from edge_client.dataset import Dataset
-from edge_client.learner import F64, Job, Learner
+from edge_client.learner import F64, Learner, log_softmax
 from edge_client.protocol import sketch
 from edge_client.protocol.guide import InputSketch, LocalRound
 from edge_client.protocol.task import Array, Fit, Flat, Schema
-from edge_client.training import SMALL, fit
+from edge_client.training import fit, statistics
 
-Record = dict[str, Any]
 BATCH = 32
 NORMED = 16  # samples of which batch norm's statistics are taken
 STILL = 1e-8  # a variance below this counts as this much
@@ -49,21 +47,13 @@ def norms(learner: Learner, models: Sequence[Flat], data: Dataset) -> F64 | None
     """How far batch norm's statistics of these samples are from those that each model keeps -> [M]; None without any.
 
     The mean over channels of KL(N(samples) || N(kept)), of each layer, then of all layers; its square root. One batch
-    is enough, and fewer samples are repeated to fill it. Labels are not looked at. A training step that moves no weight
-    moves a running statistic from b to (1 - m) b + m s: from zero that tells m s, and from one, once, m.
+    is enough, and fewer samples are repeated to fill it. Labels are not looked at.
     """
     schema, batch = learner.program.schema, learner.fixed_batch or NORMED
     if not has_norms(schema) or not models:
         return None
     few, n = _filled(data, batch, batch, seed=0), schema.n_params
-    starts = [_with_buffers(model, n, 0.0) for model in models] + [_with_buffers(models[0], n, 1.0)]
-    still: Record = {"steps": 1, "lr": 0.0, "batch": batch, "seed": 0}
-    about: Record = {"data": few, "batches": [np.arange(batch)], "weights": np.ones(batch)}
-    jobs = [Job(task=Fit(start=start, **still), start=start, **about) for start in starts]
-    *zeros, one = (trained.vector[n:].astype(np.float64) for trained in learner.train(jobs))
-    momentum = 1 - (one - zeros[0])
-    moves = momentum > SMALL
-    found = [np.where(moves, zero / np.where(moves, momentum, 1.0), 0.0) for zero in zeros]
+    found, _ = statistics(learner, models, few, [np.arange(batch)])
     return np.array([_apart(model[n:], stats, schema) for model, stats in zip(models, found, strict=True)])
 
 
@@ -98,10 +88,8 @@ def _filled(data: Dataset, most: int, batch: int, *, seed: int) -> Dataset:
 
 def _entropy(logits: Array) -> float:
     """Mean entropy, in nats, of the answers [n, classes]."""
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    p = np.exp(shifted)
-    total = p.sum(axis=-1, keepdims=True)
-    return float((np.log(total[:, 0]) - (p * shifted).sum(axis=-1) / total[:, 0]).mean())
+    logs = log_softmax(logits)
+    return float(-(np.exp(logs) * logs).sum(axis=-1).mean())
 
 
 def _kept_pairs(schema: Schema) -> list[tuple[str, str]]:
@@ -109,10 +97,6 @@ def _kept_pairs(schema: Schema) -> list[tuple[str, str]]:
     names = {t.name for t in schema.tensors if t.role == "b"}
     pairs = [(n, f"{n.removesuffix('running_mean')}running_var") for n in sorted(names) if n.endswith("running_mean")]
     return [pair for pair in pairs if pair[1] in names]
-
-
-def _with_buffers(model: Flat, n_params: int, value: float) -> Flat:
-    return np.concatenate([model[:n_params], np.full(len(model) - n_params, value, model.dtype)])
 
 
 def _apart(kept: Flat, found: F64, schema: Schema) -> float:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.dataset import Dataset, Local, batches
 from edge_client.errors import Malformed
-from edge_client.learner import F64, Job, Learner, Trained
+from edge_client.learner import F64, I64, Job, Learner, Trained, log_softmax, one_hot
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply
 
 SMALL = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
+LABEL_PRIOR = 0.1  # samples of each class beside one's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +112,8 @@ def probe(
     elif task.buffers == "batch":
         models = [recalibrated(learner, model, local.train, batch=task.batch) for model in models]
     losses, logits = learner.evaluate(models, data, batch=task.batch)
+    if task.label_prior == "device":
+        losses, logits = told(program, logits, data, local.train)
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
@@ -131,30 +135,50 @@ def with_buffers(program: Program, model: Flat, other: Flat) -> Flat:
 def recalibrated(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> Flat:
     """The model [schema.size] with the statistics of these samples in its buffers instead of running ones.
 
-    A training step moves a running statistic from b to (1 - m) b + m s; two steps, from 0 and from 1, tell m and s. The
-    mean of s over all batches of `batch` samples (a shorter rest is left out, unless it is all there is; so is one
-    sample, which has no variance) takes the place of b. What no step moves stays. Li et al. 2016, "Revisiting Batch
-    Normalization For Practical Domain Adaptation", section 3.3.
+    Those of all batches of `batch` samples (a shorter rest is left out, unless it is all there is; so is one sample,
+    which has no variance) take their places. What no step moves stays. Li et al. 2016, "Revisiting Batch Normalization
+    For Practical Domain Adaptation", section 3.3.
     """
     n, size = learner.program.schema.n_params, learner.fixed_batch or batch
     cuts = [np.arange(at, min(at + size, len(data))) for at in range(0, len(data), size)]
     whole = [cut for cut in cuts if len(cut) == size] or ([cuts[0]] if learner.fixed_batch is None else [])
     if n == len(model) or not whole or len(whole[0]) == 1:
         return model
-    still = Fit(start=model, steps=1, lr=0.0, batch=size, seed=0)
-    ones = np.ones(len(data))
+    (found,), moved = statistics(learner, [model], data, whole)
+    return np.concatenate([model[:n], np.where(moved, found, model[n:]).astype(model.dtype)])
 
-    def moved(value: float) -> NDArray[np.float64]:
-        start = np.concatenate([model[:n], np.full(len(model) - n, value, model.dtype)])
-        jobs = [Job(task=still, start=start, data=data, batches=[cut], weights=ones) for cut in whole]
-        each = np.stack([trained.vector[n:] for trained in learner.train(jobs)])
-        return np.asarray(each.mean(axis=0, dtype=np.float64))
 
-    zero = moved(0.0)
-    m = 1 - (moved(1.0) - zero)
-    known = m > SMALL
-    found = np.where(known, zero / np.where(known, m, 1.0), model[n:])
-    return np.concatenate([model[:n], found.astype(model.dtype)])
+def statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cuts: Sequence[I64]) -> tuple[F64, Array]:
+    """Batch norm's statistics of batches under each model, their mean [M, buffers]; which buffers a step moves.
+
+    A training step moves a running statistic from b to (1 - m) b + m s: from zero that tells m s, from one, once, m.
+    """
+    n, ones = learner.program.schema.n_params, np.ones(len(data))
+    starts = [np.concatenate([model[:n], np.zeros_like(model[n:])]) for model in models]
+    starts.append(np.concatenate([models[0][:n], np.ones_like(models[0][n:])]))
+    still = partial(Fit, steps=1, lr=0.0, batch=len(cuts[0]), seed=0)
+    jobs = [
+        Job(task=still(start=start), start=start, data=data, batches=[cut], weights=ones)
+        for start in starts
+        for cut in cuts
+    ]
+    each = np.stack([trained.vector[n:].astype(np.float64) for trained in learner.train(jobs)])
+    *zeros, one = each.reshape(len(starts), len(cuts), -1).mean(axis=1)
+    m = 1 - (one - zeros[0])
+    moved = m > SMALL
+    return np.where(moved, np.stack(zeros) / np.where(moved, m, 1.0), 0.0), moved
+
+
+def told(program: Program, logits: Array, data: Dataset, train: Dataset) -> tuple[F64, Array]:
+    """Losses [M, n] and logits [M, n, C] of classifiers that know how often each class is among the training samples.
+
+    The logarithm of that number, plus LABEL_PRIOR, is added: Bayes' rule for a model of equally frequent classes.
+    Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", equation 2.4.
+    """
+    _classifies(program, "a label prior")
+    truth, counts = one_hot(program, data.y), one_hot(program, train.y).sum(axis=0, dtype=np.float64)
+    scores = logits + np.log(counts + LABEL_PRIOR)
+    return -(truth * log_softmax(scores)).sum(axis=-1), scores
 
 
 def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:
@@ -222,16 +246,18 @@ def _probed(task: Probe, local: Local) -> Dataset:
     return Dataset(data.x[index], data.y[index])
 
 
+def _classifies(program: Program, what: str) -> None:
+    if program.loss != "cross-entropy":
+        raise Malformed("bad_task", f"{what} needs a classifier")
+
+
 def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> NDArray[np.int64]:
     """[M, C, C] counts, rows true class, columns predicted; with `prior` [1, C, C] of the mixture of probabilities."""
-    if program.loss != "cross-entropy":
-        raise Malformed("bad_task", "a confusion matrix needs a classifier")
+    _classifies(program, "a confusion matrix")
     truth = y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)
-    scores = logits.astype(np.float64)
+    scores = logits
     if prior is not None:
-        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        p /= p.sum(axis=-1, keepdims=True)
-        scores = np.tensordot(np.asarray(prior, dtype=np.float64), p, axes=1)[None]
+        scores = np.tensordot(np.asarray(prior, dtype=np.float64), np.exp(log_softmax(logits)), axes=1)[None]
     c = program.classes
     cells = truth * c + scores.argmax(axis=-1)  # [M, n]
     return np.stack([np.bincount(row, minlength=c * c).reshape(c, c) for row in cells])

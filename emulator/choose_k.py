@@ -18,7 +18,7 @@ import numpy as np
 from coordinator.clustering.gram import gram, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
-from coordinator.strategies.base import Fleet, Round, Served, State, Strategy
+from coordinator.strategies.base import Fleet, Round, Served, Serving, State, Strategy
 from coordinator.strategies.parts import one_of
 from coordinator.strategies.registry import make, settings_of
 from coordinator.strategies.representation import representation
@@ -205,9 +205,9 @@ class Heard:
             return after
 
     @property
-    def buffers(self) -> str:
+    def serving(self) -> Serving:
         """The method's own."""
-        return self.method.buffers
+        return self.method.serving
 
     def predictor(self, state: State, who: ClientId | None) -> Served:
         """The method's own."""

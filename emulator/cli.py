@@ -232,7 +232,7 @@ def experiment(  # noqa: PLR0913 - a command line
     rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run; the paper's.")] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(help="Methods, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
+        typer.Option(help="Methods, rows, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Finished cells are kept here, and not run again.")] = Path(
         "runs/experiments"

@@ -21,6 +21,7 @@ from coordinator.models.registry import build
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.dataset import Dataset
 from edge_client.protocol.task import ClientId
+from edge_client.training import LABEL_PRIOR
 from emulator import datasets, schemes
 from emulator.loaders.samples import Samples
 from emulator.partitions import Split
@@ -91,7 +92,7 @@ def ways(model: nn.Module, local: tuple[Dataset, Dataset]) -> list[float]:
         model.load_state_dict(kept)
         found.append(_right(model.train(), x, y, [b for b in torch.split(order, BATCH) if len(b) > 1]))
     model.load_state_dict(kept)
-    told = torch.log(torch.bincount(labels, minlength=CLASSES) + 0.1)
+    told = torch.log(torch.bincount(labels, minlength=CLASSES) + LABEL_PRIOR)
     found.append(_right(model.eval(), x, y, [torch.arange(len(y))], told))
     return found
 

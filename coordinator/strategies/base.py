@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypedDict, TypeVar, cast
 
 import numpy as np
 
@@ -20,6 +20,13 @@ See = Callable[[ClientId, Reply], None]
 Fleet = Mapping[ClientId, int]  # enrolled clients and their number of training samples
 Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is served their mixture of probabilities
 Served = tuple[tuple[float, Flat | OwnModel], ...]  # the same, where a model may be one that the device keeps itself
+
+
+class Serving(TypedDict):
+    """How devices evaluate the models that they are served: fields of a `Probe`."""
+
+    buffers: str
+    label_prior: str
 
 
 class Watched(dict[ClientId, Fit | Probe]):
@@ -91,8 +98,8 @@ class Strategy(Protocol):
         ...
 
     @property
-    def buffers(self) -> str:
-        """Which running statistics a device evaluates models with: `Probe.buffers`."""
+    def serving(self) -> Serving:
+        """How devices evaluate models: with which running statistics, and told what of their labels."""
         ...
 
     def predictor(self, state: State, who: ClientId | None) -> Served:

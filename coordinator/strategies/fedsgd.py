@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.robust import weighted_mean
-from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State
+from coordinator.strategies.base import Fleet, Mixture, Replies, Round, Serving, State
 from coordinator.strategies.parts import Seeds, Updates, check, sample
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Flat, Probe, Schema
@@ -32,7 +32,7 @@ class FedSGD:
         check("batch-size", self.batch_size, least=1, most=65_536)
         check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
 
-    buffers: ClassVar[str] = "sent"  # a model that has any is refused
+    serving: ClassVar[Serving] = {"buffers": "sent", "label_prior": "model"}  # a model that has buffers is refused
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model is the only center. Raises ConfigError for a model with buffers."""

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from coordinator.aggregate import Align, aggregate
 from coordinator.privacy import release
 from coordinator.robust import REDUCES, reducer
-from coordinator.strategies.base import Fleet, Replies
+from coordinator.strategies.base import Fleet, Replies, Serving
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
+from edge_client.protocol.task import LABEL_PRIORS, Array, ClientId, Fit, Flat, Probe, Schema
 
 SEED_LIMIT = 2**53  # the protocol's: JSON numbers are exact below it
 UNSET: Mapping[str, Any] = {"setting": False}  # of a field that no user sets
@@ -47,6 +47,7 @@ class LocalSgd:
     batch_size: int = 16
     fraction_train: float = 1.0
     batch_norm: str = "average"  # a key of BUFFERS
+    label_prior: str = "model"  # "device": every evaluation is told how often the device has each label
     reduce: str = "mean"  # how the models of a center's devices become the center: robust.py
     trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reduces that need it
     privacy_noise: float = 0.0  # above 0 centers are differentially private: z of privacy.py
@@ -64,6 +65,7 @@ class LocalSgd:
         check("batch-size", self.batch_size, least=1, most=65_536)
         check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
         one_of("batch-norm", self.batch_norm, tuple(BUFFERS))
+        one_of("label-prior", self.label_prior, tuple(sorted(LABEL_PRIORS)))
         one_of("reduce", self.reduce, REDUCES)
         check("trim-updates", self.trim_updates, least=0.0, most=0.49)
         check("privacy-noise", self.privacy_noise, least=0.0)
@@ -75,9 +77,9 @@ class LocalSgd:
             )
 
     @property
-    def buffers(self) -> str:
-        """Which running statistics a device evaluates models with: `Probe.buffers`."""
-        return BUFFERS[self.batch_norm]
+    def serving(self) -> Serving:
+        """How devices evaluate models, whether they are asked about them or served them."""
+        return {"buffers": BUFFERS[self.batch_norm], "label_prior": self.label_prior}
 
     def fit(  # noqa: PLR0913 - a task has these fields
         self,
@@ -101,7 +103,7 @@ class LocalSgd:
             rows=rows,
             slot=slot,
             upload=upload,
-            buffers="own" if self.buffers == "own" else "sent",
+            buffers="own" if self.batch_norm == "local" else "sent",
             steps=self.local_steps,
             lr=self.learning_rate,
             momentum=self.momentum,
@@ -117,8 +119,8 @@ class LocalSgd:
             want=frozenset(want),
             prior=prior,
             batch=self.batch_size,
-            buffers=self.buffers,
             seed=seed,
+            **self.serving,
         )
 
     def reduced(  # noqa: PLR0913 - the formula has these parts

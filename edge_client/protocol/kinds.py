@@ -33,7 +33,7 @@ from edge_client.protocol.fields import (
     with_field,
     word_or,
 )
-from edge_client.protocol.task import FIT_BUFFERS, MAX_MODELS, PROBE_BUFFERS, SLOT, SPLITS, WANTS
+from edge_client.protocol.task import FIT_BUFFERS, LABEL_PRIORS, MAX_MODELS, PROBE_BUFFERS, SLOT, SPLITS, WANTS
 
 CODECS = ("f32", "f16", "i8")
 DETAIL_MAX = 200
@@ -132,6 +132,7 @@ _PROBE: Table = required(
     split=one_of(*sorted(SPLITS)),
     limit=_SAMPLES,
     buffers=one_of(*sorted(PROBE_BUFFERS)),
+    label_prior=one_of(*sorted(LABEL_PRIORS)),
     step=manifest("container"),
 )
 _JOBS: dict[str, Table] = {"fit": _FIT, "probe": _PROBE}

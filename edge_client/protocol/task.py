@@ -29,6 +29,7 @@ WANTS = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
 SPLITS = frozenset({"train", "test"})
 FIT_BUFFERS = frozenset({"sent", "own"})
 PROBE_BUFFERS = frozenset({"sent", "own", "batch"})
+LABEL_PRIORS = frozenset({"model", "device"})
 MAX_DIMS = 8
 MAX_STEPS = 1_000_000
 MAX_BATCH = 65_536
@@ -198,7 +199,8 @@ class Probe:
     data ("train"; "test" for held-out samples), `prior` holds one weight per model, `limit` caps the number of samples.
     A "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
     running statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if
-    there is one ("own"), or the statistics of the device's training samples under each model ("batch").
+    there is one ("own"), or the statistics of the device's training samples under each model ("batch"). `label_prior`
+    "device": a classifier is told how often the device's training samples have each label.
     """
 
     models: Sequence[Flat | OwnModel]
@@ -209,9 +211,11 @@ class Probe:
     split: str = "train"
     limit: int | None = None
     buffers: str = "sent"
+    label_prior: str = "model"
 
     def __post_init__(self) -> None:
         _one_of("buffers", self.buffers, PROBE_BUFFERS)
+        _one_of("label_prior", self.label_prior, LABEL_PRIORS)
         _counts(self.batch, self.seed)
         if not 1 <= len(self.models) <= MAX_MODELS:
             raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")

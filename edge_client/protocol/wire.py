@@ -15,6 +15,8 @@ from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe
 
 Put = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
 Get = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
+FIT_SAME = ("lr", "momentum", "mu", "steps", "batch", "seed", "rows", "slot", "upload", "buffers", "center")
+PROBE_SAME = ("batch", "seed", "prior", "split", "limit", "buffers", "label_prior")  # as they are
 
 
 def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
@@ -33,10 +35,7 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
         "rows": task.rows,
         "slot": task.slot,
     }
-    if not task.upload:
-        fields["upload"] = False
-    if task.buffers != "sent":
-        fields["buffers"] = task.buffers
+    fields |= _unusual(task, upload=True, buffers="sent")
     if task.center is not None:
         fields["center"] = int(task.center)
     if task.anchor is not None:
@@ -69,9 +68,11 @@ def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
         fields["prior"] = [float(p) for p in task.prior]
     if task.limit is not None:
         fields["limit"] = int(task.limit)
-    if task.buffers != "sent":
-        fields["buffers"] = task.buffers
-    return fields
+    return fields | _unusual(task, buffers="sent", label_prior="model")
+
+
+def _unusual(task: Fit | Probe, **usual: object) -> dict[str, Any]:
+    return {name: getattr(task, name) for name, value in usual.items() if getattr(task, name) != value}
 
 
 def _candidate_fields(model: Flat | OwnModel, put: Put) -> dict[str, Any]:
@@ -120,17 +121,7 @@ def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
         init=named("init"),
         anchor=named("anchor"),
         linear=named("linear"),
-        lr=message["lr"],
-        momentum=message["momentum"],
-        mu=message["mu"],
-        steps=message["steps"],
-        batch=message["batch"],
-        seed=message["seed"],
-        rows=message.get("rows", "ones"),
-        slot=message.get("slot", "main"),
-        upload=message.get("upload", True),
-        buffers=message.get("buffers", "sent"),
-        center=message.get("center"),
+        **{name: message[name] for name in FIT_SAME if name in message},
     )
 
 
@@ -143,10 +134,5 @@ def _probe(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Probe:
     return Probe(
         models=[candidate(model) for model in message["models"]],
         want=frozenset(message["want"]),
-        batch=message["batch"],
-        seed=message["seed"],
-        prior=message.get("prior"),
-        split=message.get("split", "train"),
-        limit=message.get("limit"),
-        buffers=message.get("buffers", "sent"),
+        **{name: message[name] for name in PROBE_SAME if name in message},
     )

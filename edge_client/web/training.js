@@ -6,6 +6,7 @@ import { Pcg64 } from "./protocol/random.js";
 import { sizeOf } from "./protocol/tensors.js";
 
 const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
+const LABEL_PRIOR = 0.1; // samples of each class beside the device's own
 
 /**
  * Carry out a fit. `vectors` are the task's models by hash, `own` [schema.size] is the model kept in the task's slot, if
@@ -51,7 +52,8 @@ export async function probe(learner, task, local, { vectors, own, between }) {
     for (const model of models) found.push(await recalibrated(learner, model, local.train, task.batch));
     models = found;
   }
-  const { losses, logits } = await learner.evaluate(models, data, task.batch, between);
+  let { losses, logits } = await learner.evaluate(models, data, task.batch, between);
+  if (task.label_prior === "device") ({ losses, logits } = told(program, logits, data, local.train));
   const shares = want.has("posterior") ? responsibilities(losses, task.prior) : null;
   const mean = (row) => row.reduce((a, b) => a + b, 0) / row.length;
   return {
@@ -75,6 +77,34 @@ export function batchesOf(n, { batch, seed, steps }, fixed) {
     for (let at = 0; at < stop && found.length < steps; at += batch) found.push(order.slice(at, Math.min(at + batch, n)));
   }
   return found;
+}
+
+/** Losses and logits of classifiers that know how often each class is among the training samples: its logarithm is added. */
+function told(program, logits, data, train) {
+  classifies(program, "a label prior");
+  const c = program.classes;
+  const counts = new Float64Array(c).fill(LABEL_PRIOR);
+  for (let i = 0; i < train.n; i += 1) truthOf(train, i, c).forEach((share, k) => {
+    counts[k] += share;
+  });
+  const scores = logits.map((rows) => Float64Array.from(rows, (value, at) => value + Math.log(counts[at % c])));
+  const losses = scores.map((rows) => Float64Array.from({ length: data.n }, (_, i) => {
+    const row = rows.subarray(i * c, (i + 1) * c);
+    const top = Math.max(...row);
+    const all = Math.log(row.reduce((sum, value) => sum + Math.exp(value - top), 0)) + top;
+    return all - truthOf(data, i, c).reduce((sum, share, k) => sum + share * row[k], 0);
+  }));
+  return { losses, logits: scores };
+}
+
+/** A sample's target as shares of the classes [C]. */
+function truthOf(data, i, c) {
+  if (!data.labels) return data.targets.subarray(i * c, (i + 1) * c);
+  return Array.from({ length: c }, (_, k) => Number(k === data.labels[i]));
+}
+
+function classifies(program, what) {
+  if (program.loss !== "cross-entropy") throw new Malformed("bad_task", `${what} needs a classifier`);
 }
 
 /** M losses [n] and prior weights [M] (uniform when absent) -> M shares [n]; each sample's sum to 1. */
@@ -190,7 +220,7 @@ function votesOf(losses) {
 
 /** [M][C][C] counts, rows true class, columns predicted; with `prior` [1][C][C], of the mixture of probabilities. */
 function confusionOf(program, logits, data, prior) {
-  if (program.loss !== "cross-entropy") throw new Malformed("bad_task", "a confusion matrix needs a classifier");
+  classifies(program, "a confusion matrix");
   const c = program.classes;
   const scores = prior ? [mixture(logits, prior, data.n, c)] : logits;
   return scores.map((rows) => {

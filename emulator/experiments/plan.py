@@ -86,12 +86,13 @@ class Plan:
     cells: tuple[Cell, ...]
 
     def only(self, asked: Sequence[str]) -> tuple[Cell, ...]:
-        """The cells of the named methods, columns and numbers of centers ("K=10"); what is not named is not narrowed.
+        """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
 
         Several words may stand in one, with commas. Raises UsageError for a word that the table lacks.
         """
         kinds: list[Callable[[Cell], str]] = [
             lambda cell: cell.row.method,
+            lambda cell: cell.row.name,
             lambda cell: cell.column.name,
             lambda cell: f"K={cell.row.k}",
         ]

@@ -38,6 +38,14 @@ POLICIES = tuple(
     )
     for method in ("fedavg", "fesem", "fedem", "ifca", "ditto")
     for policy in ("average", "local", "batch")
+) + tuple(
+    RunConfig(
+        method=method,
+        rounds=ROUNDS,
+        name=f"{method}-told",
+        settings=dict(settings_of(build(method, {"local-steps": 2, "label-prior": "device"}))),
+    )
+    for method in ("fedavg", "fedem", "ifca")
 )
 
 
@@ -66,7 +74,9 @@ def test_over_a_broker_a_method_ends_as_with_direct_calls(trained: Federation, r
 
 
 @pytest.mark.parametrize("run", POLICIES, ids=lambda run: run.name)
-def test_so_it_does_with_every_policy_for_running_statistics(with_buffers: Federation, run: RunConfig) -> None:
+def test_so_it_does_with_every_policy_for_running_statistics_and_labels(
+    with_buffers: Federation, run: RunConfig
+) -> None:
     check_same(with_buffers, run)
 
 

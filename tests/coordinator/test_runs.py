@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 
 from coordinator.runs import Evaluation, one_round, round_rng, served
-from coordinator.strategies.base import Exchange, Mixture, Replies, Round, State, drive
+from coordinator.strategies.base import Exchange, Mixture, Replies, Round, Serving, State, drive
 from coordinator.strategies.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import ConfigError
@@ -54,7 +56,7 @@ def test_devices_that_do_not_test_are_left_out_of_the_report() -> None:
 class Two:
     """Serves everybody a mixture."""
 
-    buffers = "sent"
+    serving: ClassVar[Serving] = {"buffers": "sent", "label_prior": "model"}
 
     def begin(self, model: Flat, *_: object) -> State:
         return State(centers=model[None])

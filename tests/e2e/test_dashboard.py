@@ -71,21 +71,21 @@ def wait_for_rounds(page: Page, count: int) -> None:
     page.locator("#rounds tbody tr").nth(count - 1).wait_for(state="attached", timeout=PATIENCE_MS)
 
 
-def pauses_and_goes_on(page: Page, folder: Path) -> None:
+def pauses(page: Page, folder: Path) -> None:
     page.get_by_role("button", name="Pause").click()
     expect(page.locator("#phase")).to_have_text("paused", timeout=PATIENCE_MS)
     before = (folder / "metrics.jsonl").read_bytes()
     page.wait_for_timeout(SECOND_LOOK_MS)
     assert (folder / "metrics.jsonl").read_bytes() == before
     assert (status(folder)["phase"], status(folder)["exchange"]) == ("paused", None)
-    page.get_by_role("button", name="Resume").click()
-    expect(page.locator("#phase")).not_to_have_text("paused")
 
 
-def closes_without_the_silent_half(page: Page, scene: Scene, worker: Child) -> None:
-    """Half of the devices freeze; the round goes on without them when someone says so."""
+def goes_on_without_the_silent_half(page: Page, scene: Scene, worker: Child) -> None:
+    """Half of the devices freeze in the pause, so that none of them answers; the round closes when someone says so."""
     os.kill(worker.process.pid, signal.SIGSTOP)
     try:
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator("#phase")).not_to_have_text("paused")
         half = DEVICES // 2
         until(lambda: scene.replies_of_the_open_exchange() == half, scene.children, "half of the answers")
         number = status(scene.folder)["exchange"]["round"]
@@ -114,8 +114,8 @@ def test_a_real_run_is_shown_and_steered(tmp_path: Path, mosquitto: Broker, visi
         visited = visit(link)
         page = visited.page
         wait_for_rounds(page, 1)
-        pauses_and_goes_on(page, scene.folder)
-        closes_without_the_silent_half(page, scene, workers[0])
+        pauses(page, scene.folder)
+        goes_on_without_the_silent_half(page, scene, workers[0])
         scene.wait_for("done")
         wait_for_rounds(page, ROUNDS)
 

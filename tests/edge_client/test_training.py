@@ -9,7 +9,7 @@ from edge_client.dataset import Dataset, Local, batches
 from edge_client.errors import Malformed
 from edge_client.learner import OverEngine
 from edge_client.protocol.task import OWN, Array, Fit, Flat, Probe
-from edge_client.training import fit, probe, recalibrated, responsibilities, with_buffers
+from edge_client.training import fit, probe, recalibrated, responsibilities, told, with_buffers
 from tests.softmax import CLASSES, FEATURES, SoftmaxEngine, program, samples
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
@@ -101,6 +101,39 @@ def test_a_probe_evaluates_with_the_statistics_that_it_names(buffers: str) -> No
     used = {"own": with_own, "batch": recalibrated(learner, sent, LOCAL.train, batch=8)}[buffers]
     assert LOCAL.test is not None
     np.testing.assert_array_equal(told, learner.evaluate([used], LOCAL.test, batch=8)[0].mean(axis=1))
+
+
+def test_a_model_that_is_told_a_devices_labels_weighs_its_classes_by_them() -> None:
+    train, test = Dataset(DATA.x, np.where(DATA.y == 0, 1, DATA.y)), DATA
+    model, every = 0.1 * RNG.standard_normal(SCHEMA.size), np.arange(len(test))
+    task = Probe(models=[model], want=frozenset({"loss", "confusion"}), batch=8, seed=0, split="test")
+    _, logits = LEARNER.evaluate([model], test, batch=8)
+    scores = logits[0] + np.log(np.bincount(train.y, minlength=CLASSES) + 0.1)
+    chance = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
+    answers = []
+    for prior, values in (("model", logits[0]), ("device", scores)):
+        reply = probe(LEARNER, replace(task, label_prior=prior), Local(train=train, test=test))
+        expected = np.zeros((CLASSES, CLASSES))
+        np.add.at(expected, (test.y, values.argmax(axis=1)), 1)
+        np.testing.assert_array_equal(reply.confusion, [expected])
+        answers.append(reply)
+    assert answers[1].losses == pytest.approx([-np.log(chance[every, test.y]).mean()], rel=1e-12)
+    assert answers[1].confusion is not None
+    assert (answers[1].confusion != answers[0].confusion).any()
+
+
+def test_soft_labels_count_by_their_shares() -> None:
+    shares = np.eye(CLASSES)[DATA.y]
+    model = RNG.standard_normal(SCHEMA.size)
+    task = Probe(models=[model], want=frozenset({"loss", "confusion"}), batch=8, seed=0, label_prior="device")
+    hard, soft = (probe(LEARNER, task, Local(train=Dataset(DATA.x, y))) for y in (DATA.y, shares))
+    assert hard.losses == pytest.approx(soft.losses, rel=1e-12)
+    np.testing.assert_array_equal(hard.confusion, soft.confusion)
+
+
+def test_a_predictor_of_numbers_has_no_labels_to_be_told() -> None:
+    with pytest.raises(Malformed, match="a label prior needs a classifier"):
+        told(replace(LEARNER.program, loss="squared-error"), np.zeros((1, 2, 3)), DATA, DATA)
 
 
 def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,11 @@ def check_tasks(made: Compiled, folder: Path) -> None:
     assert got["posterior"] == pytest.approx(reply.posterior, rel=TO_PYTHON)
     assert got["votes"].tolist() == np.asarray(reply.votes).tolist()
     assert got["confusion"].tolist() == reply.confusion.ravel().tolist()
+    told = training.probe(learner, replace(asked, label_prior="device"), Local(train=data))
+    assert told.losses is not None
+    assert told.confusion is not None
+    assert got["told_losses"] == pytest.approx(told.losses, rel=TO_PYTHON)
+    assert got["told_confusion"].tolist() == told.confusion.ravel().tolist()
     slope = Probe(models=models[:1], want=frozenset({"grad"}), batch=8, seed=SEED)
     near(got["grad"], training.probe(learner, slope, Local(train=data)).grad)
     fit = Fit(**{**FIT, "start": models[0], "anchor": models[1]})

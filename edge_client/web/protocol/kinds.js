@@ -83,7 +83,7 @@ const JOBS = {
     }),
     ...optional({
       prior: listOf(number(), 1, MODELS_MAX), split: oneOf("train", "test"), limit: SAMPLES,
-      buffers: oneOf("sent", "own", "batch"), step: manifest("container"),
+      buffers: oneOf("sent", "own", "batch"), label_prior: oneOf("model", "device"), step: manifest("container"),
     }),
   },
 };

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edge_client.errors import Malformed
 from edge_client.protocol import compress, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.task import FIT_BUFFERS, OWN, PROBE_BUFFERS, WANTS, Fit, Flat, OwnModel, Probe
+from edge_client.protocol.task import FIT_BUFFERS, LABEL_PRIORS, OWN, PROBE_BUFFERS, WANTS, Fit, Flat, OwnModel, Probe
 from edge_client.protocol.wire import functions_of, task_fields, task_from, task_manifests, without_spares
 from tests.edge_client.protocol.samples import SCHEMA, TASK
 
@@ -87,6 +87,7 @@ PROBES = st.builds(
     split=st.sampled_from(["train", "test"]),
     limit=st.sampled_from([None, 100]),
     buffers=st.sampled_from(sorted(PROBE_BUFFERS)),
+    label_prior=st.sampled_from(sorted(LABEL_PRIORS)),
 )
 
 
