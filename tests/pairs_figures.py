@@ -18,6 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from coordinator.models.registry import build
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.nonfed import NonFed
+from coordinator.strategies.parts import LocalSgd
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.dataset import Dataset
 from edge_client.protocol.task import ClientId
@@ -29,7 +32,7 @@ from emulator.simulation import Result, opened, run
 from export.program import load_vector
 
 PARTITION = "cluster-n-class:groups=10,classes-group=3,classes=2"
-VARIANTS = ("published", "one", "faster", "all", "delta", "groups", "pairs")  # one: a single center, FedAvg
+VARIANTS = ("published", "one", "alone", "faster", "all", "delta", "groups", "pairs")  # one: FedAvg, alone: NonFed
 BATCH, HELD_OUT, CLASSES = 32, 10_000, 10
 FASTER = 0.0024  # what momentum of 0.9 amounts to in ten steps when it survives rounds
 
@@ -53,16 +56,18 @@ def given_clusters(variant: str, split: Split) -> Mapping[ClientId, int] | None:
     return {who: names.index(pair) for who, pair in pairs.items()} if variant == "pairs" else None
 
 
-def method(variant: str, given: Mapping[ClientId, int] | None) -> WeCFL:
+def method(variant: str, given: Mapping[ClientId, int] | None) -> Strategy:
     """WeCFL as the paper sets it, but for the variant."""
+    sgd = LocalSgd(local_steps=10, batch_size=BATCH, learning_rate=0.001, momentum=0.9)
+    if variant == "alone":
+        return NonFed(**vars(sgd))
     strategy = WeCFL(
+        **vars(sgd),
         clusters={"one": 1}.get(variant, 10) if given is None else max(given.values()) + 1,
         representation=variant if variant in {"all", "delta"} else "classifier",
-        local_steps=10,
-        batch_size=BATCH,
-        learning_rate=FASTER if variant == "faster" else 0.001,
-        momentum=0.9,
     )
+    if variant == "faster":
+        strategy = replace(strategy, learning_rate=FASTER)
     if given is not None:
 
         def told(_state, updates, *_rest):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN002, ANN202
@@ -75,26 +80,26 @@ def method(variant: str, given: Mapping[ClientId, int] | None) -> WeCFL:
 def ways(model: nn.Module, local: tuple[Dataset, Dataset]) -> list[float]:
     """Accuracy with running statistics, the training samples', shuffled test batches', and sorted ones'.
 
-    Last, with running statistics and told how often the device's training samples have each label (prior correction,
-    Saerens 2002, as if the center had seen all labels equally often; 0.1 samples are added to each).
+    Last, with running statistics and with the training samples', told how often these have each label (prior
+    correction, Saerens 2002, as if the center had seen all labels equally often; 0.1 samples are added to each).
     """
     (x, y), (inputs, labels) = (tuple(map(torch.from_numpy, (part.x, part.y))) for part in reversed(local))
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    found = [_right(model.eval(), x, y, [torch.arange(len(y))])]
+    told = torch.log(torch.bincount(labels, minlength=CLASSES) + LABEL_PRIOR)
+    whole = [torch.arange(len(y))]
+    found, last = [_right(model.eval(), x, y, whole)], [_right(model.eval(), x, y, whole, told)]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
     model.train()(inputs[:512])
-    found.append(_right(model.eval(), x, y, [torch.arange(len(y))]))
+    found.append(_right(model.eval(), x, y, whole))
+    last.append(_right(model.eval(), x, y, whole, told))
     for order in (shuffled, torch.argsort(y, stable=True)):
         model.load_state_dict(kept)
         found.append(_right(model.train(), x, y, [b for b in torch.split(order, BATCH) if len(b) > 1]))
-    model.load_state_dict(kept)
-    told = torch.log(torch.bincount(labels, minlength=CLASSES) + LABEL_PRIOR)
-    found.append(_right(model.eval(), x, y, [torch.arange(len(y))], told))
-    return found
+    return found + last
 
 
 def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], told: Tensor | float = 0.0) -> float:
@@ -104,7 +109,9 @@ def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], told: 
 
 @torch.no_grad()
 def tested(result: Result, split: Split) -> list[float]:
-    """Percent of all held-out samples in each of the `ways`."""
+    """Percent of all held-out samples in each of the `ways`; of devices alone, with their own running statistics."""
+    if not result.state.assignment:
+        return [100 * result.records[-1]["accuracy"]["micro"]]
     model = build("wecfl-cnn", seed=0).module
     rows, n = [], []
     for who, local in split.devices.items():

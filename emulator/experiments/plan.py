@@ -88,7 +88,8 @@ class Plan:
     def only(self, asked: Sequence[str]) -> tuple[Cell, ...]:
         """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
 
-        Several words may stand in one, with commas. Raises UsageError for a word that the table lacks.
+        Several words may stand in one, with commas. Raises UsageError for a word that the table lacks, and for words
+        that no cell has together, as "FedAvg" and "K=10".
         """
         kinds: list[Callable[[Cell], str]] = [
             lambda cell: cell.row.method,
@@ -103,11 +104,15 @@ class Plan:
             known = "; ".join(", ".join(sorted(some)) for some in there)
             raise UsageError(f"{self.name} has no {', '.join(unknown)}", hint=f"use some of {known}")
         named = [words & known for known in there]
-        return tuple(
+        chosen = tuple(
             cell
             for cell in self.cells
             if all(not some or kind(cell) in some for kind, some in zip(kinds, named, strict=True))
         )
+        if not chosen:
+            together = " and ".join(" or ".join(sorted(some)) for some in named if some)
+            raise UsageError(f"{self.name} has no cell with {together}", hint="leave a word out: each kind narrows")
+        return chosen
 
 
 def names() -> list[str]:

@@ -115,3 +115,5 @@ def test_an_unknown_table_or_method_lists_what_there_is() -> None:
     }
     assert {c.row.name for c in table.only(["FedAvg, told labels"])} == {"FedAvg, told labels"}
     assert table.only([]) == table.cells
+    with pytest.raises(UsageError, match="no cell with FedAvg and K=10"):
+        table.only(["FedAvg", "K=10"])
