@@ -239,6 +239,7 @@ def experiment(  # noqa: PLR0913 - a command line
     ),
     workers: Annotated[int, typer.Option(min=1, help="Processes that share the devices' work.")] = 1,
     write: Annotated[Path | None, typer.Option(help="A Markdown file in which to put the table.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Also draw accuracy by round, as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a paper's table, cell by cell, and print it beside the paper's figures. Goes on where it was stopped.
@@ -252,10 +253,18 @@ def experiment(  # noqa: PLR0913 - a command line
     from emulator.experiments.command import Asked
     from emulator.experiments.command import experiment as carry_out
 
-    found = carry_out(
-        Asked(name=name, data=data, seeds=seeds, rounds=rounds, only=only or (), out=out, workers=workers, write=write),
-        talk.say,
+    asked = Asked(
+        name=name,
+        data=data,
+        seeds=seeds,
+        rounds=rounds,
+        only=only or (),
+        out=out,
+        workers=workers,
+        write=write,
+        picture=picture,
     )
+    found = carry_out(asked, talk.say)
     for what, why in found["reasons"].items():
         talk.say(f"{what} was not run: {why}")
     print(json.dumps(found) if as_json else found["table"])

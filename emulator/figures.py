@@ -132,12 +132,16 @@ def draw_labels(axes: Axes, labels: Mapping[str, Sequence[int]], groups: Mapping
         axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8)
 
 
-def draw_curves(axes: Axes, curves: Mapping[str, Sequence[float | None]], *, title: str) -> None:
+def draw_curves(
+    axes: Axes, curves: Mapping[str, Sequence[float | None]], *, title: str, looks: Sequence[str] = ()
+) -> None:
     """Shares (0..1) per round, one line each, in the order given; a round without a value is passed over.
 
-    Where rounds are passed over, those that have a value are marked.
+    Where rounds are passed over, those that have a value are marked. `looks` names all lines of several pictures, so
+    that a line has the same look in each.
     """
-    for i, (name, values) in enumerate(curves.items()):
+    for name, values in curves.items():
+        i = list(looks or curves).index(name)
         seen = [(t, v) for t, v in enumerate(values, 1) if v is not None]
         marker = "o" if len(seen) < len(values) or len(seen) == 1 else ""
         look: dict[str, Any] = {"ls": LINES[i % len(LINES)], "lw": 2, "marker": marker, "ms": 4}

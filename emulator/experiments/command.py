@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from edge_client.errors import UsageError
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
 from emulator.experiments.plan import Cell
@@ -18,6 +19,7 @@ from emulator.experiments.table import put, render
 from emulator.simulation import Record
 
 SAY_EVERY_S = 15.0
+PICTURES = (".png", ".svg")
 Say = Callable[[str], None]
 
 
@@ -33,10 +35,16 @@ class Asked:
     out: Path = Path("runs/experiments")
     workers: int = 1
     write: Path | None = None
+    picture: Path | None = None
 
 
 def experiment(asked: Asked, say: Say) -> dict[str, Any]:
-    """Run it; -> what is finished, what could not be run and why, and the table in Markdown."""
+    """Run it; -> what is finished, what could not be run and why, and the table in Markdown.
+
+    Raises UsageError, before anything is run, for an unknown experiment or cell, or a picture of another format.
+    """
+    if asked.picture is not None and asked.picture.suffix not in PICTURES:
+        raise UsageError(f"{asked.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
     plan = plans.read(asked.name, rounds=asked.rounds)
     seeds = asked.seeds or plan.seeds
     todo = jobs(plan.only(asked.only), seeds)
@@ -52,6 +60,11 @@ def experiment(asked: Asked, say: Say) -> dict[str, Any]:
     section = render(plan, results, command=command_of(asked, plan.rounds, seeds), reasons=reasons)
     if asked.write is not None:
         put(asked.write, asked.name, section)
+    if asked.picture is not None:
+        from emulator.experiments.curves import draw
+
+        if not draw(plan, results, asked.picture):
+            say(f"{asked.picture} is left out: no finished cell has an accuracy")
     done = sum(finished(job, place) is not None for job in todo)
     return {"experiment": asked.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 

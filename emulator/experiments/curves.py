@@ -1,0 +1,63 @@
+"""How the cells of a table got there: accuracy by round, one panel per column, one line per row; writes one picture.
+
+A line is the mean over the finished seeds of a cell. A row keeps its look in every panel. Panels begin a little below
+their lowest end, since tables are about where lines end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+
+from emulator import figures
+from emulator.experiments.plan import Cell, Plan
+from emulator.experiments.table import Results
+
+Curves = dict[str, Sequence[float | None]]
+WIDTH, HEIGHT = 6.5, 5.0  # inches, of one panel
+
+
+def draw(plan: Plan, results: Results, out: Path) -> bool:
+    """Draw what is finished; -> whether there was anything. The ending of `out` (.png, .svg) is the format."""
+    panels = {name: curves for name, curves in by_column(plan, results).items() if curves}
+    if not panels:
+        return False
+    drawn = {name for curves in panels.values() for name in curves}
+    looks = [name for name in dict.fromkeys(map(name_of, plan.cells)) if name in drawn]
+    drawings = [partial(_panel, curves=curves, title=title, looks=looks) for title, curves in panels.items()]
+    figure = figures.paint(WIDTH * len(drawings), HEIGHT, *drawings)
+    with rc_context(figures.STYLE):
+        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
+    return True
+
+
+def by_column(plan: Plan, results: Results) -> dict[str, Curves]:
+    """-> for each column, each of its rows' accuracy (0..1) by round."""
+    found: dict[str, Curves] = {cell.column.name: {} for cell in plan.cells}
+    for cell in plan.cells:
+        if curve := mean([one["curves"]["accuracy"] for one in results(cell)]):
+            found[cell.column.name][name_of(cell)] = curve
+    return found
+
+
+def mean(seeds: Sequence[Sequence[float | None]]) -> list[float | None]:
+    """Of runs of equal length, round by round; None where one of them has none, nothing where no round has any."""
+    known = [None if None in told else float(np.mean(told)) for told in zip(*seeds, strict=True)]
+    return known if any(value is not None for value in known) else []
+
+
+def name_of(cell: Cell) -> str:
+    """A row's name with its number of centers."""
+    return cell.row.name if cell.row.k == 1 else f"{cell.row.name}, K = {cell.row.k}"
+
+
+def _panel(axes: Any, *, curves: Mapping[str, Any], title: str, looks: Sequence[str]) -> None:  # noqa: ANN401 - matplotlib's
+    figures.draw_curves(axes, curves, title=title, looks=looks)
+    ends = [values[-1] for values in curves.values() if values[-1] is not None]
+    axes.set_ylim(bottom=max(0.0, math.floor(10 * min(ends, default=0.0) - 1) / 10), top=None)

@@ -1,0 +1,92 @@
+"""What the picture of a table shows is what its cells hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client.errors import UsageError
+from emulator import figures
+from emulator.experiments import curves, plan
+from emulator.experiments.command import Asked, experiment
+from emulator.experiments.plan import Cell
+
+TOML = """
+title = "T"
+source = "S"
+metrics = ["accuracy"]
+rounds = 2
+seeds = 2
+[[columns]]
+name = "A"
+data-set = "digits"
+partition = "iid"
+model = "digits-mlp"
+devices = 4
+[[columns]]
+name = "B"
+data-set = "digits"
+partition = "iid:seed=1"
+model = "digits-mlp"
+devices = 4
+[[rows]]
+name = "FedAvg"
+method = "fedavg"
+[[rows]]
+name = "FeSEM"
+method = "fesem"
+k = 3
+"""
+PLAN = plan.parse("t", TOML)
+
+
+def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
+    if cell.row.name == "FedAvg" and cell.column.name == "B":
+        return []
+    return [{"curves": {"accuracy": [0.5, 0.75]}}, {"curves": {"accuracy": [0.7, 0.85]}}]
+
+
+def test_a_line_is_the_mean_of_the_finished_seeds_and_a_cell_that_was_not_run_has_none() -> None:
+    found = curves.by_column(PLAN, results)
+    assert found["A"].keys() == {"FedAvg", "FeSEM, K = 3"}
+    assert found["B"].keys() == {"FeSEM, K = 3"}
+    np.testing.assert_allclose(np.array(found["B"]["FeSEM, K = 3"], np.float64), [0.6, 0.8])
+
+
+def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -> None:
+    assert curves.mean([[None, 0.5], [None, 0.7]]) == [None, pytest.approx(0.6)]
+    assert curves.mean([[None, None]]) == []
+    assert curves.mean([]) == []
+
+
+def test_a_row_looks_the_same_where_another_is_missing() -> None:
+    lines = {"second": [0.1, 0.2]}
+    axes = figures.paint(4, 3, lambda a: figures.draw_curves(a, lines, title="t", looks=["first", "second"])).axes[0]
+    (line,) = axes.get_lines()
+    assert (line.get_color(), line.get_linestyle()) == (figures.colour(1), figures.LINES[1])
+
+
+@pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml")])
+def test_the_ending_says_the_format_and_the_same_cells_give_the_same_bytes(
+    tmp_path: Path, name: str, start: bytes
+) -> None:
+    assert curves.draw(PLAN, results, tmp_path / name)
+    drawn = (tmp_path / name).read_bytes()
+    assert drawn.startswith(start)
+    assert curves.draw(PLAN, results, tmp_path / name)
+    assert (tmp_path / name).read_bytes() == drawn
+
+
+def test_without_a_finished_cell_there_is_no_picture(tmp_path: Path) -> None:
+    assert not curves.draw(PLAN, lambda _: [], tmp_path / "p.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_format_is_refused_before_anything_is_run(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"neither .png nor .svg"):
+        experiment(Asked(name="wecfl-table2", out=tmp_path, picture=tmp_path / "p.gif"), print)
+    assert list(tmp_path.iterdir()) == []
