@@ -1,7 +1,7 @@
 """How the cells of a table got there: accuracy by round, one panel per column, one line per row; writes one picture.
 
-A line is the mean over the finished seeds of a cell. A row keeps its look in every panel. Panels begin a little below
-their lowest end, since tables are about where lines end.
+A line is the mean over the seeds that all finished cells of its column have: draws differ more than methods do. A row
+keeps its look in every panel. Panels begin a little below their lowest end, since tables are about where lines end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from emulator.experiments.plan import Cell, Plan
 from emulator.experiments.table import Results
 
 Curves = dict[str, Sequence[float | None]]
-WIDTH, HEIGHT = 6.5, 5.0  # inches, of one panel
+WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its legend
 
 
 def draw(plan: Plan, results: Results, out: Path) -> bool:
@@ -38,12 +38,20 @@ def draw(plan: Plan, results: Results, out: Path) -> bool:
 
 
 def by_column(plan: Plan, results: Results) -> dict[str, Curves]:
-    """-> for each column, each of its rows' accuracy (0..1) by round."""
-    found: dict[str, Curves] = {cell.column.name: {} for cell in plan.cells}
-    for cell in plan.cells:
-        if curve := mean([one["curves"]["accuracy"] for one in results(cell)]):
-            found[cell.column.name][name_of(cell)] = curve
-    return found
+    """-> for each column, with its number of seeds, each of its rows' accuracy (0..1) by round."""
+    panels: dict[str, Curves] = {}
+    for column in dict.fromkeys(cell.column.name for cell in plan.cells):
+        found = {name_of(cell): told for cell in plan.cells if cell.column.name == column and (told := results(cell))}
+        if not found:
+            continue
+        common = set.intersection(*({one["seed"] for one in told} for told in found.values()))
+        title = f"{column}, {len(common)} seed{'s' * (len(common) > 1)}"
+        lines = {
+            name: mean([one["curves"]["accuracy"] for one in told if one["seed"] in common])
+            for name, told in found.items()
+        }
+        panels[title] = {name: line for name, line in lines.items() if line}
+    return panels
 
 
 def mean(seeds: Sequence[Sequence[float | None]]) -> list[float | None]:
@@ -61,3 +69,4 @@ def _panel(axes: Any, *, curves: Mapping[str, Any], title: str, looks: Sequence[
     figures.draw_curves(axes, curves, title=title, looks=looks)
     ends = [values[-1] for values in curves.values() if values[-1] is not None]
     axes.set_ylim(bottom=max(0.0, math.floor(10 * min(ends, default=0.0) - 1) / 10), top=None)
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=3, fontsize=8.5)  # beside lines, never above them

@@ -1,5 +1,7 @@
 """The finished cells of a plan as Markdown: the paper's figure, ours with its deviation, a verdict; pure but for `put`.
 
+A plan without any figure of a paper shows ours alone.
+
 Ours is the mean over seeds and rounds pooled, ± their standard deviation. "agrees" means within two standard deviations
 of both or within the measure's slack, whichever is wider; otherwise the difference is printed.
 """
@@ -20,15 +22,18 @@ NOT_RUN = "not run"
 
 def render(plan: Plan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None) -> str:
     """The whole section under its heading, without one. `reasons` says why a column or a method could not be run."""
+    known = any(cell.paper for cell in plan.cells)
     titles = [MEASURES[name].title for name in plan.metrics]
-    head = ["data", "K", "method", *(f"{t}: {what}" for t in titles for what in ("paper", "ours", "verdict")), "seeds"]
+    shown = [f"{t}: {what}" for t in titles for what in ("paper", "ours", "verdict")] if known else titles
+    head = ["data", "K", "method", *shown, "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
     lines += [_line(head), _line(["---"] * len(head))]
     notes: set[str] = set()
     for cell in plan.cells:
         found = list(results(cell))
         notes |= {f"{cell.column.name}: {one['note']}" for one in found if one["note"]}
-        figures = [part for name in plan.metrics for part in _three(cell, name, found)]
+        parts = [_three(cell, name, found) for name in plan.metrics]
+        figures = [part for three in parts for part in (three if known else three[1:2])]
         lines.append(_line([cell.column.name, str(cell.row.k), cell.row.name, *figures, str(len(found) or "-")]))
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     lines += ["", *(f"* {note}." for note in said)] if said else []

@@ -44,17 +44,25 @@ k = 3
 PLAN = plan.parse("t", TOML)
 
 
+def seed(number: int, *curve: float) -> dict[str, Any]:
+    return {"seed": number, "curves": {"accuracy": list(curve)}}
+
+
 def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
-    if cell.row.name == "FedAvg" and cell.column.name == "B":
-        return []
-    return [{"curves": {"accuracy": [0.5, 0.75]}}, {"curves": {"accuracy": [0.7, 0.85]}}]
+    if cell.column.name == "B":
+        return [] if cell.row.name == "FedAvg" else [seed(0, 0.5, 0.75), seed(1, 0.7, 0.85)]
+    return [seed(0, 0.3, 0.4)] if cell.row.name == "FedAvg" else [seed(0, 0.5, 0.75), seed(1, 0.7, 0.85)]
 
 
 def test_a_line_is_the_mean_of_the_finished_seeds_and_a_cell_that_was_not_run_has_none() -> None:
-    found = curves.by_column(PLAN, results)
-    assert found["A"].keys() == {"FedAvg", "FeSEM, K = 3"}
-    assert found["B"].keys() == {"FeSEM, K = 3"}
-    np.testing.assert_allclose(np.array(found["B"]["FeSEM, K = 3"], np.float64), [0.6, 0.8])
+    found = curves.by_column(PLAN, results)["B, 2 seeds"]
+    assert found.keys() == {"FeSEM, K = 3"}
+    np.testing.assert_allclose(np.array(found["FeSEM, K = 3"], np.float64), [0.6, 0.8])
+
+
+def test_lines_of_one_panel_are_of_the_same_seeds() -> None:
+    found = curves.by_column(PLAN, results)["A, 1 seed"]
+    assert found == {"FedAvg": [0.3, 0.4], "FeSEM, K = 3": [0.5, 0.75]}
 
 
 def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -> None:

@@ -12,6 +12,11 @@ from emulator.experiments.table import put, render, verdict
 from tests.emulator.experiments.test_plan import TOML
 
 PLAN = parse("t", TOML)
+FOUND = [{"values": {"accuracy": [85.0, 87.0], "f1": [50.0]}, "note": "lossy pixels"}]
+
+
+def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
+    return FOUND if cell.row.method == "fedavg" else []
 
 
 def rows_of(text: str) -> list[list[str]]:
@@ -19,11 +24,6 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_says_so() -> None:
-    found = [{"values": {"accuracy": [85.0, 87.0], "f1": [50.0]}, "note": "lossy pixels"}]
-
-    def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
-        return found if cell.row.method == "fedavg" else []
-
     text = render(PLAN, results, command="run it", reasons={"B": "no files"})
     head, line, ours, absent = rows_of(text)
     assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
@@ -33,6 +33,14 @@ def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_
     assert "`run it`" in text
     assert "* A: lossy pixels." in text
     assert "* B was not run: no files." in text
+
+
+def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
+    plan = parse("t", TOML.replace('paper = ["86.08±0.70 -"]', ""))
+    head, _, ours, absent = rows_of(render(plan, results, command="run it"))
+    assert head == ["data", "K", "method", "accuracy %", "F1 %", "seeds"]
+    assert ours == ["A", "1", "FedAvg", "86.00 ± 1.00", "50.00 ± 0.00", "1"]
+    assert absent == ["A", "1", "FedSGD", "not run", "not run", "-"]
 
 
 @pytest.mark.parametrize(
