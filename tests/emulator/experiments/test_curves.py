@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +15,10 @@ from emulator import figures
 from emulator.experiments import curves, plan
 from emulator.experiments.command import Asked, experiment
 from emulator.experiments.plan import Cell
+from tests.emulator.experiments.test_plan import TOML
 
-TOML = """
-title = "T"
-source = "S"
-metrics = ["accuracy"]
-rounds = 2
-seeds = 2
-[[columns]]
-name = "A"
-data-set = "digits"
-partition = "iid"
-model = "digits-mlp"
-devices = 4
-[[columns]]
-name = "B"
-data-set = "digits"
-partition = "iid:seed=1"
-model = "digits-mlp"
-devices = 4
-[[rows]]
-name = "FedAvg"
-method = "fedavg"
-[[rows]]
-name = "FeSEM"
-method = "fesem"
-k = 3
-"""
 PLAN = plan.parse("t", TOML)
+FEDAVG, FEDSGD = PLAN.cells
 
 
 def seed(number: int, *curve: float) -> dict[str, Any]:
@@ -49,20 +26,25 @@ def seed(number: int, *curve: float) -> dict[str, Any]:
 
 
 def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
-    if cell.column.name == "B":
-        return [] if cell.row.name == "FedAvg" else [seed(0, 0.5, 0.75), seed(1, 0.7, 0.85)]
-    return [seed(0, 0.3, 0.4)] if cell.row.name == "FedAvg" else [seed(0, 0.5, 0.75), seed(1, 0.7, 0.85)]
+    return {FEDAVG.row.name: [seed(0, 0.5, 0.75), seed(1, 0.7, 0.85)], FEDSGD.row.name: [seed(0, 0.3, 0.4)]}[
+        cell.row.name
+    ]
 
 
 def test_a_line_is_the_mean_of_the_finished_seeds_and_a_cell_that_was_not_run_has_none() -> None:
-    found = curves.by_column(PLAN, results)["B, 2 seeds"]
-    assert found.keys() == {"FeSEM, K = 3"}
-    np.testing.assert_allclose(np.array(found["FeSEM, K = 3"], np.float64), [0.6, 0.8])
+    found = curves.by_column(PLAN, lambda cell: results(cell) if cell == FEDAVG else [])
+    assert found.keys() == {"A, 2 seeds"}
+    assert found["A, 2 seeds"].keys() == {"FedAvg"}
+    np.testing.assert_allclose(np.array(found["A, 2 seeds"]["FedAvg"], np.float64), [0.6, 0.8])
 
 
 def test_lines_of_one_panel_are_of_the_same_seeds() -> None:
-    found = curves.by_column(PLAN, results)["A, 1 seed"]
-    assert found == {"FedAvg": [0.3, 0.4], "FeSEM, K = 3": [0.5, 0.75]}
+    assert curves.by_column(PLAN, results) == {"A, 1 seed": {"FedAvg": [0.5, 0.75], "FedSGD": [0.3, 0.4]}}
+
+
+def test_a_line_says_how_many_centers_it_has() -> None:
+    assert curves.name_of(FEDAVG) == "FedAvg"
+    assert curves.name_of(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
 
 
 def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -> None:
