@@ -13,6 +13,7 @@ import numpy as np
 from coordinator.ledger import counting
 from coordinator.metrics import Report, report
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
+from coordinator.strategies.momentum import coasting
 from coordinator.strategies.parts import check, sample
 from edge_client.protocol.task import ClientId, Probe, Schema
 
@@ -64,7 +65,8 @@ def one_round(  # noqa: PLR0913 - a round has these
     the same numbers whoever is tested. A round that tests nobody has no such exchange.
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
-    after = yield from counting(strategy, state, strategy.round(state, schema, fleet, rng))
+    exchanges = coasting(strategy, state, schema, strategy.round(state, schema, fleet, rng))
+    after = yield from counting(strategy, state, exchanges)
     replies = (yield {c: served(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}

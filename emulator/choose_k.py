@@ -19,6 +19,7 @@ from coordinator.clustering.gram import gram, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
 from coordinator.strategies.base import Fleet, Round, Served, Serving, State, Strategy
+from coordinator.strategies.momentum import coasting
 from coordinator.strategies.parts import one_of
 from coordinator.strategies.registry import make, settings_of
 from coordinator.strategies.representation import representation
@@ -191,7 +192,7 @@ class Heard:
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The method's own; models are noted as they pass."""
-        exchanges = self.method.round(state, schema, fleet, rng)
+        exchanges = coasting(self.method, state, schema, self.method.round(state, schema, fleet, rng))
         try:
             exchange = next(exchanges)
             while True:

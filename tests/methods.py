@@ -27,6 +27,7 @@ VARIANTS = (  # settings under which a method takes other ways
     "flhc warm-up=0",
     "ifca start=k-means",
     "ifca start=redraw",
+    "wecfl server-momentum=0.5",
 )
 CASES = (*sorted(METHODS), *VARIANTS)
 

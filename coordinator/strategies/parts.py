@@ -50,6 +50,7 @@ class LocalSgd:
     label_prior: str = "model"  # "device": every evaluation is told how often the device has each label
     reduce: str = "mean"  # how the models of a center's devices become the center: robust.py
     trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reduces that need it
+    server_momentum: float = 0.0  # beta: how much of a center's last move it makes again: momentum.py
     privacy_noise: float = 0.0  # above 0 centers are differentially private: z of privacy.py
     privacy_clip: float = 1.0  # how far one device may pull the sum of its center
     privacy_delta: float = 1e-5
@@ -68,6 +69,7 @@ class LocalSgd:
         one_of("label-prior", self.label_prior, tuple(sorted(LABEL_PRIORS)))
         one_of("reduce", self.reduce, REDUCES)
         check("trim-updates", self.trim_updates, least=0.0, most=0.49)
+        check("server-momentum", self.server_momentum, least=0.0, most=0.99)
         check("privacy-noise", self.privacy_noise, least=0.0)
         check("privacy-clip", self.privacy_clip, least=1e-9)
         check("privacy-delta", self.privacy_delta, least=1e-12, most=0.1)

@@ -28,6 +28,7 @@ Settings = Mapping[str, Setting]
 
 ONE_STEP: Settings = {"local-steps": 1, "batch-size": FULL, "momentum": 0.0}
 ONE_CENTER: Settings = {"clusters": 1}
+COASTING: Settings = {"server-momentum": 0.5}
 ANEW: Settings = {"clusters": 2, "lam": 0.0, "e-step": "k-means"}
 WHOLE = (1.0,)  # of the fleet in every round
 
@@ -62,6 +63,7 @@ ROWS = [
     Same("feddane", {**ONE_STEP, "mu": 0.0}, "fedsgd", fractions=WHOLE),
     Same("feddane", {**ONE_STEP, "mu": 0.0}, "fedavg", ONE_STEP, fractions=WHOLE),
     Same("fedavg-plus", {"runs": 1}, "fedavg"),
+    Same("fedavg-plus", {"runs": 1, **COASTING}, "fedavg", COASTING),
     Same("fedprox-plus", {"runs": 1}, "fedprox"),
     Same("fedprox-plus", {"mu": 0.0, "runs": 3}, "fedavg-plus", {"runs": 3}),
     Same("hypcluster", ONE_CENTER, "fedavg"),
@@ -80,6 +82,7 @@ ROWS = [
     Same("wecfl", {"clusters": 2}, "fesem", ANEW, fleet=EQUAL),
     Same("wecfl", {"clusters": 2, "weights": "equal"}, "fesem", ANEW),
     Same("wecfl", ONE_CENTER, "fedavg", fractions=WHOLE),
+    Same("wecfl", {**ONE_CENTER, **COASTING}, "fedavg", COASTING, fractions=WHOLE),
     Same("tkm", {"clusters": 2, "trim-clusters": 0.0, "trim-updates": 0.0}, "fesem", ANEW),
     Same("cfl", {"eps-1": 0.0, "warm-up": 0}, "fedavg"),
     Same("flhc", {"threshold": 1e9, "warm-up": 1}, "fedavg", fractions=WHOLE),
