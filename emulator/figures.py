@@ -144,7 +144,7 @@ def draw_curves(
         i = list(looks or curves).index(name)
         seen = [(t, v) for t, v in enumerate(values, 1) if v is not None]
         marker = "o" if len(seen) < len(values) or len(seen) == 1 else ""
-        look: dict[str, Any] = {"ls": LINES[i % len(LINES)], "lw": 2, "marker": marker, "ms": 4}
+        look: dict[str, Any] = {"ls": LINES[(i + i // len(COLOURS)) % len(LINES)], "lw": 2, "marker": marker, "ms": 4}
         axes.plot([t for t, _ in seen], [v for _, v in seen], color=colour(i), label=name, **look)
     axes.set(title=title, ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

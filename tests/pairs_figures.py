@@ -33,9 +33,8 @@ from emulator.simulation import Result, opened, run
 from export.program import load_vector
 
 PARTITION = "cluster-n-class:groups=10,classes-group=3,classes=2"
-VARIANTS = (  # one: FedAvg, alone: NonFed
+VARIANTS = (  # published with one cluster: FedAvg; alone: NonFed
     "published",
-    "one",
     "alone",
     "faster",
     "all",
@@ -97,7 +96,7 @@ def method(variant: str, given: Mapping[ClientId, int] | None, *, clusters: int 
         return NonFed(**vars(sgd))
     strategy = Noted(
         **vars(sgd),
-        clusters={"one": 1}.get(variant, clusters) if given is None else max(given.values()) + 1,
+        clusters=clusters if given is None else max(given.values()) + 1,
         representation=variant if variant in {"all", "delta"} else "classifier",
     )
     if variant == "faster":

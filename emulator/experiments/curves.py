@@ -69,4 +69,4 @@ def _panel(axes: Any, *, curves: Mapping[str, Any], title: str, looks: Sequence[
     figures.draw_curves(axes, curves, title=title, looks=looks)
     ends = [values[-1] for values in curves.values() if values[-1] is not None]
     axes.set_ylim(bottom=max(0.0, math.floor(10 * min(ends, default=0.0) - 1) / 10), top=None)
-    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=3, fontsize=8.5)  # beside lines, never above them
+    axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=2, fontsize=8.5)  # beside lines, never above them

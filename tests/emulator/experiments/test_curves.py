@@ -60,6 +60,12 @@ def test_a_row_looks_the_same_where_another_is_missing() -> None:
     assert (line.get_color(), line.get_linestyle()) == (figures.colour(1), figures.LINES[1])
 
 
+def test_thirty_two_lines_have_thirty_two_looks() -> None:
+    lines = {str(i): [0.1, 0.2] for i in range(32)}
+    axes = figures.paint(4, 3, lambda a: figures.draw_curves(a, lines, title="t")).axes[0]
+    assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}) == 32
+
+
 @pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml")])
 def test_the_ending_says_the_format_and_the_same_cells_give_the_same_bytes(
     tmp_path: Path, name: str, start: bytes
