@@ -104,7 +104,9 @@ def read(folder: Path) -> tuple[Path, Checkpoint] | None:
         state = snapshots.from_bytes((place / "state.safetensors").read_bytes())
         return place, Checkpoint(state=state, **told)
     except (OSError, ValueError, TypeError, Malformed) as wrong:
-        raise ConfigError(f"{place} cannot be read: {wrong}", hint="run again without --resume") from wrong
+        raise ConfigError(
+            f"{place} cannot be read: {wrong}", hint="delete that folder, or leave out --resume"
+        ) from wrong
 
 
 def put(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:

@@ -93,7 +93,7 @@ class Teller:
             return
         self._said_s = now_s
         number = 1 + next(i for i, one in enumerate(self.missing) if one == job)
-        left = sum(one.cell.rounds for one in self.missing) - self._rounds
+        left = record["of"] - record["round"] + sum(one.cell.rounds for one in self.missing[number:])
         rest_s = left * (now_s - self._began_s) / self._rounds
         accuracy = record["accuracy"]["micro"]
         well = "" if accuracy is None else f", accuracy {accuracy:.1%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -72,6 +73,31 @@ def test_every_cell_has_its_first_seed_before_any_has_its_second() -> None:
     ]  # fmt: skip
 
 
+class Stopped(Exception):
+    """Somebody ends the process here."""
+
+
+def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -> None:
+    cell, heard = plan.parse("t", TOML, rounds=8).cells[0], list[int]()
+    job, whole, cut = Job(cell=cell, seed=0), Place(data=None, out=tmp_path / "w"), Place(data=None, out=tmp_path / "c")
+
+    def stop(_: Job, record: Record) -> None:
+        if record["round"] == 7:
+            raise Stopped
+
+    carry_out([job], whole, ["accuracy", "f1"], lambda *_: None)
+    with pytest.raises(Stopped):
+        carry_out([job], cut, ["accuracy", "f1"], stop)
+    assert finished(job, cut) is None
+    carry_out([job], cut, ["accuracy", "f1"], lambda _, record: heard.append(record["round"]))
+    assert heard == [6, 7, 8]
+    expected, found = finished(job, whole), finished(job, cut)
+    assert expected is not None
+    assert found is not None
+    assert {**found, "seconds": 0} == {**expected, "seconds": 0}
+    assert [path.name for path in cut.out.iterdir()] == [job.path(cut).name]
+
+
 def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:
     job, place = Job(cell=plan.parse("t", TOML).cells[0], seed=0), Place(data=None, out=tmp_path)
     job.path(place).write_text('{"values": {')
@@ -85,6 +111,15 @@ def test_progress_is_a_line_with_what_is_left() -> None:
     Teller([job], said.append)(job, record)
     assert said == ["run 1/1: FedAvg (K=1), digits, seed 0: round 4/4; 1 min left"]
     assert in_time(3_661) == "1 h 1 min"
+
+
+def test_what_is_left_of_a_cell_that_goes_on_are_its_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(time, "perf_counter", lambda: 60.0)
+    cells = plan.parse("t", TOML, rounds=9).cells
+    missing = [Job(cell=cell, seed=0) for cell in cells]
+    Teller(missing, said.append, _began_s=0.0)(missing[0], {"round": 6, "of": 9, "accuracy": {"micro": None}})
+    assert said == ["run 1/2: FedAvg (K=1), digits, seed 0: round 6/9; 12 min left"]
 
 
 def test_a_table_of_mixtures_is_measured_on_pure_distributions(tmp_path: Path) -> None:
