@@ -89,14 +89,13 @@ def given_clusters(variant: str, split: Split) -> Mapping[ClientId, int] | None:
 
 def method(variant: str, given: Mapping[ClientId, int] | None, *, clusters: int = 10, momentum: float = 0) -> Strategy:
     """WeCFL as the paper sets it, but for the variant and the server's momentum."""
-    sgd = LocalSgd(local_steps=10, batch_size=BATCH, learning_rate=0.001, momentum=0.9)
+    sgd = LocalSgd(local_steps=10, batch_size=BATCH, learning_rate=0.001, momentum=0.9, server_momentum=momentum)
     if variant == "alone":
         return NonFed(**vars(sgd))
     strategy = Noted(
         **vars(sgd),
         clusters=clusters if given is None else max(given.values()) + 1,
         representation=variant if variant in {"all", "delta"} else "classifier",
-        server_momentum=momentum,
     )
     if variant == "faster":
         strategy = replace(strategy, learning_rate=FASTER)
