@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 
 from coordinator.privacy import epsilon
-from coordinator.strategies.base import Round, State, Strategy
+from coordinator.strategies.base import Round, State, Strategy, late_of
 from coordinator.strategies.parts import LocalSgd, by_client, of_clients
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
@@ -48,7 +48,8 @@ def counting(strategy: Strategy, before: State, exchanges: Round) -> Round:
         exchange = next(exchanges)
         while True:
             replies = yield exchange
-            times.update(c for c, reply in replies.items() if reply.update is not None or reply.grad is not None)
+            for some in (replies, late_of(replies)):
+                times.update(c for c, reply in some.items() if reply.update is not None or reply.grad is not None)
             exchange = exchanges.send(replies)
     except StopIteration as done:
         after: State = done.value

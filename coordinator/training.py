@@ -21,7 +21,7 @@ from coordinator.metrics import round_record
 from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.secret import open_secret
 from coordinator.store import Key, Store
-from coordinator.strategies.base import Answers, Exchange, Replies, State, Strategy, drive, uses_late
+from coordinator.strategies.base import Answers, Everybody, Exchange, Replies, State, Strategy, drive, uses_late
 from coordinator.strategies.registry import Setting, make, settings_of
 from edge_client.errors import ConfigError
 from edge_client.protocol import compress
@@ -116,7 +116,8 @@ class School:
             nonlocal exchange
             exchange += 1
             test = _is_test(tasks)
-            replies = ask(Key(run_id, number, exchange), tasks, None if test else wanted, keeps and not test)
+            goal = None if test or isinstance(tasks, Everybody) else wanted
+            replies = ask(Key(run_id, number, exchange), tasks, goal, keeps and not test)
             return Answers(replies, late) if late and exchange == 0 else replies
 
         before = self.meter()

@@ -143,9 +143,9 @@ class Devices:
     def _note(self, task: Task) -> None:
         """Own models are in a checkpoint once some task has named one, which methods do at once or never."""
         if isinstance(task, Fit):
-            self.asks_own |= isinstance(task.start, str)
+            self.asks_own |= isinstance(task.start, str) or task.buffers == "own"
         else:
-            self.asks_own |= any(isinstance(model, OwnModel) for model in task.models)
+            self.asks_own |= task.buffers == "own" or any(isinstance(model, OwnModel) for model in task.models)
         if self.asks_own and self.forgotten:
             raise ConfigError("the checkpoint lacks the devices' own models", hint="run again without --resume")
 

@@ -41,6 +41,10 @@ class Watched(dict[ClientId, Fit | Probe]):
         self.see = see
 
 
+class Everybody(dict[ClientId, Fit | Probe]):
+    """An exchange that needs all whom it asks; over-selection, which stops at a cohort's number, leaves it alone."""
+
+
 def show(exchange: Exchange, who: ClientId, reply: Reply) -> None:
     """For drivers: a reply of this exchange was accepted."""
     if isinstance(exchange, Watched):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, State
+from coordinator.strategies.base import Everybody, Fleet, Round, State
 from coordinator.strategies.fedprox import FedProx
 from coordinator.strategies.fedsgd import gradient_of, gradients
 from coordinator.strategies.parts import Seeds, Updates, sample
@@ -30,7 +30,7 @@ class FedDANE(FedProx):
         averaged, fitted = (sample(fleet, self.fraction_train, rng) for _ in range(2))
         seeds, center = Seeds.from_rng(rng), state.centers[0]
         asked = sorted({*averaged, *fitted})
-        replies = yield {c: gradient_of(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked}
+        replies = yield Everybody({c: gradient_of(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked})
         of_s = gradients({c: r for c, r in replies.items() if c in averaged}, schema)
         of_fitted = gradients({c: r for c, r in replies.items() if c in fitted}, schema)
         if not of_s.clients or not of_fitted.clients:

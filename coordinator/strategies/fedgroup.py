@@ -15,7 +15,7 @@ from coordinator.clustering.directions import directions_of
 from coordinator.clustering.gram import gram
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.matching import canonical
-from coordinator.strategies.base import Fleet, Round, State
+from coordinator.strategies.base import Everybody, Fleet, Round, State
 from coordinator.strategies.parts import Seeds, Updates, check
 from coordinator.strategies.tree import Tree, TreeOfCenters, branch
 from edge_client.protocol.task import Fit, Flat, Schema
@@ -43,7 +43,7 @@ class FedGroup(TreeOfCenters):
         count = min(len(fleet), self.per_group * self.clusters)
         asked = sorted(sorted(fleet)[i] for i in rng.choice(len(fleet), size=count, replace=False))
         seeds = Seeds.from_rng(rng)
-        replies = yield {c: self._first(state.centers[0], seeds.of(c)) for c in asked}
+        replies = yield Everybody({c: self._first(state.centers[0], seeds.of(c)) for c in asked})
         updates = Updates.of(replies, schema.size)
         if not updates.clients:
             return state

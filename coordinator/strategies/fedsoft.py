@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Replies, Round, Served, State
+from coordinator.strategies.base import Everybody, Fleet, Replies, Round, Served, State
 from coordinator.strategies.parts import (
     Seeds,
     Updates,
@@ -58,7 +58,7 @@ class FedSoft(SeveralStarts):
         state = yield from self.apart(state, schema, fleet, rng)
         age, told = int(state.extra.get("age", self.tau)), dict[ClientId, Array]()
         if age >= self.tau:
-            told = self._shares((yield {c: self._question(state.centers) for c in sorted(fleet)}))
+            told = self._shares((yield Everybody({c: self._question(state.centers) for c in sorted(fleet)})))
         shares = of_clients(state.extra, "u") | told
         weights = self._weights(shares, fleet, rng)
         seeds = Seeds.from_rng(rng)

@@ -13,9 +13,9 @@ layer, the paper all parameters.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,14 +44,12 @@ class FeSEM(LocalSgd):
 
     clusters: int = 3
     lam: float = 0.05  # pulls an average device with mu = 0.1, the strength of the papers' FedProx baseline
-    restarts: int = 20  # the paper's; of the first clustering
+    restarts: int = 20  # the paper's; of each k-means
     representation: str = "classifier"
     e_step: str = "nearest"  # "k-means": cluster anew each round and match to the old centers, as WeCFL's code does
     weights: str = "equal"  # "samples": devices count by n_i, in k-means and in the M-step
     hysteresis: float = 0.0  # h: a device moves only if the new distance is below (1 - h) of the old one
     max_age: int = 5  # rounds for which k-means remembers a device that is not asked; needs fraction-train below 1
-
-    clusters_together: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
@@ -64,10 +62,15 @@ class FeSEM(LocalSgd):
         one_of("representation", self.representation, REPRESENTATIONS)
         one_of("e-step", self.e_step, E_STEPS)
         one_of("weights", self.weights, WEIGHTS)
+        self.check_pull(2 * self.lam, "an average device", setting="lam")
+
+    @property
+    def clusters_together(self) -> bool:
+        """k-means compares them."""
+        return True
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """K copies of the common start; nobody is assigned before the first clustering."""
-        self._pulls(fleet)
         return State(centers=np.tile(model, (self.clusters, 1)), extra={"start": model.copy()})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
@@ -93,12 +96,13 @@ class FeSEM(LocalSgd):
         return ((1.0, state.centers[center_of(state.assignment, who)]),)
 
     def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:
-        """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder."""
-        mean = sum(fleet.values()) / max(1, len(fleet))
-        mus = {c: 2 * self.lam * mean / n for c, n in fleet.items()}
-        for c in sorted(mus):
-            self.check_pull(mus[c], f"{c} ({fleet[c]} samples, the mean is {mean:.0f})", setting="lam")
-        return mus
+        """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder.
+
+        None more than to its center in one step, or an average device if that is more: beyond, SGD would diverge.
+        """
+        mean, average = sum(fleet.values()) / max(1, len(fleet)), 2 * self.lam
+        most = max(average, 1 / self.learning_rate) if self.learning_rate else math.inf
+        return {c: min(average * mean / n, most) for c, n in fleet.items()}
 
     def _task(self, state: State, who: ClientId, mu: float, seed: int) -> Fit:
         if who not in state.assignment:

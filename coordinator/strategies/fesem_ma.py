@@ -1,8 +1,9 @@
 """FeSEM-MA: FeSEM that matches the hidden units of its devices before it averages them (after FedMA, Wang 2020).
 
 Layer by layer from the input, the units of each model are put into the order of the center's units that they resemble
-most (clustering/neurons.py). Widths stay as they are; FedMA's new units and its retraining are left out. It helps where
-networks differ by an order of units; devices that train from one common start rarely do.
+most (clustering/neurons.py); before models are compared, into that of the common start. Widths stay as they are;
+FedMA's new units and its retraining are left out. It helps where networks differ by an order of units; devices that
+train from one common start rarely do.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ class FeSEMMA(FeSEM):
         """As FeSEM, for a chain."""
         chain(schema)
         return super().begin(model, schema, fleet, rng)
+
+    def _points(self, vectors: Array, state: State, schema: Schema) -> Array:
+        return super()._points(align(vectors, state.extra["start"], schema), state, schema)
 
     def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
         return self.reduced(centers, updates, R, a, schema, align=lambda rows, center: align(rows, center, schema))

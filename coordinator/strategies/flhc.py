@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative
-from coordinator.strategies.base import Fleet, State
-from coordinator.strategies.parts import Updates, check, one_of, sample
+from coordinator.strategies.base import State
+from coordinator.strategies.parts import Updates, check, one_of
 from coordinator.strategies.tree import TreeOfCenters, branch
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import ClientId, Schema
+from edge_client.protocol.task import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,8 @@ class FLHC(TreeOfCenters):
         if self.linkage == "ward" and self.metric != "l2":
             raise ConfigError(f"linkage ward with metric {self.metric}", hint="ward needs metric l2")
 
-    def _cohort(self, state: State, fleet: Fleet, rng: np.random.Generator) -> list[ClientId]:
-        everybody = sorted(fleet)
-        return everybody if _rounds(state) == self.warm_up else sample(fleet, self.fraction_train, rng)
+    def _needs_everybody(self, state: State) -> bool:
+        return _rounds(state) == self.warm_up
 
     def _grow(self, state: State, schema: Schema, updates: Updates) -> State:
         before = _rounds(state)

@@ -6,22 +6,23 @@ m_k is what the method made of center k in this round. A mean of devices that ea
 optimum both creeps (where they agree) and overshoots (where they pull apart, center after center, to and fro). A ball
 with momentum does less of either: rounds that multiply an error by 1 - s converge for every s below 2 (1 + beta).
 
-The first move is a jump from one common start and leaves no velocity; nor has a new center any. One that nobody trained
-stays where it is and keeps its velocity. Buffers (batch norm's running statistics) stay the method's. Pure; knows no
-method and no device.
+A center's first move is a jump from where all began and leaves no velocity; nor has a new center any, or one that has
+just been split. One that nobody trained stays where it is and keeps its velocity. Buffers (batch norm's running
+statistics) stay the method's. Pure; knows no method and no device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from coordinator.strategies.base import Round, State, Strategy
 from coordinator.strategies.parts import LocalSgd
-from edge_client.protocol.task import Schema
+from edge_client.protocol.task import Array, Schema
 
-VELOCITY = "server-velocity"  # in State.extra, [n_centers, n_params]
+VELOCITY = "server-velocity"  # in State.extra, [n_centers, n_params]; NaN: the center has not made its first move
 
 
 def coasting(strategy: Strategy, before: State, schema: Schema, exchanges: Round) -> Round:
@@ -40,8 +41,17 @@ def coasted(before: State, after: State, *, beta: float, n_params: int) -> State
     if not trained.any():
         return after
     velocity = np.zeros((len(centers), n_params), centers.dtype)
-    if VELOCITY in before.extra:
-        velocity[: len(old)] = before.extra[VELOCITY]
-        new[trained] += beta * velocity[: len(old)][trained]
-        velocity[: len(old)][trained] = (new - old)[trained]
+    velocity[: len(old)] = after.extra.get(VELOCITY, np.nan)
+    going = trained & ~np.isnan(velocity[: len(old)]).any(axis=1)
+    new[going] += beta * velocity[: len(old)][going]
+    velocity[: len(old)][trained] = np.where(going[:, None], new - old, 0)[trained]
     return replace(after, centers=centers, extra={**after.extra, VELOCITY: velocity})
+
+
+def halted(extra: Mapping[str, Array], number: int) -> dict[str, Array]:
+    """What a state keeps, with center `number` as if it had never moved: it now stands for other devices."""
+    if VELOCITY not in extra:
+        return dict(extra)
+    velocity = extra[VELOCITY].copy()
+    velocity[number] = np.nan
+    return {**extra, VELOCITY: velocity}

@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +56,6 @@ class LocalSgd:
     privacy_delta: float = 1e-5
     secret: bytes = field(default=b"", repr=False, metadata=UNSET)  # the key of the noise
 
-    clusters_together: ClassVar[bool] = False  # whether a device's updates decide where others belong
-
     def __post_init__(self) -> None:
         """Refuse settings that no device could carry out."""
         check("local-steps", self.local_steps, least=1)
@@ -77,6 +75,11 @@ class LocalSgd:
             raise ConfigError(
                 f"reduce {self.reduce} with privacy-noise", hint="only the mean has a bound that noise could follow"
             )
+
+    @property
+    def clusters_together(self) -> bool:
+        """Whether a device's updates decide where others belong."""
+        return False
 
     @property
     def serving(self) -> Serving:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate import one_hot
 from coordinator.clustering.gram import gram
 from coordinator.clustering.kmeans import kmeans
-from coordinator.strategies.base import Fleet, Round, State
+from coordinator.strategies.base import Everybody, Fleet, Round, State
 from coordinator.strategies.parts import LocalSgd, Seeds, Updates, check, one_of
 from coordinator.strategies.representation import representation
 from edge_client.protocol.task import MAX_MODELS, Array, Flat, Schema
@@ -54,6 +54,11 @@ class SeveralStarts(LocalSgd):
         check("clusters", self.clusters, least=1, most=MAX_MODELS)
         one_of("start", self.start, STARTS)
 
+    @property
+    def clusters_together(self) -> bool:
+        """Only where the starts are clusters: later each device chooses for itself."""
+        return self.start == "k-means"
+
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """Different centers, and the common model in `extra`; nobody has a center yet."""
         due = {"ungrouped": np.array(1)} if self.start != "redraw" and self.clusters > 1 else {}
@@ -65,13 +70,16 @@ class SeveralStarts(LocalSgd):
             return state
         clients, seeds = sorted(fleet), Seeds.from_rng(rng)
         dealt = dict(zip(clients, rng.permutation(len(clients)) % self.clusters, strict=True))
-        replies = yield {c: self.fit(start=state.extra["start"], slot="start", seed=seeds.of(c)) for c in clients}
+        common = state.extra["start"]
+        replies = yield Everybody({c: self.fit(start=common, slot="start", seed=seeds.of(c)) for c in clients})
         updates = Updates.of(replies, schema.size)
         if not updates.clients:
             return state
         alike = self.start == "k-means"
         labels = self._alike(updates, schema, rng) if alike else np.array([dealt[c] for c in updates.clients])
-        centers = self.reduced(state.centers, updates, one_hot(labels, self.clusters), updates.n, schema)
+        R = one_hot(labels, self.clusters)
+        means = self.reduced(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
+        centers = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of an empty group what was drawn
         return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
     def _alike(self, updates: Updates, schema: Schema, rng: np.random.Generator) -> NDArray[np.int64]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate import one_hot
 from coordinator.clustering.directions import by_direction, means_of
-from coordinator.strategies.base import Exchange, Fleet, Mixture, Replies, Round, State
+from coordinator.strategies.base import Everybody, Exchange, Fleet, Mixture, Replies, Round, State
+from coordinator.strategies.momentum import halted
 from coordinator.strategies.parts import LocalSgd, Seeds, Updates, center_of, one_of, sample
 from coordinator.strategies.representation import REPRESENTATIONS, representation
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
@@ -85,12 +85,15 @@ class TreeOfCenters(LocalSgd):
 
     representation: str = "all"
 
-    clusters_together: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         one_of("representation", self.representation, REPRESENTATIONS)
+
+    @property
+    def clusters_together(self) -> bool:
+        """Branches are found by comparing updates."""
+        return True
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """One leaf; devices join it when they are first asked."""
@@ -98,11 +101,13 @@ class TreeOfCenters(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """New devices find their leaf; then the cohort trains, the tree may grow, each leaf takes its n-mean."""
-        cohort, seeds = self._cohort(state, fleet, rng), Seeds.from_rng(rng)
+        whole = self._needs_everybody(state)
+        cohort, seeds = sorted(fleet) if whole else sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
         state = yield from self._prepare(state, schema, fleet, rng)
         leaf = {**state.assignment, **(yield from self._newcomers(state, schema, cohort, rng))}
         found = {c: leaf[c] for c in cohort if c in leaf}
-        replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in found.items()}
+        tasks = {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in found.items()}
+        replies = yield Everybody(tasks) if whole else tasks
         updates = Updates.of(replies, schema.size)
         if not updates.clients:
             return state
@@ -116,9 +121,9 @@ class TreeOfCenters(LocalSgd):
         """The device's leaf; the most common one for a device that has none."""
         return ((1.0, state.centers[center_of(state.assignment, who)]),)
 
-    def _cohort(self, state: State, fleet: Fleet, rng: np.random.Generator) -> list[ClientId]:  # noqa: ARG002
-        """Who trains in this round."""
-        return sample(fleet, self.fraction_train, rng)
+    def _needs_everybody(self, state: State) -> bool:  # noqa: ARG002
+        """Whether the whole fleet trains in this round, and not a cohort."""
+        return False
 
     def _prepare(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002
         """What happens before anybody trains: nothing."""
@@ -151,8 +156,8 @@ class TreeOfCenters(LocalSgd):
 def branch(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -> State:
     """Split `leaf` by `sides`, client -> 0..k-1, whose compared updates are `points` in the clients' sorted order.
 
-    Side 0 keeps the leaf's number, the others get new ones; all begin at the leaf's center. A device of the leaf that
-    is on no side loses it, and finds its own when it comes back.
+    Side 0 keeps the leaf's number, the others get new ones; all begin at the leaf's center, and at rest. A device of
+    the leaf that is on no side loses it, and finds its own when it comes back.
     """
     labels = np.array([sides[c] for c in sorted(sides)], dtype=np.int64)
     k, fresh = int(labels.max()) + 1, len(state.centers)
@@ -163,5 +168,5 @@ def branch(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -
     return State(
         centers=np.concatenate([state.centers, np.tile(model, (k - 1, 1))]),
         assignment={**stay, **{c: leaves[side] for c, side in sides.items()}},
-        extra={**state.extra, **tree.kept()},
+        extra={**halted(state.extra, leaf), **tree.kept()},
     )

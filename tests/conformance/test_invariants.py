@@ -114,7 +114,10 @@ def test_every_method_but_the_simplest_has_a_row() -> None:
 # names and numbers
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+SPLITS = tuple(f"{name} warm-up=1 server-momentum=0.5" for name in ("cfl", "flhc"))  # and what moved is divided
+
+
+@pytest.mark.parametrize("name", [*sorted(METHODS), *SPLITS])
 def test_exchanging_the_names_of_devices_changes_no_metric(name: str) -> None:
     # In every step all samples, and no groups drawn: seeds follow names. Sums run in another order, hence a tolerance.
     order = np.random.default_rng(1).permutation(len(UNEQUAL))

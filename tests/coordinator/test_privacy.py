@@ -16,13 +16,17 @@ from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
 from coordinator.config import RunConfig
-from coordinator.ledger import keyed, spent
+from coordinator.ledger import RELEASES, counting, keyed, spent
 from coordinator.privacy import COUNT, epsilon, normals, release
 from coordinator.secret import open_secret
+from coordinator.strategies.base import Answers, Exchange, Replies, State, drive
 from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.fedavg_late import FedAvgLate
+from coordinator.strategies.ifca import IFCA
+from coordinator.strategies.parts import of_clients
 from coordinator.strategies.registry import METHODS, Setting, make, settings_of
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import Array, Probe, Reply
 from tests.faults.world import Federation
 from tests.methods import build, world
 from tests.softmax import grouped_fleet, start_of
@@ -187,6 +191,40 @@ def test_every_method_counts_what_each_devices_updates_were_used_for(name: str) 
 
 
 LOCAL = grouped_fleet(6, 1)
+
+
+def test_updates_that_came_late_are_counted_too() -> None:
+    fleet = world(FedAvg(), LOCAL)
+    method = keyed(FedAvgLate(privacy_noise=1.0), fleet.schema, lambda: SECRET)
+    state, update = fleet.state, np.ones(fleet.schema.size)
+    for times in (("d00", "d01"), ("d01", "d00")):
+        now, late = ({who: Reply(n=10, update=update)} for who in times)
+        exchanges = method.round(state, fleet.schema, fleet.fleet, np.random.default_rng(0))
+        state = drive(counting(method, state, exchanges), lambda _, now=now, late=late: Answers(now, late))  # type: ignore[misc]
+    assert {c: int(n) for c, n in of_clients(state.extra, RELEASES).items()} == {"d00": 2, "d01": 2}
+
+
+def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn() -> None:
+    method = IFCA(clusters=3, local_steps=3, privacy_noise=1e-6, privacy_clip=0.1, secret=SECRET)
+    fleet = world(method, LOCAL)
+    common, drawn = start_of(), fleet.state.centers.copy()
+    told: list[Exchange] = []
+
+    def ask(exchange: Exchange) -> Replies:
+        told.append(exchange)
+        return {c: fleet.devices.answer(c, task) for c, task in exchange.items()}
+
+    drive(method.round(fleet.state, fleet.schema, fleet.fleet, np.random.default_rng(0)), ask)
+    question = next(iter(told[1].values()))
+    assert isinstance(question, Probe)
+    assert np.linalg.norm(drawn[1:] - common, axis=1).min() > 0.2
+    assert max(float(np.linalg.norm(np.asarray(model) - common)) for model in question.models) < 0.101
+
+
+@pytest.mark.parametrize(("start", "given"), [("groups", False), ("redraw", False), ("k-means", True)])
+def test_starts_by_k_means_compare_devices_and_say_so(start: str, given: bool) -> None:  # noqa: FBT001
+    method = IFCA(start=start, privacy_noise=1.0)
+    assert spent(method, State(centers=np.zeros((3, 1))))["privacy"]["given_assignments"] is given
 
 
 def test_a_private_method_still_learns_where_noise_is_small() -> None:

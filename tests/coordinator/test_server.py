@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,19 @@ def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stop
     assert len(counted) == 2
     assert {message["why"] for message in spy.said("stop")} == {"the exchange is closed"}
     fed.world.end()
+
+
+def test_over_selection_leaves_an_exchange_alone_that_needs_everybody(tmp_path: Path) -> None:
+    settings = {"local-steps": 2, "fraction-train": 0.5, "batch-size": 8, "clusters": 2}
+    run = RunConfig(method="fedsoft", rounds=1, name="fedsoft", settings=settings)
+    fed = Federation.of(tmp_path, runs=(run,), devices=4, over_select=2.0, quorum=1.0, deadline_s=300.0)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    counted = Counter(ack["exchange"] for ack in spy.said("ack") if ack["status"] == "ok")
+    assert counted == {0: 4, 1: 4, 2: 2, 3: 4}  # starts of groups, votes, fits of the cohort, the test
 
 
 def test_an_exchange_is_not_begun_before_enough_devices_are_connected(tmp_path: Path) -> None:

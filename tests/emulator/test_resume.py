@@ -23,6 +23,7 @@ from emulator.config import SimulateArgs
 from emulator.partitions import Split
 from emulator.simulation import Result, fleet_of, opened, run, simulate_json, wire_of
 from emulator.virtual import Devices
+from tests.softmax import devices_of, grouped_fleet, start_of
 
 BATCH, ROUNDS = 8, 4
 METHODS_WITH_MEMORY = ("fesem", "fedsoft", "ditto", "nonfed", "fedem", "pfedme", "cfl")
@@ -102,6 +103,23 @@ def test_a_method_asks_for_devices_own_models_in_its_first_round_or_never(
     """Else a checkpoint would lack them."""
     bench.run(method, tmp_path, rounds=1, every=1)
     bench.run(method, tmp_path, rounds=3, every=1, resume=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "nonfed"])
+def test_running_statistics_that_stay_on_devices_come_back(method: str, tmp_path: Path) -> None:
+    local = grouped_fleet(4, 2)
+    settings: dict[str, Any] = {"batch-size": BATCH, "local-steps": 2, "batch-norm": "local"}
+    strategy = make(method, **settings)
+
+    def play(place: Path, **more: Any) -> Result:  # noqa: ANN401
+        checkpoints = Checkpoints(folder=place, every=2, resume=True, lesson={})
+        facts: dict[str, Any] = {"rounds": ROUNDS, "seed": 0, "batch": BATCH, "checkpoints": checkpoints}
+        return run(strategy, start_of(buffered=True), devices_of(local, buffered=True), {}, **facts, **more)
+
+    expected = play(tmp_path / "whole")
+    with pytest.raises(Cut):
+        play(tmp_path / "cut", progress=after(3))
+    assert same(play(tmp_path / "cut"), expected)
 
 
 def test_a_finished_run_goes_on_to_more_rounds(bench: Bench, tmp_path: Path) -> None:

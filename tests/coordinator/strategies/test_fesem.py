@@ -69,10 +69,17 @@ def test_later_rounds_start_at_the_own_center_and_pull_small_devices_harder() ->
         assert task.mu == pytest.approx(2 * METHOD.lam * mean / FLEET[c])
 
 
-def test_a_pull_that_diverges_is_refused_with_the_devices_name() -> None:
-    fleet = {"big": 1_000, "tiny": 1}  # mu of tiny = 2 * 0.05 * 500.5 / 1 = 50.05; learning rate 0.1
-    with pytest.raises(ConfigError, match="tiny"):
-        METHOD.begin(start_of(), schema(), fleet, np.random.default_rng(0))
+def test_a_tiny_device_is_pulled_no_more_than_to_its_center_and_stops_nobody() -> None:
+    fleet = {"big": 1_000, "tiny": 1}  # mu of tiny would be 2 * 0.05 * 500.5 / 1 = 50.05; learning rate 0.1
+    at = {"big": 0, "tiny": 1}
+    tasks = next(METHOD.round(settled(np.zeros((3, schema().size)), at), schema(), fleet, np.random.default_rng(0)))
+    assert [task.mu for _, task in sorted(tasks.items()) if isinstance(task, Fit)] == [0.1 * 500.5 / 1_000, 10.0]
+
+
+def test_a_setting_that_pulls_average_devices_too_hard_is_refused() -> None:
+    with pytest.raises(ConfigError, match="average") as refused:
+        FeSEM(lam=11.0, learning_rate=0.1)
+    assert "lam" in refused.value.hint
 
 
 def test_e_then_m_devices_join_the_nearest_center_which_becomes_their_plain_mean() -> None:

@@ -46,6 +46,18 @@ def test_devices_that_shuffled_their_hidden_units_average_as_if_they_had_not() -
     assert np.abs(spoiled - mean).max() > 0.1
 
 
+@pytest.mark.parametrize("representation", ["classifier", "all"])
+def test_shuffled_hidden_units_hide_no_group(representation: str) -> None:
+    groups = [START + 0.5 * RNG.standard_normal(MLP.size) for _ in range(2)]
+    plain = {f"d{i}": groups[i % 2] + 0.01 * RNG.standard_normal(MLP.size) for i in range(8)}
+    mixed = {c: shuffled(model) for c, model in plain.items()}
+    method = FeSEMMA(clusters=2, representation=representation)
+    expected, found = (one_round(method, models) for models in (plain, mixed))
+    assert [expected.assignment[c] for c in sorted(plain)] == [0, 1] * 4
+    assert found.assignment == expected.assignment
+    np.testing.assert_allclose(found.centers, expected.centers, rtol=1e-12)
+
+
 def test_identical_devices_have_their_plain_mean() -> None:
     model = START + 0.1 * RNG.standard_normal(MLP.size)
     models = {f"d{i}": model for i in range(4)}

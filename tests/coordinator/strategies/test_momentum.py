@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from coordinator.strategies.base import State
-from coordinator.strategies.momentum import VELOCITY, coasted
+from coordinator.strategies.momentum import VELOCITY, coasted, halted
 from coordinator.strategies.parts import LocalSgd
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
@@ -19,7 +19,7 @@ N = 3  # parameters of the states below, which have one buffer more
 
 
 def state(*centers: list[float], velocity: Array | None = None) -> State:
-    return State(centers=np.array(centers), extra={} if velocity is None else {VELOCITY: velocity})
+    return State(centers=np.array(centers, np.float64), extra={} if velocity is None else {VELOCITY: velocity})
 
 
 def test_the_first_move_is_not_made_again_and_the_second_is() -> None:
@@ -38,6 +38,24 @@ def test_a_center_that_nobody_trained_stays_and_keeps_its_velocity_and_a_new_one
     found = coasted(before, after, beta=BETA, n_params=N)
     assert found.centers.tolist() == [[1, 1, 1, 0], [7, 7, 8, 0], [7, 7, 7, 0]]
     assert found.extra[VELOCITY].tolist() == [[2, 2, 2], [2, 2, 3], [0, 0, 0]]
+
+
+def test_a_center_that_is_first_trained_later_does_not_make_its_jump_again() -> None:
+    begun = state([0, 0, 0, 0], [0, 0, 0, 0])
+    one = coasted(begun, state([4, 4, 4, 0], [0, 0, 0, 0]), beta=BETA, n_params=N)
+    jump = np.array([[0.0, 0, 0, 0], [6, 6, 6, 0]])
+    two = coasted(one, State(centers=one.centers + jump, extra=one.extra), beta=BETA, n_params=N)
+    three = coasted(two, State(centers=two.centers + 1.0, extra=two.extra), beta=BETA, n_params=N)
+    assert three.centers[:, :N].tolist() == [[5, 5, 5], [7, 7, 7]]
+    assert three.extra[VELOCITY].tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_center_that_is_halted_begins_anew_and_no_other() -> None:
+    moving = state([1, 1, 1, 0], [2, 2, 2, 0], velocity=np.ones((2, N)))
+    after = State(centers=moving.centers + 1.0, extra=halted(moving.extra, 0))
+    assert coasted(moving, after, beta=BETA, n_params=N).extra[VELOCITY].tolist() == [[0, 0, 0], [1.5, 1.5, 1.5]]
+    assert moving.extra[VELOCITY].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert halted({}, 0) == {}
 
 
 def error_after(rounds: int, *, step: float, beta: float) -> float:
@@ -79,7 +97,8 @@ def test_a_round_of_any_method_is_its_own_and_then_part_of_each_centers_last_mov
     assert trained.any() or case == "nonfed"
     expected = plain.state.centers.copy()
     if trained.any():
-        expected[:k, :n][trained] += BETA * start.extra[VELOCITY][trained]
+        before = np.nan_to_num(plain.state.extra[VELOCITY])  # of a center that this round split there is none
+        expected[:k, :n][trained] += BETA * before[trained]
     np.testing.assert_array_equal(fleet.state.centers, expected)
     assert fleet.state.assignment == plain.state.assignment
 
