@@ -61,11 +61,12 @@ def _concentrate(matrix: F64, labels: I64, d2: F64, k: int, spare: int) -> Trimm
         inner, equal = np.ix_(kept, kept), np.ones(int(kept.sum()))
         labels[kept] = hartigan(matrix[inner], lloyd(matrix[inner], labels[kept], k, equal), k, equal)
         d2 = distances(matrix, labels, k, kept.astype(np.float64))
-        labels[~kept] = d2[~kept].argmin(axis=1)
         nearest = _nearest(d2, spare)
         if (nearest == kept).all():
             break
         labels, kept = d2.argmin(axis=1), nearest
+    d2 = distances(matrix, labels, k, kept.astype(np.float64))
+    labels[~kept] = d2[~kept].argmin(axis=1)  # among those that have a kept point
     inner = np.ix_(kept, kept)
     return Trimmed(labels, kept, objective(matrix[inner], labels[kept], k, np.ones(int(kept.sum()))))
 
