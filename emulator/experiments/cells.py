@@ -1,6 +1,7 @@
 """Runs the cells of a plan and keeps each finished one as a small JSON file, so that a stopped run goes on from there.
 
 A cell that was stopped between its rounds goes on from its own checkpoint, which is deleted once it is finished. One
+that was run with other settings, because a method's default has changed since, is run again from its beginning. One
 that cannot be run (its data are not there, its method is not) leaves its reason instead, and is tried again next time.
 Writes into one folder; prints nothing.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +68,16 @@ def jobs(cells: Iterable[Cell], seeds: int) -> list[Job]:
 
 
 def finished(job: Job, place: Place) -> Found | None:
-    """What the cell's file says; None when it is not finished."""
+    """What the cell's file says; None when it is not finished, or was with other settings than it would have now.
+
+    A setting that came later is no difference: its default is what the method did before.
+    """
     try:
         found: Found = json.loads(job.path(place).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found
+    then, now = found["settings"], settings_of(make(job.cell.row.method, **job.cell.settings))
+    return found if all(then[name] == now[name] for name in then.keys() & now.keys()) else None
 
 
 def carry_out(todo: Iterable[Job], place: Place, metrics: Iterable[str], told: Told) -> dict[str, str]:
@@ -108,8 +114,8 @@ def measured(job: Job, place: Place, data: DataSet, metrics: Iterable[str], told
     split = parse(column.partition).split(data, devices=column.devices, seed=job.seed)
     batch = int(settings_of(strategy)["batch-size"])
     facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
-    lesson = {"cell": cell.key(job.seed), "engine": place.engine}
-    checkpoints = Checkpoints(folder=job.started(place), every=KEEP_EVERY, resume=True, lesson=lesson)
+    lesson = {"cell": cell.key(job.seed), "engine": place.engine, "settings": settings_of(strategy)}
+    checkpoints = _usable(Checkpoints(folder=job.started(place), every=KEEP_EVERY, resume=True, lesson=lesson))
     with opened(column.model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
         result = run(
             strategy,
@@ -143,9 +149,25 @@ def measured(job: Job, place: Place, data: DataSet, metrics: Iterable[str], told
         "curves": {name: [r[name]["micro"] for r in result.records] for name in ("accuracy", "f1")},
         "bytes": {way: sum(r["bytes"][way] for r in result.records) for way in ("down", "up")},
         "local_steps": sum(r["local_steps"] for r in result.records),
+        "refused": _reasons(result.records),
         "seconds": round(sum(result.real_seconds), 1),
         "note": data.note,
     }
+
+
+def _usable(checkpoints: Checkpoints) -> Checkpoints:
+    """Where the cell goes on; at its beginning when the checkpoint there is of another lesson, or cannot be read."""
+    try:
+        checkpoints.latest()
+    except ConfigError:
+        return replace(checkpoints, resume=False)
+    return checkpoints
+
+
+def _reasons(records: Iterable[Record]) -> dict[str, int]:
+    """How many updates were refused for each reason: for its code, as what follows a colon has numbers of its own."""
+    said = (reason for record in records for reason in record.get("refused", {}).values())
+    return dict(Counter(reason.partition(":")[0] for reason in said))
 
 
 def _keep(path: Path, found: Mapping[str, Any]) -> None:

@@ -60,7 +60,11 @@ class Cell:
     paper: Mapping[str, Figure]
 
     def key(self, seed: int) -> str:
-        """A file name that changes with anything that changes the result."""
+        """A file name that changes with whatever the table states: column, method, rounds, settings and seed.
+
+        Settings that a table leaves to a method are in the file (`cells.finished` compares them). What a partition or
+        a model leaves to its own defaults, and code, are in neither: whoever changes what they give runs cells again.
+        """
         facts = {
             "column": {k: v for k, v in asdict(self.column).items() if k != "name"},
             "method": self.row.method,

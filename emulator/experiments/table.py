@@ -2,8 +2,9 @@
 
 A plan without any figure of a paper shows ours alone.
 
-Ours is the mean over seeds and rounds pooled, ± their standard deviation. "agrees" means within two standard deviations
-of both or within the measure's slack, whichever is wider; otherwise the difference is printed.
+Ours is the mean over seeds and rounds pooled, ± their standard deviation. The verdict is the difference, ours less the
+paper's; "agrees" before it means within two standard deviations of both or within the measure's slack, whichever is
+wider. A wide deviation agrees with much, so that the difference is always printed.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ def render(plan: Plan, results: Results, *, command: str, reasons: Mapping[str, 
 
 
 def verdict(measure: Measure, paper: Figure | None, ours: tuple[float, float]) -> str:
-    """Say "agrees", or by how much ours is higher or lower; "" without a figure of the paper's."""
+    """By how much ours is higher or lower, as "+2.5", or as "agrees (-0.4)"; "" without a figure of the paper's."""
     if paper is None:
         return ""
     mean, deviation = ours
     spread = 2 * ((paper.deviation or 0.0) ** 2 + deviation**2) ** 0.5
     difference = mean - paper.mean
-    if abs(difference) <= max(spread, measure.slack, measure.relative_slack * abs(paper.mean)):
-        return "agrees"
-    return f"{difference:+.1f}"
+    said = f"{difference:+.1f}" if round(difference, 1) else "0.0"
+    agrees = abs(difference) <= max(spread, measure.slack, measure.relative_slack * abs(paper.mean))
+    return f"agrees ({said})" if agrees else said
 
 
 def put(path: Path, name: str, section: str) -> None:

@@ -27,6 +27,7 @@ def test_the_same_seed_draws_the_same_fleet_whatever_the_order() -> None:
     assert draw_profiles(names, 1) == draw_profiles(reversed(names), 1)
     assert draw_profiles(names, 1) != draw_profiles(names, 2)
     assert set(draw_profiles(names, 1).values()) == set(PROFILES)
+    assert draw_profiles(names[:5], 1).items() <= draw_profiles(names, 1).items()
 
 
 def test_time_grows_with_steps_models_and_bytes() -> None:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.errors import ConfigError
+from emulator.devices import PROFILES, draw_profiles
 from emulator.loaders.samples import DataSet, Samples
 from emulator.loaders.tables import regression
 from emulator.mixtures import SHARES, shares_of
@@ -43,6 +44,16 @@ def test_devices_hold_the_shares_that_the_paper_names(kind: str, first: list[flo
         # Rounded to whole samples.
         assert abs((local.train.x == 0).mean() - share) <= 1 / len(local.train)
         assert split.groups[who] == (0 if share > 0.5 else 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_holds_much_is_neither_fast_nor_slow_for_it(seed: int) -> None:
+    split = parse("mixtures:shares=10-90").split(two_domains(), devices=60, seed=seed)
+    kinds = draw_profiles(split.devices, seed)
+    by_size = sorted(split.devices, key=lambda who: len(split.devices[who].train))
+    for third in (by_size[:20], by_size[20:40], by_size[40:]):
+        # Some kind is missing among twenty independent draws of three with a probability of 3 (2/3)^20 = 0.001.
+        assert {kinds[who] for who in third} == set(PROFILES)
 
 
 def test_classes_are_drawn_alike_however_rare_and_hold_outs_are_pure() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -19,16 +20,44 @@ from tests.emulator.raw import images, numbered
 
 DATA = numbered(2_000, 400, users=40)
 ALONE = numbered(2_000, 0, users=40)  # without a test part
+
+
+def pictures(data: DataSet) -> DataSet:
+    """Every sample as a picture of one pixel, which no turn changes."""
+
+    def pixel(part: Samples) -> Samples:
+        return replace(part, x=part.x[:, :, None, None])
+
+    return replace(data, train=pixel(data.train), test=None if data.test is None else pixel(data.test))
+
+
+def mixed(data: DataSet) -> DataSet:
+    """Every fifth block of ten samples, with all classes in it, is of domain 1, the others of domain 0."""
+
+    def of_two(part: Samples) -> Samples:
+        return replace(part, domain=(np.arange(len(part)) // 10 % 5 == 0).astype(np.int64))
+
+    return replace(data, train=of_two(data.train), test=None if data.test is None else of_two(data.test))
+
+
 TRUE_CUTS = [  # every sample is used exactly once
     "iid",
     "dirichlet:alpha=0.5,least=2",
     "n-class:classes=3,least=2",
     "cluster-dirichlet:groups=3,alpha-group=0.5,alpha=10,least=2",
     "cluster-n-class:groups=4,classes-group=5,classes=3,least=2",
+    "rotations:groups=4",
     "label-permutations:groups=3,new=0",
     "by-user",
 ]
+MIXTURES = [f"mixtures:shares={shares}" for shares in ("10-90", "30-70", "linear", "random")]
+FORMS = {"rotations": pictures, "mixtures": mixed}  # what a scheme needs of its data
 every_cut = pytest.mark.parametrize("spec", TRUE_CUTS)
+
+
+def fit_for(spec: str, data: DataSet) -> DataSet:
+    """The same samples in the form that the scheme takes."""
+    return FORMS.get(spec.partition(":")[0], lambda same: same)(data)
 
 
 def held(local: Local, part: str) -> Dataset:
@@ -38,7 +67,7 @@ def held(local: Local, part: str) -> Dataset:
 
 
 def numbers(split: Split, part: str) -> list[int]:
-    return [int(v) for local in split.devices.values() for v in held(local, part).x[:, 0]]
+    return [int(v) for local in split.devices.values() for v in held(local, part).x.ravel()]
 
 
 @every_cut
@@ -49,7 +78,7 @@ def test_every_sample_goes_to_one_device_and_there_to_one_part(spec: str, seed: 
         devices = 40  # fewer are a choice of users, which leaves the others' samples out
     kept = 16 if spec.startswith("label") else 0  # for reference
     for data in (DATA, ALONE):
-        split = parse(spec).split(data, devices=devices, seed=seed)
+        split = parse(spec).split(fit_for(spec, data), devices=devices, seed=seed)
         train, test = (numbers(split, part) for part in ("train", "test"))
         whole = len(data.train) + len(data.test or ())
         assert len(train + test) == len(set(train + test)) == whole - kept
@@ -58,13 +87,24 @@ def test_every_sample_goes_to_one_device_and_there_to_one_part(spec: str, seed: 
             assert max(train) < 2_000 <= min(test)
 
 
-@every_cut
+@pytest.mark.parametrize("spec", [*TRUE_CUTS, *MIXTURES])
 def test_the_same_seed_cuts_alike_and_another_does_not(spec: str) -> None:
-    first, again, other = (parse(spec).split(DATA, devices=20, seed=s) for s in (5, 5, 6))
+    first, again, other = (parse(spec).split(fit_for(spec, DATA), devices=20, seed=s) for s in (5, 5, 6))
     assert numbers(first, "train") == numbers(again, "train")
     assert numbers(first, "test") == numbers(again, "test")
     assert numbers(first, "train") != numbers(other, "train")
     assert dict(first.groups) == dict(again.groups)
+
+
+@pytest.mark.parametrize("spec", MIXTURES)
+def test_a_mixture_trains_on_the_training_part_alone_and_takes_samples_more_than_once(spec: str) -> None:
+    split = parse(spec).split(fit_for(spec, DATA), devices=30, seed=0)
+    train, test = (numbers(split, part) for part in ("train", "test"))
+    pure = [int(v) for held_out in split.holdouts.values() for v in held_out.x[:, 0]]
+    assert max(train) < 2_000 <= min(test + pure)
+    # Drawn with replacement, as the paper does: so neither disjoint nor complete, also within one device.
+    assert len(set(train)) < len(train)
+    assert any(len(set(local.train.x[:, 0])) < len(local.train) for local in split.devices.values())
 
 
 def mixture(data: Dataset) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
@@ -148,6 +188,29 @@ def test_the_published_codes_quirks_are_off_unless_asked_for_and_copy_devices_th
     assert len({tuple(local.train.x[:, 0]) for local in plain.devices.values()}) == 200
 
 
+def test_groups_with_the_published_codes_quirks_copy_devices_whole_and_may_lose_classes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data, spec = numbered(6_000, 1_000), "cluster-n-class:groups=3,classes-group=3,classes=2"
+    split = parse(f"{spec},paper-quirks=1").split(data, devices=40, seed=2)
+    groups: dict[tuple[int, ...], set[int]] = {}
+    classes: dict[int, set[int]] = {}
+    for who, local in split.devices.items():
+        mine = set(local.train.y.tolist())
+        assert len(mine) == 2
+        assert set(held(local, "test").y.tolist()) == mine
+        assert len(held(local, "test")) > 5
+        classes.setdefault(split.groups[who], set()).update(mine)
+        groups.setdefault(tuple(local.train.x.ravel().tolist()), set()).add(split.groups[who])
+    assert len(groups) < 40  # somebody's samples are another's as well
+    assert all(len(found) == 1 for found in groups.values())  # who is of the same group
+    assert [len(found) for found in classes.values()] == [3] * 3
+    assert len(set.union(*classes.values())) < 10  # three groups of three cannot hold ten classes
+    monkeypatch.setattr(shares, "TRIES", 50)
+    with pytest.raises(ConfigError, match="every class a device"):
+        parse(spec).split(data, devices=40, seed=2)
+
+
 SHARES = st.integers(0, 2**32).flatmap(
     lambda seed: st.tuples(st.just(seed), st.integers(1, 12), st.integers(1, 6), st.sampled_from([0.05, 1.0, 50.0]))
 )
@@ -215,5 +278,5 @@ def test_data_without_classes_or_users_say_so() -> None:
 
 
 def test_every_scheme_is_tried_here() -> None:
-    tried = {spec.partition(":")[0] for spec in TRUE_CUTS} | {"rotations", "mixtures"}
+    tried = {spec.partition(":")[0] for spec in (*TRUE_CUTS, *MIXTURES)}
     assert tried == set(SCHEMES)

@@ -12,7 +12,7 @@ from coordinator.strategies.base import Exchange
 from edge_client.dataset import Local
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import OWN, Fit, OwnModel, Probe, Task
-from emulator.devices import PROFILES, Profile, draw_profiles
+from emulator.devices import PROFILES, Profile
 from emulator.virtual import VirtualNetwork, f32_delta
 from emulator.wires import STATS_BYTES, reply_bytes
 from tests.softmax import devices_of, grouped_fleet, start_of
@@ -185,7 +185,9 @@ def told(net: VirtualNetwork, rounds: int = 2) -> list[object]:
 
 def test_reliable_devices_take_the_time_that_they_took_before_there_were_others() -> None:
     local = grouped_fleet(40, 2, n=6)
-    net = VirtualNetwork(devices_of(local), draw_profiles(local, 5), inline_bytes=0, deadline_s=2.0)
+    kinds = np.random.Generator(np.random.PCG64(5)).integers(len(PROFILES), size=len(local))  # any fixed mixture
+    fleet = {who: PROFILES[kind] for who, kind in zip(local, kinds, strict=True)}
+    net = VirtualNetwork(devices_of(local), fleet, inline_bytes=0, deadline_s=2.0)
     probe = Probe(models=[W], want=frozenset({"confusion"}), batch=8, seed=0, split="test")
     for number, until_s in ((1, 2.5905600000000004), (2, 5.181119999999999)):
         net.open_round(number)

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from coordinator.strategies.registry import make, settings_of
+from emulator import virtual
 from emulator.experiments import plan
 from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
 from emulator.experiments.command import Asked, Teller, experiment, in_time
@@ -40,6 +42,8 @@ name = "FedAvg"
 method = "fedavg"
 paper = ["1 2 -", "3 4 -"]
 """
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+STORED = sorted(path.name for path in RESULTS.iterdir() if path.is_dir())
 BROKEN = TOML[: TOML.index("[[rows]]")] + '[[rows]]\nname = "None"\nmethod = "nothing"\n'
 
 
@@ -57,6 +61,7 @@ def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, m
     cell = json.loads(path.read_text())
     np.testing.assert_allclose(cell["values"]["accuracy"], [100 * v for v in cell["curves"]["accuracy"][1:]])
     assert cell["local_steps"] == 4 * 4 * 5
+    assert cell["refused"] == {}
     assert any("round 4/4" in line for line in said)
 
     stamp = path.stat().st_mtime_ns
@@ -96,6 +101,54 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
     assert found is not None
     assert {**found, "seconds": 0} == {**expected, "seconds": 0}
     assert [path.name for path in cut.out.iterdir()] == [job.path(cut).name]
+
+
+def test_a_cell_that_was_begun_with_another_default_begins_anew(tmp_path: Path) -> None:
+    job, place, heard = Job(cell=plan.parse("t", TOML, rounds=6).cells[0], seed=0), Place(data=None, out=tmp_path), []
+
+    def stop(_: Job, record: Record) -> None:
+        if record["round"] == 6:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        carry_out([job], place, ["accuracy"], stop)
+    (told,) = job.started(place).rglob("run.json")
+    begun = json.loads(told.read_text())
+    begun["lesson"]["settings"]["fraction-train"] = 0.5
+    told.write_text(json.dumps(begun))
+    assert carry_out([job], place, ["accuracy"], lambda _, record: heard.append(record["round"])) == {}
+    assert heard == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_cell_that_was_run_with_another_default_is_not_finished(tmp_path: Path) -> None:
+    job, place = Job(cell=plan.parse("t", TOML).cells[0], seed=0), Place(data=None, out=tmp_path)
+    now = settings_of(make("fedavg", **job.cell.settings))
+    later = {name: value for name, value in now.items() if name != "server-momentum"}
+    kept = {**now, "gone": 1}
+    for then, counts in ((now, True), (later, True), (kept, True), ({**now, "fraction-train": 0.5}, False)):
+        job.path(place).write_text(json.dumps({"settings": then}))
+        assert (finished(job, place) is not None) == counts
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_every_stored_result_is_a_finished_cell_of_its_table(name: str) -> None:
+    folder = RESULTS / name
+    for path in sorted(folder.glob("*.json")):
+        told = json.loads(path.read_text())
+        table = plan.read(name, rounds=told["rounds"])
+        found = [cell for cell in table.cells if cell.key(told["seed"]) == path.stem]
+        assert [cell.row.method for cell in found] == [told["method"]], f"{path.name} is no cell of {name}"
+        assert finished(Job(cell=found[0], seed=told["seed"]), Place(data=None, out=folder)) == told
+        assert set(table.metrics) <= told["values"].keys()
+
+
+def test_a_cell_says_how_many_updates_were_refused_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(virtual, "MAX_UPDATE_RMS", 1e-9)
+    job, place = Job(cell=plan.parse("t", TOML, rounds=2).cells[0], seed=0), Place(data=None, out=tmp_path)
+    carry_out([job], place, ["accuracy"], lambda *_: None)
+    found = finished(job, place)
+    assert found is not None
+    assert found["refused"] == {"rejected": 2 * 4}
 
 
 def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:

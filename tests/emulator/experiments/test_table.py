@@ -28,7 +28,7 @@ def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_
     head, line, ours, absent = rows_of(text)
     assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
     assert set(line) == {"---"}
-    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 1.00", "agrees", "", "50.00 ± 0.00", "", "1"]
+    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 1.00", "agrees (-0.1)", "", "50.00 ± 0.00", "", "1"]
     assert absent == ["A", "1", "FedSGD", "", "not run", "", "", "not run", "", "-"]
     assert "`run it`" in text
     assert "* A: lossy pixels." in text
@@ -46,10 +46,13 @@ def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
 @pytest.mark.parametrize(
     ("paper", "ours", "said"),
     [
-        (Figure(mean=80.0), (80.9, 0.0), "agrees"),  # within the slack of 1
+        (Figure(mean=80.0), (80.9, 0.0), "agrees (+0.9)"),  # within the slack of 1
+        (Figure(mean=80.0), (79.96, 0.0), "agrees (0.0)"),
+        (Figure(mean=80.0), (80.04, 0.0), "agrees (0.0)"),
         (Figure(mean=80.0), (82.5, 0.0), "+2.5"),
-        (Figure(mean=80.0, deviation=1.0), (78.1, 0.0), "agrees"),  # two deviations of the paper's
-        (Figure(mean=80.0, deviation=0.1), (78.0, 1.1), "agrees"),  # two of ours
+        (Figure(mean=80.0, deviation=1.0), (78.1, 0.0), "agrees (-1.9)"),  # two deviations of the paper's
+        (Figure(mean=80.0, deviation=0.1), (78.0, 1.1), "agrees (-2.0)"),  # two of ours
+        (Figure(mean=88.96, deviation=1.36), (80.85, 3.92), "agrees (-8.1)"),  # far, where both deviate much
         (Figure(mean=80.0, deviation=0.1), (70.0, 1.0), "-10.0"),
         (None, (1.0, 1.0), ""),
     ],
@@ -60,8 +63,9 @@ def test_a_verdict_is_a_distance_in_deviations(paper: Figure | None, ours: tuple
 
 def test_errors_may_differ_by_a_share_of_themselves() -> None:
     measure = Measure(title="t", values=lambda _: [], relative_slack=0.15)
-    assert verdict(measure, Figure(mean=100.0), (114.0, 0.0)) == "agrees"
+    assert verdict(measure, Figure(mean=100.0), (114.0, 0.0)) == "agrees (+14.0)"
     assert verdict(measure, Figure(mean=100.0), (116.0, 0.0)) == "+16.0"
+    assert verdict(Measure(title="t", values=lambda _: []), Figure(mean=1.0), (0.97, 0.0)) == "0.0"
 
 
 def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
