@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator import broker as brokers
 from coordinator import loggers
-from coordinator.config import CoordinatorConfig, read
+from coordinator.config import CoordinatorConfig, RunConfig, read
 from coordinator.dashboard.where import Where, where_of
 from coordinator.security import credentials_of
 from coordinator.server import Server
 from coordinator.store import Store
+from coordinator.strategies.registry import settings_of
+from coordinator.strategies.representation import explained
+from coordinator.training import strategy_of
 from edge_client.errors import EXIT_OK, ConfigError
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
@@ -225,18 +228,30 @@ def _check_apart(settings: Sequence[CoordinatorConfig]) -> None:
 
 
 def _store(config: CoordinatorConfig) -> Store:
-    """The store, and beside it config.toml: how the run was made, defaults included."""
+    """The store, and beside it config.toml: how the run was made, defaults included.
+
+    Raises ConfigError for a setting that no method has.
+    """
     import tomli_w
 
+    parts = [tomli_w.dumps(config.to_toml()), *(_every_setting(run, config) for run in config.runs)]
     try:
         config.folder.mkdir(parents=True, exist_ok=True)
-        text = tomli_w.dumps(config.to_toml())
+        text = "\n".join(parts)
         (config.folder / "config.toml").write_text(text, encoding="utf-8")
     except OSError as wrong:
         raise ConfigError(
             f"cannot write to {config.folder}: {wrong.strerror}", hint="choose another `folder`"
         ) from wrong
     return Store(config.folder / "store")
+
+
+def _every_setting(run: RunConfig, config: CoordinatorConfig) -> str:
+    """Of a run's method, as comments: what the configuration leaves alone is there too."""
+    import tomli_w
+
+    lines = explained(tomli_w.dumps(settings_of(strategy_of(run, config)))).splitlines()
+    return "\n".join(f"# {line}" for line in (f"Every setting of run {run.name}, {run.method}:", *lines)) + "\n"
 
 
 def _say(text: str) -> None:

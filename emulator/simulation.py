@@ -25,6 +25,7 @@ from coordinator.metrics import ari, nmi, purity, round_record
 from coordinator.runs import ALWAYS, BEGIN, Evaluation, one_round, round_rng
 from coordinator.strategies.base import State, Strategy, drive
 from coordinator.strategies.registry import make, name_of, settings_of
+from coordinator.strategies.representation import explained
 from coordinator.strategies.tree import Tree
 from edge_client.errors import UsageError
 from edge_client.protocol import compress
@@ -291,7 +292,7 @@ def _begin(folder: Path, table: Mapping[str, Any]) -> None:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(tomli_w.dumps(table), encoding="utf-8")
+        (folder / "config.toml").write_text(explained(tomli_w.dumps(table)), encoding="utf-8")
     except OSError as wrong:
         raise UsageError(f"cannot write to {folder}: {wrong.strerror}", hint="choose another --out") from wrong
 

@@ -59,7 +59,7 @@ class FeSEM(LocalSgd):
         check("restarts", self.restarts, least=1)
         check("hysteresis", self.hysteresis, least=0.0, most=0.99)
         check("max-age", self.max_age, least=0)
-        one_of("representation", self.representation, REPRESENTATIONS)
+        one_of("representation", self.representation, tuple(REPRESENTATIONS))
         one_of("e-step", self.e_step, E_STEPS)
         one_of("weights", self.weights, WEIGHTS)
         self.check_pull(2 * self.lam, "an average device", setting="lam")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 
 import numpy as np
@@ -10,21 +11,24 @@ from numpy.typing import NDArray
 from coordinator.strategies.parts import one_of
 from edge_client.protocol.task import Array, Flat, Schema
 
-REPRESENTATIONS = ("classifier", "all", "delta", "projection")
+REPRESENTATIONS = {  # and why one would take it, for a run's configuration
+    "classifier": "the last layer, as the public code: small, and shows best where labels differ",
+    "all": "every parameter, as the papers write: sees differing inputs too, and the noise of every layer",
+    "delta": "the direction of all parameters: who takes more or larger steps is no further away",
+    "projection": "that direction in 1,024 numbers, for large models",
+}
 SKETCH = 1_024  # numbers that stand for a model in "projection"
 
 
 def representation(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None = None) -> Array:
     """[m, schema.size] -> [m, d], a point for each model.
 
-    "classifier": the last layer. Small, and where labels differ it shows it best; what the public code of FeSEM and
-    WeCFL compares. "all": every parameter, as the papers write; sees differing inputs too, and noise of every layer.
-    "delta": the direction of all parameters from `pivot` [schema.size] (or zero), scaled to length one. A device that
-    takes more or larger steps is no further away. "projection": that direction in 1,024 numbers, for large models. Each
-    parameter is added to one of them with a sign, place and sign drawn by a fixed seed (count sketch, Charikar 2002):
-    cosines stay within about 0.03.
+    REPRESENTATIONS says what for. "classifier" is what the public code of FeSEM and WeCFL compares. "delta" is measured
+    from `pivot` [schema.size] (or zero) and scaled to length one. "projection" adds each of its parameters to one of
+    1,024 numbers with a sign, place and sign drawn by a fixed seed (count sketch, Charikar 2002): cosines stay within
+    about 0.03.
     """
-    one_of("representation", kind, REPRESENTATIONS)
+    one_of("representation", kind, tuple(REPRESENTATIONS))
     if kind == "classifier" and schema.classifier:
         return np.concatenate([vectors[:, schema.slices[name]] for name in schema.classifier], axis=1)
     params = vectors[:, : schema.n_params]
@@ -35,6 +39,12 @@ def representation(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | N
     lengths[lengths == 0] = 1.0  # who did not move has no direction
     points: Array = deltas / lengths.astype(vectors.dtype) if kind == "delta" else _sketch(deltas) / lengths
     return points
+
+
+def explained(toml: str) -> str:
+    """The text of a configuration, with a comment behind each representation that says why one would take it."""
+    lines = re.compile(r'^representation = "(\w+)"$', flags=re.MULTILINE)
+    return lines.sub(lambda found: f"{found[0]}  # {REPRESENTATIONS[found[1]]}", toml)
 
 
 @lru_cache(maxsize=1)

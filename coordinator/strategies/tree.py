@@ -88,7 +88,7 @@ class TreeOfCenters(LocalSgd):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        one_of("representation", self.representation, REPRESENTATIONS)
+        one_of("representation", self.representation, tuple(REPRESENTATIONS))
 
     @property
     def clusters_together(self) -> bool:

@@ -102,6 +102,19 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None
         assert process.wait(PATIENCE_S) == 128 + signal.SIGTERM
 
 
+def test_a_folder_says_how_it_was_made_with_every_setting_of_its_method(tmp_path: Path, free_port: int) -> None:
+    runs = [{"method": "fesem", "num-rounds": 1, "clusters": 2}]
+    path = written(tmp_path, "one", f"embedded:{free_port}", runs=runs)
+    with started("serve", str(path)) as process:
+        heard(process, "leading one")
+        process.send_signal(signal.SIGTERM)
+        process.wait(PATIENCE_S)
+    told = (read(path).folder / "config.toml").read_text()
+    assert {"# clusters = 2", "# restarts = 20"} <= set(told.splitlines())
+    assert '# representation = "classifier"  # the last layer' in told
+    assert read(read(path).folder / "config.toml").lesson() == read(path).lesson()
+
+
 def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: Path) -> None:
     one = written(tmp_path, "one", "embedded")
     (tmp_path / "two.toml").write_text(one.read_text().replace('folder = "one"', 'folder = "two"'))

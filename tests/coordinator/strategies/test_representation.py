@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.strategies.representation import REPRESENTATIONS, SKETCH, representation
+from coordinator.strategies.representation import REPRESENTATIONS, SKETCH, explained, representation
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema, TensorSpec
 from tests.softmax import schema
@@ -50,3 +51,10 @@ def test_a_projection_keeps_cosines_in_a_thousand_numbers() -> None:
     # The deviation of one inner product of unit vectors is about 1 / sqrt(1024) = 0.03; four of them are 0.125.
     np.testing.assert_allclose(short @ short.T, exact @ exact.T, atol=0.125)
     np.testing.assert_array_equal(short, representation(rows, wide, "projection"))
+
+
+def test_a_configuration_says_why_its_representation_is_taken_and_reads_the_same() -> None:
+    said = 'seed = 1\n[[runs]]\nrepresentation = "all"\nmethod = "cfl"\n[[runs]]\nrepresentation = "classifier"\n'
+    told = explained(said)
+    assert [told.count(why) for why in REPRESENTATIONS.values()] == [1, 1, 0, 0]
+    assert tomllib.loads(told) == tomllib.loads(said)
