@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 try:
     import typer
@@ -23,6 +23,9 @@ except ImportError as missing:  # a device's installation has no typer
 from edge_client.errors import UsageError, foreseen
 from emulator.help import HELP
 from emulator.talk import Talk
+
+if TYPE_CHECKING:
+    from emulator.config import SimulateArgs
 
 app = typer.Typer(
     name="fedcenters-emulator",
@@ -92,6 +95,7 @@ def simulate(  # noqa: PLR0913 - a command line
     model: Annotated[str | None, typer.Option(help=HELP["model"])] = None,
     data: Annotated[Path | None, typer.Option(help=HELP["data"])] = None,
     workers: Annotated[int | None, typer.Option(min=1, help=f"{HELP['workers']} [default: 1]")] = None,
+    broker: Annotated[str | None, typer.Option(help=HELP["broker"])] = None,
     ray: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=HELP["ray"])] = None,
     profiles: Annotated[Path | None, typer.Option(help=HELP["profiles"])] = None,
     codec: Annotated[str | None, typer.Option(help=f"{HELP['codec']} [default: f32]")] = None,
@@ -108,7 +112,7 @@ def simulate(  # noqa: PLR0913 - a command line
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A whole run in this process, in virtual time: the same methods and rounds as over MQTT, without a network.
+    """A whole run in this process, in virtual time; with --broker the same over MQTT, by real processes in real time.
 
     example: fedcenters-emulator simulate --method fesem -c local-steps=40 -c learning-rate=0.05
     """
@@ -128,6 +132,7 @@ def simulate(  # noqa: PLR0913 - a command line
         "model": model,
         "data": data,
         "workers": workers,
+        "broker": broker,
         "ray": ray,
         "profiles": profiles,
         "codec": codec,
@@ -138,7 +143,23 @@ def simulate(  # noqa: PLR0913 - a command line
         "out": out,
     }
     args = asked({} if config is None else read(config), pairs_of(setting or []), options)
-    talk.say(f"{args.method} on {args.data_set}, in virtual time")
+    talk.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
+    result = _over_mqtt(args, talk, resume=resume) if args.broker else _in_process(args, talk, resume=resume)
+    if as_json:
+        print(json.dumps(result))
+        return
+    from emulator.tables import simulate_table
+
+    simulate_table(result)
+
+
+def _over_mqtt(args: SimulateArgs, talk: Talk, *, resume: bool) -> dict[str, Any]:
+    from emulator.over_mqtt import simulate_json
+
+    return simulate_json(args, talk, resume=resume)
+
+
+def _in_process(args: SimulateArgs, talk: Talk, *, resume: bool) -> dict[str, Any]:
     from emulator.simulation import simulate_json
     from emulator.watch import in_words
 
@@ -148,15 +169,9 @@ def simulate(  # noqa: PLR0913 - a command line
             talk.busy(f"round {record['round'] + 1}/{record['of']}")
 
     try:
-        result = simulate_json(args, tell, resume=resume)
+        return simulate_json(args, tell, resume=resume)
     finally:
         talk.close()
-    if as_json:
-        print(json.dumps(result))
-        return
-    from emulator.tables import simulate_table
-
-    simulate_table(result)
 
 
 @app.command()

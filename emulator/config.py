@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.registry import Setting, make, settings_of
+from coordinator.strategies.representation import explained
 from edge_client.errors import ConfigError, UsageError
 from emulator.help import HELP
 from export.importing import nearest
@@ -51,6 +52,7 @@ class SimulateArgs:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     data: Path | None = None
     workers: int = 1
+    broker: str = ""  # over MQTT, with a broker of this kind or at this URL (over_mqtt.py)
     ray: str = ""  # host:port of a Ray cluster that does the work instead
     profiles: Path | None = None  # of the devices' kinds; those of devices.py
     codec: str = "f32"  # of updates; i8 with error feedback, as on devices
@@ -65,7 +67,8 @@ class SimulateArgs:
     @property
     def folder(self) -> Path:
         """The run's own."""
-        return self.out / (self.name or f"simulate-{self.method.rpartition(':')[2].lower()}-{self.seed}")
+        how = "mqtt" if self.broker else "simulate"
+        return self.out / (self.name or f"{how}-{self.method.rpartition(':')[2].lower()}-{self.seed}")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -131,7 +134,7 @@ def example(method: str) -> str:
         lines += ["", f"# {words}", known]
     lines += ["", f"# Settings of {method}; docs/methods.md says what they mean."]
     lines += [tomli_w.dumps({key: value}).strip() for key, value in table.items() if key not in HELP]
-    return "\n".join(lines) + "\n"
+    return explained("\n".join(lines) + "\n")
 
 
 def _value(key: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - TOML values

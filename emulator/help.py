@@ -14,6 +14,7 @@ HELP = {
     "engine": "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it.",
     "data": "The folder of data sets; else FEDCENTERS_DATA.",
     "workers": "Processes that share the devices' work.",
+    "broker": "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883.",
     "ray": "A Ray cluster that does the work, as host:port; or auto.",
     "profiles": "A TOML file of kinds of devices; see emulator/profiles.py.",
     "codec": "How updates travel: f32, f16, or i8 as over MQTT.",

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from coordinator.broker import end_process
-from edge_client.errors import FedcentersError, NetworkError, ProtocolError
+from edge_client.errors import ConfigError, FedcentersError, NetworkError, ProtocolError, UsageError
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOGS_HINT = "the logs folder of the run holds what each process said"
@@ -171,5 +171,6 @@ def failed(child: Child) -> FedcentersError:
     how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"left with exit code {code}"
     lines = child.log.read_text(errors="replace").strip().splitlines() if child.log.exists() else []
     said = "\n".join(f"    {line}" for line in lines[-12:]) or "    (it said nothing)"
-    kind = {NetworkError.exit_code: NetworkError, ProtocolError.exit_code: ProtocolError}.get(code, FedcentersError)
+    kinds = {kind.exit_code: kind for kind in (UsageError, ConfigError, NetworkError, ProtocolError)}
+    kind = kinds.get(code, FedcentersError)
     return kind(f"{child.name} {how}; its last words:\n{said}", hint=LOGS_HINT)

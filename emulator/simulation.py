@@ -126,18 +126,7 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, re
     folder = args.folder
     write_run(folder, name_of(strategy), result, split)
     last = result.records[-1]
-    return {
-        "method": args.method,
-        "data_set": args.data_set,
-        "partition": args.partition,
-        "rounds": args.rounds,
-        "devices": args.devices,
-        "clusters": len(result.state.centers),
-        "accuracy": last["accuracy"],
-        "f1": last["f1"],
-        "ari": result.ari,
-        "nmi": result.nmi,
-        "purity": result.purity,
+    return reached(args, split.groups, last) | {
         "seconds": round(time.perf_counter() - began, 3),
         "virtual_seconds": round(result.virtual_seconds, 3),
         "answered": last["answered"],
@@ -145,6 +134,28 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, re
         **({"hostile": sorted(liars), "honest_accuracy": hostile.honest(last, liars)} if liars else {}),
         "run": str(folder),
     }
+
+
+def reached(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[str, Any]) -> Record:
+    """What was asked, and what the record of the last round says of it."""
+    return {
+        "method": args.method,
+        "data_set": args.data_set,
+        "partition": args.partition,
+        "rounds": args.rounds,
+        "devices": args.devices,
+        "clusters": len(last["per_center"]),
+        "accuracy": last["accuracy"],
+        "f1": last["f1"],
+        **scores(groups, last["assignment"]),
+    }
+
+
+def scores(groups: Mapping[ClientId, int], assignment: Mapping[ClientId, int]) -> dict[str, float | None]:
+    """How well an assignment finds the true groups; None for a fleet without them."""
+    known = sorted(set(assignment) & set(groups))
+    labels = [groups[c] for c in known], [assignment[c] for c in known]
+    return {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
 
 
 def wire_of(codec: str, schema: Schema) -> Wire:
@@ -243,11 +254,9 @@ def run(  # noqa: PLR0913 - a run has these settings
         progress({**record, "real_seconds": real_seconds[-1]})
         if checkpoints and checkpoints.due(number, rounds):
             _kept(checkpoints, number, state, devices, network, heard, records, real_seconds)
-    known = sorted(set(state.assignment) & set(groups))
-    labels = [groups[c] for c in known], [state.assignment[c] for c in known]
-    scores = {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
-    seconds = {"real_seconds": real_seconds, "virtual_seconds": network.now_s}
-    return Result(records=records, state=state, schema=schema, kept=heard.kept(), **seconds, **scores)  # type: ignore[arg-type]  # own types
+    told: dict[str, Any] = {"real_seconds": real_seconds, "virtual_seconds": network.now_s}
+    told |= scores(groups, state.assignment)
+    return Result(records=records, state=state, schema=schema, kept=heard.kept(), **told)
 
 
 def _kept(  # noqa: PLR0913, PLR0917 - all that a run is made of

@@ -1,4 +1,4 @@
-"""What the demo puts on disk before anything runs: a folder per device with its samples, and everyone's configuration.
+"""What lies on disk before real processes run: a folder per device with its samples, and everyone's configuration.
 
 Each device gets its own samples and nobody else's. Knows the keys of the configuration files, starts no process.
 """
@@ -49,7 +49,9 @@ def chooser_of(index: int) -> tuple[str, str]:
     return ("onnx" if form == "onnx" else "litert"), form
 
 
-def write_device(folder: Path, cid: str, local: Local, *, engine: str, broker: str, key: str) -> DeviceFiles:
+def write_device(  # noqa: PLR0913 - each is one line of the file
+    folder: Path, cid: str, local: Local, *, engine: str, broker: str, key: str, federation: str = FEDERATION
+) -> DeviceFiles:
     """`folder`/<cid>/ with data, a place for its state, and config.toml; `key` is the public signing key in hex."""
     home = folder / cid
     (home / "data").mkdir(parents=True)
@@ -60,7 +62,7 @@ def write_device(folder: Path, cid: str, local: Local, *, engine: str, broker: s
     write_toml(
         config,
         {
-            "federation": FEDERATION,
+            "federation": federation,
             "device-id": cid,
             "broker": broker,
             "engine": engine,
@@ -89,8 +91,12 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
     seed: int,
     engines: Sequence[str] = ENGINES,
     dashboard: str = "",
+    **more: Any,  # noqa: ANN401 - TOML values
 ) -> None:
-    """The coordinator's configuration at `path`; REFERENCE beside it is looked for when the first run is done."""
+    """The coordinator's configuration at `path`; REFERENCE beside it is looked for when the first run is done.
+
+    `more` are other keys of the file, and values that replace those here.
+    """
     write_toml(
         path,
         {
@@ -108,6 +114,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
             "dashboard": dashboard,
             "model": {"name": MODEL, "engines": list(engines)},
             "runs": [dict(run) for run in runs],
+            **{key.replace("_", "-"): value for key, value in more.items()},
         },
     )
 

@@ -45,8 +45,9 @@ def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def simulate_table(result: Mapping[str, Any]) -> None:
-    """What a simulated run achieved."""
+    """What a simulated run achieved, in virtual time or over MQTT."""
     console = Console(highlight=False)
+    virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
     rows = [
         ("method", f"{result['method']}, {result['rounds']} rounds, {result['devices']} devices"),
         ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
@@ -54,7 +55,7 @@ def simulate_table(result: Mapping[str, Any]) -> None:
             (f"{label} (micro, macro)", " ".join(share(result[key][m]) for m in ("micro", "macro")))
             for key, label in (("accuracy", "accuracy"), ("f1", "F1"))
         ),
-        ("time", f"{result['seconds']:.1f} s; {result['virtual_seconds']:.0f} s in the devices' own time"),
+        ("time", f"{result['seconds']:.1f} s{virtual}"),
         ("run", str(result["run"])),
     ]
     console.print(_pairs(rows))

@@ -6,7 +6,7 @@ Reads a growing file and nothing else; whoever calls decides how long to wait.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +59,11 @@ def in_words(event: Mapping[str, Any]) -> str:
         sizes = cluster_sizes(event["assignment"])
         return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
     if kind == "program":
-        return "the training program is compiled for ONNX Runtime, LiteRT and torch"
-    if kind == "bundle":
-        return "every center is exported to ONNX and TFLite and checked against torch"
+        return f"the training program is compiled for {_listed(map(names.engine, event['parity']))}"
+    if kind == "bundle" and event.get("formats"):
+        return (
+            f"every center is exported to {_listed(map(names.file_format, event['formats']))} and checked against torch"
+        )
     return ""
 
 
@@ -93,6 +95,12 @@ def next_step(event: Mapping[str, Any]) -> str:
         left = event["of"] - event["round"]
         return f"{name} round {event['round'] + 1}/{event['of']}" if left else "closing the run"
     return {"run-done": "working on what comes next", "bundle": "handing out centers"}.get(kind, "")
+
+
+def _listed(words: Iterable[str]) -> str:
+    """["a", "b", "c"] -> a, b and c."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _share(value: float | None) -> str:
