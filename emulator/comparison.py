@@ -19,6 +19,7 @@ import numpy as np
 from coordinator.metrics import ari
 from edge_client.errors import ConfigError
 from emulator import figures, names, report
+from emulator.config import QUESTION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -225,5 +226,7 @@ def _groups(folder: Path) -> dict[str, int]:
 
 
 def _command(line: Line) -> str:
+    if (line.folder / QUESTION).is_file():
+        return f"fedcenters-emulator simulate {line.folder / QUESTION}"
     kind = "fedcenters-coordinator serve" if "broker" in line.settings else "fedcenters-emulator simulate"
     return f"{kind} {line.folder / 'config.toml'}"

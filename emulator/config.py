@@ -28,6 +28,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+QUESTION = "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
 FIELDS = {"num-rounds": "rounds"}  # where the file's word is another one than the field's
 LESSON = ("method", "data-set", "model", "partition", "devices", "groups", "seed", "profiles", "codec", "hostile")
 _KINDS = {"str": str, "int": int, "float": float, "Path": Path}

@@ -20,7 +20,7 @@ from coordinator.strategies.registry import make, name_of, settings_of
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from emulator import stage, watch
-from emulator.config import FIELDS, SimulateArgs, table_of
+from emulator.config import FIELDS, QUESTION, SimulateArgs, table_of
 from emulator.partitions import Split
 from emulator.scene import Scene, played
 from emulator.simulation import Record, fleet_of, reached
@@ -28,7 +28,6 @@ from emulator.talk import Talk
 
 MOST = 200  # devices with a thread each, and about what the embedded broker is meant for
 DEADLINE_S = 3_600.0  # of an exchange: nobody is late but a device that hangs
-FILE = "simulate.toml"
 VIRTUAL = {
     "profiles": "devices are as fast and as reliable as this machine",
     "ray": "all processes are on this machine",
@@ -53,7 +52,7 @@ def simulate_json(args: SimulateArgs, talk: Talk, *, resume: bool = False) -> Re
 
     def play(scene: Scene) -> Record:
         last = _rounds(scene, args, strategy, split)
-        stage.write_toml(scene.folder / FILE, table_of(args, settings_of(strategy)))
+        stage.write_toml(scene.folder / QUESTION, table_of(args, settings_of(strategy)))
         told = reached(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
         answered = {"answered": _answered(scene.folder, last["round"])}
         return told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(scene.folder)}

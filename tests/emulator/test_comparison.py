@@ -71,6 +71,8 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
     assert (lines[0].settings["lam"], lines[0].settings["model.name"]) == (0.5, "m")
     assert "lam" not in lines[1].settings
     assert "fedcenters-coordinator serve" in comparison.page(lines)
+    (folder / "simulate.toml").touch()  # and one that `simulate --broker` asked for
+    assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.page(lines)
 
 
 def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:

@@ -17,9 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from emulator.cli import app
+from emulator.config import QUESTION as ASKED
 from emulator.config import asked, read
 from emulator.help import HELP
-from emulator.over_mqtt import FILE, VIRTUAL
+from emulator.over_mqtt import VIRTUAL
 from emulator.simulation import simulate_json
 
 PATIENCE_S = 150
@@ -67,7 +68,7 @@ def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tm
     assert "exported" not in stderr
     real = json.loads(stdout)
     folder = Path(real["run"])
-    asked_again = read(folder / FILE)
+    asked_again = read(folder / ASKED)
     assert asked_again.pop("broker") == "embedded"
     virtual = simulate_json(asked(asked_again, {"out": tmp_path / "here"}))
     elsewhere = {"seconds", "virtual_seconds", "run"}
@@ -75,7 +76,7 @@ def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tm
     assert {key: real[key] for key in real.keys() - elsewhere} == {key: virtual[key] for key in real.keys() - elsewhere}
     assert rounds(folder) == rounds(Path(str(virtual["run"])))
     assert centers(folder) == centers(Path(str(virtual["run"]))) != {}
-    assert {path.name for path in folder.iterdir()} >= {"config.toml", "metrics.jsonl", "centers", "store", FILE}
+    assert {path.name for path in folder.iterdir()} >= {"config.toml", "metrics.jsonl", "centers", "store", ASKED}
     assert_nothing_is_left(tmp_path / "mqtt")
 
 
