@@ -8,6 +8,7 @@ torch is loaded once, by the process that all workers are copies of, and never h
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import pickle
 import tempfile
@@ -232,13 +233,23 @@ def _moved_in(
     local: Mapping[ClientId, Local],
     folder: Path,
 ) -> Crew:
-    home = {who: i % len(started) for i, who in enumerate(sorted(local))}
+    home = dealt(local, len(started))
     for w, (worker, recipe) in enumerate(zip(started, recipes, strict=True)):
         samples = folder / f"worker-{w}.npz"
         _save(samples, {who: local[who] for who in sorted(local) if home[who] == w})
         # Not an argument of the process: a large one would wait for ever for a worker that died before it read it.
         worker.tell(Setup(recipe=recipe, samples=samples))
     return Crew(learner=learner, local=local, workers=started, home=home)
+
+
+def dealt(local: Mapping[ClientId, Local], workers: int) -> dict[ClientId, int]:
+    """A worker for each device: as many devices for each, and about as many samples, whichever groups they are of.
+
+    From the largest device to the smallest, to and fro: 0, 1, 2, 2, 1, 0, 0, ...
+    """
+    there = [*range(workers)]
+    turns = itertools.cycle([*there, *reversed(there)])
+    return dict(zip(sorted(local, key=lambda who: (-len(local[who].train), who)), turns, strict=False))
 
 
 def _gone() -> FedcentersError:

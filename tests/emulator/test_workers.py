@@ -16,10 +16,13 @@ from typing import NoReturn
 import numpy as np
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from coordinator.models.registry import build
 from coordinator.strategies.base import Exchange
 from coordinator.strategies.registry import make
+from edge_client.dataset import Dataset, Local
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.learner import Learner
 from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
@@ -31,7 +34,7 @@ from emulator.partitions import Split
 from emulator.schemes import parse
 from emulator.simulation import run
 from emulator.virtual import Devices
-from emulator.workers import Crew, crew, ordered
+from emulator.workers import Crew, crew, dealt, ordered
 from export.program import compile_program, vector_of
 
 
@@ -133,6 +136,17 @@ def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(pair: tuple[
         np.testing.assert_array_equal(row, copy)
         np.testing.assert_array_equal(row, answer.update)
     assert not any(np.array_equal(row, answer.update) for row, answer in zip(rows, second.values(), strict=True))  # type: ignore[union-attr, arg-type]
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(1, 8))
+def test_workers_hold_as_many_devices_and_about_as_many_samples(sizes: list[int], workers: int) -> None:
+    data = Dataset(np.zeros((max(sizes), 1), np.float32), np.zeros(max(sizes), np.int64))
+    local = {f"d{i:02}": Local(train=Dataset(data.x[:n], data.y[:n]), test=None) for i, n in enumerate(sizes)}
+    home = dealt(local, workers)
+    assert home.keys() == local.keys()
+    shares = [[len(local[who].train) for who in home if home[who] == worker] for worker in range(workers)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert max(map(sum, shares)) - min(map(sum, shares)) <= max(sizes)
 
 
 def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: Stage) -> None:
