@@ -3,7 +3,8 @@
 A sample of up to 100 devices trains for three rounds with each K. Accuracy is taken on a fifth of every device's
 training samples, which is held out here: the samples kept for testing are not looked at. How far apart the clusters lie
 is measured on the devices' first models, which all come from one start, the same for every K. The distance within
-clusters falls with every K, so it is shown beside the silhouette, which does not. Writes no file but the picture.
+clusters falls with every K, so that its elbow is taken, and the silhouette stands beside it. Writes no file but the
+picture.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from emulator.config import SimulateArgs
 from emulator.simulation import fleet_of, opened, run
 from emulator.virtual import Devices
 
-CRITERIA = ("accuracy", "silhouette")
+CRITERIA = ("accuracy", "silhouette", "distance")
 HELD_OUT = 0.2  # of a device's training samples
 SMALLEST = 2  # training samples: one to train, one held out
 
@@ -90,14 +91,20 @@ def try_each(  # noqa: PLR0913 - a run has these settings
 
 
 def recommended(trials: Iterable[Trial], by: str) -> int:
-    """The K to take. By "silhouette": the greatest, of equals the least K.
+    """The K to take.
 
     By "accuracy": the least K that is not clearly worse than the best one, which is when the mean difference over the
-    devices is at most its own standard error.
+    devices is at most its own standard error. By "silhouette": the greatest, of equals the least K. By "distance": the
+    elbow of the curve, the point farthest below the line from its first to its last (Satopaa 2011), or the least K
+    where nothing bends.
     """
     in_order = sorted(trials, key=lambda trial: trial.clusters)
     if by == "silhouette":
         return max(in_order, key=lambda trial: trial.silhouette).clusters
+    if by == "distance":
+        ks, within = [[float(getattr(trial, name)) for trial in in_order] for name in ("clusters", "distance")]
+        line = np.interp(ks, [ks[0], ks[-1]], [within[0], within[-1]])
+        return in_order[int(np.argmax(np.round(line - within, 12)))].clusters
     best = max(in_order, key=lambda trial: trial.accuracy)
     return next(trial.clusters for trial in in_order if not _worse(trial, best))
 
@@ -136,16 +143,13 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
     rows, chosen = result["trials"], result["recommended"]
     ks = [row["clusters"] for row in rows]
 
-    def panel(key: str, title: str, mark: int | None) -> Callable[[Any], None]:
+    def panel(key: str, title: str, mark: int) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:  # noqa: ANN401 - matplotlib's Axes
             values = [row[key] for row in rows]
             axes.plot(ks, values, color=figures.COLOURS[0], marker="o", lw=2)
-            if mark is not None:
-                at = (mark, values[ks.index(mark)])
-                axes.plot(*at, marker="o", ms=13, mfc="none", mec=figures.COLOURS[4], mew=2)
-                axes.annotate(
-                    f"{mark}", at, xytext=(0, -20), textcoords="offset points", ha="center", fontweight="bold"
-                )
+            at = (mark, values[ks.index(mark)])
+            axes.plot(*at, marker="o", ms=13, mfc="none", mec=figures.COLOURS[4], mew=2)
+            axes.annotate(f"{mark}", at, xytext=(0, -20), textcoords="offset points", ha="center", fontweight="bold")
             axes.set(title=title, xlabel="centers", xticks=ks)
             if key == "accuracy":
                 axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -159,7 +163,7 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
         3.6,
         panel("accuracy", "Accuracy on held-out training samples", chosen["accuracy"]),
         panel("silhouette", "Silhouette of the first models", chosen["silhouette"]),
-        panel("distance", "Mean squared distance within clusters", None),
+        panel("distance", "Mean squared distance within clusters", chosen["distance"]),
     ).savefig(out, dpi=110)
 
 

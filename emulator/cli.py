@@ -308,7 +308,7 @@ def choose_k(  # noqa: PLR0913 - a command line
     *,
     method: Annotated[str, typer.Option(help="A method with a setting `clusters`.")] = "fesem",
     most: Annotated[int, typer.Option(min=1, help="The largest number of centers to try; 1 is the least.")] = 6,
-    by: Annotated[str, typer.Option(help="accuracy or silhouette.")] = "accuracy",
+    by: Annotated[str, typer.Option(help="accuracy, silhouette, or distance: its elbow.")] = "accuracy",
     data_set: Annotated[str, typer.Option(help="What the devices hold.")] = "digits",
     partition: Annotated[str, typer.Option(help="How they share it; the data set's own.")] = "",
     devices: Annotated[int | None, typer.Option(min=1, help="How many devices there are.")] = None,

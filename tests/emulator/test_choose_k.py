@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from coordinator.strategies.fesem import FeSEM
 from edge_client.dataset import Dataset, Local
 from edge_client.errors import ConfigError, UsageError
-from emulator.choose_k import Heard, Trial, choose_k, choose_k_json, picture, recommended, try_each, validation
+from emulator.choose_k import (
+    CRITERIA,
+    Heard,
+    Trial,
+    choose_k,
+    choose_k_json,
+    picture,
+    recommended,
+    try_each,
+    validation,
+)
 from emulator.config import SimulateArgs
 from emulator.simulation import run
 from tests.softmax import devices_of, grouped_fleet, start_of
@@ -19,20 +29,20 @@ from tests.softmax import devices_of, grouped_fleet, start_of
 FLEET = grouped_fleet(9, 3, n=60)
 
 
-def trial(k: int, *accuracies: float, silhouette: float = 0.0) -> Trial:
+def trial(k: int, *accuracies: float, silhouette: float = 0.0, distance: float = 1.0) -> Trial:
     per_device = {f"d{i}": a for i, a in enumerate(accuracies)}
-    return Trial(clusters=k, used=k, per_device=per_device, distance=1.0, silhouette=silhouette)
+    return Trial(clusters=k, used=k, per_device=per_device, distance=distance, silhouette=silhouette)
 
 
 def fesem(k: int) -> FeSEM:
     return FeSEM(clusters=k, local_steps=10, batch_size=8)
 
 
-def test_the_true_number_of_groups_is_recommended_by_either_criterion() -> None:
+def test_the_true_number_of_groups_is_recommended_by_every_criterion() -> None:
     devices = devices_of(validation(FLEET, sample=100, seed=0))
     trials = try_each([fesem(k) for k in range(1, 6)], start_of(), devices, rounds=3, seed=0, batch=8)
     assert [t.clusters for t in trials] == [1, 2, 3, 4, 5]
-    assert {by: recommended(trials, by) for by in ("accuracy", "silhouette")} == {"accuracy": 3, "silhouette": 3}
+    assert {by: recommended(trials, by) for by in CRITERIA} == dict.fromkeys(CRITERIA, 3)
     distances = [t.distance for t in trials]
     assert distances == sorted(distances, reverse=True)
 
@@ -47,6 +57,15 @@ def test_the_least_number_that_is_not_clearly_worse_wins() -> None:
 
 def test_of_equal_silhouettes_the_least_number_wins() -> None:
     assert recommended([trial(3, 1.0, silhouette=0.4), trial(2, 1.0, silhouette=0.4), trial(1, 1.0)], "silhouette") == 2
+
+
+@pytest.mark.parametrize(
+    ("within", "elbow"),
+    [([9.0, 3.0, 2.0, 1.0], 2), ([9.0, 8.0, 2.0, 1.5], 3), ([4.0, 3.0, 2.0, 1.0], 1), ([2.0, 1.0], 1), ([1.0], 1)],
+)
+def test_the_distance_within_recommends_where_it_bends(within: list[float], elbow: int) -> None:
+    trials = [trial(k, 1.0, distance=d) for k, d in enumerate(within, start=1)]
+    assert recommended(list(reversed(trials)), "distance") == elbow
 
 
 @given(n=st.lists(st.integers(1, 30), min_size=1, max_size=8), sample=st.integers(1, 10), seed=st.integers(0, 99))
