@@ -41,7 +41,8 @@ def coasted(before: State, after: State, *, beta: float, n_params: int) -> State
     if not trained.any():
         return after
     velocity = np.zeros((len(centers), n_params), centers.dtype)
-    velocity[: len(old)] = after.extra.get(VELOCITY, np.nan)
+    known = {**before.extra, **after.extra}  # a method need not carry on what it does not know
+    velocity[: len(old)] = known.get(VELOCITY, np.nan)
     going = trained & ~np.isnan(velocity[: len(old)]).any(axis=1)
     new[going] += beta * velocity[: len(old)][going]
     velocity[: len(old)][trained] = np.where(going[:, None], new - old, 0)[trained]

@@ -50,6 +50,12 @@ def test_a_center_that_is_first_trained_later_does_not_make_its_jump_again() -> 
     assert three.extra[VELOCITY].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
+def test_a_method_that_carries_nothing_on_has_momentum_too() -> None:
+    moving = state([1, 1, 1, 0], velocity=np.ones((1, N)))
+    found = coasted(moving, State(centers=moving.centers + 1.0), beta=BETA, n_params=N)
+    assert found.centers[:, :N].tolist() == [[2.5, 2.5, 2.5]]
+
+
 def test_a_center_that_is_halted_begins_anew_and_no_other() -> None:
     moving = state([1, 1, 1, 0], [2, 2, 2, 0], velocity=np.ones((2, N)))
     after = State(centers=moving.centers + 1.0, extra=halted(moving.extra, 0))
