@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from coordinator import rounds
@@ -196,16 +197,7 @@ class LiveExchange:
             self._uploads.end(cid)
         if not self._uploads.expects(cid, label):
             return
-        try:
-            whole = self._uploads.take(cid, index, message)
-        except Malformed as wrong:
-            self._refuse(cid, wrong)
-        except OSError as full:
-            self._retry(cid, full.strerror)
-        else:
-            self._events.append(rounds.Block(cid))
-            if whole is not None:
-                self._judge(cid, whole.read_bytes())
+        self._receive(cid, lambda: self._uploads.take(cid, index, message))
         self._drain()
 
     def on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
@@ -310,9 +302,25 @@ class LiveExchange:
         except (Malformed, OSError) as full:
             self._retry(cid, str(full))
             return
+        if have.complete:  # a crash came right after its last block: the device owes none
+            self._receive(cid, lambda: self._uploads.finish(cid))
+            return
         self.desk.link.tell(
             cid, "go", re=rdy["id"], sha256=manifest.sha256, shard=SHARD, window=WINDOW, have=have_field(have)
         )
+
+    def _receive(self, cid: ClientId, step: Callable[[], Path | None]) -> None:
+        """One step of an upload; the blob, once it is whole, is judged."""
+        try:
+            whole = step()
+        except Malformed as wrong:
+            self._refuse(cid, wrong)
+        except OSError as full:
+            self._retry(cid, full.strerror)
+        else:
+            self._events.append(rounds.Block(cid))
+            if whole is not None:
+                self._judge(cid, whole.read_bytes())
 
     def _judge(self, cid: ClientId, data: bytes) -> None:
         """A whole blob with the right hash: acceptable, or refused for good?"""

@@ -7,7 +7,8 @@ last: what is older is answered and not taken. One upload per device, within the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from coordinator.admission import admit, moved, strays
@@ -59,10 +60,18 @@ class Latecomers:
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """A block of an open upload; what was not expected is dropped."""
-        if not self._uploads.expects(cid, label):
-            return
+        if self._uploads.expects(cid, label):
+            self._receive(cid, lambda: self._uploads.take(cid, index, message))
+
+    def close(self) -> None:
+        """Another exchange has closed: nobody waits for these any more."""
+        self._uploads.abandon_all()
+        self._rdy.clear()
+
+    def _receive(self, cid: ClientId, step: Callable[[], Path | None]) -> None:
+        """One step of an upload; the blob, once it is whole, is judged."""
         try:
-            whole = self._uploads.take(cid, index, message)
+            whole = step()
         except Malformed as wrong:
             self._answer(cid, self._rdy.pop(cid), wrong.code if wrong.code in ACK_STATUSES else "late")
         except OSError as full:
@@ -70,11 +79,6 @@ class Latecomers:
         else:
             if whole is not None:
                 self._judge(cid, self._rdy.pop(cid), whole.read_bytes())
-
-    def close(self) -> None:
-        """Another exchange has closed: nobody waits for these any more."""
-        self._uploads.abandon_all()
-        self._rdy.clear()
 
     def _full(self, size: int) -> bool:
         held = sum(rdy["update"]["size"] for rdy in self._rdy.values())
@@ -88,6 +92,9 @@ class Latecomers:
             self._answer(cid, rdy, "retry", detail=str(full)[:DETAIL_MAX], retry_ms=RETRY_MS)
             return
         self._rdy[cid] = rdy
+        if have.complete:  # a crash came right after its last block: the device owes none
+            self._receive(cid, lambda: self._uploads.finish(cid))
+            return
         sha256 = manifest.sha256
         self._desk.link.tell(cid, "go", re=rdy["id"], sha256=sha256, shard=SHARD, window=WINDOW, have=have_field(have))
 

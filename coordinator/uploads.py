@@ -6,6 +6,7 @@ stay on disk, so a device that comes back sends only what is missing. Blobs of o
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,10 +84,12 @@ class Uploads:
             self._count_bad(cid, upload)
             return None
         partial.write_block(index, body)
-        if not partial.bitmap.complete:
-            return None
-        del self._open[cid]
-        return partial.finish()
+        return self.finish(cid) if partial.bitmap.complete else None
+
+    def finish(self, cid: ClientId) -> Path:
+        """The file of a blob whose blocks are all here; its upload is over. Malformed("bad_hash") as `take`."""
+        with closing(self._open.pop(cid).partial) as partial:
+            return partial.finish()
 
     def _count_bad(self, cid: ClientId, upload: Upload) -> None:
         upload.bad += 1

@@ -38,12 +38,17 @@ def _exchange(spy: Spy, cid: str) -> int:
     return max((task["exchange"] for task in spy.said("task", cid=cid)), default=-1)
 
 
-def announce(spy: Spy, ballast: int = BALLAST, *, inline: bool = False, value: float = 0.01) -> bytes:
-    """The late answer of d03 to the first task; -> its bytes."""
+def late_answer(spy: Spy, ballast: int = BALLAST, *, value: float = 0.01) -> bytes:
+    """What d03 would answer to the first task."""
     task = spy.said("task", cid="d03")[0]
     schema = program(ballast=ballast).schema
-    base = task["start"]["sha256"]
-    data = compress.encode(np.full(schema.size, value), schema, codec=task["reply"]["codec"], kind="delta", base=base)
+    vector, codec = np.full(schema.size, value), task["reply"]["codec"]
+    return compress.encode(vector, schema, codec=codec, kind="delta", base=task["start"]["sha256"])
+
+
+def announce(spy: Spy, ballast: int = BALLAST, *, inline: bool = False, value: float = 0.01) -> bytes:
+    """The late answer of d03 to the first task; -> its bytes."""
+    task, data = spy.said("task", cid="d03")[0], late_answer(spy, ballast, value=value)
     key = {name: task[name] for name in ("run", "round", "exchange")}
     update = manifest_of(data, "delta", block=BLOCK, inline=inline)
     spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
@@ -105,6 +110,26 @@ def test_a_restart_in_the_next_round_is_shown_the_same_late_updates(tmp_path: Pa
         fed.finish()
         fed.world.end()
     assert calm.final_states() == rough.final_states()
+
+
+def test_a_late_update_whose_blocks_are_all_here_since_before_a_crash_is_taken_without_another_one(
+    tmp_path: Path,
+) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    data = late_answer(spy)
+    assert fed.store is not None
+    partial = fed.store.updates("d03").partial(manifest_of(data, "delta", block=BLOCK))
+    for index in range(partial.manifest.total):
+        start, stop = blocks.body_range(partial.manifest, index)
+        partial.write_block(index, data[start:stop])
+    partial.close()
+    announce(spy)
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["late"]
+    assert spy.said("go", cid="d03") == []
+    fed.finish()
+    fed.world.end()
+    assert shown(fed, 2) == ["d03"]
 
 
 @pytest.mark.parametrize("value", [1e6, 5.0], ids=["far from any model", "far from what is usual here"])

@@ -136,8 +136,12 @@ class Scene:
                 if found(event):
                     return event
             for name, process in self.processes.items():
-                assert process.poll() is None, (self.folder / f"{name}.log").read_text()[-2_000:]
-        raise TimeoutError(f"not heard; {self.heard} other messages were")
+                assert process.poll() is None, self._log(name)
+        logs = "\n".join(f"{name}: {self._log(name)}" for name in self.processes)
+        raise TimeoutError(f"not heard; {self.heard} other messages were\n{logs}")
+
+    def _log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text()[-2_000:]
 
     def final_states(self) -> dict[str, bytes]:
         """As `Federation.final_states`."""
@@ -231,7 +235,14 @@ def devices(folder: Path, url: str) -> None:
         )
     leave = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leave.set())
-    threads = [threading.Thread(target=client.run, name=client.config.device_id) for client in clients]
+
+    def live(client: Client) -> None:
+        try:
+            client.run()
+        finally:
+            leave.set()  # one that dies ends them all, so that whoever waits for it is told
+
+    threads = [threading.Thread(target=live, args=(client,), name=client.config.device_id) for client in clients]
     for thread in threads:
         thread.start()
     leave.wait()

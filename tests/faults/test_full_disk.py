@@ -27,12 +27,13 @@ DEVICES = 3
 
 
 class Disk:
-    """Full, or not, for the participant `owner`."""
+    """Full, or not, for the participant `owner`. `at_sync`: as where room is looked for late, it says so only then."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, owner: str) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, owner: str, *, at_sync: bool = False) -> None:
         self.full, self._owner, self._write_at = False, owner, blobs._write_at
         patch.setattr("os.fsync", self.fsync)
-        patch.setattr(blobs, "_write_at", self.write_at)
+        if not at_sync:
+            patch.setattr(blobs, "_write_at", self.write_at)
 
     def fsync(self, _descriptor: int) -> None:
         self._check()
@@ -73,12 +74,14 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return fed
 
 
-@pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
+@pytest.mark.parametrize(
+    ("ballast", "at_sync"), [(0, False), (BALLAST, False), (BALLAST, True)], ids=["inline", "blocks", "whole"]
+)
 def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ballast: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ballast: int, *, at_sync: bool
 ) -> None:
     calm, fed = (Federation.of(tmp_path / name, ballast=ballast, devices=DEVICES) for name in ("calm", "full"))
-    disk = Disk(monkeypatch, "coordinator.0")
+    disk = Disk(monkeypatch, "coordinator.0", at_sync=at_sync)
     calm.start_coordinator()
     calm.start_devices(DEVICES)
     calm.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pytest
 from coordinator.config import RunConfig
 from coordinator.runs import round_rng
 from coordinator.store import Diverged
+from edge_client.transport.blobs import Partial
 from edge_client.transport.memory import MemoryBroker
 from tests.faults.virtual import Killed
 from tests.faults.world import BALLAST, TOPICS, Anything, Federation, Spy
@@ -112,6 +114,33 @@ def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
     fed.world.kill("coordinator.0")
     fed.start_coordinator()
     fed.finish()
+    fed.world.end()
+    assert fed.final_states() == undisturbed.states
+    assert fed.rounds() == undisturbed.rounds
+
+
+@pytest.mark.parametrize("fatal", range(1, 2 * DEVICES + 1))
+def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_and_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed, fatal: int
+) -> None:
+    """Every block is on disk then, so the device owes none, and whoever waits for one waits until the deadline."""
+    fed = federation(tmp_path)
+    finish, finished = Partial.finish, 0
+
+    def dies(partial: Partial) -> Path:
+        nonlocal finished
+        finished += threading.current_thread().name == "coordinator.0"
+        if finished != fatal or victim.doomed:
+            return finish(partial)
+        victim.vanish()
+        raise Killed
+
+    monkeypatch.setattr(Partial, "finish", dies)
+    victim = fed.start_coordinator()
+    fed.start_devices(DEVICES)
+    fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.happened("done"), limit_s=60.0)
     fed.world.end()
     assert fed.final_states() == undisturbed.states
     assert fed.rounds() == undisturbed.rounds
