@@ -22,12 +22,13 @@ from edge_client.protocol.task import Array
 
 VARIABLE = "FEDCENTERS_DATA"
 LIMIT_BYTES = 1 << 30  # of one file's content, unless its loader says otherwise
+CHUNK_BYTES = 1 << 20
 
 HOMES = {
     "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
     "mnist": "http://yann.lecun.com/exdb/mnist, and the extended labels from https://github.com/facebookresearch/qmnist",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html, the binary version",
-    "emnist": "https://www.nist.gov/itl/products-and-services/emnist-dataset, the MNIST format",
+    "emnist": "https://www.nist.gov/itl/products-and-services/emnist-dataset, the MNIST format, gzip.zip",
     "femnist": "https://github.com/TalwalkarLab/leaf, preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8",
     "celeba": "https://github.com/TalwalkarLab/leaf, preprocess.sh -s niid --sf 1.0 -k 5 -t sample --tf 0.8",
     "wisdm": "https://www.cis.fordham.edu/wisdm/dataset.php, the transformed file as x, y, user in an .npz",
@@ -35,9 +36,15 @@ HOMES = {
     "fsdd": "https://github.com/Jakobovski/free-spoken-digit-dataset, the folder recordings",
 }
 
-# Of the content, unpacked where the file is a .gz, so that packing it again changes nothing. None is known for
-# CIFAR-10's binary version and EMNIST, of which archives have one, for FEMNIST and CelebA, which LEAF's scripts make,
-# and for the wav files of FSDD: there only form and range are checked.
+ARCHIVES = {  # what is published in one archive need not be unpacked: a folder, the archive, and where in it
+    "emnist": ("emnist/gzip.zip", "gzip/"),
+    "celeba/img_align_celeba": ("celeba/img_align_celeba.zip", "img_align_celeba/"),
+}
+
+# Of the content, unpacked where the file is a .gz, so that packing it again changes nothing; of the two archives as
+# they are. None is known for the JSON files of FEMNIST and CelebA, which LEAF's scripts make on one's own machine, for
+# the wav files of FSDD, and for what somebody unpacked from the archives: there only form and range are checked.
+# CIFAR-10's are those of torchvision for Ruby, EMNIST's and CelebA's those of TensorFlow Datasets and MLDatasets.jl.
 SHA256 = {
     "fashion-mnist/train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
     "fashion-mnist/train-labels-idx1-ubyte": "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
@@ -49,6 +56,14 @@ SHA256 = {
     "mnist/t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
     "mnist/qmnist-train-labels-idx2-int": "bb1b6e1ec7b04fd5696f1ed50b5f58f8ef195118edd5c93c81783df9740b8ac5",
     "mnist/qmnist-test-labels-idx2-int": "92d0ccb8c25f9c6534270fb4be7e1d24a1c6d315edfc8a638bfbd31c70f362dd",
+    "cifar10/cifar-10-batches-bin/data_batch_1.bin": "cee916563c9f80d84e3cc88e17fdc0941787f1244f00a67874d45b261883ada5",
+    "cifar10/cifar-10-batches-bin/data_batch_2.bin": "a591ca11fa1708a91ee40f54b3da4784ccd871ecf2137de63f51ada8b3fa57ed",
+    "cifar10/cifar-10-batches-bin/data_batch_3.bin": "bbe8596564c0f86427f876058170b84dac6670ddf06d79402899d93ceea26f67",
+    "cifar10/cifar-10-batches-bin/data_batch_4.bin": "014e562d6e23c72197cc727519169a60359f5eccd8945ad5a09d710285ff4e48",
+    "cifar10/cifar-10-batches-bin/data_batch_5.bin": "755304fc0b379caeae8c14f0dac912fbc7d6cd469eb67a1029a08a39453a9add",
+    "cifar10/cifar-10-batches-bin/test_batch.bin": "8e2eb146ae340b09e24670f29cabc6326dba54da8789dab6768acf480273f65b",
+    "emnist/gzip.zip": "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e",
+    "celeba/img_align_celeba.zip": "46fb89443c578308acf364d7d379fe1b9efb793042c0af734b6112e4fd3a8c74",
     "cifar10/cifar10_from_jpeg_delta.npz": "dd9b7503f053a2716dbf0745e4ee798866781959362240e9e61a935b2f77a168",
     "wisdm/wisdm_v1.1_transformed.npz": "08bc6bb1bddf65348fde77999bf3c3ee9a9b386920307bbde6d6dc6514c40409",
     "fsdd/fsdd_8khz.npz": "43cb706a49f8495b162d0ceb4dd4fd66c5dba4a02120dbf7bad57fc1cc64ee17",
@@ -72,9 +87,10 @@ class Folder:
 
     path: Path
     known: Mapping[str, str] = field(default_factory=lambda: SHA256, repr=False)
+    _opened: dict[str, zipfile.ZipFile] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def has(self, name: str) -> bool:
-        """Whether the file is there, as it is or as .gz."""
+        """Whether the file is there: as it is, as .gz, or in the archive that it is published in."""
         return self._found(name) is not None
 
     def read(self, name: str, *, limit: int = LIMIT_BYTES) -> bytes:
@@ -86,9 +102,9 @@ class Folder:
         if path is None:
             raise self.missing(name)
         try:
-            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            with path.open("rb") as raw, gzip.open(raw) if path.name.endswith(".gz") else raw as file:
                 content = file.read(limit + 1)
-        except (OSError, EOFError, zlib.error) as wrong:
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile, RuntimeError) as wrong:  # RuntimeError: encrypted
             raise ConfigError(f"cannot read {path}: {wrong}", hint=self._hint(name)) from wrong
         if len(content) > limit:
             raise ConfigError(f"{path} holds more than {limit} bytes", hint=self._hint(name))
@@ -119,10 +135,35 @@ class Folder:
         """The error for content that breaks its format."""
         return ConfigError(f"{self.path / name}: {why}", hint=self._hint(name))
 
-    def _found(self, name: str) -> Path | None:
-        return next((p for p in (self.path / name, self.path / f"{name}.gz") if p.is_file()), None)
+    def _found(self, name: str) -> Path | zipfile.Path | None:
+        home, _, file = name.rpartition("/")
+        places: list[Path | zipfile.Path] = [self.path / home]
+        if (packed := self._packed(home)) is not None:
+            places.append(packed)
+        return next((p for place in places for p in (place / file, place / f"{file}.gz") if p.is_file()), None)
 
-    def _check(self, name: str, path: Path, digest: str) -> None:
+    def _packed(self, home: str) -> zipfile.Path | None:
+        """The place in a published archive where the files of a folder lie."""
+        name, inside = ARCHIVES.get(home, ("", ""))
+        if not name or not (self.path / name).is_file():
+            return None
+        if name not in self._opened:
+            self._opened[name] = self._archive(name)
+        return zipfile.Path(self._opened[name], inside)
+
+    def _archive(self, name: str) -> zipfile.ZipFile:
+        """An archive whose own checksum was compared."""
+        path, digest = self.path / name, hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    digest.update(chunk)
+            self._check(name, path, digest.hexdigest())
+            return zipfile.ZipFile(path)
+        except (OSError, zipfile.BadZipFile) as wrong:
+            raise ConfigError(f"cannot read {path}: {wrong}", hint=self._hint(name)) from wrong
+
+    def _check(self, name: str, path: Path | zipfile.Path, digest: str) -> None:
         if digest != self.known.get(name, digest):
             raise ConfigError(
                 f"{path} is not the published file: its content has sha256 {digest}, expected {self.known[name]}",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from edge_client.protocol.task import Array
 from emulator.loaders.folder import Folder
 from emulator.loaders.samples import DataSet, Samples, as_float, unit
 
-FILE_LIMIT_BYTES = 4 << 30
+FILE_LIMIT_BYTES, IMAGE_LIMIT_BYTES = 4 << 30, 1 << 24
 FEMNIST_CLASSES, FEMNIST_PIXELS = 62, 28 * 28
 CELEBA_SIDE, CELEBA_CLASSES = 84, 2
 IMAGES = "celeba/img_align_celeba"
@@ -31,9 +32,9 @@ def celeba(folder: Folder) -> DataSet:
     """Smiling or not, by celebrity, [3, 84, 84], 0..255 as LEAF has it; a user is a celebrity."""
 
     def image(name: object) -> Array:
-        if not isinstance(name, str) or Path(name).name != name or not (folder.path / IMAGES / name).is_file():
-            raise ValueError(f"no image {name!r:.60} in {IMAGES}")
-        return _picture(folder.path / IMAGES / name)
+        if not isinstance(name, str) or Path(name).name != name or not folder.has(f"{IMAGES}/{name}"):
+            raise ValueError(f"no image {name!r:.60} in {IMAGES} or {IMAGES}.zip")
+        return _picture(name, folder.read(f"{IMAGES}/{name}", limit=IMAGE_LIMIT_BYTES))
 
     return _parts(folder, "celeba", CELEBA_CLASSES, image, ready=as_float)
 
@@ -87,15 +88,15 @@ def _femnist_image(values: object) -> Array:
     return np.rint(row * 255).astype(np.uint8).reshape(1, 28, 28)
 
 
-def _picture(path: Path) -> Array:
+def _picture(name: str, content: bytes) -> Array:
     """[3, 84, 84] uint8."""
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as missing:
         raise RuntimeMissing("Pillow is not installed", hint="pip install 'fedcenters[emulator]'") from missing
     try:
-        with Image.open(path) as picture:
+        with Image.open(io.BytesIO(content)) as picture:
             small = picture.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")
     except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as wrong:
-        raise ValueError(f"{path.name} is no image: {wrong}") from wrong
+        raise ValueError(f"{name} is no image: {wrong}") from wrong
     return np.asarray(small, dtype=np.uint8).transpose(2, 0, 1)

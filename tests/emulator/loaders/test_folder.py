@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_client.errors import ConfigError
-from emulator.loaders.folder import HOMES, SHA256, Folder, data_folder
+from emulator.loaders.folder import ARCHIVES, HOMES, SHA256, Folder, data_folder
 from tests.emulator.raw import unknown
 
 
@@ -64,6 +64,51 @@ def test_a_damaged_gzip_is_a_config_error(tmp_path: Path) -> None:
         unknown(tmp_path).read("a")
 
 
+def archive_of(path: Path, **members: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members.items():
+            archive.writestr(f"gzip/{name}", content)
+    return path
+
+
+def test_what_is_published_in_an_archive_is_read_from_it_and_what_is_unpacked_beside_it_comes_first(
+    tmp_path: Path,
+) -> None:
+    archive_of(tmp_path / "emnist" / "gzip.zip", **{"a.gz": gzip.compress(b"packed twice"), "b": b"packed"})
+    folder = unknown(tmp_path)
+    assert (folder.read("emnist/a"), folder.read("emnist/b")) == (b"packed twice", b"packed")
+    assert not folder.has("emnist/c")
+    with pytest.raises(ConfigError, match="emnist/c is not in the data folder"):
+        folder.read("emnist/c")
+    (tmp_path / "emnist" / "b").write_bytes(b"unpacked")
+    assert folder.read("emnist/b") == b"unpacked"
+
+
+def test_an_altered_archive_is_refused_before_anything_is_read_from_it(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "emnist" / "gzip.zip", a=b"published")
+    known = {"emnist/gzip.zip": hashlib.sha256(path.read_bytes()).hexdigest()}
+    assert Folder(path=tmp_path, known=known).read("emnist/a") == b"published"
+    archive_of(path, a=b"altered")
+    with pytest.raises(ConfigError, match="not the published file") as wrong:
+        Folder(path=tmp_path, known=known).read("emnist/a")
+    assert "nist.gov" in wrong.value.hint
+
+
+def test_a_bomb_in_an_archive_ends_at_the_limit_and_damage_is_a_config_error(tmp_path: Path) -> None:
+    path = archive_of(tmp_path / "emnist" / "gzip.zip", a=bytes(10_000_000))
+    with pytest.raises(ConfigError, match="more than 1000 bytes"):
+        unknown(tmp_path).read("emnist/a", limit=1_000)
+    whole = bytearray(path.read_bytes())
+    whole[60] ^= 0xFF  # within the packed content
+    path.write_bytes(whole)
+    with pytest.raises(ConfigError, match="cannot read"):
+        unknown(tmp_path).read("emnist/a")
+    path.write_bytes(whole[:100])
+    with pytest.raises(ConfigError, match="cannot read"):
+        unknown(tmp_path).has("emnist/a")
+
+
 class Harmful:
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return (pytest.fail, ("a pickle was opened",))
@@ -89,3 +134,4 @@ def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused_before_it_is_
 
 def test_every_file_with_a_checksum_says_where_to_get_it() -> None:
     assert {name.split("/")[0] for name in SHA256} <= HOMES.keys()
+    assert {archive for archive, _ in ARCHIVES.values()} <= SHA256.keys()

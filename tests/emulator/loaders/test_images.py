@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -61,13 +62,17 @@ def test_extended_labels_of_other_images_are_refused(tmp_path: Path) -> None:
         images.mnist_writers(unknown(tmp_path))
 
 
-def test_emnist_letters_are_upright_and_know_their_case(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_emnist_letters_are_upright_and_know_their_case(tmp_path: Path, *, packed: bool) -> None:
     labels = np.array([3, 10, 35, 36, 61], np.uint8)  # a digit, A, Z, a, z
     stored = np.zeros((5, 28, 28), np.uint8)
     stored[:, 2, 20] = 255  # the file is transposed: really row 20, column 2
+    home = tmp_path / ("gzip" if packed else "emnist")
     for part in ("train", "test"):
-        write_idx(tmp_path / "emnist" / f"emnist-byclass-{part}-images-idx3-ubyte.gz", stored)
-        write_idx(tmp_path / "emnist" / f"emnist-byclass-{part}-labels-idx1-ubyte.gz", labels)
+        write_idx(home / f"emnist-byclass-{part}-images-idx3-ubyte.gz", stored)
+        write_idx(home / f"emnist-byclass-{part}-labels-idx1-ubyte.gz", labels)
+    if packed:
+        shutil.make_archive(str(tmp_path / "emnist" / "gzip"), "zip", tmp_path, "gzip")
     data = images.emnist_letters(unknown(tmp_path))
     assert data.train.y.tolist() == [0, 25, 0, 25]
     assert data.train.domain is not None

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,16 @@ def test_femnist_comes_by_writer_and_loses_no_grey(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.dataset(data.train).x[1], np.full((1, 28, 28), np.float32(128 / 255)))
 
 
-def test_celeba_opens_the_pictures_that_the_users_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("packed", [True, False])
+def test_celeba_opens_the_pictures_that_the_users_name(tmp_path: Path, *, packed: bool) -> None:
     from PIL import Image
 
     folder = tmp_path / "celeba" / "img_align_celeba"
     folder.mkdir(parents=True)
     Image.new("RGB", (178, 218), (10, 20, 30)).save(folder / "000001.png")
+    if packed:
+        shutil.make_archive(str(folder), "zip", tmp_path / "celeba", "img_align_celeba")
+        shutil.rmtree(folder)
     write_leaf(tmp_path, "celeba", {"12": (["000001.png"], [1])})
     data = leaf.celeba(unknown(tmp_path))
     assert data.train.x.shape == (1, 3, 84, 84)
