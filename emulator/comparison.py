@@ -19,7 +19,7 @@ import numpy as np
 from coordinator.metrics import ari
 from edge_client.errors import ConfigError
 from emulator import figures, names, report
-from emulator.config import QUESTION
+from emulator.config import GROUPS, QUESTION
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -220,6 +220,8 @@ def _groups(folder: Path) -> dict[str, int]:
         told = {who: one["group"] for who, one in held.items()}
     elif (folder / "summary.json").is_file():
         told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["groups"]
+    elif (folder / GROUPS).is_file():
+        told = json.loads((folder / GROUPS).read_text(encoding="utf-8"))
     else:
         told = {}
     return {who: int(group) for who, group in told.items() if group is not None}

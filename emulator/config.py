@@ -29,6 +29,7 @@ else:
     import tomli as tomllib
 
 QUESTION = "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
+GROUPS = "groups.json"  # the true group of each device, beside it
 FIELDS = {"num-rounds": "rounds"}  # where the file's word is another one than the field's
 LESSON = ("method", "data-set", "model", "partition", "devices", "groups", "seed", "profiles", "codec", "hostile")
 _KINDS = {"str": str, "int": int, "float": float, "Path": Path}

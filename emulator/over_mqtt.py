@@ -2,11 +2,12 @@
 
 Nothing is virtual: models travel over MQTT, and time is this machine's. With the same engine the result is that of the
 run in one process. All devices are threads of one process, as in the demo; many.py takes thousands. Leaves the
-coordinator's folder, and in it simulate.toml, which asks the same question again.
+coordinator's folder, and in it simulate.toml, which asks the same question again, and the true groups.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from coordinator.strategies.registry import make, name_of, settings_of
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
 from emulator import stage, watch
-from emulator.config import FIELDS, QUESTION, SimulateArgs, table_of
+from emulator.config import FIELDS, GROUPS, QUESTION, SimulateArgs, table_of
 from emulator.partitions import Split
 from emulator.scene import Scene, played
 from emulator.simulation import Record, fleet_of, reached
@@ -53,6 +54,7 @@ def simulate_json(args: SimulateArgs, talk: Talk, *, resume: bool = False) -> Re
     def play(scene: Scene) -> Record:
         last = _rounds(scene, args, strategy, split)
         stage.write_toml(scene.folder / QUESTION, table_of(args, settings_of(strategy)))
+        (scene.folder / GROUPS).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
         told = reached(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
         answered = {"answered": _answered(scene.folder, last["round"])}
         return told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(scene.folder)}

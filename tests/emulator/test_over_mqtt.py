@@ -16,6 +16,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from emulator import comparison
 from emulator.cli import app
 from emulator.config import QUESTION as ASKED
 from emulator.config import asked, read
@@ -76,6 +77,8 @@ def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tm
     assert {key: real[key] for key in real.keys() - elsewhere} == {key: virtual[key] for key in real.keys() - elsewhere}
     assert rounds(folder) == rounds(Path(str(virtual["run"])))
     assert centers(folder) == centers(Path(str(virtual["run"]))) != {}
+    (line,) = comparison.read(folder)
+    assert line.ari == pytest.approx(real["ari"])
     assert {path.name for path in folder.iterdir()} >= {"config.toml", "metrics.jsonl", "centers", "store", ASKED}
     assert_nothing_is_left(tmp_path / "mqtt")
 

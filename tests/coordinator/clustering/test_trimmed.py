@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.clustering import trimmed
 from coordinator.clustering.gram import gram
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.trimmed import trimmed_kmeans
@@ -53,6 +54,16 @@ def test_far_outliers_take_no_center_from_the_groups(together: bool) -> None:  #
     assert ari(truth.tolist(), found.labels[:24].tolist()) == 1.0
     plain = kmeans(matrix, 3, np.random.default_rng(1))
     assert ari(truth.tolist(), plain.labels[:24].tolist()) < 0.6
+
+
+def test_who_is_trimmed_when_the_sweeps_run_out_is_of_a_cluster_that_still_has_a_kept_point(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trimmed, "SWEEPS", 1)
+    points = np.array([[3.0], [3.0], [1.0], [1.0], [2.0], [1.0], [2.0], [0.0], [3.0], [3.0]])
+    found = trimmed_kmeans(gram(points), 4, np.random.default_rng(3064), trim=0.45, restarts=1)
+    assert points[~found.kept].ravel().tolist() == [1.0, 1.0, 1.0, 0.0]  # a cluster of their own, of whom none is kept
+    assert set(found.labels[~found.kept]) <= set(found.labels[found.kept])
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"trim": 0.5}, {"trim": -0.1}, {"restarts": 0}])
