@@ -26,7 +26,6 @@ from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
 Lie = Callable[[ClientId, Task, Reply], Reply]  # what a device sends in place of this answer
 BACK, TOO_FAR, LOUD = -4.0, 8.0, 4.0
 ATTACKS = ("label-flip", "sign-flip", "scale", "noise", "nan")
-WHO = 0x686F7374  # the stream of numbers that says who; small ones are rounds' (coordinator/runs.py)
 MOST = 0.5  # from half of the fleet on, the others would be the hostile ones
 
 
@@ -52,7 +51,7 @@ class Hostile:
     def chosen(self, devices: Mapping[ClientId, Local], seed: int) -> frozenset[ClientId]:
         """Who attacks: the share of the fleet, rounded; the same devices whatever the attack."""
         names = sorted(devices)
-        order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, WHO]))).permutation(len(names))
+        order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1]))).permutation(len(names))
         return frozenset(names[i] for i in order[: round(self.share * len(names))])
 
     def spoiled(self, devices: Mapping[ClientId, Local], liars: frozenset[ClientId]) -> dict[ClientId, Local]:
