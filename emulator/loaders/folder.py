@@ -171,7 +171,8 @@ class Folder:
             )
 
     def _hint(self, name: str) -> str:
-        return f"get it from {_home(name)}; put it at {name} in a folder named by --data or {VARIABLE}"
+        place, _ = ARCHIVES.get(name.rpartition("/")[0], (name, ""))
+        return f"get it from {_home(name)}; put it at {place} in a folder named by --data or {VARIABLE}"
 
 
 def _home(name: str) -> str:

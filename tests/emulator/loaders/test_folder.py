@@ -79,8 +79,9 @@ def test_what_is_published_in_an_archive_is_read_from_it_and_what_is_unpacked_be
     folder = unknown(tmp_path)
     assert (folder.read("emnist/a"), folder.read("emnist/b")) == (b"packed twice", b"packed")
     assert not folder.has("emnist/c")
-    with pytest.raises(ConfigError, match="emnist/c is not in the data folder"):
+    with pytest.raises(ConfigError, match="emnist/c is not in the data folder") as missing:
         folder.read("emnist/c")
+    assert "put it at emnist/gzip.zip" in missing.value.hint
     (tmp_path / "emnist" / "b").write_bytes(b"unpacked")
     assert folder.read("emnist/b") == b"unpacked"
 
