@@ -12,11 +12,11 @@ from tests.coordinator.strategies.driven import Driven
 from tests.softmax import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(5, 2)
-SMALL = {"local_steps": 5, "batch_size": 8}
 
 
-def driven(lam: float, rounds: int = 3, fraction: float = 1.0) -> Driven:
-    run = Driven(Ditto(local_steps=5, batch_size=8, lam=lam, fraction_train=fraction), devices_of(LOCAL), start_of())
+def driven(lam: float, rounds: int = 3, fraction: float = 1.0, common_weight: float = 0.0) -> Driven:
+    ditto = Ditto(local_steps=5, batch_size=8, lam=lam, fraction_train=fraction, common_weight=common_weight)
+    run = Driven(ditto, devices_of(LOCAL), start_of())
     run.play(rounds)
     return run
 
@@ -70,6 +70,25 @@ def test_a_device_is_served_its_personal_model_and_a_newcomer_the_common_one() -
     assert served.slot == "personal"
     np.testing.assert_array_equal(served.init, run.state.centers[0])
     np.testing.assert_array_equal(np.asarray(run.strategy.predictor(run.state, None)[0][1]), run.state.centers[0])
+
+
+def test_with_a_common_weight_a_device_is_served_both_models_and_training_is_the_same() -> None:
+    plain, both = driven(0.5), driven(0.5, common_weight=0.25)
+    np.testing.assert_array_equal(both.state.centers, plain.state.centers)
+    (own, personal), (weight, common) = both.strategy.predictor(both.state, "d00")
+    assert (own, weight) == (0.75, 0.25)
+    assert isinstance(personal, OwnModel)
+    np.testing.assert_array_equal(np.asarray(common), both.state.centers[0])
+    np.testing.assert_array_equal(np.asarray(both.strategy.predictor(both.state, None)[0][1]), both.state.centers[0])
+    ((one, alone),) = Ditto(common_weight=1.0).predictor(both.state, "d00")
+    assert one == 1.0
+    np.testing.assert_array_equal(np.asarray(alone), both.state.centers[0])
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
+def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
+    with pytest.raises(ConfigError, match="common-weight"):
+        Ditto(common_weight=weight)
 
 
 def test_a_pull_that_diverges_is_refused() -> None:
