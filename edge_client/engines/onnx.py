@@ -65,10 +65,9 @@ class OnnxUpdate:
         now, then = ({port.name: _room(port, place) for port in moved} for _ in range(2))
         for name, value in now.items():
             value.update_inplace(np.asarray(feeds[name], order="C"))
-        still = {
-            port.name: ort.OrtValue.ortvalue_from_numpy(np.asarray(feeds[port.name], order="C"), place, 0)
-            for port in kept
-        }
+        # onnxruntime reads these arrays in place, and before 1.30 it does not keep them alive: the update does.
+        self._lent = {port.name: np.asarray(feeds[port.name], order="C") for port in kept}
+        still = {name: ort.OrtValue.ortvalue_from_numpy(array, place, 0) for name, array in self._lent.items()}
         self._loss = _room(next(port for port in function.outputs if port.name == "loss"), "cpu")
         # Each with what it writes; they take turns.
         self._next = (self._bound(function, still | now, then), then)
@@ -78,8 +77,9 @@ class OnnxUpdate:
     def step(self, feeds: Tensors) -> float:
         """One step."""
         binding, written = self._next
-        for port in self._fresh:
-            binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
+        for port in self._fresh:  # read in place as well, until the step is over
+            self._lent[port.name] = np.asarray(feeds[port.name], order="C")
+            binding.bind_cpu_input(port.name, self._lent[port.name])
         self._session.run_with_iobinding(binding)
         self._next, self._after, self._now = self._after, self._next, written
         return float(self._loss.numpy())

@@ -8,11 +8,13 @@ import os
 import subprocess
 import sys
 import types
+import weakref
 import zipfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from edge_client.engines.onnx import PROVIDERS, runtime
 from edge_client.engines.pt2 import load
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
+from edge_client.protocol.task import Array
 from tests.programs import BATCH, compiled, feeds, model, relative, torch_step
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -148,6 +151,38 @@ def test_an_update_on_a_gpu_is_torchs(name: str, engine: str, device: str, tmp_p
     given = feeds(made.program, "step", batch=BATCH)
     first = step(open_engine(engine, made.program, {"step": tmp_path / "step"}, device=device), given)
     assert relative(first, torch_step(model(name).module, given)) < SINGLE_STEP
+
+
+def test_what_onnx_runtime_reads_in_place_lives_as_long_as_the_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before onnxruntime 1.30 neither an OrtValue that is bound nor a binding keeps the arrays that it reads."""
+    import onnxruntime
+
+    lent: list[weakref.ref[Array]] = []
+    from_numpy, bind = onnxruntime.OrtValue.ortvalue_from_numpy, onnxruntime.IOBinding.bind_cpu_input
+
+    def forgetful_value(array: Array, *place: object) -> object:
+        lent.append(weakref.ref(array))
+        value = from_numpy(array, *place)
+        value._numpy_obj = None
+        return value
+
+    def forgetful_bind(self: onnxruntime.IOBinding, name: str, array: Array) -> None:
+        lent.append(weakref.ref(array))
+        bind(self, name, array)
+        self._numpy_obj_references.clear()
+
+    monkeypatch.setattr(onnxruntime.OrtValue, "ortvalue_from_numpy", staticmethod(forgetful_value))
+    monkeypatch.setattr(onnxruntime.IOBinding, "bind_cpu_input", forgetful_bind)
+    program = compiled("digits-mlp").program
+    engine = open_engine("onnx", program, {"step": stored("onnx", "step", tmp_path)})
+    # in Fortran's order, so that every matrix is copied before it is lent
+    update = engine.update({n: np.asfortranarray(v) for n, v in feeds(program, "step", batch=BATCH).items()})
+    given = feeds(program, "step", batch=BATCH)
+    update.step({n: np.asfortranarray(given[n]) for n in ("x", "y", "q")})
+    assert len(lent) == len(program.functions["step"].inputs) - len(update.read())
+    assert all(array() is not None for array in lent)
 
 
 def test_an_unknown_device_is_named_with_those_that_exist() -> None:
