@@ -40,7 +40,7 @@ bench: bench-steps bench-peers ## all figures of BENCHMARKS.md; about a quarter 
 	$(BIN)/python -m tests.benches
 
 bench-steps: $(STAMP) ## a training step of the main models, with memory
-	$(BIN)/python -m tests.bench_programs --models digits-mlp wecfl-cnn gn-cnn --memory
+	$(BIN)/python -m tests.benches.programs --models digits-mlp wecfl-cnn gn-cnn --memory
 
 bench-peers: $(PEERS)/pfl/.installed $(PEERS)/fedjax/.installed $(PEERS)/flower/.installed ## what `make bench` races against, each in its own environment
 
@@ -50,31 +50,31 @@ $(PEERS)/%/.installed: tests/benches/peers/%.txt
 	@{ $(PEER_PYTHON) -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && touch $@; } || echo "$* cannot be installed: its benches will be unmeasured" >&2
 
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
-	$(BIN)/python -m tests.bench_programs --json bench-programs.json
+	$(BIN)/python -m tests.benches.programs --json bench-programs.json
 
 bench-fleet: $(STAMP) ## 1,000 devices that upload 1.15 MB each, then 5,000 small ones, over mosquitto; some minutes on an idle machine
-	$(BIN)/python -m tests.bench_fleet
+	$(BIN)/python -m tests.benches.fleet
 
 architectures: $(STAMP) ## five hundred random architectures: each matches torch or is refused by name
-	$(BIN)/python -m tests.many_architectures
+	$(BIN)/python -m tests.figures.architectures
 
 hostile: $(STAMP) ## honest devices' accuracy while others attack, with every reduce; about ten minutes of CPU
-	$(BIN)/python -m tests.hostile_figures
+	$(BIN)/python -m tests.figures.attacks
 
 codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
-	$(BIN)/python -m tests.codec_figures
+	$(BIN)/python -m tests.figures.codecs
 
 fuzz: $(STAMP)   ## ten million damaged inputs to every decoder; about ten minutes of CPU
-	$(BIN)/python -m tests.attacks.many_bytes --cases 10000000
+	$(BIN)/python -m tests.attacks.fuzz_decoders --cases 10000000
 
 bench-serve: $(STAMP) ## requests per second of fedcenters-export serve; needs wrk (apt install wrk), about a minute and a half
-	$(BIN)/python -m tests.bench_serve
+	$(BIN)/python -m tests.benches.serve
 
 roads: $(STAMP)  ## the README's commands for a server and two boards, over mosquitto with certificates
-	$(BIN)/pytest -m slow tests/test_roads.py
+	$(BIN)/pytest -m slow tests/docs/test_roads.py
 
 reference: $(STAMP) ## pages of all modules from their docstrings, in build/reference
-	$(BIN)/python -m tests.reference build/reference
+	$(BIN)/python -m tests.docs.reference build/reference
 
 reader-environments: $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed ## what `make readers` runs our files with
 

@@ -19,7 +19,7 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(missing_extra(missing)) from None
 
-from coordinator import provision_cli
+from coordinator.identity import cli as provision_cli
 from edge_client.errors import foreseen
 
 app = typer.Typer(
@@ -83,7 +83,7 @@ def web_files(
 
     example: fedcenters-coordinator web-files
     """
-    from coordinator import web_files as third
+    from coordinator.phone import vendored_files as third
 
     folder = out or third.default_folder()
     made = third.fetch_all(folder)
@@ -107,7 +107,7 @@ def phone(
 
     example: fedcenters-coordinator phone coordinator.toml
     """
-    from coordinator.phone_server import serve as serve_page
+    from coordinator.phone.server import serve as serve_page
 
     serve_page(config, listen, url=url, certificate=certificate, key=key)
 
@@ -126,8 +126,8 @@ def status(
 
     example: fedcenters-coordinator status coordinator.toml --watch
     """
-    from coordinator.status import folder_of, lines, painted, watched
-    from coordinator.status import status as read_status
+    from coordinator.storage.status import folder_of, lines, painted, watched
+    from coordinator.storage.status import status as read_status
 
     folder = folder_of(config)
     founds = watched(folder) if watch else iter([read_status(folder)])

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.admission import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
-from coordinator.runs import Evaluation
+from coordinator.rounds.round import Evaluation
+from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import BLOCK_MAX, BLOCK_STEP
 from edge_client.protocol.topics import check_federation
@@ -117,7 +117,7 @@ class CoordinatorConfig:
     release: Path | None = None  # a newer client for boards, made by `fedcenters-edge release`
     web_port: int = 0  # of the WebSocket listener of a broker that `serve` starts: what browsers dial; none when 0
     web_broker: str = ""  # the same of a broker elsewhere: wss://host:port
-    loggers: str = ""  # who else is told of each round, as "tensorboard,mlflow" (loggers.py)
+    loggers: str = ""  # who else is told of each round, as "tensorboard,mlflow" (experiment_trackers.py)
     dashboard: str = ""  # [HOST:]PORT of the page that shows the run and steers it; none when empty
     dashboard_read_token: Path | None = None  # files of one line; without them only this machine may look
     dashboard_control_token: Path | None = None  # and steering needs the link that the command prints

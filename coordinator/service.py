@@ -17,16 +17,16 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator import broker as brokers
-from coordinator import loggers
+from coordinator import local_broker as brokers
+from coordinator.artifacts.finished_run import strategy_of
 from coordinator.config import CoordinatorConfig, RunConfig, read
-from coordinator.dashboard.where import Where, where_of
-from coordinator.security import credentials_of
-from coordinator.server import Server
-from coordinator.store import Store
+from coordinator.dashboard.endpoint import Where, where_of
+from coordinator.identity.signing_key import credentials_of
+from coordinator.runtime.server import Server
+from coordinator.storage import experiment_trackers
+from coordinator.storage.store import Store
+from coordinator.strategies.common.representation import explained
 from coordinator.strategies.registry import settings_of
-from coordinator.strategies.representation import explained
-from coordinator.training import strategy_of
 from edge_client.errors import EXIT_OK, ConfigError
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
@@ -34,8 +34,8 @@ from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
-    from coordinator.dashboard.hub import Hub
-    from coordinator.dashboard.run import Running
+    from coordinator.dashboard.event_hub import Hub
+    from coordinator.dashboard.server import Running
 
 PATIENCE_S = 8.0  # after a signal; container engines kill after ten
 GLANCE_S = 0.5
@@ -56,7 +56,7 @@ def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell, das
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
         crowd = _Crowd(tell, sum(len(s.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c)))
-        logs = [stack.enter_context(loggers.opened(c.loggers, c.folder, c.to_toml())) for c in settings]
+        logs = [stack.enter_context(experiment_trackers.opened(c.loggers, c.folder, c.to_toml())) for c in settings]
         lives = [
             _Life(config, store, _both(log, crowd.watch(config)), insecure=insecure)
             for config, store, log in zip(settings, stores, logs, strict=True)
@@ -102,7 +102,7 @@ class _Life:
 
     def show(self, where: Where) -> Running:
         """Serve its dashboard, and say where."""
-        from coordinator.dashboard.run import Running
+        from coordinator.dashboard.server import Running
 
         if self._hub is None:
             raise ValueError(f"{self.name} has no dashboard")
@@ -119,8 +119,8 @@ class _Life:
 
 def _hub(store: Store, watch: Tell) -> tuple[Hub, Tell]:
     """A hub that knows what the store's events tell of, and a `watch` that tells it what comes."""
-    from coordinator.dashboard.hub import Hub
-    from coordinator.dashboard.view import replayed
+    from coordinator.dashboard.event_hub import Hub
+    from coordinator.dashboard.metrics_view import replayed
 
     hub = Hub(replayed(store.events()))
 

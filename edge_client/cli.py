@@ -18,12 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from edge_client import enrol, nearest_cli
-from edge_client.assembly import make_client
-from edge_client.client import Client
 from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
+from edge_client.nearest import cli as nearest_cli
+from edge_client.runtime import enrolment
+from edge_client.runtime.client import Client
+from edge_client.runtime.factory import make_client
 
 LEAVE_S = 10.0  # a task under way is given this long when we are told to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: whoever is on the way reads and changes everything"
@@ -107,9 +108,9 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _enrol(options: argparse.Namespace) -> int:
     config = load_config(options.config, os.environ)
-    if not enrol.wanted(config):
+    if not enrolment.wanted(config):
         raise ConfigError("there is no token to enrol with", hint="it is used up, or `token` does not point at it")
-    enrol.enrol(config)
+    enrolment.enrol(config)
     print(f"{config.device_id}: the certificate is in {config.certificate}", file=sys.stderr)
     return EXIT_OK
 
@@ -164,8 +165,8 @@ def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> Non
 def _enrolled(path: Path) -> ClientConfig:
     """A device's configuration; its one-time token, if there is one, is a certificate now."""
     config = load_config(path, os.environ)
-    if enrol.wanted(config):
-        enrol.enrol(config)
+    if enrolment.wanted(config):
+        enrolment.enrol(config)
     return config
 
 

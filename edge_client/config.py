@@ -7,6 +7,7 @@ Keys are kebab-case; relative paths are relative to the file. A variable such as
 from __future__ import annotations
 
 import difflib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ else:
 
 ENVIRONMENT = "FEDCENTERS_"
 KEY_HEX = 64
+_HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +165,6 @@ def _switch(value: object, _folder: Path) -> bool:
 
 
 def _hours(value: object, _folder: Path) -> str:
-    from edge_client.device import minutes_of
-
     if value == "":
         return ""
     minutes_of(_text(value))
@@ -218,3 +218,14 @@ _HINTS = {
     "allow-metered": "true to train over a link that is paid by the byte",
     "quiet-hours": 'for example quiet-hours = "22:00-06:30", in local time',
 }
+
+
+def minutes_of(hours: str) -> tuple[int, int]:
+    """The text 22:00-06:30 -> (1320, 390): minutes of the day, the end excluded. Raises ValueError."""
+    found = _HOURS.fullmatch(hours)
+    if found is None:
+        raise ValueError("expected HH:MM-HH:MM")
+    h1, m1, h2, m2 = map(int, found.groups())
+    if (h1, m1) == (h2, m2):
+        raise ValueError("these hours begin when they end")
+    return 60 * h1 + m1, 60 * h2 + m2

@@ -25,16 +25,16 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client import device
 from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
-from edge_client.dataset import load as load_data
+from edge_client.data.dataset import load as load_data
 from edge_client.engines.base import open_engine, step
 from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
-from edge_client.learner import log_softmax
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
 from edge_client.protocol.task import Array, Tensors
+from edge_client.runtime import train_conditions
+from edge_client.training.learner import log_softmax
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
 
@@ -278,7 +278,7 @@ def _disk(config: ClientConfig) -> str:
 
 
 def _memory(config: ClientConfig) -> str:
-    free = device.read().free_mib
+    free = train_conditions.read().free_mib
     if free is None:
         return "unknown"
     if free < config.min_free_memory_mib:
@@ -287,7 +287,7 @@ def _memory(config: ClientConfig) -> str:
 
 
 def _power(config: ClientConfig) -> str:
-    draining = device.read().draining
+    draining = train_conditions.read().draining
     if not draining:
         return "on mains or charging, or no battery that Linux shows"
     low = [f"{name} at {percent} %" for name, percent in draining if percent < config.min_battery_percent]
@@ -297,7 +297,7 @@ def _power(config: ClientConfig) -> str:
 
 
 def _temperature(config: ClientConfig) -> str:
-    found = device.read().temperatures
+    found = train_conditions.read().temperatures
     if not found:
         return "no sensor that Linux shows"
     name, celsius = max(found, key=lambda each: each[1])
@@ -308,7 +308,7 @@ def _temperature(config: ClientConfig) -> str:
 
 def _allowed(config: ClientConfig) -> str:
     try:
-        device.may_train(config)
+        train_conditions.may_train(config)
     except DeviceRefused as refused:
         raise Unwell(refused.reason, refused.hint) from refused
     return "allowed"

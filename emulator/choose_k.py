@@ -20,16 +20,16 @@ from coordinator.clustering.gram import gram, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
 from coordinator.strategies.base import Fleet, Round, Served, Serving, State, Strategy
-from coordinator.strategies.momentum import coasting
-from coordinator.strategies.parts import one_of
+from coordinator.strategies.common.local_sgd import one_of
+from coordinator.strategies.common.momentum import coasting
+from coordinator.strategies.common.representation import representation
 from coordinator.strategies.registry import make, settings_of
-from coordinator.strategies.representation import representation
-from edge_client.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, Local
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.config import SimulateArgs
-from emulator.simulation import fleet_of, opened, run
-from emulator.virtual import Devices
+from emulator.simulate import fleet_of, opened, run
+from emulator.simulation.virtual_network import Devices
 
 CRITERIA = ("accuracy", "silhouette", "distance")
 HELD_OUT = 0.2  # of a device's training samples
@@ -138,7 +138,7 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
     """Accuracy, distance and silhouette over K, the recommended K marked; the ending of `out` is the format."""
     from matplotlib.ticker import PercentFormatter
 
-    from emulator import figures
+    from emulator.reports import plots
 
     rows, chosen = result["trials"], result["recommended"]
     ks = [row["clusters"] for row in rows]
@@ -146,9 +146,9 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
     def panel(key: str, title: str, mark: int) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:  # noqa: ANN401 - matplotlib's Axes
             values = [row[key] for row in rows]
-            axes.plot(ks, values, color=figures.COLOURS[0], marker="o", lw=2)
+            axes.plot(ks, values, color=plots.COLOURS[0], marker="o", lw=2)
             at = (mark, values[ks.index(mark)])
-            axes.plot(*at, marker="o", ms=13, mfc="none", mec=figures.COLOURS[4], mew=2)
+            axes.plot(*at, marker="o", ms=13, mfc="none", mec=plots.COLOURS[4], mew=2)
             axes.annotate(f"{mark}", at, xytext=(0, -20), textcoords="offset points", ha="center", fontweight="bold")
             axes.set(title=title, xlabel="centers", xticks=ks)
             if key == "accuracy":
@@ -158,7 +158,7 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
 
         return draw
 
-    figures.paint(
+    plots.paint(
         12,
         3.6,
         panel("accuracy", "Accuracy on held-out training samples", chosen["accuracy"]),

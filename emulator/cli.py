@@ -21,8 +21,8 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(missing_extra(missing)) from None
 
 from edge_client.errors import UsageError, foreseen
+from emulator.console import Talk
 from emulator.help import HELP
-from emulator.talk import Talk
 
 if TYPE_CHECKING:
     from emulator.config import SimulateArgs
@@ -67,13 +67,13 @@ def demo(
     """
     talk = Talk()
     talk.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
-    from emulator.demo import DemoSettings, run
+    from emulator.testbed.demo import DemoSettings, run
 
     result, new_devices = run(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), talk)
     if as_json:
         print(json.dumps(result))
         return
-    from emulator.tables import demo_table
+    from emulator.reports.console_tables import demo_table
 
     demo_table(result, new_devices)
 
@@ -148,20 +148,20 @@ def simulate(  # noqa: PLR0913 - a command line
     if as_json:
         print(json.dumps(result))
         return
-    from emulator.tables import simulate_table
+    from emulator.reports.console_tables import simulate_table
 
     simulate_table(result)
 
 
 def _over_mqtt(args: SimulateArgs, talk: Talk, *, resume: bool) -> dict[str, Any]:
-    from emulator.over_mqtt import simulate_json
+    from emulator.testbed.simulate_over_mqtt import simulate_json
 
     return simulate_json(args, talk, resume=resume)
 
 
 def _in_process(args: SimulateArgs, talk: Talk, *, resume: bool) -> dict[str, Any]:
-    from emulator.simulation import simulate_json
-    from emulator.watch import in_words
+    from emulator.simulate import simulate_json
+    from emulator.testbed.monitor import in_words
 
     def tell(record: Mapping[str, Any]) -> None:
         talk.say(in_words(record))
@@ -226,8 +226,8 @@ def fleet(  # noqa: PLR0913 - a command line
     example: fedcenters-emulator fleet coordinator.toml --devices 1000 --until-done
     """
     talk = Talk()
-    from emulator.many import FleetArgs
-    from emulator.many import fleet as run_fleet
+    from emulator.testbed.large_fleet import FleetArgs
+    from emulator.testbed.large_fleet import fleet as run_fleet
 
     asked = FleetArgs(
         config=config, devices=devices, data_set=data_set, samples=samples, seed=seed, state=state, data=data
@@ -297,7 +297,7 @@ def figures(
 
     example: fedcenters-emulator figures runs/simulate-fesem-0
     """
-    from emulator.gallery import draw
+    from emulator.reports.run_figures import draw
 
     _print_files(draw(run, out or run / "figures", Talk().say), as_json=as_json)
 
@@ -355,7 +355,7 @@ def choose_k(  # noqa: PLR0913 - a command line
     if as_json:
         print(json.dumps(result))
         return
-    from emulator.tables import choice_table
+    from emulator.reports.console_tables import choice_table
 
     choice_table(result)
 
@@ -375,9 +375,9 @@ def report(
 
     example: fedcenters-emulator report runs/simulate-fesem-0 runs/simulate-fedavg-0
     """
-    from emulator import comparison
-    from emulator.report import picture as draw
-    from emulator.report import write_report
+    from emulator.reports import comparison
+    from emulator.reports.demo_page import picture as draw
+    from emulator.reports.demo_page import write_report
 
     if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
         written = [write_report(runs[0])]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from coordinator.strategies.common.representation import explained
 from coordinator.strategies.registry import Setting, make, settings_of
-from coordinator.strategies.representation import explained
 from edge_client.errors import ConfigError, UsageError
 from emulator.help import HELP
-from export.importing import nearest
+from export.plugins import nearest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,7 +39,7 @@ _KINDS = {"str": str, "int": int, "float": float, "Path": Path}
 class SimulateArgs:
     """What `fedcenters-emulator simulate` was asked; `settings` are the method's, in kebab-case.
 
-    An empty model or partition, and no number of devices, mean those that suit the data set (datasets.py).
+    An empty model or partition, and no number of devices, mean those that suit the data set (registry.py).
     """
 
     method: str = "fesem"
@@ -54,15 +54,15 @@ class SimulateArgs:
     settings: Mapping[str, Setting] = field(default_factory=dict)
     data: Path | None = None
     workers: int = 1
-    broker: str = ""  # over MQTT, with a broker of this kind or at this URL (over_mqtt.py)
+    broker: str = ""  # over MQTT, with a broker of this kind or at this URL (simulate_over_mqtt.py)
     ray: str = ""  # host:port of a Ray cluster that does the work instead
-    profiles: Path | None = None  # of the devices' kinds; those of devices.py
+    profiles: Path | None = None  # of the devices' kinds; those of device_profiles.py
     codec: str = "f32"  # of updates; i8 with error feedback, as on devices
-    hostile: str = ""  # what a share of the devices does, as sign-flip:0.2 (hostile.py)
+    hostile: str = ""  # what a share of the devices does, as sign-flip:0.2 (attacks.py)
     evaluate_every: int = 1  # rounds; the last one tests everybody in any case
     fraction_evaluate: float = 1.0
     checkpoint_every: int = 10
-    loggers: str = ""  # comma-separated names (coordinator/loggers.py)
+    loggers: str = ""  # comma-separated names (coordinator/storage/experiment_trackers.py)
     out: Path = Path("runs")
     name: str = ""  # of the folder in `out`; made from the method and the seed when empty
 

@@ -16,7 +16,7 @@ HELP = {
     "workers": "Processes that share the devices' work.",
     "broker": "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883.",
     "ray": "A Ray cluster that does the work, as host:port; or auto.",
-    "profiles": "A TOML file of kinds of devices; see emulator/profiles.py.",
+    "profiles": "A TOML file of kinds of devices; see emulator/simulation/profile_files.py.",
     "codec": "How updates travel: f32, f16, or i8 as over MQTT.",
     "hostile": "What a share of the devices does, as sign-flip:0.2.",
     "evaluate-every": "Rounds from one test to the next; the last has one.",

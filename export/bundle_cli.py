@@ -51,8 +51,8 @@ def bundle(  # noqa: PLR0913 - one parameter per option
 
     Every file is compared with torch before the folder gets its name. A coordinator's bundle is signed with its key.
     """
-    from export.bundling import Wish
-    from export.checks import bundle_run
+    from export.bundle.commands import bundle_run
+    from export.bundle.writer import Wish
 
     wish = Wish(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
     manifest = bundle_run(run, out, wish, method=method, data=data, samples=samples, sign=_signer(key, federation))
@@ -79,9 +79,9 @@ def verify(  # noqa: PLR0913 - one parameter per option
 
     Measures on the bundle's own samples if neither --run nor --samples is given, and on noise where it has none.
     """
-    from export.bundle import read_bundle
-    from export.checks import verify_bundle
-    from export.material import Samples, kind_of
+    from export.bundle.commands import verify_bundle
+    from export.bundle.reader import read_bundle
+    from export.bundle.run_source import Samples, kind_of
 
     if run is not None and samples is not None:
         raise UsageError("give either --run or --samples", hint="--run takes the run's own samples")
@@ -114,8 +114,8 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     as_json: AsJson = False,
 ) -> None:
     """Write smaller files of a bundle's centers, and measure what they lose."""
-    from export.checks import quantize_bundle, verify_bundle
-    from export.material import Samples, kind_of
+    from export.bundle.commands import quantize_bundle, verify_bundle
+    from export.bundle.run_source import Samples, kind_of
 
     seen = held_out = None
     if run is not None:
@@ -153,7 +153,7 @@ def site(
 
         print(json.dumps({"site": str(out), "generation": publish(bundle, out, keys)}))
         return
-    from export.triton import write_repository
+    from export.serve.triton import write_repository
 
     print(json.dumps({"repository": str(out), "models": write_repository(bundle, out, keys)}))
 
@@ -181,8 +181,8 @@ def serve(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Serve a bundle over HTTP: files, which center is nearest, reports. /openapi.json describes it."""
     from export.serve.rollout import Plan
-    from export.serve.run import Serving
-    from export.serve.run import serve as run_server
+    from export.serve.server import Serving
+    from export.serve.server import serve as run_server
 
     keys = [_public(path) for path in public_key or ()]
     where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
@@ -199,8 +199,8 @@ def _signer(key: Path | None, federation: str) -> Any:  # noqa: ANN401 - a signe
         return None
     if not federation:
         raise UsageError("--key needs --federation", hint="the signature says whose bundle it is: --federation home")
-    from export.checks import key_of
-    from export.signature import signer
+    from export.bundle.commands import key_of
+    from export.bundle.signature import signer
 
     return signer(key_of(key), federation)
 

@@ -100,14 +100,14 @@ def program(  # noqa: PLR0913 - one parameter per option
 
 
 def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[str, Any]) -> None:
-    from export.folder import refuse_used
+    from export.compiler.program_folder import refuse_used
 
     refuse_used(out)  # before torch, which takes seconds
     with redirect_stdout(sys.stderr):  # what the reader's own code prints is talk
         module = _load(origin)
         print(f"compiling {origin.model} for {', '.join(settings['engines'])}", flush=True)
 
-        from export.checks import write_program
+        from export.bundle.commands import write_program
 
         written = write_program(out, module, name=origin.model, origin=origin, **settings)
     if as_json:
@@ -128,7 +128,7 @@ def _check_program(
     *,
     as_json: bool,
 ) -> None:
-    from export.folder import read_folder
+    from export.compiler.program_folder import read_folder
 
     recorded = read_folder(folder).program.origin  # before torch, which takes seconds
     if recorded is None and not model:
@@ -141,8 +141,8 @@ def _check_program(
     with redirect_stdout(sys.stderr):
         module = _load(origin, recorded=not model)
 
-        from export.conformance import check_folder
-        from export.parity import LIMIT
+        from export.compiler.check_program import check_folder
+        from export.compiler.program_parity import LIMIT
 
         limit = LIMIT if tolerance is None else tolerance
         rows = check_folder(folder, module, tolerance=limit, seed=origin.seed + 2)
@@ -163,7 +163,7 @@ def _check_program(
 
 def _load(origin: Origin, *, recorded: bool = False) -> Any:  # noqa: ANN401 - a torch module; torch is not imported here
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
-    from export.user_model import load_model
+    from export.compiler.user_model import load_model
 
     return load_model(origin.model, origin.args, seed=origin.seed, recorded=recorded)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from coordinator import broker as brokers
-from tests.absent import lacking
+from coordinator import local_broker as brokers
+from tests.support.requirements import lacking
 
-pytest_plugins = ["tests.browser"]
+pytest_plugins = ["tests.support.browser"]
 
 # "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """A test marked `broker` needs mosquitto, one marked `browser` a browser: without, it skips, and fails in CI."""
-    from tests.browser import find_chromium  # not before pytest has loaded the plugin
+    from tests.support.browser import find_chromium  # not before pytest has loaded the plugin
 
     if item.get_closest_marker("broker") and brokers.find_mosquitto() is None:
         lacking("mosquitto is not installed (apt install mosquitto)")

@@ -22,17 +22,18 @@ RUNTIME_OF = {
     "edge_client/engines/litert.py": {"ai_edge_litert", "tflite_runtime"},
     "edge_client/engines/pt2.py": {"torch"},
     "edge_client/config.py": {"tomli"},
-    "edge_client/samples.py": {"tomli"},
+    "edge_client/data/readers.py": {"tomli"},
     "edge_client/board/identity.py": {"tomli"},
-    "edge_client/pictures.py": {"PIL"},
+    "edge_client/data/images.py": {"PIL"},
     "edge_client/cli.py": {"argcomplete"},
 }
 TORCH_MAY_BE_NAMED_IN = (
     "coordinator/models/",
     "coordinator/clustering/",
-    "coordinator/aggregate.py",
+    "coordinator/aggregation/centers.py",
     "export/",
     "emulator/engines/",
+    "emulator/parallel/preload.py",
     "edge_client/engines/pt2.py",
 )
 
@@ -84,7 +85,7 @@ def test_no_package_init_runs_anything(room: str) -> None:
 
 def test_the_protocol_loads_neither_a_transport_nor_an_engine() -> None:
     imports = ", ".join(dotted(f) for f in modules("edge_client/protocol"))
-    heavy = {"paho", "onnxruntime", "ai_edge_litert", "torch", "edge_client.client", "edge_client.engines.onnx"}
+    heavy = {"paho", "onnxruntime", "ai_edge_litert", "torch", "edge_client.runtime.client", "edge_client.engines.onnx"}
     assert not loaded_by(f"import {imports}") & heavy
 
 

@@ -13,12 +13,10 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from coordinator.clustering.arrays import F64, I64
 from edge_client.protocol.task import Array
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
@@ -70,10 +68,10 @@ def backend(device: str | None = None) -> Backend:
     """That of "cpu" (numpy), of "cuda", or of "torch-cpu" (for tests); None is CUDA where there is one, else numpy."""
     name = best() if device is None else device
     if name == "cpu":
-        from coordinator.clustering.host import Host
+        from coordinator.clustering.numpy_backend import Host
 
         return Host()
-    from coordinator.clustering.cuda import Torch
+    from coordinator.clustering.torch_backend import Torch
 
     return Torch({"cuda": "cuda", "torch-cpu": "cpu"}[name])
 
@@ -85,6 +83,6 @@ def best() -> str:
         ctypes.CDLL(DRIVER)
     except OSError:
         return "cpu"
-    from coordinator.clustering.cuda import available
+    from coordinator.clustering.torch_backend import available
 
     return "cuda" if available() else "cpu"

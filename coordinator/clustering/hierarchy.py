@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.clustering.matching import canonical
+from coordinator.clustering.label_matching import canonical
 from edge_client.protocol.task import Array
 
 F64 = NDArray[np.float64]

@@ -2,7 +2,7 @@
 
 A cluster is the set of its points' indices; its centroid is never formed. With T = G Z and Q_k = z_k' G z_k, where
 column z_k of Z holds the weights of cluster k and A_k their sum, d2(i, k) = G_ii - 2 T_ik / A_k + Q_k / A_k^2.
-All starts run side by side (restarts.py); the functions below are one run each, but for `kmeans`.
+All starts run side by side (batched_kmeans.py); the functions below are one run each, but for `kmeans`.
 
 Hartigan's moves matter in high dimension: a point's own share of its centroid pulls it back, and Lloyd stops early.
 """
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.clustering import restarts as side_by_side
-from coordinator.clustering.backend import F64, I64, Backend, backend
-from coordinator.clustering.restarts import Points, begun, d2_of, distinct, drawn, nearest_of
+from coordinator.clustering import batched_kmeans as side_by_side
+from coordinator.clustering.arrays import F64, I64
+from coordinator.clustering.backend import Backend, backend
+from coordinator.clustering.batched_kmeans import Points, begun, d2_of, distinct, drawn, nearest_of
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from export.serve.limits import Rate
+from export.serve.rate_limits import Rate
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 SAME = (b"same-origin", b"none")  # Sec-Fetch-Site of our own page, and of an address that was typed

@@ -1,9 +1,9 @@
 """The dashboard over HTTP: one page, what it shows as server-sent events, and the buttons. Decides nothing.
 
     GET  /                      the page; its files lie under /static/
-    GET  /api/stream            a snapshot, then what changes (hub.py), as text/event-stream
+    GET  /api/stream            a snapshot, then what changes (event_hub.py), as text/event-stream
     GET  /api/grid?run=NAME     which device had which center, round by round
-    GET  /api/map?run=NAME      where the devices' models lie, once that is computed (survey.py)
+    GET  /api/map?run=NAME      where the devices' models lie, once that is computed (embedding_map.py)
     GET  /api/device/ID         one device
     GET  /api/files[/PATH]      the bundle
     GET  /api/join              what a new device needs
@@ -29,13 +29,13 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.dashboard.access import Access
-from coordinator.dashboard.beside import NOTHING, Beside
-from coordinator.dashboard.hub import Hub, Page
-from coordinator.store import Key
+from coordinator.dashboard.event_hub import Hub, Page
+from coordinator.dashboard.side_panels import NOTHING, Beside
+from coordinator.storage.store import Key
 from edge_client.errors import Malformed
-from edge_client.protocol import fields
+from edge_client.protocol import validators
 from edge_client.protocol.messages import parse_json
-from export.serve import answers
+from export.serve import http_errors
 
 BODY_BYTES = 4 << 10
 BODY_S = 10.0  # to send it
@@ -52,11 +52,11 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-COUNT = fields.integer(0, 2**31)
-ORDER = fields.record(
-    fields.required(do=fields.one_of("pause", "resume", "close", "stop"))
-    | fields.optional(
-        exchange=fields.record(fields.required(id=fields.text(NAME_CHARS), round=COUNT, exchange=COUNT)),
+COUNT = validators.integer(0, 2**31)
+ORDER = validators.record(
+    validators.required(do=validators.one_of("pause", "resume", "close", "stop"))
+    | validators.optional(
+        exchange=validators.record(validators.required(id=validators.text(NAME_CHARS), round=COUNT, exchange=COUNT)),
     )
 )
 
@@ -94,7 +94,7 @@ def create_app(
         Route("/api/control", web.order, methods=["POST"]),
         *extra_routes,
     ]
-    handlers: dict[Any, Any] = {HTTPException: answers.refused, Malformed: answers.malformed}
+    handlers: dict[Any, Any] = {HTTPException: http_errors.refused, Malformed: http_errors.malformed}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False
     return _Gate(inner, Access(read=read_token, control=control_token))
@@ -122,7 +122,7 @@ class _Gate:
 
         client = scope["client"][0] if scope.get("client") else ""
         refusal = self._access.refuse(scope["method"], scope["path"], scope["headers"], client, time.monotonic())
-        answer = self._inner if refusal is None else answers.error(*refusal)
+        answer = self._inner if refusal is None else http_errors.error(*refusal)
         await answer(scope, receive, guarded)
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coordinator import broker as brokers
+from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
-from coordinator.phone import link_of, qr_svg
-from coordinator.security import pins
+from coordinator.identity.signing_key import pins
+from coordinator.phone.routes import link_of, qr_svg
 
 COMMAND = "fedcenters-edge nearest --config client.toml --json"
 

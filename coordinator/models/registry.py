@@ -16,7 +16,7 @@ from torch import nn
 
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
-from export.importing import named
+from export.plugins import named
 
 Loss = Literal["cross-entropy", "squared-error"]
 
@@ -76,7 +76,7 @@ MODELS = {
 
 
 def build(name: str, *, seed: int) -> Model:
-    """The model of ours called `name`, or a reader's: `package.module:factory`, or a registered name (importing.py).
+    """The model of ours called `name`, or a reader's: `package.module:factory`, or a registered name (plugins.py).
 
     A factory is a callable without arguments that returns an `Entry`; an `Entry` itself does as well.
     """

@@ -20,8 +20,8 @@ import numpy as np
 from coordinator.clustering.gram import gram
 from coordinator.clustering.hierarchy import bipartition, cosines
 from coordinator.strategies.base import State
-from coordinator.strategies.parts import Updates, check, one_of
-from coordinator.strategies.tree import I64, TreeOfCenters, branch
+from coordinator.strategies.common.center_tree import I64, TreeOfCenters, branch
+from coordinator.strategies.common.local_sgd import Updates, check, one_of
 from edge_client.protocol.task import Array, Schema
 
 CRITERIA = ("relative", "absolute")

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.parts import Seeds, Updates, by_client, of_clients, sample
-from coordinator.strategies.starts import SeveralStarts
+from coordinator.strategies.common.initial_centers import SeveralStarts
+from coordinator.strategies.common.local_sgd import Seeds, Updates, by_client, of_clients, sample
 from edge_client.protocol.task import Array, ClientId, Probe, Schema
 
 

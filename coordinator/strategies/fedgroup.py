@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.clustering.directions import directions_of
+from coordinator.clustering.cosine_kmeans import directions_of
 from coordinator.clustering.gram import gram
 from coordinator.clustering.kmeans import kmeans
-from coordinator.clustering.matching import canonical
+from coordinator.clustering.label_matching import canonical
 from coordinator.strategies.base import Everybody, Fleet, Round, State
-from coordinator.strategies.parts import Seeds, Updates, check
-from coordinator.strategies.tree import Tree, TreeOfCenters, branch
+from coordinator.strategies.common.center_tree import Tree, TreeOfCenters, branch
+from coordinator.strategies.common.local_sgd import Seeds, Updates, check
 from edge_client.protocol.task import Fit, Flat, Schema
 
 

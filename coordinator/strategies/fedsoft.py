@@ -18,7 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Everybody, Fleet, Replies, Round, Served, State
-from coordinator.strategies.parts import (
+from coordinator.strategies.common.initial_centers import SeveralStarts
+from coordinator.strategies.common.local_sgd import (
     Seeds,
     Updates,
     by_client,
@@ -29,7 +30,6 @@ from coordinator.strategies.parts import (
     one_of,
     sample,
 )
-from coordinator.strategies.starts import SeveralStarts
 from edge_client.protocol.task import OWN, Array, ClientId, Fit, OwnModel, Probe, Schema
 
 

@@ -20,15 +20,15 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate import one_hot
+from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import distances, kmeans
-from coordinator.clustering.matching import canonical, match
-from coordinator.strategies.arrivals import Arrivals, Nearness
+from coordinator.clustering.label_matching import canonical, match
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State, Watched
-from coordinator.strategies.memory import recalled, remembering
-from coordinator.strategies.parts import LocalSgd, Seeds, Updates, center_of, check, one_of, sample
-from coordinator.strategies.representation import REPRESENTATIONS, representation
+from coordinator.strategies.common.absent_points import recalled, remembering
+from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, Updates, center_of, check, one_of, sample
+from coordinator.strategies.common.representation import REPRESENTATIONS, representation
+from coordinator.strategies.common.streaming_gram import Arrivals, Nearness
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 E_STEPS = ("nearest", "k-means")

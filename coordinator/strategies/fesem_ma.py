@@ -1,9 +1,9 @@
 """FeSEM-MA: FeSEM that matches the hidden units of its devices before it averages them (after FedMA, Wang 2020).
 
 Layer by layer from the input, the units of each model are put into the order of the center's units that they resemble
-most (clustering/neurons.py); before models are compared, into that of the common start. Widths stay as they are;
-FedMA's new units and its retraining are left out. It helps where networks differ by an order of units; devices that
-train from one common start rarely do.
+most (clustering/neuron_matching.py); before models are compared, into that of the common start. Widths stay as they
+are; FedMA's new units and its retraining are left out. It helps where networks differ by an order of units; devices
+that train from one common start rarely do.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.clustering.neurons import align, chain
+from coordinator.clustering.neuron_matching import align, chain
 from coordinator.strategies.base import Fleet, State
+from coordinator.strategies.common.local_sgd import Updates
 from coordinator.strategies.fesem import F64, FeSEM
-from coordinator.strategies.parts import Updates
 from edge_client.protocol.task import Array, Flat, Schema
 
 

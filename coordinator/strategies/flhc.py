@@ -13,8 +13,8 @@ import numpy as np
 
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative
 from coordinator.strategies.base import State
-from coordinator.strategies.parts import Updates, check, one_of
-from coordinator.strategies.tree import TreeOfCenters, branch
+from coordinator.strategies.common.center_tree import TreeOfCenters, branch
+from coordinator.strategies.common.local_sgd import Updates, check, one_of
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.aggregate import one_hot
+from coordinator.aggregation.centers import one_hot
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.parts import Seeds, Updates, by_loss, center_of, one_of, sample
-from coordinator.strategies.starts import SeveralStarts
+from coordinator.strategies.common.initial_centers import SeveralStarts
+from coordinator.strategies.common.local_sgd import Seeds, Updates, by_loss, center_of, one_of, sample
 from edge_client.protocol.task import ClientId, Probe, Schema
 
 

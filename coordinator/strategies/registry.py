@@ -7,28 +7,28 @@ from dataclasses import fields, is_dataclass
 from typing import Any, cast
 
 from coordinator.strategies.base import Strategy
+from coordinator.strategies.baselines.ditto import Ditto
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.baselines.fedavg_late import FedAvgLate
+from coordinator.strategies.baselines.fedavg_plus import FedAvgPlus, FedProxPlus
+from coordinator.strategies.baselines.feddane import FedDANE
+from coordinator.strategies.baselines.feddist import FedDist, FedDWS
+from coordinator.strategies.baselines.fedprox import FedProx
+from coordinator.strategies.baselines.fedsgd import FedSGD
+from coordinator.strategies.baselines.nonfed import NonFed
+from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
-from coordinator.strategies.ditto import Ditto
-from coordinator.strategies.ensemble import FedAvgPlus, FedProxPlus
-from coordinator.strategies.fedavg import FedAvg
-from coordinator.strategies.fedavg_late import FedAvgLate
-from coordinator.strategies.feddane import FedDANE
-from coordinator.strategies.feddist import FedDist, FedDWS
 from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.fedgroup import FedGroup
-from coordinator.strategies.fedprox import FedProx
-from coordinator.strategies.fedsgd import FedSGD
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.fesem_ma import FeSEMMA
 from coordinator.strategies.flhc import FLHC
 from coordinator.strategies.ifca import IFCA, HypCluster
-from coordinator.strategies.nonfed import NonFed
-from coordinator.strategies.pfedme import PFedMe
 from coordinator.strategies.robust_tkm import TKM
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.errors import ConfigError, UsageError
-from export.importing import named, nearest
+from export.plugins import named, nearest
 
 METHODS: dict[str, type[Any]] = {
     "cfl": CFL,
@@ -62,7 +62,7 @@ _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "
 def make(name: str, **settings: Setting) -> Strategy:
     """The method `name` with `settings` in kebab-case. Texts are read as the setting's own type.
 
-    A reader's own method is named by its import path, or by the name it is registered under (export/importing.py).
+    A reader's own method is named by its import path, or by the name it is registered under (export/plugins.py).
     Raises UsageError for an unknown method, ConfigError for an unknown setting or a value that does not fit.
     """
     method = named("methods", name, METHODS)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.clustering.trimmed import trimmed_kmeans
-from coordinator.robust import REDUCES
+from coordinator.aggregation.robust import REDUCES
+from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
+from coordinator.strategies.common.local_sgd import check, one_of
 from coordinator.strategies.fesem import F64, I64, Clusters, FeSEM
-from coordinator.strategies.parts import check, one_of
 
 
 @dataclass(frozen=True, kw_only=True)

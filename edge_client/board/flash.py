@@ -1,4 +1,4 @@
-"""`fedcenters-edge flash`: from the command line to files on a board. What is written is decided in files.py."""
+"""`fedcenters-edge flash`: from the command line to files on a board. What is written is decided in board_files.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import edge_client
 from edge_client.board import identity, targets, wheels
-from edge_client.board.files import OWN_PYTHON, Entry, Identity, files
+from edge_client.board.board_files import OWN_PYTHON, Entry, Identity, files
 from edge_client.board.profiles import FLOOR, PROFILES, Profile, check_python, profile_of
 from edge_client.board.remote import Board, Remote, check_board
 from edge_client.engines.base import ENGINES
@@ -97,7 +97,7 @@ def compose(
         settings,
         who,
         wheels.as_site(found, PACKAGE, (*LIGHT, *wish.engines)),
-        launcher=(PACKAGE / "board" / "launcher.py").read_bytes(),
+        launcher=(PACKAGE / "update" / "launcher.py").read_bytes(),
         python=home,
         hardware_watchdog=options.hardware_watchdog,
     )

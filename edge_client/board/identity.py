@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_client.board.files import Identity
+from edge_client.board.board_files import Identity
 from edge_client.config import from_mapping
 from edge_client.errors import ConfigError
 from edge_client.transport.keys import open_private

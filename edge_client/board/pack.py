@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from edge_client import __version__
-from edge_client.board.files import SITE
+from edge_client.board.board_files import SITE
 from edge_client.board.flash import PACKAGE
 from edge_client.board.wheels import ENGINES, client
 from edge_client.errors import EXIT_OK
-from edge_client.release import packed
 from edge_client.transport.blobs import write_atomically
+from edge_client.update.self_update import packed
 
 EXAMPLE = 'example: fedcenters-edge release client.tar, then release = "client.tar" in the coordinator\'s file'
 

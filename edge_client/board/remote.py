@@ -12,10 +12,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_client.board.files import MANIFEST, Entry
+from edge_client.board.board_files import MANIFEST, Entry
 from edge_client.board.profiles import FLOOR, Profile
+from edge_client.board.systemd_unit import CONFIG, HOME, SERVICE
 from edge_client.board.targets import UPDATE, archive, owner_of
-from edge_client.board.unit import CONFIG, HOME, SERVICE
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 
 HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.board.files import MANIFEST, Entry
+from edge_client.board.board_files import MANIFEST, Entry
 from edge_client.board.profiles import FLOOR, MACHINES, Profile
-from edge_client.board.unit import CONFIG
+from edge_client.board.systemd_unit import CONFIG
 from edge_client.errors import ConfigError, RuntimeMissing
 
 PROGRAMS = ("usr/bin/python3*", "usr/bin/dash", "usr/bin/bash", "bin/dash", "bin/bash", "bin/busybox", "sbin/init")

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from edge_client.board.files import SITE, Entry
+from edge_client.board.board_files import SITE, Entry
 from edge_client.board.profiles import Profile
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 from edge_client.transport.blobs import write_atomically
@@ -32,7 +32,6 @@ UNUSED = (".pyi", ".pxd", ".a", ".lib", ".h", ".hpp")  # what only compilers and
 FILE_MAX_BYTES = 1 << 30
 # `flash` itself, the page that a coordinator serves, what only emulated fleets speak through
 WORKSTATION = ("board/", "web/", "transport/memory.py")
-KEPT = ("board/__init__.py", "board/launcher.py")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +103,7 @@ def client(package: Path, engines: Sequence[str]) -> list[Entry]:
     left_out = (*WORKSTATION, *(f"engines/{name}.py" for name in ENGINES if name not in engines))
     found = sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     inside = [(path, path.relative_to(package).as_posix()) for path in found]
-    wanted = [(path, name) for path, name in inside if name in KEPT or not name.startswith(left_out)]
+    wanted = [(path, name) for path, name in inside if not name.startswith(left_out)]
     return [Entry(path=f"{SITE}/edge_client/{name}", data=path.read_bytes()) for path, name in wanted]
 
 

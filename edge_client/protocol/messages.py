@@ -1,7 +1,8 @@
 """Control messages: strict JSON in, canonical JSON out, and the table of what each kind of message carries.
 
-`read` gives back only what the kind's table (kinds.py) allows: a message that exists is valid. `write` holds what we
-send to the same table. Times and identifiers are arguments; nothing here sends, and nothing here knows a blob's bytes.
+`read` gives back only what the kind's table (message_schemas.py) allows: a message that exists is valid. `write` holds
+what we send to the same table. Times and identifiers are arguments; nothing here sends, and nothing here knows a blob's
+bytes.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import is_count
-from edge_client.protocol.fields import record
-from edge_client.protocol.kinds import DOWN, KINDS, NULLABLE, ROUTES, check_rules, table_of
+from edge_client.protocol.message_schemas import DOWN, KINDS, NULLABLE, ROUTES, check_rules, table_of
+from edge_client.protocol.validators import record
 
 VERSION = 1
 LIMIT_BYTES = 8_192

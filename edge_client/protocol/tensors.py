@@ -2,7 +2,7 @@
 
 The library is laxer than a server can be (it takes duplicate names, zero-sized dimensions, a header of megabytes,
 unknown fields), so the header is read and checked here first, and only then does the library see the file. Knows no
-schema of a model and no codec's arithmetic: compress.py does.
+schema of a model and no codec's arithmetic: codecs.py does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from safetensors.numpy import load, save
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import is_count
-from edge_client.protocol.kinds import CODECS
+from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.messages import canonical, parse_json
 from edge_client.protocol.task import Array, Tensors
 from edge_client.protocol.topics import check_sha256

@@ -237,7 +237,7 @@ class MqttTransport:
 class Session:
     """One paho client for one connection, run by the thread that made it. Set the three callbacks before `connect`.
 
-    `run` serves its socket; a loop over many sockets (emulator/selector.py) does that itself.
+    `run` serves its socket; a loop over many sockets (emulator/testbed/event_loop.py) does that itself.
     """
 
     def __init__(

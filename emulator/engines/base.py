@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edge_client.learner import Learner
+from edge_client.training.learner import Learner
 
 
 class Recipe(Protocol):

@@ -19,13 +19,13 @@ from typing import Any
 
 from coordinator.strategies.registry import make, settings_of
 from edge_client.errors import ConfigError, FedcentersError, UsageError
-from emulator import datasets
-from emulator.checkpoint import Checkpoints
+from emulator.data import registry
+from emulator.data.loaders.samples import DataSet
+from emulator.data.partition_schemes import parse
 from emulator.experiments.measures import MEASURES, Finished
 from emulator.experiments.plan import Cell
-from emulator.loaders.samples import DataSet
-from emulator.schemes import parse
-from emulator.simulation import Record, opened, run
+from emulator.simulate import Record, opened, run
+from emulator.simulation.checkpoint import Checkpoints
 
 PATIENCE_S = math.inf  # nobody is late: the papers know no deadline
 KEEP_EVERY = 5  # rounds: what a stopped run loses at most
@@ -93,7 +93,7 @@ def carry_out(todo: Iterable[Job], place: Place, metrics: Iterable[str], told: T
         try:
             key = (column.data_set, job.seed)
             if key not in loaded:
-                loaded = {key: datasets.load(column.data_set, place.data, seed=job.seed)}  # one at a time: they are big
+                loaded = {key: registry.load(column.data_set, place.data, seed=job.seed)}  # one at a time: they are big
         except (ConfigError, UsageError) as missing:
             reasons[column.name] = missing.message
             continue

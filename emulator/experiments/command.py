@@ -16,7 +16,7 @@ from emulator.experiments import plan as plans
 from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
 from emulator.experiments.plan import Cell
 from emulator.experiments.table import put, render
-from emulator.simulation import Record
+from emulator.simulate import Record
 
 SAY_EVERY_S = 15.0
 PICTURES = (".png", ".svg")

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 
-from emulator import figures
 from emulator.experiments.plan import Cell, Plan
 from emulator.experiments.table import Results
+from emulator.reports import plots
 
 Curves = dict[str, Sequence[float | None]]
 WIDTH, HEIGHT = 6.5, 5.8  # inches, of one panel and its legend
@@ -31,8 +31,8 @@ def draw(plan: Plan, results: Results, out: Path) -> bool:
     drawn = {name for curves in panels.values() for name in curves}
     looks = [name for name in dict.fromkeys(map(name_of, plan.cells)) if name in drawn]
     drawings = [partial(_panel, curves=curves, title=title, looks=looks) for title, curves in panels.items()]
-    figure = figures.paint(WIDTH * len(drawings), HEIGHT, *drawings)
-    with rc_context(figures.STYLE):
+    figure = plots.paint(WIDTH * len(drawings), HEIGHT, *drawings)
+    with rc_context(plots.STYLE):
         figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
     return True
 
@@ -66,7 +66,7 @@ def name_of(cell: Cell) -> str:
 
 
 def _panel(axes: Any, *, curves: Mapping[str, Any], title: str, looks: Sequence[str]) -> None:  # noqa: ANN401 - matplotlib's
-    figures.draw_curves(axes, curves, title=title, looks=looks)
+    plots.draw_curves(axes, curves, title=title, looks=looks)
     ends = [values[-1] for values in curves.values() if values[-1] is not None]
     axes.set_ylim(bottom=max(0.0, math.floor(10 * min(ends, default=0.0) - 1) / 10), top=None)
     axes.legend(loc="upper left", bbox_to_anchor=(0.0, -0.14), ncols=2, fontsize=8.5)  # beside lines, never above them

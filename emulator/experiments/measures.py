@@ -12,13 +12,13 @@ from functools import cached_property
 
 import numpy as np
 
-from coordinator.metrics import last_rounds
-from coordinator.runs import served
+from coordinator.rounds.metrics import last_rounds
+from coordinator.rounds.round import served
 from coordinator.strategies.base import Strategy
 from edge_client.protocol.task import Array, ClientId
-from emulator.partitions import Split
-from emulator.simulation import Result
-from emulator.virtual import Devices
+from emulator.data.fleet_split import Split
+from emulator.simulate import Result
+from emulator.simulation.virtual_network import Devices
 
 HOLDOUT_BATCH = 256
 

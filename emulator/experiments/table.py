@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.metrics import mean_and_deviation
+from coordinator.rounds.metrics import mean_and_deviation
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import Cell, Figure, Plan
 

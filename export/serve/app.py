@@ -22,12 +22,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edge_client.errors import Malformed
-from edge_client.protocol import fields
+from edge_client.protocol import validators
 from edge_client.protocol.messages import parse_json
-from export.serve import answers, nearest
-from export.serve.keeper import Keeper
-from export.serve.limits import BODY_BYTES, BODY_S, RANGE_CHARS, Rate
+from export.serve import http_errors, nearest
+from export.serve.generations import Keeper
 from export.serve.openapi import document
+from export.serve.rate_limits import BODY_BYTES, BODY_S, RANGE_CHARS, Rate
 from export.serve.site import File, index_of
 
 LOOK_S = 1.0  # from one look at the watched folder to the next
@@ -36,11 +36,11 @@ FOREVER = "public, max-age=31536000, immutable"
 MEDIA = {".json": "application/json", ".md": "text/markdown; charset=utf-8", ".sig": "application/json"}
 CACHED = 256  # files in memory
 DEVICE = "[A-Za-z0-9_-]{1,64}"
-REPORT = fields.record(
-    fields.required(
-        device=fields.matching(DEVICE),
-        generation=fields.matching("[0-9a-f]{64}"),
-        accuracy=fields.number(0, 1),
+REPORT = validators.record(
+    validators.required(
+        device=validators.matching(DEVICE),
+        generation=validators.matching("[0-9a-f]{64}"),
+        accuracy=validators.number(0, 1),
     )
 )
 Handler = Callable[[Request], Awaitable[Response]]
@@ -60,7 +60,7 @@ def application(keeper: Keeper, *, rate: Rate, token: str | None = None) -> ASGI
         Route("/nearest", web.nearest, methods=["POST"]),
         Route("/reports", web.reports, methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: answers.refused, Malformed: answers.malformed}
+    handlers: dict[Any, Any] = {HTTPException: http_errors.refused, Malformed: http_errors.malformed}
     inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=web.watching)
     inner.router.redirect_slashes = False  # a path is a file's or it is none
     return _Gate(inner, rate, token)
@@ -81,9 +81,9 @@ class _Gate:
         wait_s = self._rate.wait_s(client, time.monotonic())
         if wait_s > 0:
             headers = {"Retry-After": str(int(wait_s) + 1)}
-            await answers.error(429, "too many requests", headers)(scope, receive, send)
+            await http_errors.error(429, "too many requests", headers)(scope, receive, send)
         elif self._bearer is not None and scope["path"] != "/health" and not self._may(scope):
-            await answers.error(401, "a token is needed", {"WWW-Authenticate": "Bearer"})(scope, receive, send)
+            await http_errors.error(401, "a token is needed", {"WWW-Authenticate": "Bearer"})(scope, receive, send)
         else:
             await self._inner(scope, receive, send)
 

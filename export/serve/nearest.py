@@ -8,25 +8,28 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol import choice, fields
-from edge_client.protocol.catalog import MAX_CENTERS
-from edge_client.protocol.sketch import MOST
+from edge_client.protocol import validators
+from edge_client.protocol.nearest import selection_rule
+from edge_client.protocol.nearest.catalog import MAX_CENTERS
+from edge_client.protocol.nearest.sketch import MOST
 from edge_client.protocol.task import Array
 from edge_client.protocol.topics import check_cid
-from export.bundle import Bundle
+from export.bundle.reader import Bundle
 
 MAX_SKETCH = MOST
-NUMBER = fields.number(-fields.SAFE, fields.SAFE)
-SKETCH = fields.list_of(NUMBER, 1, MAX_SKETCH)
-SAMPLES = fields.optional(n=fields.integer(1, 2**31))
+NUMBER = validators.number(-validators.SAFE, validators.SAFE)
+SKETCH = validators.list_of(NUMBER, 1, MAX_SKETCH)
+SAMPLES = validators.optional(n=validators.integer(1, 2**31))
 USUAL_N = 20  # samples that are assumed where nobody says how many were looked at
 QUESTIONS = {
-    "loss": fields.record(fields.required(losses=fields.list_of(NUMBER, 1, MAX_CENTERS)) | SAMPLES),
-    "votes": fields.record(
-        fields.required(votes=fields.list_of(fields.integer(0, fields.SAFE // MAX_CENTERS), 1, MAX_CENTERS))
+    "loss": validators.record(validators.required(losses=validators.list_of(NUMBER, 1, MAX_CENTERS)) | SAMPLES),
+    "votes": validators.record(
+        validators.required(
+            votes=validators.list_of(validators.integer(0, validators.SAFE // MAX_CENTERS), 1, MAX_CENTERS)
+        )
     ),
-    "sketch": fields.record(fields.required(sketch=SKETCH) | SAMPLES),
-    "round": fields.record(fields.required(sketch=SKETCH) | SAMPLES),
+    "sketch": validators.record(validators.required(sketch=SKETCH) | SAMPLES),
+    "round": validators.record(validators.required(sketch=SKETCH) | SAMPLES),
 }
 
 
@@ -38,17 +41,17 @@ def answer(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any]:
     given = QUESTIONS[how](question, "the question")
     guide, n, k = bundle.guide, given.get("n", USUAL_N), len(bundle.manifest["centers"])
     if how == "votes":
-        return choice.by_votes(_as_many(given["votes"], k)).to_json()
+        return selection_rule.by_votes(_as_many(given["votes"], k)).to_json()
     if how == "loss":
         distances: Array = np.array(_as_many(given["losses"], k))
     else:
         about = None if guide is None else guide.sketch if how == "sketch" else guide.round
         if about is None:
             raise Malformed("bad_field", f"this bundle has nothing to compare a {how} with; ask by loss or by votes")
-        distances = choice.apart(np.asarray(given["sketch"], np.float64), about.centers)
+        distances = selection_rule.apart(np.asarray(given["sketch"], np.float64), about.centers)
     if guide is None or how not in guide.ways:
-        return choice.by_distance(distances, choice.guessing_loss(bundle.program)).to_json()
-    return choice.by_belief(distances, guide.believe(how, {how: distances}, n)).to_json()
+        return selection_rule.by_distance(distances, selection_rule.guessing_loss(bundle.program)).to_json()
+    return selection_rule.by_belief(distances, guide.believe(how, {how: distances}, n)).to_json()
 
 
 def _as_many(values: list[Any], centers: int) -> list[Any]:

@@ -1,7 +1,7 @@
 """A site: a folder of bundles that any web server or CDN can host as it is.
 
     index.json                       {"v", "generation", "manifest"}: the one file that changes; it is replaced whole
-    generations/<generation>/...     a bundle, as bundle.py describes it; never changes. Its name is the SHA-256 of its
+    generations/<generation>/...     a bundle, as reader.py describes it; never changes. Its name is the SHA-256 of its
                                      manifest.json, which names every other file by hash
 
 Who read index.json once and asks below that generation gets files of one bundle, whatever is published meanwhile. Two
@@ -21,7 +21,7 @@ from typing import Any
 
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import is_count
-from export.bundle import MANIFEST, SIGNATURE, Bundle, entries, read_bundle
+from export.bundle.reader import MANIFEST, SIGNATURE, Bundle, entries, read_bundle
 
 VERSION = 1
 INDEX, GENERATIONS = "index.json", "generations"

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from edge_client.errors import Malformed
-from tests.attacks.decoder import Decoder
+from tests.support.decoders.decoder import Decoder
 
 MEASURED_OF = 64  # one case of so many; tracing memory makes a case several times slower
 FIXED_BYTES = 1 << 20  # what a reader may need however small its input is

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
-from edge_client.protocol.kinds import ROUTES, TABLES
-from tests.attacks.decoder import Decoder
-from tests.attacks.decoders import program, wire_decoders
-from tests.attacks.file_decoders import file_decoders
+from edge_client.protocol.message_schemas import ROUTES, TABLES
 from tests.attacks.fuzz import attack, unexpected
+from tests.support.decoders.decoder import Decoder
+from tests.support.decoders.files import file_decoders
+from tests.support.decoders.wire import program, wire_decoders
 
 DECODERS = [*wire_decoders(), *file_decoders(program())]
 NAMES = [decoder.name for decoder in DECODERS]

@@ -15,9 +15,9 @@ import pytest
 from playwright.sync_api import expect
 
 from coordinator.dashboard import access
-from tests.browser import Open
-from tests.coordinator.dashboard.served import Site, served
-from tests.coordinator.dashboard.test_view import joined, round_event, seen
+from tests.coordinator.dashboard.test_metrics_view import joined, round_event, seen
+from tests.support.browser import Open
+from tests.support.served_dashboard import Site, served
 
 TAG = '<img src=x onerror="document.title=1">'
 HOSTILE = ("a" * 60, "constructor", "__proto__", "device-1", "x" * 64)

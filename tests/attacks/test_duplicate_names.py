@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge_client.protocol.tensors import unpack
-from tests.attacks.files import FC, tensor_file
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
+from tests.support.tensor_files import FC, tensor_file
 
 ONE = '"a":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}'
 

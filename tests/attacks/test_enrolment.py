@@ -17,15 +17,15 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.authority import read_request
-from coordinator.enrolment import BODY_MAX_BYTES, OPEN_REQUESTS, EnrolmentServer, Registrar
-from coordinator.provision import Provision
-from edge_client import enrol
+from coordinator.identity.certificate_authority import read_request
+from coordinator.identity.enrolment_server import BODY_MAX_BYTES, OPEN_REQUESTS, EnrolmentServer, Registrar
+from coordinator.identity.provisioning import Provision
 from edge_client.config import load
 from edge_client.errors import Malformed
+from edge_client.runtime import enrolment
 from edge_client.transport.keys import request, subject
-from tests.attacks.guarded import FEDERATION, PATIENCE_S, provisioned
-from tests.coordinator.test_enrolment import config_of, listening
+from tests.coordinator.identity.test_enrolment_server import config_of, listening
+from tests.support.guarded_broker import FEDERATION, PATIENCE_S, provisioned
 
 KEY = ec.generate_private_key(ec.SECP256R1())
 HOSTILE_NAMES = ("+", "#", "a/b", "x" * 65, "coordinator.0", "server.broker", "ａ", "a\u0000b", "a b", "..", "$SYS")
@@ -162,7 +162,7 @@ def test_silent_connections_do_not_keep_a_device_out(work: Provision, server: En
     work.token("patient")
     silent = [dial(server) for _ in range(OPEN_REQUESTS - 1)]
     try:
-        enrol.enrol(config_of(work, "patient", server))
+        enrolment.enrol(config_of(work, "patient", server))
     finally:
         for link in silent:
             link.close()
@@ -187,4 +187,4 @@ def test_a_token_that_others_can_read_is_not_used(work: Provision) -> None:
     home = work.folder / "devices" / "careless"
     (home / "token").chmod(0o644)
     with pytest.raises(Exception, match="can be read by others"):
-        enrol.enrol(load(home / "client.toml", {}))
+        enrolment.enrol(load(home / "client.toml", {}))

@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.access import COORDINATOR
+from coordinator.identity.broker_acl import COORDINATOR
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol.topics import Topics
 from edge_client.transport.keys import open_private, subject
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
-from tests.attacks.guarded import FEDERATION, PATIENCE_S, Guarded, guarded, knock, now, provisioned
+from tests.support.guarded_broker import FEDERATION, PATIENCE_S, Guarded, guarded, knock, now, provisioned
 
 MALLORY, VICTIM = "mallory", "victim"
 TOPICS = Topics(FEDERATION)
@@ -217,8 +217,8 @@ def impostor(certificate: Path, key: Path) -> Iterator[str]:
 
 
 def test_the_files_of_another_device_are_named_before_anything_is_dialled(tmp_path: Path) -> None:
-    from edge_client.assembly import dialer
     from edge_client.config import load
+    from edge_client.runtime.factory import dialer
 
     work = provisioned(tmp_path / "keys", MALLORY, VICTIM)
     config = load(work.folder / "devices" / VICTIM / "client.toml", {})

@@ -7,7 +7,7 @@ import pytest
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
-from tests.edge_client.protocol.samples import UP
+from tests.support.sample_messages import UP
 
 
 def test_an_id_in_the_payload_never_arrives() -> None:

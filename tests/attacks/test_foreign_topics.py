@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from coordinator.access import COORDINATOR
+from coordinator.identity.broker_acl import COORDINATOR
 from edge_client.protocol.topics import Topics
-from tests.attacks.guarded import FEDERATION, Guarded, guarded, knock
+from tests.support.guarded_broker import FEDERATION, Guarded, guarded, knock
 
 pytestmark = pytest.mark.broker
 MALLORY, VICTIM = "mallory", "victim"

@@ -8,7 +8,7 @@ import pytest
 
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import Manifest
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
 
 GOOD: dict[str, Any] = {"sha256": "0" * 64, "size": 10_000, "block": 4096, "kind": "delta"}
 

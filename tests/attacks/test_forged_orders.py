@@ -18,7 +18,7 @@ from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.messages import canonical
 from edge_client.protocol.signing import signed
 from edge_client.protocol.topics import label
-from tests.faults.world import BALLAST, TOPICS, Federation, Spy
+from tests.support.virtual_federation import BALLAST, TOPICS, Federation, Spy
 
 VICTIM = "d01"
 SHA = hashlib.sha256(b"what the victim never sent").hexdigest()

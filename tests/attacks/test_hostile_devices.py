@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from coordinator.reception import Superseded
-from coordinator.store import Key
+from coordinator.runtime.dispatcher import Superseded
+from coordinator.storage.store import Key
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.topics import label
 from edge_client.transport.base import Message
-from tests.coordinator.wired import DEVICES, LIMIT, Coordinator
-from tests.faults.virtual import VirtualClock
-from tests.faults.world import BALLAST, BLOCK, TOPICS
+from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS
+from tests.support.virtual_time import VirtualClock
+from tests.support.wired_coordinator import DEVICES, LIMIT, Coordinator
 
 KEY = Key("run1", 1, 0)
 ME, VICTIM = "d0", "d1"
@@ -139,7 +139,7 @@ def test_ten_thousand_copies_of_a_block_cost_neither_a_checksum_nor_the_disk(
 
     manifest, data = coordinator.update(KEY, ME, 0)
     packed = blocks.pack(data[:BLOCK], 0, manifest.total)
-    monkeypatch.setattr("coordinator.uploads.unpack", refuse)
+    monkeypatch.setattr("coordinator.runtime.uploads.unpack", refuse)
     monkeypatch.setattr("edge_client.transport.blobs._write_at", refuse)
     topic = TOPICS.upload(0, ME, label(manifest.sha256), 0)
     for _ in range(10_000):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.protocol import compress, tensors
+from edge_client.protocol import codecs, tensors
 from edge_client.protocol.task import Array, Schema, TensorSpec
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(2,)),))
 
@@ -26,4 +26,4 @@ SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(2,)),))
 )
 def test_no_statistic_counts_more_samples_than_there_are(name: str, value: Array) -> None:
     data = tensors.pack({name: value.astype(np.int64)}, kind="stats", codec="f32", schema=SCHEMA.sha256)
-    assert refused_within(1 << 20, lambda: compress.decode_stats(data, SCHEMA, 10)) == "bad_field"
+    assert refused_within(1 << 20, lambda: codecs.decode_stats(data, SCHEMA, 10)) == "bad_field"

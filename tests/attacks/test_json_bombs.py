@@ -7,7 +7,7 @@ import json
 import pytest
 
 from edge_client.protocol.messages import read
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
 
 
 @pytest.mark.parametrize(

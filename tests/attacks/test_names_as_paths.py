@@ -9,7 +9,7 @@ import pytest
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics, check_cid, check_federation, check_run, check_sha256, label
-from tests.edge_client.protocol.samples import DOWN, FIT, PROBE, UP
+from tests.support.sample_messages import DOWN, FIT, PROBE, UP
 
 NAMES = ["../x", "..", "/etc/passwd", "a/b", "+", "#", "$SYS", "a\n", "a\0", "a b", "", "C:\\x", "\u202ea", "x" * 300]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edge_client.protocol import compress, tensors
+from edge_client.protocol import codecs, tensors
 from edge_client.protocol.task import Array, Schema, TensorSpec
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(2, 2)),))
 ONES = np.ones((2, 2))
@@ -30,5 +30,5 @@ F16, F32, I8 = np.float16, np.float32, np.int8
 )
 def test_every_decoded_value_is_finite_or_the_file_is_refused(codec: str, stored: dict[str, Array]) -> None:
     data = tensors.pack(stored, kind="delta", codec=codec, schema=SCHEMA.sha256, base="zero")
-    attempt = lambda: compress.decode(data, SCHEMA, kind="delta")  # noqa: E731 - read once, below
+    attempt = lambda: codecs.decode(data, SCHEMA, kind="delta")  # noqa: E731 - read once, below
     assert refused_within(1 << 20, attempt) == "not_finite"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from edge_client.protocol.tensors import unpack
-from tests.attacks.files import tensor_file
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
+from tests.support.tensor_files import tensor_file
 
 
 def two(first: tuple[int, int], second: tuple[int, int]) -> str:

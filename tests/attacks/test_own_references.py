@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from edge_client.protocol import messages
-from edge_client.protocol.kinds import DETAIL_MAX
-from tests.attacks.memory import refused_within
-from tests.edge_client.protocol.samples import LINEAR, MODEL, PROBE
+from edge_client.protocol.message_schemas import DETAIL_MAX
+from tests.support.memory_limit import refused_within
+from tests.support.sample_messages import LINEAR, MODEL, PROBE
 
 HOSTILE: list[Any] = [
     {"own": None},

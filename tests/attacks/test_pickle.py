@@ -12,7 +12,7 @@ import pytest
 
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.tensors import unpack
-from tests.attacks.memory import refused_within
+from tests.support.memory_limit import refused_within
 
 
 class Bomb:

@@ -13,7 +13,7 @@ from coordinator.config import read
 from edge_client import cli as edge_cli
 from edge_client.config import from_mapping, load
 from edge_client.errors import ConfigError
-from emulator import stage
+from emulator.testbed import testbed_files
 
 ELSEWHERE = "mqtt://203.0.113.1:1883"  # an address that documentation may use (RFC 5737)
 
@@ -29,7 +29,7 @@ def device(folder: Path) -> Path:
         "state": "state",
         "signing-keys": ["00" * 32],
     }
-    stage.write_toml(folder / "client.toml", table)
+    testbed_files.write_toml(folder / "client.toml", table)
     return folder / "client.toml"
 
 
@@ -43,7 +43,7 @@ def test_a_device_does_not_dial_in_the_open(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_coordinator_does_not_dial_in_the_open(tmp_path: Path) -> None:
     runs = [{"method": "fedavg", "num-rounds": 1}]
-    stage.write_coordinator(
+    testbed_files.write_coordinator(
         tmp_path / "c.toml", tmp_path / "run", broker=ELSEWHERE, devices=1, runs=runs, seed=0, engines=("onnx",)
     )
     result = CliRunner().invoke(coordinator_cli.app, ["serve", str(tmp_path / "c.toml")])

@@ -16,8 +16,8 @@ from edge_client.errors import Malformed
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.task import Probe
-from tests.edge_client.stage import FEDERATION, PRIVATE, TRUSTED, Script, Stage
-from tests.edge_client.test_nearest import catalog_of
+from tests.edge_client.nearest.test_over_mqtt import catalog_of
+from tests.support.scripted_coordinator import FEDERATION, PRIVATE, TRUSTED, Script, Stage
 
 NEXT = bytes(range(1, 33))
 

@@ -1,10 +1,10 @@
-"""Bench: the server's clustering against scikit-learn; the measuring is tests/bench_clustering.py's."""
+"""Bench: the server's clustering against scikit-learn; the measuring is tests/benches/clustering_scaling.py's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.bench_clustering import Row, measure
+from tests.benches.clustering_scaling import Row, measure
 from tests.benches.goals import GOALS
 from tests.benches.results import Figure
 

@@ -9,13 +9,13 @@ from torch import nn
 
 from coordinator.models.registry import Model, build
 from coordinator.strategies.registry import make
-from edge_client.dataset import Dataset, Local
-from edge_client.learner import Learner
+from edge_client.data.dataset import Dataset, Local
 from edge_client.protocol.task import Flat
-from emulator.engines.lean import lean
-from emulator.simulation import run as simulate
-from emulator.virtual import Devices
-from export.program import vector_of
+from edge_client.training.learner import Learner
+from emulator.engines.cpu.cpu_engine import lean
+from emulator.simulate import run as simulate
+from emulator.simulation.virtual_network import Devices
+from export.compiler.program import vector_of
 from tests.benches.fit import exponent
 from tests.benches.render import number
 from tests.benches.results import Figure

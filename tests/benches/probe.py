@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from coordinator.models.registry import Model, build
-from edge_client.dataset import Dataset
+from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Flat, Schema
 from tests.benches.results import Figure
 from tests.benches.turns import interleaved, timed

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from coordinator.models.registry import build
-from edge_client.dataset import Local
-from emulator.workers import crew
+from edge_client.data.dataset import Local
+from emulator.parallel.process_pool import crew
 from tests.benches.results import Figure
 from tests.benches.turns import interleaved, with_workers
 from tests.benches.work import prepared

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.models.registry import build
-from edge_client.dataset import Local
+from edge_client.data.dataset import Local
 from emulator.engines.base import Recipe
-from emulator.workers import crew
+from emulator.parallel.process_pool import crew
 from tests.benches.loop import Loop
 from tests.benches.peer import PeerMissing, running
 from tests.benches.results import Figure

@@ -20,9 +20,9 @@ import numpy as np
 from coordinator.models.registry import build
 from edge_client.protocol.task import Array
 from emulator.config import SimulateArgs
-from emulator.loaders.images import UPPER
-from emulator.partitions import Split
-from emulator.simulation import fleet_of
+from emulator.data.fleet_split import Split
+from emulator.data.loaders.images import UPPER
+from emulator.simulate import fleet_of
 from tests.benches.peer import ROOT, PeerMissing, environment, python_of
 from tests.benches.processes import CommandFailed, Ended, watched
 from tests.benches.results import Figure, missing

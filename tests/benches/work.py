@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.models.registry import Model
-from edge_client.dataset import Dataset, batches
-from edge_client.learner import Job, Learner
+from edge_client.data.dataset import Dataset, batches
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.training import job
+from edge_client.training.fit_probe import job
+from edge_client.training.learner import Job, Learner
 from emulator.engines.base import Recipe
-from emulator.engines.lean import lean
-from export.program import vector_of
+from emulator.engines.cpu.cpu_engine import lean
+from export.compiler.program import vector_of
 
 STEPS, BATCH = 10, 32
 SAMPLES = STEPS * BATCH

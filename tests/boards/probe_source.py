@@ -15,7 +15,7 @@ from torch import nn
 
 from edge_client.protocol.messages import canonical
 from edge_client.protocol.program import Program
-from export.program import Compiled, compile_program
+from export.compiler.program import Compiled, compile_program
 
 ENGINES = {"onnx": "step.onnx", "litert": "step.tflite"}
 BATCH = 4

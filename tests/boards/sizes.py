@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.broker import start_broker
-from coordinator.security import open_key
+from coordinator.identity.signing_key import open_key
+from coordinator.local_broker import start_broker
 from edge_client.board import wheels
 from edge_client.board.flash import LIGHT, PACKAGE
-from emulator.stage import write_toml
-from tests.boards.rig import PATIENCE_S, STORE, note, started, until
+from emulator.testbed.testbed_files import write_toml
+from tests.support.arm64_board import PATIENCE_S, STORE, note, started, until
 
 MODEL, BATCH, SAMPLES, STEPS = "wecfl-cnn", 32, 128, 20
 SHAPE = (1, 28, 28)

@@ -28,10 +28,10 @@ from edge_client.board.wheels import Wish
 from edge_client.cli import main
 from edge_client.protocol.messages import canonical
 from edge_client.protocol.task import Array
-from emulator.stage import write_toml
-from tests.attacks.guarded import Guarded, guarded
-from tests.boards.rig import PATIENCE_S, ROOT, STORE, Board, board, note, size_mb, started, until
-from tests.programs import compiled, feeds
+from emulator.testbed.testbed_files import write_toml
+from tests.support.arm64_board import PATIENCE_S, ROOT, STORE, Board, board, note, size_mb, started, until
+from tests.support.guarded_broker import Guarded, guarded
+from tests.support.programs import compiled, feeds
 
 pytestmark = [pytest.mark.board, pytest.mark.slow, pytest.mark.timeout(3000)]
 DEVICES = {"porch": "onnx", "shed": "litert"}

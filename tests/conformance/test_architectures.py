@@ -15,9 +15,9 @@ from coordinator.models.registry import Model
 from edge_client.engines.base import step
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from tests.architectures import ENTRIES
-from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
-from tests.web.steps import check_page
+from tests.support.architectures import ENTRIES
+from tests.support.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
+from tests.support.web_steps import check_page
 
 PAPERS = ("linear-regression", "mnist-mlp", "cifar-lenet", "celeba-cnn", "letters-cnn", "femnist-cnn")
 QUICK = {"linear-regression", "frozen-body", "tied-embedding", "several-buffers", "dropout", "pools"}
@@ -50,7 +50,8 @@ def judging(program: Program, known: Model, batch: int) -> tuple[dict[str, Array
 
     Inputs for which torch agrees with itself when weights move by a few roundings: elsewhere rounding decides which
     value of some max-pool window is the largest, and a whole gradient goes another way. Of femnist-cnn's 200,704
-    windows one nearly always does; there the least that torch moves is the measure, as in export/parity.py.
+    windows one nearly always does; there the least that torch moves is the measure, as in
+    export/compiler/program_parity.py.
     """
     found = []
     for seed in range(4):

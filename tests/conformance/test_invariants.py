@@ -17,9 +17,9 @@ import pytest
 
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import METHODS, Setting
-from edge_client.dataset import Dataset, Local
-from tests.methods import FULL, World, build, world
-from tests.softmax import grouped_fleet
+from edge_client.data.dataset import Dataset, Local
+from tests.support.methods import FULL, World, build, world
+from tests.support.softmax_program import grouped_fleet
 
 UNEQUAL = grouped_fleet(5, 2)
 EQUAL = {c: Local(train=Dataset(d.train.x[:40], d.train.y[:40]), test=d.test) for c, d in UNEQUAL.items()}

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from coordinator import snapshots
+from coordinator.artifacts.finished_run import strategy_of
 from coordinator.config import RunConfig
-from coordinator.runs import one_round, round_rng
+from coordinator.rounds.round import one_round, round_rng
+from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.registry import METHODS, settings_of
-from coordinator.training import strategy_of
-from edge_client.learner import OverEngine
-from emulator.virtual import Devices, f32_delta
-from tests.faults.world import Federation, program
-from tests.methods import build
-from tests.softmax import SoftmaxEngine, grouped_fleet, start_of
+from edge_client.training.learner import OverEngine
+from emulator.simulation.virtual_network import Devices, f32_delta
+from tests.support.methods import build
+from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, start_of
+from tests.support.virtual_federation import Federation, program
 
 ROUNDS, DEVICES = 2, 3
 RUNS = tuple(
@@ -81,7 +81,7 @@ def test_so_it_does_with_every_policy_for_running_statistics_and_labels(
 
 
 def check_same(trained: Federation, run: RunConfig) -> None:
-    found = snapshots.from_bytes(trained.final_states()[run.name])
+    found = state_codec.from_bytes(trained.final_states()[run.name])
     expected, per_device = directly(run, trained)
     assert found.assignment == expected.assignment
     assert found.extra.keys() == expected.extra.keys()

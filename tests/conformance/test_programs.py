@@ -14,9 +14,9 @@ from edge_client.engines.base import KEPT, MOVED, Engine, step
 from edge_client.protocol.messages import canonical, parse_json
 from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
 from edge_client.protocol.task import Array
-from export.onnx import MAX_IR_VERSION, OPSET, run_onnx
-from tests.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
-from tests.web.steps import check_life, check_page
+from export.containers.write_onnx import MAX_IR_VERSION, OPSET, run_onnx
+from tests.support.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
+from tests.support.web_steps import check_life, check_page
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
 ENGINES = ("onnx", "litert", "pt2")

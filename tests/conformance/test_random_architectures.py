@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import Phase, given, settings
 
-from tests.drawn import Architecture, architectures
-from tests.many_architectures import GOOD, judge
+from tests.figures.architectures import GOOD, judge
+from tests.support.random_architectures import Architecture, architectures
 
 
 @settings(max_examples=4, phases=[Phase.generate])  # each one compiles, for seconds: no time to shrink

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.robust import REDUCES
+from coordinator.aggregation.robust import REDUCES
 from coordinator.strategies.registry import METHODS, make, settings_of
-from tests.methods import FULL, build, world
-from tests.softmax import grouped_fleet
+from tests.support.methods import FULL, build, world
+from tests.support.softmax_program import grouped_fleet
 
 LOCAL = grouped_fleet(6, 1)
 ALIKE = dict.fromkeys(LOCAL, LOCAL["d00"])

@@ -8,14 +8,14 @@ from math import nan
 import numpy as np
 import pytest
 
-from coordinator import snapshots
-from coordinator.runs import one_round, round_rng
+from coordinator.rounds.round import one_round, round_rng
+from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.registry import METHODS, Setting, make, settings_of
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, OwnModel, Probe, Reply
-from tests.methods import CASES, World, build, copied, same, world
-from tests.softmax import grouped_fleet, start_of
+from tests.support.methods import CASES, World, build, copied, same, world
+from tests.support.softmax_program import grouped_fleet, start_of
 
 LOCAL = grouped_fleet(6, 2)
 OTHER = grouped_fleet(6, 2, seed=1)  # the same numbers of samples, other samples
@@ -156,7 +156,7 @@ def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -
         return drive(generator, ask)  # type: ignore[arg-type]  # one of the two above
 
     first = play(fleet.state, live)
-    again = play(snapshots.from_bytes(snapshots.to_bytes(fleet.state)), stored)
+    again = play(state_codec.from_bytes(state_codec.to_bytes(fleet.state)), stored)
     assert not log
     assert same(first[0], again[0])
     assert first[1] == again[1]
@@ -166,7 +166,7 @@ def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -
 def test_a_state_survives_being_stored(name: str) -> None:
     for rounds in (0, 3):
         state = world(build(name), LOCAL, rounds=rounds).state
-        assert same(snapshots.from_bytes(snapshots.to_bytes(state)), state)
+        assert same(state_codec.from_bytes(state_codec.to_bytes(state)), state)
 
 
 @every_method

@@ -12,9 +12,9 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from coordinator.broker import Broker
 from coordinator.cli import app, in_words
-from tests.faults.world import Anything, Federation
+from coordinator.local_broker import Broker
+from tests.support.virtual_federation import Anything, Federation
 
 CONFIG: dict[str, Any] = {
     "federation": "demo",

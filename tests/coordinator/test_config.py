@@ -8,7 +8,7 @@ import tomli_w
 
 from coordinator.config import CoordinatorConfig, from_environment, from_table, read
 from edge_client.errors import ConfigError
-from tests.faults.world import Anything
+from tests.support.virtual_federation import Anything
 
 MINIMAL: dict[str, Any] = {
     "federation": "demo",

@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import tomli_w
 
-from coordinator.broker import Broker, advice, served, url_of
 from coordinator.config import read
-from coordinator.status import status
-from coordinator.store import Store
+from coordinator.local_broker import Broker, advice, served, url_of
+from coordinator.storage.status import status
+from coordinator.storage.store import Store
 from edge_client.errors import UsageError
-from tests.faults.world import seed_program
+from tests.support.virtual_federation import seed_program
 
 PATIENCE_S = 60
 
@@ -90,7 +90,7 @@ def test_a_federation_that_fails_leaves_the_others_alone(tmp_path: Path, mosquit
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None:
     busy = (
-        "import sys, time, coordinator.server as s\n"
+        "import sys, time, coordinator.runtime.server as s\n"
         "s.Server.run = lambda self: (sys.stderr.write('serving busy\\n'), time.sleep(600))\n"
     )
     config = str(written(tmp_path, "busy", f"embedded:{free_port}"))

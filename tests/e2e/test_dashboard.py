@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from coordinator.broker import Broker
-from coordinator.dashboard.where import LINK
-from coordinator.status import status
-from emulator import stage
-from emulator.processes import Child, Children, Signals
-from tests.browser import PHONE, Open, Visit
-from tests.e2e.scene import DEVICES, SEED, SETTINGS, Scene, jsonl, until
+from coordinator.dashboard.endpoint import LINK
+from coordinator.local_broker import Broker
+from coordinator.storage.status import status
+from emulator.testbed import testbed_files
+from emulator.testbed.processes import Child, Children, Signals
+from tests.support.browser import PHONE, Open, Visit
+from tests.support.process_fleet import DEVICES, SEED, SETTINGS, Scene, jsonl, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 ROUNDS = 5
@@ -34,7 +34,7 @@ def begun(folder: Path, broker: Broker) -> Iterator[tuple[Scene, str, Child, lis
         scene = Scene(folder / "run", broker.url, children, (RUN,), ("--dashboard", "0"))
         config = scene.work / "coordinator.toml"
         scene.folder.mkdir(parents=True)
-        stage.write_coordinator(
+        testbed_files.write_coordinator(
             config, scene.folder, broker=broker.url, devices=DEVICES, runs=(RUN,), seed=SEED, engines=("onnx",)
         )
         config.write_text(config.read_text().replace("quorum = 1.0", "quorum = 0.5"))

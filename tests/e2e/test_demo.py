@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
-from export.bundle import read_bundle
+from export.bundle.reader import read_bundle
 
 PATIENCE_S = 150
 

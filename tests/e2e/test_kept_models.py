@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.broker import start_broker
+from coordinator.local_broker import start_broker
 from coordinator.strategies.registry import make, settings_of
 from emulator.config import SimulateArgs
-from emulator.simulation import Result, fleet_of, opened, run
-from tests.e2e import scene
-from tests.e2e.scene import Scene
+from emulator.simulate import Result, fleet_of, opened, run
+from tests.support import process_fleet
+from tests.support.process_fleet import Scene
 
 ROUNDS = 2
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -30,16 +30,16 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     folder = tmp_path_factory.mktemp("kept")
     runs = [{**settings, "method": method, "num-rounds": ROUNDS} for method, settings in RUNS.items()]
     with start_broker(folder / "broker") as broker:
-        return scene.play(folder / "run", broker.url, runs=runs)
+        return process_fleet.play(folder / "run", broker.url, runs=runs)
 
 
 @pytest.fixture(scope="module")
 def simulated() -> Mapping[str, Result]:
     """The same in one process, one compilation for all."""
-    args, split = fleet_of(SimulateArgs(devices=scene.DEVICES, seed=scene.SEED))
+    args, split = fleet_of(SimulateArgs(devices=process_fleet.DEVICES, seed=process_fleet.SEED))
     methods = {method: make(method, **settings) for method, settings in RUNS.items()}
     batch = int(settings_of(methods["nonfed"])["batch-size"])
-    with opened(args.model, split, seed=scene.SEED, batch=batch, engine="onnx") as (devices, start):
+    with opened(args.model, split, seed=process_fleet.SEED, batch=batch, engine="onnx") as (devices, start):
         return {
             method: run(
                 strategy,
@@ -47,7 +47,7 @@ def simulated() -> Mapping[str, Result]:
                 replace(devices, own={}, posterior={}),
                 split.groups,
                 rounds=ROUNDS,
-                seed=scene.SEED,
+                seed=process_fleet.SEED,
                 batch=batch,
             )
             for method, strategy in methods.items()
@@ -64,8 +64,8 @@ def test_over_mqtt_every_round_ends_as_in_a_simulation(
     for event, record in zip(real, expected.records, strict=True):
         assert event["per_device"] == record["per_device"]
         assert event["assignment"] == record["assignment"]
-        assert len(event["per_device"]) == scene.DEVICES
-    for ours, theirs in zip(scene.centers_in(played.folder, method), expected.state.centers, strict=True):
+        assert len(event["per_device"]) == process_fleet.DEVICES
+    for ours, theirs in zip(process_fleet.centers_in(played.folder, method), expected.state.centers, strict=True):
         for name, value in expected.schema.split(theirs).items():
             # Both sides train with ONNX Runtime in float32; only the order of a sum may differ.
             np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6)
@@ -73,6 +73,6 @@ def test_over_mqtt_every_round_ends_as_in_a_simulation(
 
 def test_local_training_sends_up_no_model(played: Scene) -> None:
     """What six devices said in a round of NonFed weighs less than one of the models that they trained."""
-    model = sum(4 * value.size for value in scene.centers_in(played.folder, "nonfed")[0].values())
+    model = sum(4 * value.size for value in process_fleet.centers_in(played.folder, "nonfed")[0].values())
     sent = [event["bytes"]["up"] for event in played.of("round") if event["method"] == "nonfed"]
     assert 0 < max(sent) < model

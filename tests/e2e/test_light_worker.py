@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import start_broker
-from coordinator.security import open_key
-from edge_client.dataset import Dataset, Local
-from emulator import stage
-from emulator.processes import Children, Signals
-from tests.e2e import scene
-from tests.e2e.scene import Scene
+from coordinator.identity.signing_key import open_key
+from coordinator.local_broker import start_broker
+from edge_client.data.dataset import Dataset, Local
+from emulator.testbed import testbed_files
+from emulator.testbed.processes import Children, Signals
+from tests.support import process_fleet
+from tests.support.process_fleet import Scene
 
 LIMIT_MB = 110
 # The WeCFL CNN, batch 32, the whole life of a process: it joins, trains, evaluates, uploads (BENCHMARKS.md).
@@ -38,7 +38,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
     folder = tmp_path_factory.mktemp("light")
     with start_broker(folder / "broker") as broker:
-        scene.play(folder / "run", broker.url, act=look, workers=scene.DEVICES)
+        process_fleet.play(folder / "run", broker.url, act=look, workers=process_fleet.DEVICES)
     return seen
 
 
@@ -60,7 +60,7 @@ def test_an_onnx_device_that_trained_stays_below_its_limit(worker: dict[str, str
 def test_a_device_trains_the_wecfl_cnn_in_little_memory(
     engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scene, "PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr(process_fleet, "PATIENCE_S", PATIENCE_S)
     with (
         start_broker(tmp_path / "broker") as broker,
         Signals() as signals,
@@ -83,12 +83,12 @@ def serve_wecfl_cnn(played: Scene, engine: str) -> None:
     config, samples = played.work / "coordinator.toml", np.zeros((1, 1, 28, 28), np.float32)
     run = {"method": "fesem", "clusters": 2, "local-steps": 20, "batch-size": 32, "num-rounds": ROUNDS + 1}
     played.folder.mkdir()
-    stage.write_coordinator(
+    testbed_files.write_coordinator(
         config, played.folder, broker=played.broker, devices=DEVICES, runs=[run], seed=0, engines=(engine,)
     )
-    named = config.read_text(encoding="utf-8").replace(f'"{stage.MODEL}"', '"wecfl-cnn"\nbatch-size = 32')
+    named = config.read_text(encoding="utf-8").replace(f'"{testbed_files.MODEL}"', '"wecfl-cnn"\nbatch-size = 32')
     config.write_text(named, encoding="utf-8")
-    np.savez(played.work / stage.REFERENCE, x=samples)
+    np.savez(played.work / testbed_files.REFERENCE, x=samples)
     played.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
 
 
@@ -97,7 +97,7 @@ def random_device(played: Scene, cid: str, engine: str) -> Path:
     data = Dataset(rng.random((128, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 128))
     key = open_key(played.folder).public.hex()
     local = Local(train=data, test=data)
-    return stage.write_device(played.work, cid, local, engine=engine, broker=played.broker, key=key).config
+    return testbed_files.write_device(played.work, cid, local, engine=engine, broker=played.broker, key=key).config
 
 
 def peak_mb(status: str) -> float:

@@ -14,22 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.access import COORDINATOR
 from coordinator.config import CoordinatorConfig
-from coordinator.enrolment import open_server
-from coordinator.security import credentials_of
-from coordinator.server import Server
-from coordinator.store import Store
-from edge_client import enrol
-from edge_client.assembly import dialer
-from edge_client.client import Client
+from coordinator.identity.broker_acl import COORDINATOR
+from coordinator.identity.enrolment_server import open_server
+from coordinator.identity.signing_key import credentials_of
+from coordinator.runtime.server import Server
+from coordinator.storage.store import Store
 from edge_client.config import load
+from edge_client.runtime import enrolment
+from edge_client.runtime.client import Client
+from edge_client.runtime.factory import dialer
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
-from tests import softmax
-from tests.attacks.guarded import FEDERATION, guarded
-from tests.faults import world
+from tests.support import softmax_program, virtual_federation
+from tests.support.guarded_broker import FEDERATION, guarded
 
 pytestmark = pytest.mark.broker
 PATIENCE_S = 60.0
@@ -59,11 +58,11 @@ class Life(threading.Thread):
 
 
 def test_a_fleet_learns_over_mutual_tls_and_one_device_enrols_first(tmp_path: Path) -> None:
-    fleet = softmax.grouped_fleet(3, 2)
+    fleet = softmax_program.grouped_fleet(3, 2)
     with guarded(tmp_path, *(cid for cid in fleet if cid != NEWCOMER)) as broker:
         keys = broker.work.folder
         broker.work.token(NEWCOMER)
-        settings = world.config(
+        settings = virtual_federation.config(
             tmp_path / "run",
             devices=3,
             federation=FEDERATION,
@@ -75,7 +74,9 @@ def test_a_fleet_learns_over_mutual_tls_and_one_device_enrols_first(tmp_path: Pa
         )
         events: list[Mapping[str, Any]] = []
         with closing(Store(settings.folder / "store")) as store:
-            world.seed_program(store, ballast=world.BALLAST)  # updates of several blocks, not inline
+            virtual_federation.seed_program(
+                store, ballast=virtual_federation.BALLAST
+            )  # updates of several blocks, not inline
             server = coordinator_of(settings, store, events.append)
             leading = Life(server.run)
             devices = [device_of(keys, cid) for cid in fleet]
@@ -112,18 +113,18 @@ def device_of(keys: Path, cid: str) -> Client:
     """A device as its join folder describes it; with a token it gets its certificate first, over HTTPS."""
     file = keys / "devices" / cid / "client.toml"
     config = load(file, {})
-    if enrol.wanted(config):
+    if enrolment.wanted(config):
         with open_server(keys, "127.0.0.1", tell=lambda _: None, port=0) as server:
             serving = threading.Thread(target=server.serve_forever, daemon=True)
             serving.start()
             address = f"https://localhost:{server.server_address[1]}"
-            enrol.enrol(load(file, {"FEDCENTERS_ENROL_URL": address}))
+            enrolment.enrol(load(file, {"FEDCENTERS_ENROL_URL": address}))
             server.shutdown()
             serving.join(PATIENCE_S)
 
-    def open_engine(*_: object, **__: object) -> softmax.SoftmaxEngine:
-        return world.WideEngine()
+    def open_engine(*_: object, **__: object) -> softmax_program.SoftmaxEngine:
+        return virtual_federation.WideEngine()
 
-    local = softmax.grouped_fleet(3, 2)[cid]
+    local = softmax_program.grouped_fleet(3, 2)[cid]
     rng = np.random.default_rng(int(cid[1:]))
     return Client(config, dialer(config), local=local, clock=SystemClock(), rng=rng, open_engine=open_engine)

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import start_broker
-from edge_client.dataset import Dataset
-from emulator import stage
-from emulator.partitions import digits_fleet
-from emulator.processes import Children, Signals
-from tests.e2e.scene import DEVICES, RUN, SEED, Scene
+from coordinator.local_broker import start_broker
+from edge_client.data.dataset import Dataset
+from emulator.data.fleet_split import digits_fleet
+from emulator.testbed import testbed_files
+from emulator.testbed.processes import Children, Signals
+from tests.support.process_fleet import DEVICES, RUN, SEED, Scene
 
 RUNS = ({**RUN, "num-rounds": 4},)
 FORMATS = 'formats = ["onnx"]'
@@ -54,7 +54,7 @@ def configured(scene: Scene) -> None:
     path = scene.work / "coordinator.toml"
     scene.folder.mkdir(parents=True)
     facts = {"broker": scene.broker, "devices": DEVICES, "runs": RUNS, "seed": SEED, "engines": ("onnx", "pt2")}
-    stage.write_coordinator(path, scene.folder, **facts)  # type: ignore[arg-type]  # each by its own name
+    testbed_files.write_coordinator(path, scene.folder, **facts)  # type: ignore[arg-type]  # each by its own name
     lines = path.read_text(encoding="utf-8").splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("formats"))
     end = at if "]" in lines[at] else next(i for i in range(at, len(lines)) if lines[i] == "]")
@@ -62,7 +62,12 @@ def configured(scene: Scene) -> None:
 
 
 def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]:
-    arguments = ["--federation", f"{broker}/{stage.FEDERATION}", "--signing-key", str(folder / "run" / "signing.pub")]
+    arguments = [
+        "--federation",
+        f"{broker}/{testbed_files.FEDERATION}",
+        "--signing-key",
+        str(folder / "run" / "signing.pub"),
+    ]
     arguments += [
         "--data",
         str(folder / name),
@@ -83,7 +88,7 @@ def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]
 def test_a_newcomer_finds_its_signed_center_and_hears_how_sure_that_is(answers: dict[str, dict[str, object]]) -> None:
     known = answers["known"]
     assert known["center"] is not None
-    assert (known["way"], known["signed_by"]) == ("loss", stage.FEDERATION)
+    assert (known["way"], known["signed_by"]) == ("loss", testbed_files.FEDERATION)
     assert 0 < float(str(known["confidence"])) <= 1
     assert float(str(known["accuracy"])) > 0.5  # a center of another group writes no class alike
     assert Path(str(known["file"])).is_file()

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import start_broker
-from coordinator.metrics import ari
+from coordinator.local_broker import start_broker
+from coordinator.rounds.metrics import ari
 from emulator.config import SimulateArgs
-from emulator.processes import Children, Signals
-from emulator.simulation import simulate_json
-from tests.e2e import scene
-from tests.e2e.scene import Scene
+from emulator.simulate import simulate_json
+from emulator.testbed.processes import Children, Signals
+from tests.support import process_fleet
+from tests.support.process_fleet import Scene
 
 
 @pytest.fixture(scope="module")
@@ -22,11 +22,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Scene:
     """A run that nothing happened to."""
     folder = tmp_path_factory.mktemp("calm")
     with start_broker(folder / "broker") as broker:
-        return scene.play(folder / "run", broker.url)
+        return process_fleet.play(folder / "run", broker.url)
 
 
 def test_the_undisturbed_run_finds_the_groups(undisturbed: Scene) -> None:
-    assert len(undisturbed.assignments()) == scene.ROUNDS
+    assert len(undisturbed.assignments()) == process_fleet.ROUNDS
     last = sorted(undisturbed.assignments()[-1].items())
     assert ari([int(device[-2:]) % 3 for device, _ in last], [center for _, center in last]) == 1.0
 
@@ -46,17 +46,19 @@ def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_center
         slow.process.send_signal(
             signal.SIGSTOP
         )  # its three devices fall silent: soon an exchange cannot close any more
-        scene.until(
-            lambda: disturbed.replies_of_the_open_exchange() >= scene.DEVICES // 2, children, "half of the replies"
+        process_fleet.until(
+            lambda: disturbed.replies_of_the_open_exchange() >= process_fleet.DEVICES // 2,
+            children,
+            "half of the replies",
         )
         children.kill(coordinator)
-        assert len(disturbed.of("round")) < scene.ROUNDS
+        assert len(disturbed.of("round")) < process_fleet.ROUNDS
         disturbed.start_coordinator()
         slow.process.send_signal(signal.SIGCONT)
         disturbed.wait_for("bundle")
         children.leave(children.running)
     assert [event["epoch"] for event in disturbed.of("start")] == [1, 2]
-    assert [event["round"] for event in disturbed.of("round")] == list(range(1, scene.ROUNDS + 1))
+    assert [event["round"] for event in disturbed.of("round")] == list(range(1, process_fleet.ROUNDS + 1))
     assert disturbed.assignments() == undisturbed.assignments()
     for found, expected in zip(disturbed.centers(), undisturbed.centers(), strict=True):
         assert found.keys() == expected.keys()
@@ -69,17 +71,17 @@ def test_a_simulation_with_the_same_seed_ends_with_the_same_assignments_and_cent
 ) -> None:
     asked = SimulateArgs(
         method="fesem",
-        devices=scene.DEVICES,
-        rounds=scene.ROUNDS,
-        seed=scene.SEED,
+        devices=process_fleet.DEVICES,
+        rounds=process_fleet.ROUNDS,
+        seed=process_fleet.SEED,
         engine="onnx",
-        settings=dict(scene.SETTINGS),
+        settings=dict(process_fleet.SETTINGS),
         out=tmp_path,
     )
     folder = Path(simulate_json(asked)["run"])
-    rounds = [event for event in scene.jsonl(folder / "metrics.jsonl") if event["event"] == "round"]
+    rounds = [event for event in process_fleet.jsonl(folder / "metrics.jsonl") if event["event"] == "round"]
     assert [event["assignment"] for event in rounds] == undisturbed.assignments()
-    for found, expected in zip(scene.centers_in(folder), undisturbed.centers(), strict=True):
+    for found, expected in zip(process_fleet.centers_in(folder), undisturbed.centers(), strict=True):
         for name in expected:
             # Both sides train with ONNX Runtime in float32; only the order of a sum may differ.
             np.testing.assert_allclose(found[name], expected[name], rtol=1e-5, atol=1e-6)

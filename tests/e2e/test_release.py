@@ -13,17 +13,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import Broker
-from coordinator.security import open_key
-from coordinator.server import Server
-from coordinator.store import Store
-from edge_client.board import launcher, wheels
+from coordinator.identity.signing_key import open_key
+from coordinator.local_broker import Broker
+from coordinator.runtime.server import Server
+from coordinator.storage.store import Store
+from edge_client.board import wheels
 from edge_client.board.flash import PACKAGE
-from edge_client.board.launcher import Record
-from edge_client.release import packed
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
-from tests.faults import world
+from edge_client.update import launcher
+from edge_client.update.launcher import Record
+from edge_client.update.self_update import packed
+from tests.support import virtual_federation
 
 pytestmark = pytest.mark.broker
 NEWER = "99.0"
@@ -37,7 +38,7 @@ def home(tmp_path: Path) -> Path:
         path = tmp_path / entry.path.removeprefix("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(entry.data)
-    (tmp_path / "opt/fedcenters/launch.py").write_bytes((PACKAGE / "board" / "launcher.py").read_bytes())
+    (tmp_path / "opt/fedcenters/launch.py").write_bytes((PACKAGE / "update" / "launcher.py").read_bytes())
     np.savez(tmp_path / "train.npz", x=np.zeros((4, 5), np.float32), y=np.arange(4) % 2)
     return tmp_path
 
@@ -56,9 +57,9 @@ def coordinator(folder: Path, broker: Broker, data: bytes) -> Iterator[None]:
     """One that offers a release and waits for a fleet that is never complete."""
     file = folder / "client.tar"
     file.write_bytes(data)
-    settings = world.config(folder / "run", devices=9, federation="home", broker=broker.url, release=file)
+    settings = virtual_federation.config(folder / "run", devices=9, federation="home", broker=broker.url, release=file)
     with closing(Store(settings.folder / "store")) as store:
-        world.seed_program(store)
+        virtual_federation.seed_program(store)
         server = Server(
             settings,
             store,

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import Broker
+from coordinator.local_broker import Broker
 from edge_client.cli import main
 from edge_client.errors import (
     ConfigError,
@@ -111,7 +111,7 @@ def test_the_client_loads_no_runtime_before_there_is_a_program() -> None:
     loaded = set(
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     )
-    assert "paho.mqtt" in loaded or "edge_client.client" in loaded
+    assert "paho.mqtt" in loaded or "edge_client.runtime.client" in loaded
     assert not loaded & {"torch", "onnxruntime", "ai_edge_litert", "typer", "rich", "sklearn", "scipy", "coordinator"}
 
 
@@ -180,7 +180,7 @@ def test_ctrl_c_during_a_visit_is_quiet(tmp_path: Path, mosquitto: Broker) -> No
 
 
 def test_an_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    from edge_client.answer import Answer
+    from edge_client.nearest.result import Answer
 
     answer = Answer(device="dev-1", center=1, losses={0: 2.0, 1: 0.5}, n=3, accuracy=1.0)
     told = json.loads(json.dumps(answer.to_json()))

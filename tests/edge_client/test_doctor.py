@@ -13,15 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.broker import Broker
-from edge_client import device as device_module
+from coordinator.local_broker import Broker
 from edge_client import doctor as doctors
 from edge_client.cli import main
 from edge_client.config import ClientConfig, load
-from edge_client.device import Readings
 from edge_client.doctor import Check, checks, expected_step, probe, probe_feeds
 from edge_client.engines.base import open_engine, step
-from tests.attacks.guarded import FEDERATION, guarded
+from edge_client.runtime import train_conditions as device_module
+from edge_client.runtime.train_conditions import Readings
+from tests.support.guarded_broker import FEDERATION, guarded
 
 ROOT = Path(__file__).parents[2]
 NAMES = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.strategies.fesem import FeSEM
-from edge_client.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, Local
 from edge_client.errors import ConfigError, UsageError
 from emulator.choose_k import (
     CRITERIA,
@@ -23,8 +23,8 @@ from emulator.choose_k import (
     validation,
 )
 from emulator.config import SimulateArgs
-from emulator.simulation import run
-from tests.softmax import devices_of, grouped_fleet, start_of
+from emulator.simulate import run
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 FLEET = grouped_fleet(9, 3, n=60)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from emulator.cli import app
 from emulator.config import pairs_of
-from tests.emulator import story
+from tests.support import finished_run
 
 RUNNER = CliRunner()
 
@@ -59,7 +59,7 @@ def test_a_mistake_gets_a_line_a_hint_and_an_exit_code(
 
 
 def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
-    folder = story.write(tmp_path / "run")
+    folder = finished_run.write(tmp_path / "run")
     done = RUNNER.invoke(app, ["report", str(folder), "--picture", str(tmp_path / "readme.png")])
     assert done.exit_code == 0
     assert done.stdout.split() == [str(folder / "report.html"), str(tmp_path / "readme.png")]
@@ -68,7 +68,7 @@ def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
 def test_help_loads_neither_torch_nor_matplotlib() -> None:
     code = "import sys, emulator.cli; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    assert not set(loaded) & {"torch", "matplotlib", "sklearn", "onnxruntime", "coordinator.server"}
+    assert not set(loaded) & {"torch", "matplotlib", "sklearn", "onnxruntime", "coordinator.runtime.server"}
 
 
 def test_settings_keep_their_text_until_the_method_reads_them() -> None:
@@ -79,7 +79,7 @@ def test_a_bug_is_shown_whole_and_called_one(tmp_path: Path, monkeypatch: pytest
     def broken(*_: object) -> Path:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("emulator.comparison.write", broken)
+    monkeypatch.setattr("emulator.reports.comparison.write", broken)
     done = RUNNER.invoke(app, ["report", str(tmp_path)])
     assert done.exit_code == 70
     assert "ZeroDivisionError" in done.stderr

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from export import cli
-from export.user_model import load_model
+from export.compiler.user_model import load_model
 
 SOURCE = '''
 """Models of a reader; a file of this name exists nowhere else."""

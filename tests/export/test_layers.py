@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
-from export.program import compile_program
+from export.compiler.program import compile_program
 
 PAGE = (Path(__file__).parents[2] / "docs" / "train-your-own-model.md").read_text(encoding="utf-8")
 INPUTS = {

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import snapshots
 from coordinator.config import CoordinatorConfig
-from tests.faults.world import Federation, Spy
-from tests.softmax import grouped_fleet
+from coordinator.storage import state_codec
+from tests.support.softmax_program import grouped_fleet
+from tests.support.virtual_federation import Federation, Spy
 
 LOCAL = grouped_fleet(3, 2)
 ROUNDS = 3
@@ -55,7 +55,7 @@ def test_a_power_cut_before_or_after_an_acknowledgement_changes_no_bit(tmp_path:
 
 def test_centers_over_i8_are_near_those_over_f32(tmp_path: Path) -> None:
     exact, coded = (
-        snapshots.from_bytes(trained(federation(tmp_path / codec, codec))["fesem"]) for codec in ("f32", "i8")
+        state_codec.from_bytes(trained(federation(tmp_path / codec, codec))["fesem"]) for codec in ("f32", "i8")
     )
     assert coded.assignment == exact.assignment
     moved = np.abs(exact.centers - exact.extra["start"]).max()

@@ -1,7 +1,7 @@
 """A full disk: nothing is acknowledged that is not on it, nothing is corrupted, and it goes on when there is room.
 
 The disk of one participant is full where its bytes reach the system: at `fsync`, at a write of a block, and for the
-database by SQLite's own limit. small_disk.py does the same on a real file system of two megabytes.
+database by SQLite's own limit. full_disk.py does the same on a real file system of two megabytes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 import pytest
 
 from edge_client.transport import blobs
-from tests import softmax
-from tests.faults import small_disk
-from tests.faults.world import BALLAST, Federation, Spy
+from tests.faults import full_disk
+from tests.support import softmax_program
+from tests.support.virtual_federation import BALLAST, Federation, Spy
 
 DEVICES = 3
 
@@ -165,7 +165,7 @@ def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_
         ("no_space", "[Errno 28] No space left on device")
     ]
     last = {cid for record in fed.rounds() for cid in record["per_device"]}
-    assert last == set(softmax.grouped_fleet(DEVICES, 2))
+    assert last == set(softmax_program.grouped_fleet(DEVICES, 2))
 
 
 def test_on_a_real_file_system_that_fills_up_the_outcome_is_the_same(tmp_path: Path) -> None:
@@ -174,10 +174,10 @@ def test_on_a_real_file_system_that_fills_up_the_outcome_is_the_same(tmp_path: P
     allowed = subprocess.run([*inside, "mount", "-t", "tmpfs", "none", str(tmp_path)], capture_output=True, check=False)
     if allowed.returncode != 0:
         pytest.skip(f"this system gives users no mount namespaces: {allowed.stderr.decode().strip()}")
-    command = [*inside, sys.executable, "-m", "tests.faults.small_disk", str(tmp_path)]
+    command = [*inside, sys.executable, "-m", "tests.faults.full_disk", str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, check=True, text=True)
     told = json.loads(ran.stdout)
-    assert told["states"] == small_disk.hashes(small_disk.calm(tmp_path / "calm"))
+    assert told["states"] == full_disk.hashes(full_disk.calm(tmp_path / "calm"))
     assert set(told["said"]) == {"storage: No space left on device"}
 
 

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from coordinator.config import RunConfig
-from coordinator.runs import round_rng
-from coordinator.store import Diverged
+from coordinator.rounds.round import round_rng
+from coordinator.storage.store import Diverged
 from edge_client.transport.blobs import Partial
 from edge_client.transport.memory import MemoryBroker
-from tests.faults.virtual import Killed
-from tests.faults.world import BALLAST, TOPICS, Anything, Federation, Spy
+from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy
+from tests.support.virtual_time import Killed
 
 DEVICES = 3
 WRITES = 34  # of an undisturbed life: checked below, so that no write is left out when there are more of them
@@ -195,7 +195,7 @@ def test_a_method_that_asks_something_else_than_before_is_stopped(
     victim = fed.start_coordinator(fatal=12)
     fed.start_devices(DEVICES)
     fed.world.run(lambda: victim.ended)
-    monkeypatch.setattr("coordinator.training.round_rng", lambda seed, number: round_rng(seed + 1, number))
+    monkeypatch.setattr("coordinator.runtime.training_loop.round_rng", lambda seed, number: round_rng(seed + 1, number))
     fed.start_coordinator()
     with pytest.raises(Diverged, match="asks other things than before the restart"):
         fed.finish()

@@ -10,16 +10,16 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator import snapshots
-from coordinator.runs import one_round, round_rng
+from coordinator.artifacts.finished_run import strategy_of
+from coordinator.rounds.round import one_round, round_rng
+from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.training import strategy_of
-from edge_client.learner import OverEngine
+from edge_client.training.learner import OverEngine
 from edge_client.transport import blobs
-from emulator.virtual import Devices, f32_delta
-from tests import softmax
-from tests.faults.virtual import Killed
-from tests.faults.world import BALLAST, Federation, program
+from emulator.simulation.virtual_network import Devices, f32_delta
+from tests.support import softmax_program
+from tests.support.virtual_federation import BALLAST, Federation, program
+from tests.support.virtual_time import Killed
 
 DEVICES = 3
 VICTIM = "d01"
@@ -100,7 +100,7 @@ def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
     fed.start_devices(DEVICES)
     victim = fed.world.participants[VICTIM]
     fed.world.run(lambda: victim.ended)
-    fed.start_device(VICTIM, softmax.grouped_fleet(DEVICES, 2)[VICTIM])
+    fed.start_device(VICTIM, softmax_program.grouped_fleet(DEVICES, 2)[VICTIM])
     fed.finish()
     fed.world.end()
     assert fed.final_states() == undisturbed.states
@@ -108,10 +108,10 @@ def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
 
 def without(fed: Federation, devices: int, gone: frozenset[str], *, from_round: int, rounds: int) -> State:
     """The same training with direct calls, where some never answer from a round on."""
-    local = softmax.grouped_fleet(devices, 2)
-    fleet = Devices(learner=OverEngine(softmax.SoftmaxEngine(), program()), local=local, wire=f32_delta)
+    local = softmax_program.grouped_fleet(devices, 2)
+    fleet = Devices(learner=OverEngine(softmax_program.SoftmaxEngine(), program()), local=local, wire=f32_delta)
     strategy = strategy_of(fed.config.runs[0], fed.config)
-    start = softmax.start_of().astype(np.float32)
+    start = softmax_program.start_of().astype(np.float32)
     state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
     for number in range(1, rounds + 1):
         silent = gone if number >= from_round else frozenset[str]()
@@ -138,11 +138,11 @@ def test_thirty_percent_of_the_devices_gone_for_good_are_done_without(tmp_path: 
     fed.finish()
     fed.world.end()
     expected = without(fed, 10, gone, from_round=2, rounds=3)
-    found = snapshots.from_bytes(fed.final_states()["fesem"])
+    found = state_codec.from_bytes(fed.final_states()["fesem"])
     assert found.assignment == expected.assignment
     np.testing.assert_array_equal(found.centers, expected.centers)
     answered = [sorted(record["per_device"]) for record in fed.rounds()]
-    everybody = sorted(softmax.grouped_fleet(10, 2))
+    everybody = sorted(softmax_program.grouped_fleet(10, 2))
     assert answered == [everybody, *[[cid for cid in everybody if cid not in gone]] * 2]
 
 
@@ -156,8 +156,8 @@ def test_one_device_too_many_gone_for_good_is_told_and_the_training_goes_on_when
     with pytest.raises(Exception, match="only 6 of 10 devices gave an answer that counts in round 2"):
         fed.finish()
     fed.start_coordinator()
-    fed.start_device("d07", softmax.grouped_fleet(10, 2)["d07"])
+    fed.start_device("d07", softmax_program.grouped_fleet(10, 2)["d07"])
     fed.finish()
     fed.world.end()
     expected = without(fed, 10, frozenset({"d02", "d05", "d08"}), from_round=2, rounds=3)
-    np.testing.assert_array_equal(snapshots.from_bytes(fed.final_states()["fesem"]).centers, expected.centers)
+    np.testing.assert_array_equal(state_codec.from_bytes(fed.final_states()["fesem"]).centers, expected.centers)

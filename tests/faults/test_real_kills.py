@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.live import BALLAST, DEVICES, ROUNDS, nth, scene
-from tests.faults.proxy import wire
-from tests.faults.world import Federation
+from tests.support.live_federation import BALLAST, DEVICES, ROUNDS, nth, scene
+from tests.support.tcp_proxy import wire
+from tests.support.virtual_federation import Federation
 
 pytestmark = pytest.mark.broker
 

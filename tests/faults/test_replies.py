@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator import snapshots
-from coordinator.runs import one_round, round_rng
+from coordinator.artifacts.finished_run import strategy_of
+from coordinator.rounds.round import one_round, round_rng
+from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.training import strategy_of
 from edge_client.errors import NetworkError
-from edge_client.learner import OverEngine
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import ClientId
+from edge_client.training.learner import OverEngine
 from edge_client.transport.memory import MemoryBroker
-from emulator.virtual import Devices, f32_delta
-from tests import softmax
-from tests.faults.world import BALLAST, TOPICS, Anything, Federation, Spy, program
+from emulator.simulation.virtual_network import Devices, f32_delta
+from tests.support import softmax_program
+from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy, program
 
 
 def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
@@ -29,10 +29,10 @@ def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
 
 def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = frozenset(), rounds: int = 2) -> State:
     """The same training with direct calls: what the survivors of a fault have to arrive at."""
-    local = softmax.grouped_fleet(devices, 2)
-    fleet = Devices(learner=OverEngine(softmax.SoftmaxEngine(), program()), local=local, wire=f32_delta)
+    local = softmax_program.grouped_fleet(devices, 2)
+    fleet = Devices(learner=OverEngine(softmax_program.SoftmaxEngine(), program()), local=local, wire=f32_delta)
     strategy = strategy_of(fed.config.runs[0], fed.config)
-    start = softmax.start_of().astype(np.float32)
+    start = softmax_program.start_of().astype(np.float32)
     state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
 
     def ask(exchange: Exchange) -> Replies:
@@ -46,7 +46,7 @@ def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = f
 
 
 def final_state(fed: Federation) -> State:
-    return snapshots.from_bytes(fed.final_states()["fesem"])
+    return state_codec.from_bytes(fed.final_states()["fesem"])
 
 
 def test_over_a_broker_a_method_gives_the_same_bits_as_with_direct_calls(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_below_the_quorum_the_training_stops_and_a_restart_gives_it_another_dead
         fed.finish()
     fed.world.kill(mute.name)
     fed.start_coordinator()
-    fed.start_device("d03", softmax.grouped_fleet(4, 2)["d03"])
+    fed.start_device("d03", softmax_program.grouped_fleet(4, 2)["d03"])
     fed.finish()
     fed.world.end()
     np.testing.assert_array_equal(final_state(fed).centers, in_process(fed, devices=4).centers)
@@ -183,7 +183,7 @@ def test_a_device_that_is_killed_at_any_moment_continues_with_what_it_kept(tmp_p
             fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
             fed.world.kill("d02")
             fed.world.run(lambda: fed.live_since(1.0))  # noqa: B023 - used at once
-            fed.start_device("d02", softmax.grouped_fleet(4, 2)["d02"])
+            fed.start_device("d02", softmax_program.grouped_fleet(4, 2)["d02"])
         fed.finish()
         fed.world.end()
     assert calm.final_states() == rough.final_states()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.faults.weather import Weather
-from tests.faults.world import BALLAST, FEDERATION, TOPICS, Federation
+from tests.support.unreliable_broker import Weather
+from tests.support.virtual_federation import BALLAST, FEDERATION, TOPICS, Federation
 
 DEVICES = 4
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.strategies.arrivals import Arrivals, Nearness
+from coordinator.strategies.common.streaming_gram import Arrivals, Nearness
 from edge_client.protocol.task import ClientId, Reply
-from tests.faults.world import BALLAST, Federation
+from tests.support.virtual_federation import BALLAST, Federation
 
 
 @pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])

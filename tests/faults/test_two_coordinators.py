@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.reception import Superseded
+from coordinator.runtime.dispatcher import Superseded
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
-from tests.faults.world import FEDERATION, Federation
+from tests.support.virtual_federation import FEDERATION, Federation
 
 TOPICS = Topics(FEDERATION)
 

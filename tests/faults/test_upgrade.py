@@ -1,8 +1,8 @@
 """A coordinator that is replaced by a newer version in the middle of a round goes on, or says why it will not.
 
 `stores/N` was left in the middle of round 2 by version N of the store: three of four devices had answered. Its
-database is the text that SQLite writes as a dump. Before the schema or the form of a task changes, left_store.py writes
-the next one with the code of before.
+database is the text that SQLite writes as a dump. Before the schema or the form of a task changes, write_store.py
+writes the next one with the code of before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator import snapshots
-from coordinator.store import _UPGRADES, SCHEMA_VERSION, Store
+from coordinator.storage import state_codec
+from coordinator.storage.store import _UPGRADES, SCHEMA_VERSION, Store
 from edge_client.errors import ConfigError
-from tests import softmax
-from tests.faults.left_store import leave, write, write_key
-from tests.faults.virtual import World
-from tests.faults.world import Federation, Spy, config
+from tests.faults.write_store import leave, write, write_key
+from tests.support import softmax_program
+from tests.support.virtual_federation import Federation, Spy, config
+from tests.support.virtual_time import World
 
 STORES = Path(__file__).with_name("stores")
 
@@ -56,12 +56,12 @@ def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path, 
     calm.start_devices(4)
     calm.finish()
     calm.world.end()
-    upgraded, expected = (snapshots.from_bytes(f.final_states()["fesem"]) for f in (fed, calm))
+    upgraded, expected = (state_codec.from_bytes(f.final_states()["fesem"]) for f in (fed, calm))
     assert upgraded.assignment == expected.assignment
     # Round 1 was computed on another machine, whose sums may differ in the last bit.
     np.testing.assert_allclose(upgraded.centers, expected.centers, rtol=1e-5, atol=1e-6)
     assert [(r["round"], sorted(r["per_device"])) for r in fed.rounds()] == [
-        (number, sorted(softmax.grouped_fleet(4, 2))) for number in (1, 2)
+        (number, sorted(softmax_program.grouped_fleet(4, 2))) for number in (1, 2)
     ]
     asked_again = [rdy for rdy in spy.said("rdy") if (rdy["round"], rdy["exchange"]) == (2, 0)]
     assert len(asked_again) == 1  # the three answers from before the upgrade stand

@@ -11,8 +11,8 @@ from edge_client.errors import ProtocolError
 from edge_client.protocol import messages
 from edge_client.protocol.messages import canonical
 from edge_client.transport.base import Message
-from tests.faults.virtual import Participant, VirtualTransport
-from tests.faults.world import FEDERATION, TOPICS, Federation, Spy
+from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Spy
+from tests.support.virtual_time import Participant, VirtualTransport
 
 
 def start_old_device(fed: Federation, cid: str, *, says: tuple[dict[str, Any], ...]) -> list[bytes]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.protocol import blocks, kinds, messages, tensors, topics
+from edge_client.protocol import blocks, message_schemas, messages, tensors, topics
 from edge_client.protocol.messages import canonical, read
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Schema, TensorSpec
@@ -29,27 +29,28 @@ def about(kind: str) -> str:
     return "\n".join(part for part in parts if part.startswith(f"**`{kind}`**"))
 
 
-@pytest.mark.parametrize("kind", sorted(kinds.KINDS))
+@pytest.mark.parametrize("kind", sorted(message_schemas.KINDS))
 def test_every_field_of_a_kind_is_in_its_paragraph(kind: str) -> None:
-    tables = [kinds.TABLES[kind], *([kinds.TABLES["near-answer"]] if kind == "near" else [])]
+    tables = [message_schemas.TABLES[kind], *([message_schemas.TABLES["near-answer"]] if kind == "near" else [])]
     if kind == "task":
-        tables += [kinds.table_of("task", {"job": job}, down=False) for job in ("fit", "probe")]
-    fields = set[str]().union(*tables) - set(kinds.COMMON)
+        tables += [message_schemas.table_of("task", {"job": job}, down=False) for job in ("fit", "probe")]
+    fields = set[str]().union(*tables) - set(message_schemas.COMMON)
     text = about(kind)
     assert text
     assert sorted(fields - words(text) - (KEY if "KEY" in text else set())) == []
 
 
 def test_fields_of_every_message_are_listed() -> None:
-    assert {"v", "k", *kinds.COMMON, *kinds.EPOCH} <= words(MESSAGES)
+    assert {"v", "k", *message_schemas.COMMON, *message_schemas.EPOCH} <= words(MESSAGES)
 
 
 def test_every_kind_stands_in_the_table_of_topics() -> None:
-    assert words(SECTIONS["2"]) >= kinds.KINDS
+    assert words(SECTIONS["2"]) >= message_schemas.KINDS
 
 
 @pytest.mark.parametrize(
-    ("where", "codes"), [("err", kinds.ERR_CODES), ("ack", kinds.ACK_STATUSES), ("nack", kinds.NACK_CODES)]
+    ("where", "codes"),
+    [("err", message_schemas.ERR_CODES), ("ack", message_schemas.ACK_STATUSES), ("nack", message_schemas.NACK_CODES)],
 )
 def test_every_answer_is_listed_with_where_it_occurs(where: str, codes: tuple[str, ...]) -> None:
     rows = re.findall(r"^\| `(\w+)` \| ([a-z ]+) \|", ANSWERS, re.MULTILINE)
@@ -61,7 +62,13 @@ def test_the_limits_are_the_codes() -> None:
     numbers = [
         *(messages.LIMIT_BYTES, blocks.INLINE_MAX, blocks.BLOCK_STEP, blocks.BLOCK_MAX, blocks.TOTAL_MAX),
         *(blocks.BLOCK_DEFAULT, blocks.BITMAP_MAX_BYTES, tensors.HEADER_MAX_BYTES, tensors.TENSORS_MAX),
-        *(topics.LIMIT_NUMBER, kinds.GET_MAX_BLOCKS, kinds.CENTERS_MAX, kinds.DETAIL_MAX, messages.DEPTH_MAX),
+        *(
+            topics.LIMIT_NUMBER,
+            message_schemas.GET_MAX_BLOCKS,
+            message_schemas.CENTERS_MAX,
+            message_schemas.DETAIL_MAX,
+            messages.DEPTH_MAX,
+        ),
     ]
     assert [n for n in numbers if f"{n:,}" not in printed] == []
     assert (blocks.LIMITS["program"], blocks.LIMITS["container"], blocks.BLOB_MAX) == (1 << 20, 256 << 20, 4 << 30)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edge_client.errors import Malformed
-from edge_client.protocol import blocks, compress, messages
+from edge_client.protocol import blocks, codecs, messages
 from edge_client.protocol.blocks import Bitmap, Manifest, manifest_of
 from edge_client.protocol.task import Schema, TensorSpec
 from edge_client.protocol.topics import Topics
@@ -27,7 +27,7 @@ READERS: dict[str, Callable[..., object]] = {
     "blocks": lambda data: blocks.unpack(bytes.fromhex(data), HELLO, 0),
     "bitmaps": lambda text: Bitmap.from_base64(10, text),
     "topics": Topics("demo").parse,
-    "files": lambda data: compress.decode(bytes.fromhex(data), SCHEMA, kind="model"),
+    "files": lambda data: codecs.decode(bytes.fromhex(data), SCHEMA, kind="model"),
 }
 
 

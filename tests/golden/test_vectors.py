@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.protocol import blocks, compress, kinds, messages, signing, sketch, tensors, topics
-from edge_client.protocol.catalog import Catalog
-from edge_client.protocol.guide import Guide
+from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
+from edge_client.protocol.nearest import sketch
+from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.nearest.router import Guide
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Reply, Schema, TensorSpec
 
@@ -35,14 +36,14 @@ def stats() -> bytes:
         votes=np.array(given["votes"]),
         confusion=np.array(given["confusion"]),
     )
-    return compress.encode_stats(reply, SCHEMA)
+    return codecs.encode_stats(reply, SCHEMA)
 
 
 def tensor_file(name: str) -> bytes:
     if name == "stats":
         return stats()
     kind, codec = name.split("_")
-    return compress.encode(VECTOR, SCHEMA, codec=codec, kind=kind, base=MANIFEST.sha256 if kind == "delta" else None)
+    return codecs.encode(VECTOR, SCHEMA, codec=codec, kind=kind, base=MANIFEST.sha256 if kind == "delta" else None)
 
 
 def control_message(name: str) -> bytes:
@@ -161,13 +162,13 @@ def test_i8_rounds_ties_to_even_and_keeps_a_row_of_zeros() -> None:
     stored, _ = tensors.unpack(tensor_file("delta_i8"))
     assert stored["fc.weight"].tolist() == VECTORS["i8"]["q"]
     assert stored["fc.weight#s"].tobytes().hex() == VECTORS["i8"]["s"]
-    decoded = compress.decode(tensor_file("delta_i8"), SCHEMA, kind="delta", codec="i8", base=MANIFEST.sha256)
+    decoded = codecs.decode(tensor_file("delta_i8"), SCHEMA, kind="delta", codec="i8", base=MANIFEST.sha256)
     assert np.array_equal(decoded[:3], np.array(VECTORS["i8"]["decoded_row_0"], np.float32))
 
 
 def test_f16_scales_by_a_power_of_two() -> None:
     schema = Schema((TensorSpec(name="t", role="p", shape=(2,)),))
-    file = compress.encode(np.array(VECTORS["f16"]["t"]), schema, codec="f16", kind="model")
+    file = codecs.encode(np.array(VECTORS["f16"]["t"]), schema, codec="f16", kind="model")
     stored, _ = tensors.unpack(file)
     assert stored["t#s"].tobytes().hex() == VECTORS["f16"]["s"]
     assert stored["t"].tobytes().hex() == VECTORS["f16"]["q"]
@@ -216,7 +217,7 @@ def test_spelled_messages_are_read_and_written_as_they_stand(name: str) -> None:
 
 def test_there_is_a_vector_of_every_kind() -> None:
     spelled = {json.loads(text).get("k") for text in VECTORS["spelled"].values()} - {None}
-    assert spelled | set(VECTORS["messages"]) >= kinds.KINDS
+    assert spelled | set(VECTORS["messages"]) >= message_schemas.KINDS
     assert "near, the answer" in VECTORS["spelled"]
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's post-training quantizer over one of our TFLite files, for tests/bench_quantization.py.
+"""TensorFlow's post-training quantizer over one of our TFLite files, for tests/benches/quantization.py.
 
     python quantize.py FOLDER     reads a.tflite and x.npz (calibration samples), writes b.tflite
 

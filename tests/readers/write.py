@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from edge_client.protocol.task import Array
-from export.inference import export_center
-from export.material import Samples
-from export.quantize import SCHEMES_OF, quantized
-from tests.programs import BATCH, compiled, feeds, model, torch_evaluate, torch_step
+from export.bundle.center_files import export_center
+from export.bundle.quantize import SCHEMES_OF, quantized
+from export.bundle.run_source import Samples
+from tests.support.programs import BATCH, compiled, feeds, model, torch_evaluate, torch_step
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
 

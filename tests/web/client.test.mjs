@@ -1,5 +1,5 @@
 // A phone's life against a scripted coordinator, in memory: what it asks for, refuses, keeps and says again. PROGRAM names a
-// folder with a real program (steps.py writes it), THIRD the folder of ONNX Runtime Web.
+// folder with a real program (web_steps.py writes it), THIRD the folder of ONNX Runtime Web.
 
 import assert from "node:assert/strict";
 import { createPrivateKey, sign } from "node:crypto";
@@ -9,16 +9,16 @@ import { join } from "node:path";
 import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 
-import { Client } from "../../edge_client/web/client.js";
+import { Client } from "../../edge_client/web/runtime/client.js";
 import { bodyRange, manifestOf, pack, totalOf, unpack } from "../../edge_client/web/protocol/blocks.js";
 import { fromHex, sha256 } from "../../edge_client/web/protocol/bytes.js";
-import { decode, encode } from "../../edge_client/web/protocol/compress.js";
+import { decode, encode } from "../../edge_client/web/protocol/codecs.js";
 import { canonical } from "../../edge_client/web/protocol/json.js";
 import { read, write } from "../../edge_client/web/protocol/messages.js";
 import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { textOf } from "../../edge_client/web/protocol/signing.js";
 import { Topics } from "../../edge_client/web/protocol/topics.js";
-import { MemoryStore } from "./memory.mjs";
+import { MemoryStore } from "../support/memory_store.mjs";
 
 const { PROGRAM, THIRD } = process.env;
 const ort = await import(pathToFileURL(join(THIRD, "ort.wasm.min.mjs")));

@@ -7,10 +7,10 @@ import { test } from "node:test";
 
 import * as blocks from "../../edge_client/web/protocol/blocks.js";
 import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
-import { readCatalog } from "../../edge_client/web/protocol/catalog.js";
-import * as compress from "../../edge_client/web/protocol/compress.js";
+import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
+import * as compress from "../../edge_client/web/protocol/codecs.js";
 import { canonical, parse, Real } from "../../edge_client/web/protocol/json.js";
-import { KINDS } from "../../edge_client/web/protocol/kinds.js";
+import { KINDS } from "../../edge_client/web/protocol/message_schemas.js";
 import * as messages from "../../edge_client/web/protocol/messages.js";
 import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";

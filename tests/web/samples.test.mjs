@@ -3,8 +3,8 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromInk, fromPixels, readCsv, Samples, SAMPLES_MAX } from "../../edge_client/web/samples.js";
-import { MemoryStore } from "./memory.mjs";
+import { fromInk, fromPixels, readCsv, Samples, SAMPLES_MAX } from "../../edge_client/web/data/samples.js";
+import { MemoryStore } from "../support/memory_store.mjs";
 
 const PLANE = { input: [2], target: [3], loss: "cross-entropy" };
 

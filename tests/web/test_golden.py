@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.web.parts import ROOT, run_node
+from tests.support.node import ROOT, run_node
 
 SCRIPT = Path(__file__).with_name("golden.test.mjs")
 WEB = ROOT / "edge_client" / "web"

@@ -15,18 +15,18 @@ import tomli_w
 from paho.mqtt.enums import CallbackAPIVersion
 from typer.testing import CliRunner
 
-from coordinator.access import COORDINATOR
-from coordinator.broker import free_port
 from coordinator.cli import app
-from coordinator.provision import WEB, Plan, Provision
-from coordinator.provision_web import hashed, matches
+from coordinator.identity.broker_acl import COORDINATOR
+from coordinator.identity.provisioning import WEB, Plan, Provision
+from coordinator.identity.web_passwords import hashed, matches
+from coordinator.local_broker import free_port
 from edge_client.errors import ConfigError
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
-from tests.attacks.guarded import FEDERATION, HOSTS, now, running
-from tests.browser import PHONE, Open
-from tests.web.opened import served, text
+from tests.support.browser import PHONE, Open
+from tests.support.guarded_broker import FEDERATION, HOSTS, now, running
+from tests.support.phone_page import served, text
 
 PATIENCE_S = 20.0
 PHONE_ID = "web-0000"

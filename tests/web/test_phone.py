@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.broker import free_port
-from coordinator.security import open_key
-from edge_client.dataset import Dataset, Local
+from coordinator.identity.signing_key import open_key
+from coordinator.local_broker import free_port
+from edge_client.data.dataset import Dataset, Local
 from edge_client.protocol.task import Array
-from emulator import stage
-from emulator.processes import Children, Signals
-from tests.browser import PHONE, Open, Visit
-from tests.e2e.scene import Scene, until
-from tests.web.opened import PATIENCE_MS, served, text
+from emulator.testbed import testbed_files as stage
+from emulator.testbed.processes import Children, Signals
+from tests.support.browser import PHONE, Open, Visit
+from tests.support.phone_page import PATIENCE_MS, served, text
+from tests.support.process_fleet import Scene, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -85,7 +85,7 @@ def prepare(scene: Scene) -> Path:
     )
     scene.start_coordinator()
     until(lambda: listens(port), scene.children, "the coordinator's broker")
-    scene.children.python("devices", "-m", "emulator.fleet", *devices)
+    scene.children.python("devices", "-m", "emulator.testbed.threaded_fleet", *devices)
     return config
 
 

@@ -19,16 +19,16 @@ from paho.mqtt.enums import CallbackAPIVersion
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from coordinator import broker as brokers
-from coordinator import phone, web_files
+from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
-from coordinator.security import open_key
-from coordinator.store import Store
+from coordinator.identity.signing_key import open_key
+from coordinator.phone import routes, vendored_files
+from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
 from edge_client.protocol.messages import canonical
-from tests import softmax
+from tests.support import softmax_program
 
-PACKAGE = web_files.Package(
+PACKAGE = vendored_files.Package(
     name="thing", version="1.0.0", license="MIT", integrity="", archive_max=1 << 20, files=("a.mjs", "b.wasm")
 )
 
@@ -50,15 +50,15 @@ def third(tmp_path: Path) -> Path:
     """A folder that looks like the third-party files."""
     folder = tmp_path / "third"
     folder.mkdir()
-    for name in web_files.FILES:
+    for name in vendored_files.FILES:
         (folder / name).write_bytes(b"export {};")
         (folder / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
-    (folder / "packages.txt").write_text(web_files._stamp(web_files.PACKAGES))
+    (folder / "packages.txt").write_text(vendored_files._stamp(vendored_files.PACKAGES))
     return folder
 
 
 def client(folder: Path, third: Path, **more: object) -> TestClient:
-    app = Starlette(routes=phone.routes(config(folder, **more), third=third))
+    app = Starlette(routes=routes.routes(config(folder, **more), third=third))
     return TestClient(app, base_url="http://127.0.0.1")
 
 
@@ -66,7 +66,7 @@ def test_the_page_and_its_modules_have_their_types_and_guards(tmp_path: Path, th
     web = client(tmp_path, third)
     types = {
         "": "text/html",
-        "page.js": "text/javascript",
+        "main.js": "text/javascript",
         "protocol/json.js": "text/javascript",
         "style.css": "text/css",
         "third/ort.wasm.min.mjs": "text/javascript",
@@ -110,7 +110,7 @@ def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: P
         "model": None,
     }
     with closing(Store(tmp_path / "store")) as store:
-        program = softmax.program()
+        program = softmax_program.program()
         named = store.blobs.put(canonical(program.to_json()))
         store.remember("program", json.dumps({"program": named, "initial": named}))
     model = web.get("/phone/join.json").json()["model"]
@@ -130,14 +130,14 @@ def test_a_broker_elsewhere_is_dialled_by_the_address_that_was_set_and_its_phone
     assert (said["broker"], said["open"]) == ("wss://broker.example:8884", False)
     for wrong in ("https://broker.example", "wss://x; script-src *", "wss://"):
         with pytest.raises(ConfigError, match="web-broker"):
-            phone.routes(config(tmp_path, broker="mqtts://b", web_broker=wrong), third=third)
+            routes.routes(config(tmp_path, broker="mqtts://b", web_broker=wrong), third=third)
     with pytest.raises(ConfigError, match="no broker that a browser can dial"):
-        phone.routes(config(tmp_path, web_port=0), third=third)
+        routes.routes(config(tmp_path, web_port=0), third=third)
 
 
 def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(RuntimeMissing, match="web-files"):
-        phone.routes(config(tmp_path), third=tmp_path)
+        routes.routes(config(tmp_path), third=tmp_path)
 
 
 def archive(files: dict[str, bytes], change: Callable[[tarfile.TarInfo], None] = lambda _: None) -> bytes:
@@ -151,9 +151,9 @@ def archive(files: dict[str, bytes], change: Callable[[tarfile.TarInfo], None] =
     return out.getvalue()
 
 
-def pinned(data: bytes) -> web_files.Package:
+def pinned(data: bytes) -> vendored_files.Package:
     digest = base64.b64encode(hashlib.sha512(data).digest()).decode()
-    return web_files.Package(**{**vars(PACKAGE), "integrity": f"sha512-{digest}"})
+    return vendored_files.Package(**{**vars(PACKAGE), "integrity": f"sha512-{digest}"})
 
 
 WHOLE = {"package/dist/a.mjs": b"a", "package/dist/b.wasm": b"b", "package/dist/c.js": b"c", "../evil.mjs": b"e"}
@@ -161,7 +161,7 @@ WHOLE = {"package/dist/a.mjs": b"a", "package/dist/b.wasm": b"b", "package/dist/
 
 def test_only_the_named_files_of_the_pinned_archive_are_written(tmp_path: Path) -> None:
     data = archive(WHOLE)
-    made = web_files.fetch_all(tmp_path / "out", fetch=lambda _url, _limit: data, packages=[pinned(data)])
+    made = vendored_files.fetch_all(tmp_path / "out", fetch=lambda _url, _limit: data, packages=[pinned(data)])
     assert sorted(path.name for path in made) == ["a.mjs", "b.wasm"]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [
         *("a.mjs", "a.mjs.gz", "b.wasm", "b.wasm.gz", "packages.txt")
@@ -172,7 +172,7 @@ def test_only_the_named_files_of_the_pinned_archive_are_written(tmp_path: Path) 
 def test_an_archive_that_is_not_the_pinned_one_is_refused(tmp_path: Path) -> None:
     data = archive(WHOLE)
     with pytest.raises(ProtocolError, match="not the file"):
-        web_files.fetch_all(tmp_path, fetch=lambda _url, _limit: data + b"x", packages=[pinned(data)])
+        vendored_files.fetch_all(tmp_path, fetch=lambda _url, _limit: data + b"x", packages=[pinned(data)])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -182,17 +182,17 @@ def test_links_in_an_archive_are_no_files(tmp_path: Path) -> None:
 
     data = archive(WHOLE, linked)
     with pytest.raises(ProtocolError, match=r"holds no a\.mjs"):
-        web_files.fetch_all(tmp_path, fetch=lambda _url, _limit: data, packages=[pinned(data)])
+        vendored_files.fetch_all(tmp_path, fetch=lambda _url, _limit: data, packages=[pinned(data)])
 
 
 def test_links_become_codes_for_terminals_and_pages() -> None:
-    url = phone.link_of("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - nobody's
+    url = routes.link_of("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - nobody's
     assert url == "http://127.0.0.1:8080/phone/#id=web-0001&secret=a_b-c"
-    assert phone.link_of("http://h") == "http://h/phone/"
-    terminal = phone.qr_terminal(url).splitlines()
+    assert routes.link_of("http://h") == "http://h/phone/"
+    terminal = routes.qr_terminal(url).splitlines()
     assert len(terminal) > 15
     assert len({len(line) for line in terminal}) == 1
-    root = ET.fromstring(phone.qr_svg(url))  # noqa: S314 - our own text
+    root = ET.fromstring(routes.qr_svg(url))  # noqa: S314 - our own text
     assert root.attrib["viewBox"].split()[2] == root.attrib["viewBox"].split()[3]
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from edge_client.protocol import blocks, kinds
-from tests.web.parts import ROOT, run_node
+from edge_client.protocol import blocks, message_schemas
+from tests.support.node import ROOT, run_node
 
 PROTOCOL = ROOT / "edge_client" / "web" / "protocol"
 
 
 def told() -> dict[str, object]:
-    source = (PROTOCOL / "kinds.js").as_uri(), (PROTOCOL / "blocks.js").as_uri()
+    source = (PROTOCOL / "message_schemas.js").as_uri(), (PROTOCOL / "blocks.js").as_uri()
     script = f"""
 import * as kinds from '{source[0]}';
 import {{ LIMITS }} from '{source[1]}';
@@ -27,18 +27,21 @@ console.log(JSON.stringify({{ tables, routes: kinds.ROUTES, err: kinds.ERR_CODES
 
 
 def test_fields_codes_and_limits_are_pythons() -> None:
-    tables = {kind: {name: needed for name, (_, needed) in table.items()} for kind, table in kinds.TABLES.items()}
+    tables = {
+        kind: {name: needed for name, (_, needed) in table.items()} for kind, table in message_schemas.TABLES.items()
+    }
     for job in ("fit", "probe"):
-        table = kinds.table_of("task", {"job": job}, down=True)
+        table = message_schemas.table_of("task", {"job": job}, down=True)
         tables[job] = {name: needed for name, (_, needed) in table.items()}
     found = told()
     assert found["tables"] == tables
-    assert {k: sorted(v) for k, v in found["routes"].items()} == {k: sorted(v) for k, v in kinds.ROUTES.items()}  # type: ignore[attr-defined]
-    assert found["err"] == list(kinds.ERR_CODES)
-    assert found["ack"] == list(kinds.ACK_STATUSES)
-    assert found["nack"] == list(kinds.NACK_CODES)
+    routes = {k: sorted(v) for k, v in message_schemas.ROUTES.items()}
+    assert {k: sorted(v) for k, v in found["routes"].items()} == routes  # type: ignore[attr-defined]
+    assert found["err"] == list(message_schemas.ERR_CODES)
+    assert found["ack"] == list(message_schemas.ACK_STATUSES)
+    assert found["nack"] == list(message_schemas.NACK_CODES)
     assert found["limits"] == blocks.LIMITS
-    assert found["codecs"] == list(kinds.CODECS)
+    assert found["codecs"] == list(message_schemas.CODECS)
 
 
 def test_the_page_loads_nothing_from_elsewhere() -> None:

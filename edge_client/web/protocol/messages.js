@@ -3,9 +3,9 @@
 
 import { checkInline, isCount } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
-import { record } from "./fields.js";
+import { record } from "./validators.js";
 import { canonical, parse, plain } from "./json.js";
-import { checkRules, isDown, KINDS, ROUTES, tableOf } from "./kinds.js";
+import { checkRules, isDown, KINDS, ROUTES, tableOf } from "./message_schemas.js";
 
 export const VERSION = 1;
 export const LIMIT_BYTES = 8_192;

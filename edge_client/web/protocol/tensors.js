@@ -6,7 +6,7 @@ import { isCount } from "./blocks.js";
 import { equal } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
 import { canonical, byCodePoint, parse } from "./json.js";
-import { CODECS } from "./kinds.js";
+import { CODECS } from "./message_schemas.js";
 import { LIMIT_BYTES } from "./messages.js";
 import { named } from "./topics.js";
 

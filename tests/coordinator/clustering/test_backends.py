@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from coordinator.clustering.backend import Backend, backend, best
 from coordinator.clustering.gram import Gram, gram
-from coordinator.clustering.host import COLUMNS, TILE
 from coordinator.clustering.kmeans import kmeans
+from coordinator.clustering.numpy_backend import COLUMNS, TILE
 
 DEVICES = ["cpu", "torch-cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.clustering.gram import Gram, gram, squared_distances
-from coordinator.clustering.host import COLUMNS
+from coordinator.clustering.numpy_backend import COLUMNS
 
 
 @given(n=st.integers(1, 8), d=st.sampled_from([1, 3, COLUMNS - 1, COLUMNS + 5]), seed=st.integers(0, 99))

@@ -10,7 +10,7 @@ from sklearn.cluster import AgglomerativeClustering
 
 from coordinator.clustering.gram import gram
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative, bipartition, cosines
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
 
 
 def zero_gram(points: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from sklearn.cluster import KMeans
 
 from coordinator.clustering.gram import gram
 from coordinator.clustering.kmeans import hartigan, kmeans, lloyd, objective, seeds
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
 
 F64 = NDArray[np.float64]
 cases = given(n=st.integers(1, 30), d=st.integers(1, 6), k=st.integers(1, 6), seed=st.integers(0, 10_000))

@@ -17,17 +17,17 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.authority import open_authority
-from coordinator.dashboard import hub as hubs
+from coordinator.dashboard import event_hub as hubs
+from coordinator.dashboard.endpoint import LINK
 from coordinator.dashboard.join import joining
-from coordinator.dashboard.where import LINK
-from coordinator.store import Key
+from coordinator.identity.certificate_authority import open_authority
+from coordinator.storage.store import Key
 from edge_client.errors import NetworkError
 from edge_client.transport.keys import open_private
-from tests.coordinator.dashboard.served import Anything, Site, served
-from tests.coordinator.dashboard.test_view import EXCHANGE, joined, round_event, seen
-from tests.coordinator.dashboard.test_where import token
-from tests.faults.world import config
+from tests.coordinator.dashboard.test_endpoint import token
+from tests.coordinator.dashboard.test_metrics_view import EXCHANGE, joined, round_event, seen
+from tests.support.served_dashboard import Anything, Site, served
+from tests.support.virtual_federation import config
 
 
 @pytest.fixture

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from coordinator import web_files
-from tests.browser import PHONE, Open
-from tests.coordinator.dashboard.served import Site, served
-from tests.coordinator.dashboard.test_view import EXCHANGE, joined, round_event, seen
-from tests.coordinator.dashboard.test_where import token
+from coordinator.phone import vendored_files
+from tests.coordinator.dashboard.test_endpoint import token
+from tests.coordinator.dashboard.test_metrics_view import EXCHANGE, joined, round_event, seen
+from tests.support.browser import PHONE, Open
+from tests.support.served_dashboard import Site, served
 
 pytestmark = pytest.mark.browser
 LARGE = 5_000
@@ -152,11 +152,11 @@ def test_where_phones_can_join_the_page_shows_their_link_as_a_qr_code(
 ) -> None:
     third = tmp_path / "third"
     third.mkdir()
-    for name in web_files.FILES:
+    for name in vendored_files.FILES:
         (third / name).write_bytes(b"export {};")
         (third / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
-    (third / "packages.txt").write_text(web_files._stamp(web_files.PACKAGES))
-    monkeypatch.setenv(web_files.ENVIRONMENT, str(third))
+    (third / "packages.txt").write_text(vendored_files._stamp(vendored_files.PACKAGES))
+    monkeypatch.setenv(vendored_files.ENVIRONMENT, str(third))
     with served(tmp_path, web_broker="ws://127.0.0.1:9001") as site:
         page = visit(site.link).page
         code = page.get_by_role("img", name="QR code")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.server import Server
-from coordinator.store import Key
+from coordinator.runtime.server import Server
+from coordinator.storage.store import Key
 from edge_client.errors import NetworkError
-from tests.faults.world import Federation
+from tests.support.virtual_federation import Federation
 
 WHILE_S = 500.0
 

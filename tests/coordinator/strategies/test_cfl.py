@@ -7,14 +7,14 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from coordinator import snapshots
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
+from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.cfl import CFL
-from coordinator.strategies.tree import Tree
+from coordinator.strategies.common.center_tree import Tree
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, Reply
-from tests.softmax import grouped_fleet, play, schema
+from tests.support.softmax_program import grouped_fleet, play, schema
 
 SIZE = schema().size
 START = np.full(SIZE, 50.0)  # far from zero: only updates tell groups apart
@@ -115,7 +115,7 @@ def test_leaves_with_other_numbers_lead_new_devices_to_the_same_models() -> None
 
 def test_the_tree_survives_being_stored() -> None:
     state, group = grown(), {**GROUP, "new": 2}
-    stored = snapshots.from_bytes(snapshots.to_bytes(state))
+    stored = state_codec.from_bytes(state_codec.to_bytes(state))
     one, other = one_round(state, group), one_round(stored, group)
     np.testing.assert_array_equal(one.centers, other.centers)
     assert one.assignment == other.assignment

@@ -3,14 +3,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.runs import served
-from coordinator.strategies.fedavg import FedAvg
+from coordinator.rounds.round import served
+from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fedem import FedEM
 from edge_client.protocol.task import Probe
-from tests.coordinator.strategies.driven import Driven
-from tests.regression import World, world
-from tests.regression import play as regress
-from tests.softmax import devices_of, grouped_fleet, play, start_of
+from tests.support.driven_rounds import Driven
+from tests.support.regression import World, world
+from tests.support.regression import play as regress
+from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(6, 2)
 FULL = {"local_steps": 5, "learning_rate": 0.1, "momentum": 0.0, "batch_size": 256}

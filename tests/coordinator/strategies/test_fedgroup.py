@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
 from coordinator.strategies.fedgroup import FedGroup
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit
-from tests.methods import world
-from tests.softmax import grouped_fleet, play, start_of
+from tests.support.methods import world
+from tests.support.softmax_program import grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(9, 3)
 TRUTH = [i % 3 for i in range(9)]

@@ -5,14 +5,14 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fedsoft import FedSoft
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import OWN, Fit, OwnModel, Probe
-from tests.coordinator.strategies.driven import Driven
-from tests.regression import play as regress
-from tests.regression import world
-from tests.softmax import devices_of, grouped_fleet, play, start_of
+from tests.support.driven_rounds import Driven
+from tests.support.regression import play as regress
+from tests.support.regression import world
+from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(6, 2)
 SMALL = {"local_steps": 4, "batch_size": 8, "clusters": 2, "start": "redraw"}

@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import State, drive
-from coordinator.strategies.fedavg import FedAvg
+from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, Reply, Schema, TensorSpec
-from tests.softmax import grouped_fleet, play, schema, start_of
+from tests.support.softmax_program import grouped_fleet, play, schema, start_of
 
 LOCAL = grouped_fleet(9, 3)
 FLEET = {c: len(local.train) for c, local in LOCAL.items()}

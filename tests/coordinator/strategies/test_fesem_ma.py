@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.clustering.neurons import chain, permuted
+from coordinator.clustering.neuron_matching import chain, permuted
 from coordinator.strategies.base import State, drive
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.fesem_ma import FeSEMMA

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
 from coordinator.strategies.flhc import FLHC
 from edge_client.errors import ConfigError
-from tests.methods import build, world
-from tests.softmax import grouped_fleet, play
+from tests.support.methods import build, world
+from tests.support.softmax_program import grouped_fleet, play
 
 LOCAL = grouped_fleet(9, 3)
 TRUTH = [i % 3 for i in range(9)]

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from coordinator.metrics import ari
+from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Exchange, State, drive
 from coordinator.strategies.ifca import IFCA, HypCluster
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Fit, Probe, Reply
-from tests.coordinator.strategies.by_hand import loss
-from tests.softmax import devices_of, grouped_fleet, play, schema, start_of
+from tests.support.softmax_gradient import loss
+from tests.support.softmax_program import devices_of, grouped_fleet, play, schema, start_of
 
 LOCAL = grouped_fleet(9, 3)
 FLEET = {c: len(local.train) for c, local in LOCAL.items()}

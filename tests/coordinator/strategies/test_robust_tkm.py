@@ -7,15 +7,15 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from coordinator.metrics import Report
-from coordinator.runs import one_round, round_rng
+from coordinator.rounds.metrics import Report
+from coordinator.rounds.round import one_round, round_rng
 from coordinator.strategies.base import Exchange, Replies, Strategy, drive
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.robust_tkm import TKM
-from edge_client.dataset import Local
+from edge_client.data.dataset import Local
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit
-from tests.softmax import devices_of, grouped_fleet, start_of
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 TWO, ONE = grouped_fleet(10, 2), grouped_fleet(10, 1)  # groups
 HOSTILE = ("d04", "d07")

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from edge_client.board.profiles import PROFILES
-from edge_client.board.unit import CONFIG, STATE
-from tests.absent import lacking
-from tests.edge_client.board.desk import Desk, rootfs, stocked
+from edge_client.board.systemd_unit import CONFIG, STATE
+from tests.support.flash_workstation import Desk, rootfs, stocked
+from tests.support.requirements import lacking
 
 TOKEN = f"{STATE}/identity/token"
 

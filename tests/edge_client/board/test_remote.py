@@ -13,7 +13,7 @@ from edge_client.board.flash import PACKAGE
 from edge_client.board.profiles import PROFILES
 from edge_client.board.remote import Board, Remote, check_board
 from edge_client.errors import ConfigError, NetworkError
-from tests.edge_client.board.desk import Desk
+from tests.support.flash_workstation import Desk
 
 pytestmark = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
 SSH = """#!/bin/sh

@@ -13,7 +13,7 @@ from edge_client.board.flash import LIGHT, PACKAGE
 from edge_client.board.profiles import PROFILES
 from edge_client.board.wheels import BASE, BASE_3_10, ENGINES, IMAGES, Wish
 from edge_client.errors import ConfigError
-from tests.edge_client.board.desk import wheel
+from tests.support.flash_workstation import wheel
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -86,7 +86,7 @@ def test_what_is_no_wheel_is_named(tmp_path: Path) -> None:
 
 
 def test_a_wheel_whose_bytes_changed_in_the_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.edge_client.board.desk import stocked
+    from tests.support.flash_workstation import stocked
 
     cache = stocked(tmp_path / "cache", PI)
     wish = Wish(profile=PI, python="3.11", engines=("onnx",))

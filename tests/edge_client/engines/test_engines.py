@@ -24,7 +24,7 @@ from edge_client.engines.pt2 import load
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
 from edge_client.protocol.task import Array
-from tests.programs import BATCH, compiled, feeds, model, relative, torch_step
+from tests.support.programs import BATCH, compiled, feeds, model, relative, torch_step
 
 each_engine = pytest.mark.parametrize("engine", ENGINES)
 CUDA = "CUDAExecutionProvider" in runtime().get_available_providers() or torch.cuda.is_available()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.kinds import ACK_STATUSES, ERR_CODES, KINDS, NACK_CODES, ROUTES
+from edge_client.protocol.message_schemas import ACK_STATUSES, ERR_CODES, KINDS, NACK_CODES, ROUTES
 from edge_client.protocol.messages import canonical, parse_json, read, write
-from tests.edge_client.protocol.samples import ALL, FIT, NEAR_ANSWER, OTHER, PROBE, SHA, STATS, UP
+from tests.support.sample_messages import ALL, FIT, NEAR_ANSWER, OTHER, PROBE, SHA, STATS, UP
 
 JSON = st.recursive(
     st.none()

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import NameOID
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from coordinator.broker import Broker, find_mosquitto, start_broker
+from coordinator.local_broker import Broker, find_mosquitto, start_broker
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.transport import mqtt
 from edge_client.transport.base import Connected, Lost

@@ -20,14 +20,14 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from coordinator.provision import Provision
+from coordinator.identity.provisioning import Provision
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.transport.keys import open_private
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials, context, expiring, explain, is_loopback, read_certificate
-from tests.attacks.guarded import now, provisioned
 from tests.attacks.test_foreign_certificates import impostor
 from tests.edge_client.transport.test_mqtt import listening
+from tests.support.guarded_broker import now, provisioned
 
 YEAR = dt.timedelta(days=366)
 unclosed = pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  # paho leaves a failed handshake's socket

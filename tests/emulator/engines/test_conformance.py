@@ -1,6 +1,6 @@
 """Every engine of the emulator gives the numbers of the devices' own runtimes, in float64, update by update.
 
-A new engine is a row of ENGINES. Programs are compiled once and shared with the other test files (tests/programs.py).
+A new engine is a row of ENGINES. Programs are compiled once and shared with the other test files (support/programs.py).
 """
 
 from __future__ import annotations
@@ -14,18 +14,17 @@ import numpy as np
 import pytest
 
 from coordinator.models.registry import Model
-from edge_client.dataset import Dataset
-from edge_client.learner import Job, Learner, OverEngine, Trained
+from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.training import job
+from edge_client.training.fit_probe import job
+from edge_client.training.learner import Job, Learner, OverEngine, Trained
 from emulator.engines.base import Recipe
-from emulator.engines.lean import lean
-from emulator.engines.stacked import stacked
-from export.functions import vocabulary
-from export.program import vector_of
-from tests import programs
-from tests.emulator.engines import sgd
-from tests.emulator.engines.unrecorded import Unrecorded
+from emulator.engines.cpu.cpu_engine import lean
+from emulator.engines.gpu.stacked import stacked
+from export.compiler.program import vector_of
+from export.compiler.program_functions import vocabulary
+from tests.support import programs, reference_sgd
+from tests.support.unrecorded_graphs import Unrecorded
 
 ENGINES: dict[str, Callable[[Model], Recipe]] = {
     "lean": lambda model: lean(model, dtype="float64"),
@@ -177,5 +176,5 @@ def test_an_update_is_that_of_the_loop_that_everybody_writes(engine: str, name: 
     """LEAF's network takes minutes to compile."""
     model = programs.model(name)
     terms = frozenset({"anchor", "linear", "momentum", "q"})
-    asked = sgd.job_of(model, sgd.Facts(n=5, steps=steps, batch=3, terms=terms))
-    sgd.check_same_as_loop(ENGINES[engine](model).open(), model, [asked])
+    asked = reference_sgd.job_of(model, reference_sgd.Facts(n=5, steps=steps, batch=3, terms=terms))
+    reference_sgd.check_same_as_loop(ENGINES[engine](model).open(), model, [asked])

@@ -11,7 +11,7 @@ import pytest
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
 from emulator.config import SimulateArgs
-from emulator.simulation import Result, fleet_of, opened, run, simulate_json
+from emulator.simulate import Result, fleet_of, opened, run, simulate_json
 
 
 def assignments(engine: str, out: Path) -> tuple[list[dict[str, int]], list[float]]:

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from coordinator.strategies.registry import make, settings_of
-from emulator import virtual
 from emulator.experiments import plan
 from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
 from emulator.experiments.command import Asked, Teller, experiment, in_time
-from emulator.simulation import Record
+from emulator.simulate import Record
+from emulator.simulation import virtual_network
 
 TOML = """
 title = "A table of digits"
@@ -143,7 +143,7 @@ def test_every_stored_result_is_a_finished_cell_of_its_table(name: str) -> None:
 
 
 def test_a_cell_says_how_many_updates_were_refused_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(virtual, "MAX_UPDATE_RMS", 1e-9)
+    monkeypatch.setattr(virtual_network, "MAX_UPDATE_RMS", 1e-9)
     job, place = Job(cell=plan.parse("t", TOML, rounds=2).cells[0], seed=0), Place(data=None, out=tmp_path)
     carry_out([job], place, ["accuracy"], lambda *_: None)
     found = finished(job, place)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from edge_client.errors import UsageError
-from emulator import figures
 from emulator.experiments import curves, plan
 from emulator.experiments.command import Asked, experiment
 from emulator.experiments.plan import Cell
+from emulator.reports import plots
 from tests.emulator.experiments.test_plan import TOML
 
 PLAN = plan.parse("t", TOML)
@@ -55,14 +55,14 @@ def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -
 
 def test_a_row_looks_the_same_where_another_is_missing() -> None:
     lines = {"second": [0.1, 0.2]}
-    axes = figures.paint(4, 3, lambda a: figures.draw_curves(a, lines, title="t", looks=["first", "second"])).axes[0]
+    axes = plots.paint(4, 3, lambda a: plots.draw_curves(a, lines, title="t", looks=["first", "second"])).axes[0]
     (line,) = axes.get_lines()
-    assert (line.get_color(), line.get_linestyle()) == (figures.colour(1), figures.LINES[1])
+    assert (line.get_color(), line.get_linestyle()) == (plots.colour(1), plots.LINES[1])
 
 
 def test_thirty_two_lines_have_thirty_two_looks() -> None:
     lines = {str(i): [0.1, 0.2] for i in range(32)}
-    axes = figures.paint(4, 3, lambda a: figures.draw_curves(a, lines, title="t")).axes[0]
+    axes = plots.paint(4, 3, lambda a: plots.draw_curves(a, lines, title="t")).axes[0]
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}) == 32
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import make
-from edge_client.dataset import Dataset
+from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Flat, Probe, Reply
 from emulator.experiments.measures import MEASURES, Finished
 

@@ -10,11 +10,11 @@ from coordinator.models.registry import MODELS, build
 from coordinator.strategies.registry import make
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Flat, Schema
-from emulator import datasets
+from emulator.data import registry
+from emulator.data.partition_schemes import parse
 from emulator.experiments import plan
 from emulator.experiments.measures import MEASURES
-from emulator.schemes import parse
-from export.program import schema_of, vector_of
+from export.compiler.program import schema_of, vector_of
 
 every_experiment = pytest.mark.parametrize("name", plan.names())
 
@@ -54,7 +54,7 @@ def test_every_cell_can_be_made(name: str) -> None:
         assert make(cell.row.method, **cell.settings)
         assert parse(cell.column.partition)
         assert cell.column.model in MODELS
-        assert datasets.entry(cell.column.data_set)
+        assert registry.entry(cell.column.data_set)
 
 
 @functools.cache

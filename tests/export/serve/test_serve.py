@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from tests.export.serve.stage import LARGE, ROOT, Running, running, write_bundle
+from tests.support.served_bundle import LARGE, ROOT, Running, running, write_bundle
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.signing import public_key
 from export.serve.site import KEPT, Site, publish
-from tests.export.serve.stage import write_bundle
+from tests.support.served_bundle import write_bundle
 
 
 def test_what_the_index_names_is_the_bundle_byte_by_byte(tmp_path: Path) -> None:

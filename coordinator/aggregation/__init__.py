@@ -1,0 +1,1 @@
+"""Updates become centers: means, robust reduces, and the noise of differential privacy."""

@@ -1,0 +1,115 @@
+"""Client-level differential privacy: a center shows no more of whether a device took part than its noise allows.
+
+One release is the new centers [K, p] of one exchange. With responsibilities R and bounds C (`clip`), z (`noise`):
+
+    r_i   = R_i / max(1, ||R_i||)                                     what device i gives to all centers together
+    S_k   = sum_i r_ik min(1, C / ||w_i - c_k||) (w_i - c_k) + N(0, (z s C)^2)
+    N_k   = sum_i r_ik + N(0, (z s / b)^2)                             b = COUNT, s = sqrt(1 + b^2)
+    c_k  <- c_k + S_k / N_k,   or as it was where N_k is below LEAST deviations of its noise
+
+(S, b C N) is one vector, which one device more or less changes by at most s C, so a release is the Gaussian mechanism
+with noise multiplier z; the number of devices is noisy too, for it tells of them. Every device counts once, whatever
+samples it has (McMahan, Ramage, Talwar and Zhang 2018, "Learning Differentially Private Recurrent Language Models").
+
+The noise is a keyed function of what it is added to. A replay adds the same noise to the same sums, and no two
+different sums ever share theirs, which would cancel out. The key stays with the coordinator and has nothing to do with
+the run's seed, which anybody may know. Knows no method, no round, no disk and no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+from coordinator.aggregation.centers import Align
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array
+
+F64 = NDArray[np.float64]
+COUNT = 0.3  # b: what counting costs in noise on the sums, 4 percent, against how well it counts
+LEAST = 2.0
+KEY_BYTES = 32
+NEEDED = "install fedcenters[privacy], which brings the accountant"
+
+
+def release(  # noqa: PLR0913 - the formula has these parts
+    centers: Array,
+    rows: Array,
+    R: Array,
+    *,
+    clip: float,
+    noise: float,
+    secret: bytes,
+    step: float = 1.0,
+    align: Align | None = None,
+) -> Array:
+    """New centers [K, p] of models `rows` [m, p] with responsibilities R [m, K]; the step as in centers.py."""
+    if len(secret) != KEY_BYTES:
+        raise ConfigError("private centers need the coordinator's secret", hint="use the drivers, which hold one")
+    given = R / np.maximum(1.0, np.sqrt((R * R).sum(axis=1)))[:, None]
+    sums = np.zeros(centers.shape)
+    for k, center in enumerate(centers):
+        mine = np.flatnonzero(given[:, k])
+        aligned = rows[mine] if align is None else align(rows[mine], center)
+        for share, row in zip(given[mine, k], aligned, strict=True):
+            apart = row.astype(np.float64) - center
+            far = float(np.sqrt(apart @ apart))
+            sums[k] += share * (min(1.0, clip / far) if far else 1.0) * apart
+    counts = given.sum(axis=0)
+    spread = noise * np.sqrt(1 + COUNT**2)
+    drawn = normals(secret, _said(centers, sums, counts, clip, noise), sums.size + len(counts))
+    sums += spread * clip * drawn[: sums.size].reshape(sums.shape)
+    counts = counts + spread / COUNT * drawn[sums.size :]
+    enough = counts >= max(LEAST * spread / COUNT, 1e-9)
+    out = centers.copy()
+    out[enough] = centers[enough] + step * sums[enough] / counts[enough, None]
+    return out
+
+
+def normals(secret: bytes, said: bytes, count: int) -> F64:
+    """[count] standard normal numbers that follow from both, by the inverse distribution of a ChaCha20 key stream.
+
+    Floating point keeps the guarantee from being exact (Mironov 2012): 53 bits each, nothing beyond 8.2 deviations.
+    """
+    from scipy.special import ndtri
+
+    key = hmac.digest(secret, said, "sha256")
+    stream = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor().update(bytes(8 * count))
+    uniform = ((np.frombuffer(stream, "<u8") >> 11).astype(np.float64) + 0.5) * 2.0**-53
+    drawn: F64 = ndtri(uniform)
+    return drawn
+
+
+def epsilon(noise: float, releases: int, delta: float, *, sampling: float = 1.0) -> float:
+    """What `releases` releases with noise multiplier `noise` cost a device that took part in all of them, at `delta`.
+
+    One device more or less is the difference (add or remove). Gaussian mechanisms compose to one with noise over
+    sqrt(releases), exactly. With `sampling` below one each device took part in each release with that probability,
+    drawn independently (Poisson) and never told to anybody: Renyi accounting (Mironov, Talwar and Zhang 2019).
+    """
+    if releases == 0:
+        return 0.0
+    try:
+        import dp_accounting
+        from dp_accounting.rdp import RdpAccountant
+    except ImportError:
+        raise ConfigError("a private run needs an accountant", hint=NEEDED) from None
+    if sampling == 1:
+        return float(dp_accounting.get_epsilon_gaussian(noise / np.sqrt(releases), delta))
+    accountant = RdpAccountant()
+    one = dp_accounting.PoissonSampledDpEvent(sampling, dp_accounting.GaussianDpEvent(noise))
+    accountant.compose(one, releases)
+    return float(accountant.get_epsilon(delta))
+
+
+def _said(centers: Array, sums: F64, counts: F64, clip: float, noise: float) -> bytes:
+    """Names what the noise is for."""
+    digest = hashlib.sha256(b"fedcenters noise 1")
+    for array in (centers.astype(np.float64), sums, counts, np.array([clip, noise])):
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.digest()

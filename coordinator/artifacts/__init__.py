@@ -1,0 +1,1 @@
+"""What a run produces: the compiled program, the published bundle and catalog, client releases."""

@@ -1,0 +1,28 @@
+"""The client that boards are offered: a file made by `fedcenters-edge release`, signed here, kept as a blob."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from coordinator.identity.signing_key import SigningKey
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.blocks import manifest_of
+from edge_client.transport.blobs import BlobFolder
+from edge_client.update.self_update import BYTES_MAX, version_of
+
+
+def offered(path: Path, *, blobs: BlobFolder, key: SigningKey, federation: str, block: int) -> dict[str, Any]:
+    """-> `release` of the coordinator's record: its version and its signed manifest. Raises ConfigError."""
+    hint = "make it with `fedcenters-edge release FILE.tar`"
+    try:
+        if path.stat().st_size > BYTES_MAX:
+            raise ConfigError(f"{path} is larger than {BYTES_MAX >> 20} MiB", hint=hint)
+        data = path.read_bytes()
+        version = version_of(data)
+    except OSError as missing:
+        raise ConfigError(f"cannot read the release {path}: {missing.strerror}", hint=hint) from missing
+    except Malformed as wrong:
+        raise ConfigError(f"{path}: {wrong.message}", hint=hint) from wrong
+    blobs.put(data)
+    return {"version": version, "file": key.signed(manifest_of(data, "release", block=block), federation)}

@@ -1,0 +1,34 @@
+"""A finished run, and the method that a run's configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from coordinator.config import CoordinatorConfig, RunConfig
+from coordinator.nearest.fit_router import Look
+from coordinator.strategies.base import State, Strategy
+from coordinator.strategies.registry import Setting, make
+from edge_client.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finished run: its method with settings, and its last state; how every center does on devices that said so."""
+
+    run: RunConfig
+    strategy: Strategy
+    state: State
+    looks: tuple[Look, ...] = ()
+
+
+def strategy_of(run: RunConfig, config: CoordinatorConfig) -> Strategy:
+    """The method of a run; its batch size is the program's unless it says otherwise."""
+    batch = config.model.batch_size
+    settings: Mapping[str, Setting] = {"batch-size": batch, **run.settings}
+    if settings["batch-size"] != batch and "litert" in config.model.engines:
+        raise ConfigError(
+            f"run {run.name} has batch-size {settings['batch-size']}, but LiteRT's program is compiled for {batch}",
+            hint="set the same number as batch-size under [model], or leave it out of the run",
+        )
+    return make(run.method, **settings)

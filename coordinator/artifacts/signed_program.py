@@ -1,0 +1,84 @@
+"""The training program of this federation: compiled and signed once, then read from the store at every restart.
+
+torch is imported only when there is something to compile.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.config import CoordinatorConfig
+from coordinator.identity.signing_key import SigningKey
+from coordinator.storage import state_codec
+from coordinator.storage.store import Store
+from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.program import LIMIT_BYTES, Container, Program
+from edge_client.protocol.task import Flat
+
+FACT = "program"  # names the stored program and the first model in the store's facts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A program ready to be sent, its signed manifest, and the first model [schema.size] float32 of every run."""
+
+    program: Program
+    manifest: Manifest
+    initial: Flat
+    block: int
+    sign: Callable[[Manifest], Manifest]  # for whatever else a device shall believe
+
+    def container(self, engine: str, function: str) -> Manifest:
+        """The manifest of the file that runs `function` on `engine`."""
+        return _named(self.program.containers[engine][function], self.block)
+
+    def blobs(self) -> list[Manifest]:
+        """Everything that any device may have to fetch to run the program."""
+        files = {c.sha256: c for functions in self.program.containers.values() for c in functions.values()}
+        return [self.manifest, *(_named(c, self.block) for c in files.values())]
+
+
+def prepare(config: CoordinatorConfig, store: Store, key: SigningKey) -> Prepared:
+    """The stored program, or a newly compiled one."""
+    facts = json.loads(store.once(FACT, lambda: _compile(config, store)))
+    data = store.blobs.read(facts["program"])
+
+    def sign(manifest: Manifest) -> Manifest:
+        return key.signed(manifest, config.federation)
+
+    return Prepared(
+        program=Program.from_json(parse_json(data, LIMIT_BYTES)),
+        manifest=sign(manifest_of(data, "program", block=config.block)),
+        initial=state_codec.array_from_bytes(store.blobs.read(facts["initial"])),
+        block=config.block,
+        sign=sign,
+    )
+
+
+def _compile(config: CoordinatorConfig, store: Store) -> str:
+    """Build the model, trace it for each engine, store every file; -> the fact that names them."""
+    from coordinator.models.registry import build
+    from export.compiler.program import compile_program, vector_of
+
+    model = build(config.model.name, seed=config.seed)
+    compiled = compile_program(
+        model.module,
+        name=model.name,
+        input=model.input,
+        target=model.output,
+        loss=model.loss,
+        batch=config.model.batch_size,
+        engines=config.model.engines,
+    )
+    for data in compiled.files.values():
+        store.blobs.put(data)
+    program = store.blobs.put(canonical(compiled.program.to_json()))
+    initial = store.blobs.put(state_codec.array_to_bytes(vector_of(model.module, compiled.program.schema)))
+    return json.dumps({"program": program, "initial": initial})
+
+
+def _named(container: Container, block: int) -> Manifest:
+    return Manifest(sha256=container.sha256, size=container.size, block=block, kind="container")

@@ -1,0 +1,47 @@
+"""Clustering by direction: cosines of points to the main directions of all (FedGroup) and to the means of groups.
+
+A point at zero has no direction: its cosines are 0. Knows no device and no model.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from coordinator.clustering.arrays import F64, I64
+from edge_client.protocol.task import Array
+
+
+def directions_of(matrix: F64, k: int) -> F64:
+    """Gram matrix [n, n] about zero -> cosines [n, k] of the points to the first k right singular vectors of all.
+
+    With X = U S V', the cosine of x_i and v_j is U_ij S_j / |x_i| (Duan 2021, decomposed cosine), and U S comes from
+    X X' alone. Directions that the points do not have are zeros.
+    """
+    values, vectors = np.linalg.eigh(matrix)  # ascending
+    scaled = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, ::-1][:, :k]
+    length = np.sqrt(np.maximum(np.diag(matrix), 0.0))[:, None]
+    cosine: F64 = np.divide(scaled, length, out=np.zeros_like(scaled), where=length > 0)
+    return np.pad(cosine, ((0, 0), (0, k - cosine.shape[1])))
+
+
+def means_of(points: Array, labels: I64, k: int) -> Array:
+    """[n, d] points, labels [n] -> [k, d] mean of the points of each label, scaled to length one; in their dtype.
+
+    Points count by direction only. A label without points has a mean of zeros.
+    """
+    unit = _unit(points)
+    sums = np.stack([unit[labels == j].sum(axis=0) for j in range(k)])
+    return _unit(sums).astype(points.dtype)
+
+
+def by_direction(points: Array, means: Array) -> I64:
+    """[n, d] points and [k, d] directions -> for each point the direction of greatest cosine, the first of equals."""
+    labels: I64 = (_unit(points) @ _unit(means).T).argmax(axis=1)
+    return labels
+
+
+def _unit(rows: Array) -> F64:
+    wide = rows.astype(np.float64, copy=False)
+    length = np.sqrt(np.einsum("ij,ij->i", wide, wide))[:, None]
+    unit: F64 = np.divide(wide, length, out=np.zeros_like(wide), where=length > 0)
+    return unit

@@ -1,0 +1,130 @@
+"""The clustering's products on the CPU, by numpy.
+
+Points [n, d] are multiplied in tiles of 16 rows by 2,048 columns, in the points' own precision, and the tiles' products
+are added in float64, column block by column block. The product of two points has the same bits whenever either of them
+came: only shapes are used for which the library was seen to repeat itself, and float64 where there are none. Tiles are
+so small that OpenBLAS multiplies them without packing. Nothing here knows what a cluster is.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from coordinator.clustering.arrays import F64, I64
+from edge_client.protocol.task import Array
+
+TILE = 16  # rows; with COLUMNS below OpenBLAS's bound of 10^6 for small products
+COLUMNS = 2_048  # products of so many columns are summed in the points' own precision, the blocks in float64
+
+
+class Tiles:
+    """Rows in memory, in tiles. Memory beyond the rows: one [16, n] product at a time."""
+
+    def __init__(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> None:
+        self._counts, self._wide = repeatable(dtype) or (TILE,), not repeatable(dtype)
+        self._rows = np.zeros((_padded(capacity), width), dtype=dtype)  # pages are taken when they are written
+
+    def put(self, index: int, row: Array) -> None:
+        """Store one row [d]."""
+        self._rows[index] = row
+
+    def grow(self, capacity: int) -> None:
+        """Copied to a larger place."""
+        rows = np.zeros((_padded(capacity), self._rows.shape[1]), dtype=self._rows.dtype)
+        rows[: len(self._rows)] = self._rows
+        self._rows = rows
+
+    def inner(self, start: int, stop: int) -> F64:
+        """Inner products [stop - start, stop]; at most 16 rows at a time, and as many as the library can repeat."""
+        out, first = np.empty((stop - start, stop)), start
+        while first < stop:
+            count = max([m for m in self._counts if m <= stop - first], default=min(self._counts))
+            low = max(0, min(first, len(self._rows) - count))
+            last = min(low + count, stop)
+            out[first - start : last - start] = self._some(low, low + count, stop)[first - low : last - low]
+            first = last
+        return out
+
+    def _some(self, first: int, last: int, stop: int) -> F64:
+        """[last - first, stop] for at most 16 rows."""
+        tiles, width = -(-stop // TILE), self._rows.shape[1]
+        grouped = self._rows[: tiles * TILE].reshape(tiles, TILE, width)
+        total = np.zeros((tiles, last - first, TILE))
+        for start in range(0, width, COLUMNS):
+            columns = slice(start, start + COLUMNS)
+            total += _product(self._rows[first:last, columns], grouped[:, :, columns], wide=self._wide)
+        return total.transpose(1, 0, 2).reshape(last - first, tiles * TILE)[:, :stop]
+
+
+def _product(left: Array, tiles: Array, *, wide: bool) -> Array:
+    """[m, c] and [t, 16, c] -> [t, m, 16]. The left is copied: numpy has a routine of its own for x @ x.T of one x."""
+    dtype = np.float64 if wide else left.dtype
+    product: Array = np.matmul(left.astype(dtype), tiles.astype(dtype, copy=False).swapaxes(1, 2))
+    return product
+
+
+@lru_cache
+def repeatable(dtype: np.dtype[np.generic]) -> tuple[int, ...]:
+    """How many rows a product may have, so that two rows' product has the same bits at any place in any of them.
+
+    OpenBLAS adds in another order at the edges of its kernels, which differ from processor to processor: this tries.
+    Empty if nothing repeats.
+    """
+    rng, good = np.random.default_rng(0), list[int]()
+    cases = [rng.standard_normal((2, TILE, c)).astype(dtype) for c in (COLUMNS, 650, 20)]
+    for count in (16, 12, 8, 4, 2):
+        if all(_repeats(x, y, count, good[0] if good else count) for x, y in cases):
+            good.append(count)
+    return tuple(good)
+
+
+def _repeats(x: Array, y: Array, count: int, reference: int) -> bool:
+    """Whether products of `count` rows of x or y equal those of `reference` rows of x, wherever the rows stand."""
+    parts = [_product(np.roll(x, -i, axis=0)[:reference], y[None], wide=False)[0] for i in range(0, TILE, reference)]
+    known = np.concatenate(parts)[:TILE]
+    return all(
+        (
+            _product(np.roll(left, by, axis=0)[:count], right[None], wide=False)[0] == np.roll(out, by, axis=0)[:count]
+        ).all()
+        for left, right, out in ((x, y, known), (y, x, known.T))
+        for by in (0, 1, 5, 12)
+    )
+
+
+def _padded(rows: int) -> int:
+    return -(-max(rows, 1) // TILE) * TILE
+
+
+class Symmetric:
+    """A matrix in memory."""
+
+    def __init__(self, matrix: F64) -> None:
+        self._matrix = matrix
+
+    def rows(self, index: I64) -> F64:
+        """[q] -> [q, n]."""
+        return self._matrix[index]
+
+    def times(self, left: F64, index: I64 | None = None) -> F64:
+        """[q, n] or, with `index`, [q, m] -> [q, n]."""
+        product: F64 = left @ (self._matrix if index is None else self._matrix[index])
+        return product
+
+
+class Host:
+    """The backend that is everywhere."""
+
+    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Tiles:
+        """Room for points."""
+        return Tiles(capacity, width, dtype)
+
+    def products(self, matrix: F64) -> Symmetric:
+        """The matrix itself."""
+        return Symmetric(matrix)
+
+    def sums(self, weights: F64, rows: Array) -> F64:
+        """One product; the rows are raised to float64 first."""
+        total: F64 = weights @ rows.astype(np.float64, copy=False)
+        return total

@@ -1,0 +1,106 @@
+"""The clustering's products by torch: on a CUDA device, or on the CPU to test that they are the same.
+
+All of them in float64, column block by column block: such a device has the speed for it, and rounding then does not
+depend, to about 1e-14, on the shapes that its library chooses for. Points are stored in their own precision.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import numpy as np
+
+from coordinator.clustering.arrays import F64, I64
+from edge_client.protocol.task import Array
+
+VALUES = 2**27  # 1 GiB of float64: so much of the points is raised to float64 at a time
+
+
+def _torch() -> Any:  # noqa: ANN401 - a module
+    """By name: methods import the clustering, and must load no torch unless a device asks for it."""
+    return importlib.import_module("torch")
+
+
+def available() -> bool:
+    """Whether torch is installed and sees a CUDA device."""
+    try:
+        return bool(_torch().cuda.is_available())
+    except ImportError:
+        return False
+
+
+class Torch:
+    """The backend of one torch device: "cuda" or "cpu"."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+
+    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> TorchPoints:
+        """Room for points on the device."""
+        return TorchPoints(_torch().zeros((max(capacity, 1), width), dtype=_dtype(dtype), device=self.device))
+
+    def products(self, matrix: F64) -> TorchProducts:
+        """A copy of the matrix on the device."""
+        return TorchProducts(_on(matrix, self.device))
+
+    def sums(self, weights: F64, rows: Array) -> F64:
+        """The rows travel in their own precision and are raised there."""
+        return _back(_on(weights, self.device) @ _on(rows, self.device).double())
+
+
+class TorchPoints:
+    """Rows [capacity, d] on the device."""
+
+    def __init__(self, rows: Any) -> None:  # noqa: ANN401 - a tensor
+        self._rows = rows
+
+    def put(self, index: int, row: Array) -> None:
+        """Store one row [d]."""
+        self._rows[index] = _on(row, self._rows.device)
+
+    def grow(self, capacity: int) -> None:
+        """Copied to a larger place on the device."""
+        rows = self._rows.new_zeros((capacity, self._rows.shape[1]))
+        rows[: len(self._rows)] = self._rows
+        self._rows = rows
+
+    def inner(self, start: int, stop: int) -> F64:
+        """Inner products [stop - start, stop]."""
+        width = self._rows.shape[1]
+        step = max(1, VALUES // max(stop, 1))
+        total = 0.0
+        for first in range(0, width, step):
+            block = self._rows[:stop, first : first + step].double()
+            total = total + block[start:] @ block.T
+        return _back(total) if width else np.zeros((stop - start, stop))
+
+
+class TorchProducts:
+    """A matrix [n, n] on the device."""
+
+    def __init__(self, matrix: Any) -> None:  # noqa: ANN401 - a tensor
+        self._matrix = matrix
+
+    def rows(self, index: I64) -> F64:
+        """[q] -> [q, n]."""
+        return _back(self._matrix[_on(index, self._matrix.device)])
+
+    def times(self, left: F64, index: I64 | None = None) -> F64:
+        """[q, n] or, with `index`, [q, m] -> [q, n]."""
+        right = self._matrix if index is None else self._matrix[_on(index, self._matrix.device)]
+        return _back(_on(left, self._matrix.device) @ right)
+
+
+def _on(array: Array, device: Any) -> Any:  # noqa: ANN401 - a tensor, on a device
+    """A tensor that shares no memory with the array."""
+    return _torch().tensor(np.ascontiguousarray(array), device=device)
+
+
+def _back(tensor: Any) -> F64:  # noqa: ANN401 - a tensor
+    array: F64 = tensor.cpu().numpy()
+    return array
+
+
+def _dtype(dtype: np.dtype[np.generic]) -> Any:  # noqa: ANN401 - torch's
+    return getattr(_torch(), dtype.name)

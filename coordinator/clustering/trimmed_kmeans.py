@@ -1,0 +1,78 @@
+"""Trimmed k-means on a Gram matrix: a share of the points, those far from everybody, counts for no centroid.
+
+Alternates k-means on the kept points with keeping the n - floor(trim n) points nearest to a centroid (Cuesta-Albertos
+1997, Garcia-Escudero 2008: impartial trimming over all clusters), and takes the best of several starts by the sum over
+the kept. Where nobody is trimmed it is k-means itself. Everybody counts the same: a weight is something to lie about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.clustering.arrays import F64, I64
+from coordinator.clustering.batched_kmeans import SWEEPS
+from coordinator.clustering.gram import squared_distances
+from coordinator.clustering.kmeans import distances, hartigan, kmeans, lloyd, objective, spread
+
+
+@dataclass(frozen=True)
+class Trimmed:
+    """Labels [n] of all points, the trimmed ones by their nearest centroid; who is kept [n]; the sum over the kept."""
+
+    labels: I64
+    kept: NDArray[np.bool_]
+    objective: float
+
+
+def trimmed_kmeans(
+    matrix: F64, k: int, rng: np.random.Generator, *, trim: float, restarts: int = 20, init: I64 | None = None
+) -> Trimmed:
+    """The best of `restarts` runs, and of one run from the labels `init` if given; `trim` is in [0, 0.5)."""
+    if k < 1 or len(matrix) < 1 or not 0 <= trim < 0.5 or (restarts < 1 and init is None):  # noqa: PLR2004 - most are kept
+        raise ValueError(f"need k >= 1, points, trim in [0, 0.5) and a start; got k={k}, {matrix.shape}, {trim}")
+    spare, equal = int(trim * len(matrix)), np.ones(len(matrix))
+    if spare == 0:
+        found = kmeans(matrix, k, rng, restarts=restarts, init=init)
+        return Trimmed(found.labels, np.ones(len(matrix), dtype=np.bool_), found.objective)
+    starts = [] if init is None else [(init, _to(matrix, _medoids(matrix, init)))]
+    for _ in range(restarts):
+        d2 = _to(matrix, spread(matrix, k, equal, rng, spare=spare))
+        starts.append((d2.argmin(axis=1), d2))
+    return min((_concentrate(matrix, labels, d2, k, spare) for labels, d2 in starts), key=lambda run: run.objective)
+
+
+def _to(matrix: F64, chosen: list[int]) -> F64:
+    return squared_distances(matrix, np.arange(len(matrix)), np.array(chosen))
+
+
+def _medoids(matrix: F64, labels: I64) -> list[int]:
+    """The point of each label with the least sum of distances to the others: a minority cannot move it far."""
+    groups = [np.flatnonzero(labels == j) for j in np.unique(labels)]
+    return [int(own[np.sqrt(squared_distances(matrix, own, own)).sum(axis=1).argmin()]) for own in groups]
+
+
+def _concentrate(matrix: F64, labels: I64, d2: F64, k: int, spare: int) -> Trimmed:
+    """From the points nearest to some centers (squared distances [n, ...]): cluster the kept, keep the near, again."""
+    labels, kept = labels.copy(), _nearest(d2, spare)
+    for _ in range(SWEEPS):
+        inner, equal = np.ix_(kept, kept), np.ones(int(kept.sum()))
+        labels[kept] = hartigan(matrix[inner], lloyd(matrix[inner], labels[kept], k, equal), k, equal)
+        d2 = distances(matrix, labels, k, kept.astype(np.float64))
+        nearest = _nearest(d2, spare)
+        if (nearest == kept).all():
+            break
+        labels, kept = d2.argmin(axis=1), nearest
+    d2 = distances(matrix, labels, k, kept.astype(np.float64))
+    labels[~kept] = d2[~kept].argmin(axis=1)  # among those that have a kept point
+    inner = np.ix_(kept, kept)
+    return Trimmed(labels, kept, objective(matrix[inner], labels[kept], k, np.ones(int(kept.sum()))))
+
+
+def _nearest(d2: F64, spare: int) -> NDArray[np.bool_]:
+    """All but the `spare` points farthest from every center, from squared distances [n, k]."""
+    kept = np.ones(len(d2), dtype=np.bool_)
+    kept[np.argsort(d2.min(axis=1), kind="stable")[len(d2) - spare :]] = False
+    return kept

@@ -1,0 +1,46 @@
+"""The files of a run's bundle that a page may take away: those that its manifest names, and no other.
+
+A request chooses among the listed paths; none is put together from what it says.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edge_client.errors import FedcentersError
+from edge_client.protocol.messages import parse_json
+from export.bundle.reader import MANIFEST, MANIFEST_LIMIT_BYTES, entries
+
+LISTED = 2_000
+
+
+class Files:
+    """What is in `folder`, by the manifest there; nothing where there is none, or one that cannot be read."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries = {entry["path"]: entry for entry in _entries(folder)}
+
+    def told(self) -> list[dict[str, Any]]:
+        """Path, size in bytes and sha256 of each."""
+        return [{key: entry.get(key) for key in ("path", "size", "sha256")} for entry in self._entries.values()]
+
+    def path(self, name: str) -> Path | None:
+        """The file that the manifest calls `name`."""
+        if name not in self._entries:
+            return None
+        path = (self._folder / name).resolve()
+        inside = path.is_relative_to(self._folder.resolve()) and path.is_file()
+        return path if inside else None
+
+
+def _entries(folder: Path) -> list[dict[str, Any]]:
+    path = folder / MANIFEST
+    try:
+        manifest = parse_json(path.read_bytes(), MANIFEST_LIMIT_BYTES)
+        named = [dict(entry) for entry in entries(manifest)]
+        size = path.stat().st_size
+    except (OSError, FedcentersError, KeyError, TypeError, AttributeError):
+        return []
+    return [{"path": MANIFEST, "size": size, "sha256": ""}, *named[:LISTED]]

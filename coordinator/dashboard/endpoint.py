@@ -1,0 +1,93 @@
+"""Where a dashboard listens and what opens it, from the configuration; refuses what others could read or steer.
+
+On this machine's loopback reading needs no token, and steering the one that the link holds after `#control=`, which a
+browser sends nowhere. Anywhere else both tokens and TLS are needed. Opens no port.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from coordinator.config import CoordinatorConfig
+from edge_client.errors import ConfigError
+
+PORT_MAX = 65_535
+LINK = "dashboard.url"  # in the run folder while it is served, for its owner only: who has the link may steer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """An address with what guards it. `read` None: no token is needed to read."""
+
+    host: str
+    port: int
+    control: str = field(repr=False)
+    read: str | None = field(default=None, repr=False)
+    certificate: Path | None = None
+    key: Path | None = None
+
+    def link(self, port: int) -> str:
+        """What to open in a browser, once it is known which port was free."""
+        scheme = "http" if self.certificate is None else "https"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{port}/#control={self.control}"
+
+
+def where_of(config: CoordinatorConfig) -> Where:
+    """Of `dashboard` and the keys that belong to it. Raises ConfigError."""
+    host, port = _address(config.dashboard)
+    read, control = (_token(path) for path in (config.dashboard_read_token, config.dashboard_control_token))
+    if (config.dashboard_certificate is None) != (config.dashboard_key is None):
+        raise ConfigError(
+            "the dashboard's TLS needs a certificate and its key", hint="set dashboard-certificate and dashboard-key"
+        )
+    if not _local(host):
+        if read is None or control is None:
+            raise ConfigError(
+                f"a dashboard at {host} can be reached by others, so it needs two tokens",
+                hint="openssl rand -hex 32 > read.token; the same for control.token; chmod 600 both; then set "
+                "dashboard-read-token and dashboard-control-token, or listen on 127.0.0.1",
+            )
+        if config.dashboard_certificate is None:
+            raise ConfigError(
+                f"a dashboard at {host} can be reached by others, so it needs TLS",
+                hint="set dashboard-certificate and dashboard-key, or listen on 127.0.0.1 behind a proxy that has them",
+            )
+    if read is not None and read == control:
+        raise ConfigError("both tokens of the dashboard are the same", hint="who may read need not be who may steer")
+    return Where(
+        host=host,
+        port=port,
+        control=control or secrets.token_urlsafe(24),
+        read=read,
+        certificate=config.dashboard_certificate,
+        key=config.dashboard_key,
+    )
+
+
+def _address(text: str) -> tuple[str, int]:
+    """'8080' or 'host:8080' or '[::1]:8080'; port 0 is any free one."""
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > PORT_MAX:
+        raise ConfigError(f"dashboard is {text!r}", hint="dashboard is a port, as 8080, or an address, as 0.0.0.0:8080")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
+
+
+def _local(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    from export.serve.server import token_of
+
+    return token_of(path)

@@ -1,0 +1,90 @@
+"""A dashboard behind uvicorn, in a thread beside the coordinator that it shows."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+
+import uvicorn
+from starlette.routing import BaseRoute
+
+from coordinator.config import CoordinatorConfig
+from coordinator.dashboard.app import Control, create_app
+from coordinator.dashboard.endpoint import LINK, Where
+from coordinator.dashboard.event_hub import Hub
+from coordinator.dashboard.join import joining
+from coordinator.dashboard.map_worker import Surveyor
+from coordinator.dashboard.side_panels import Beside
+from coordinator.http_settings import listening
+from coordinator.phone.routes import routes
+from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
+
+log = logging.getLogger(__name__)
+LEAVE_S = 2.0
+
+
+class Running:
+    """A dashboard that is being served at `link`."""
+
+    def __init__(self, where: Where, config: CoordinatorConfig, hub: Hub, control: Control) -> None:
+        """Raises NetworkError when it cannot listen."""
+        surveyor = Surveyor(
+            config.folder, hub.newest, lambda run, number: hub.tell("map", {"run": run, "round": number})
+        )
+        self._hub, self._surveyor, self._file = hub, surveyor, config.folder / LINK
+        phone = _phone(config)
+        app = create_app(
+            hub,
+            control,
+            read_token=where.read,
+            control_token=where.control,
+            extra_routes=phone or (),
+            beside=Beside(config.folder, surveyor, lambda base: joining(config, base, phone=phone is not None)),
+        )
+        settings = listening(app, where.host, where.port, certificate=where.certificate, key=where.key)
+        try:
+            settings.load()
+            family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
+            self._socket = socket.create_server((where.host, where.port), family=family)
+        except OSError as wrong:
+            surveyor.close()
+            raise NetworkError(
+                f"the dashboard cannot listen on {where.host}:{where.port}: {wrong}",
+                hint="is the port in use, is the certificate right? choose another with --dashboard",
+            ) from None
+        self.port: int = self._socket.getsockname()[1]
+        self.link = where.link(self.port)
+        self._server = uvicorn.Server(settings)
+        self._thread = threading.Thread(
+            target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
+        )
+        self._thread.start()
+        self._leave_word()
+
+    def close(self) -> None:
+        """End every page's stream, then the server."""
+        self._hub.close()
+        self._surveyor.close()
+        self._server.should_exit = True
+        self._thread.join(LEAVE_S)
+        with suppress(OSError):
+            self._file.unlink()
+
+    def _leave_word(self) -> None:
+        with suppress(OSError):
+            self._file.unlink(missing_ok=True)
+            with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(self.link + "\n")
+
+
+def _phone(config: CoordinatorConfig) -> Sequence[BaseRoute] | None:
+    """The page for phones; None without a broker that browsers can dial, or without what that page needs."""
+    try:
+        return routes(config)
+    except (ConfigError, RuntimeMissing) as why:
+        log.info("no page for phones: %s", why.message)
+        return None

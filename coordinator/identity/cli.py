@@ -1,0 +1,162 @@
+"""The commands of whoever runs a federation: `provision` writes its files, `enrol` turns tokens into certificates.
+
+Parses, calls, prints. stdout carries data, stderr talk; no secret is on either.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_client.errors import ConfigError, foreseen
+
+if TYPE_CHECKING:
+    from coordinator.identity.provisioning import Provision
+
+WEB_PORT = 8_884
+RELOAD = (
+    "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
+)
+
+
+@foreseen
+def provision(  # noqa: PLR0913 - a command line
+    folder: Annotated[Path, typer.Argument(help="Where the federation's files are; made if there is none.")],
+    *,
+    federation: Annotated[str, typer.Option(help="Its name; needed once.")] = "",
+    host: Annotated[
+        list[str] | None, typer.Option(help="How devices dial the broker; the first is used. Needed once.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="The broker's TLS port; 8883.")] = 0,
+    enrol_port: Annotated[int, typer.Option(min=0, max=65_535, help="The port for tokens; 8443.")] = 0,
+    broker_folder: Annotated[str, typer.Option(help="Where the broker will find its files; FOLDER/broker.")] = "",
+    devices: Annotated[int, typer.Option(min=0, max=1_000_000, help="A whole fleet: device-0000 and on.")] = 0,
+    device: Annotated[list[str] | None, typer.Option(metavar="ID", help="One device; may be repeated.")] = None,
+    listed: Annotated[Path | None, typer.Option("--list", help="A file with one device id a line.")] = None,
+    token: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="A one-time token instead of a certificate.")
+    ] = None,
+    web: Annotated[int, typer.Option(min=0, max=10_000, help="Phones: web-0000 and on, each with a link.")] = 0,
+    web_device: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="One phone with a link; may be repeated.")
+    ] = None,
+    web_port: Annotated[int, typer.Option(min=0, max=65_535, help="The broker's port for browsers; 8884.")] = 0,
+    page: Annotated[str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.")] = "",
+    revoke: Annotated[list[str] | None, typer.Option(metavar="ID", help="Let nobody in by this name again.")] = None,
+    renew: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="A new certificate; `expiring` for all that end soon.")
+    ] = None,
+    next_signing_key: Annotated[bool, typer.Option(help="Make the next signing key; join files pin both.")] = False,
+    switch_signing_key: Annotated[bool, typer.Option(help="Sign with it; join files pin it alone.")] = False,
+    check: Annotated[bool, typer.Option(help="Make nothing; fail when a certificate ends within 30 days.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Make the authority, certificates, join files and the broker's configuration; repeating it changes nothing.
+
+    example: fedcenters-coordinator provision keys --federation demo --host broker.example --devices 12
+    """
+    from coordinator.identity import signing_key
+    from coordinator.identity.provisioning import Provision, open_plan
+
+    if check and not (folder / "federation.toml").is_file():
+        raise ConfigError(f"{folder} is not provisioned", hint="run `provision` without --check first")
+    changes = {"federation": federation, "hosts": tuple(host or ()), "port": port, "enrol_port": enrol_port}
+    wanted_port = web_port or (WEB_PORT if web or web_device else 0)
+    more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
+    plan = open_plan(folder, {} if check else {**changes, **more})
+    work = Provision(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
+    if not check:
+        work.infrastructure()
+        gone = {*work.authority.revoked_names(), *work.web.revoked()}
+        fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
+        phones = [f"web-{i:04d}" for i in range(web)]
+        wanted = [*(cid for cid in fleet if cid not in gone), *(device or ())]
+        steps = (
+            (work.device, wanted),
+            (work.token, token),
+            (work.web_device, [*(cid for cid in phones if cid not in gone), *(web_device or ())]),
+            (work.revoke, revoke),
+            (work.renew, _expanded(renew, work)),
+        )
+        for step, names in steps:
+            for name in names or ():
+                step(name)
+        if next_signing_key:
+            signing_key.announce(folder / "coordinator")
+        if work.plan.web_port:
+            work.web.write_passwords()
+        if switch_signing_key:
+            signing_key.switch(folder / "coordinator")
+        work.pin_keys()
+    found = _facts(work)
+    typer.echo(json.dumps(found) if as_json else _in_words(found))
+    if revoke:
+        typer.echo(RELOAD, err=True)
+    if check and found["expiring"]:
+        raise ConfigError("certificates end soon", hint="provision --renew expiring")
+
+
+@foreseen
+def enrol(
+    folder: Annotated[Path, typer.Argument(help="The provisioned folder.")],
+    *,
+    listen: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104 - devices are elsewhere
+) -> None:
+    """Give each device that shows its one-time token a certificate, over HTTPS, until stopped.
+
+    example: fedcenters-coordinator enrol keys
+    """
+    from coordinator.identity.enrolment_server import serve
+
+    serve(folder, listen, tell=lambda text: typer.echo(text, err=True))
+
+
+def _listed(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise ConfigError(f"cannot read {path}: {wrong}", hint="one device id a line") from wrong
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _expanded(names: list[str] | None, work: Provision) -> list[str]:
+    """`expiring` stands for everything here that ends soon; the authority cannot renew itself."""
+    soon = [each.name for each in work.soon() if work.keeps_key_of(each.name)]
+    return [found for name in names or () for found in (soon if name == "expiring" else [name])]
+
+
+def _facts(work: Provision) -> dict[str, Any]:
+    now_s = work.now.timestamp()
+    tokens = work.tokens.all()
+    return {
+        "folder": str(work.folder),
+        "federation": work.plan.federation,
+        "broker": work.plan.broker,
+        "enrol_url": work.plan.enrol_url,
+        "made": len(work.made),
+        "names": [each.name for each in work.expiries()],
+        "revoked": [*work.authority.revoked_names(), *work.web.revoked()],
+        "phones": work.web.names(),
+        "expiring": [{"name": each.name, "days": each.days} for each in work.soon()],
+        "tokens": [each.cid for each in tokens if not each.used and each.expires_s > now_s],
+        "tokens_tried_twice": [each.cid for each in tokens if each.refused],
+    }
+
+
+def _in_words(found: dict[str, Any]) -> str:
+    counted = f"{len(found['names'])} certificates, {found['made']} files written"
+    lines = [f"{found['folder']}: {found['federation']} at {found['broker']}, {counted}"]
+    lines += [f"{each['name']} expires in {each['days']} days" for each in found["expiring"]]
+    lines += [f"{cid} was revoked" for cid in found["revoked"]]
+    lines += [f"{cid} has a link: {found['folder']}/devices/{cid}/link.txt" for cid in found["phones"]]
+    lines += [f"{cid} has a token that waits to be used" for cid in found["tokens"]]
+    lines += [
+        f"the token of {cid} was tried again with another key: was it stolen?" for cid in found["tokens_tried_twice"]
+    ]
+    return "\n".join(lines)

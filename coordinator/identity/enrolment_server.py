@@ -1,0 +1,182 @@
+"""Enrolment over HTTPS: a device shows its one-time token and a signing request, and is given its certificate.
+
+One request: POST /enrol with a JSON object {"token", "csr"} of at most 16 KiB; the answer is {"certificate"} or
+{"error", "detail"}. The device's key never leaves the device. This is its own process, so that the one which talks to
+the fleet all day has no authority's key. Python's own HTTP server does: a request is small, rare, and bounded in size,
+time and number here. The operator is told of every certificate, and of every refusal but those of mere noise.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+from coordinator.identity.certificate_authority import Authority, issued_s, open_authority, read_request
+from coordinator.identity.provisioning import open_plan
+from coordinator.identity.tokens import TokenRefused, Tokens
+from edge_client.errors import ConfigError, Malformed, NetworkError
+from edge_client.protocol.messages import parse_json
+from edge_client.transport.tls import check_private
+
+BODY_MAX_BYTES = 16_384
+TOKEN_MAX = 128
+REQUEST_S = 20.0  # from the first byte of the handshake to the last of the answer
+OPEN_REQUESTS = 32
+
+Tell = Callable[[str], None]
+Now = Callable[[], dt.datetime]
+
+
+def utc_now() -> dt.datetime:
+    """The wall clock: certificates live by it."""
+    return dt.datetime.now(dt.timezone.utc)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Registrar:
+    """Decides: token and signing request -> certificate. Knows no HTTP."""
+
+    authority: Authority
+    tokens: Tokens
+    tell: Tell = field(repr=False)
+    now: Now = utc_now
+
+    def answer(self, body: bytes) -> tuple[int, dict[str, str]]:
+        """-> (HTTP status, JSON answer) of one request's body."""
+        try:
+            return HTTPStatus.OK, {"certificate": self._certificate(body)}
+        except Malformed as wrong:
+            return HTTPStatus.BAD_REQUEST, {"error": wrong.code, "detail": wrong.message}
+        except TokenRefused as wrong:
+            if wrong.code != "unknown":
+                self.tell(f"refused: {wrong.message}")
+            return HTTPStatus.FORBIDDEN, {"error": wrong.code, "detail": wrong.message}
+
+    def _certificate(self, body: bytes) -> str:
+        asked = parse_json(body, BODY_MAX_BYTES)
+        token, pem = (asked.get("token"), asked.get("csr")) if isinstance(asked, dict) else (None, None)
+        if not isinstance(token, str) or not isinstance(pem, str) or len(token) > TOKEN_MAX:
+            raise Malformed("bad_field", "a request is an object with the texts token and csr")
+        cid, key = read_request(pem.encode("utf-8"), self.authority.federation)
+        now, der = self.now(), key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+        used_s = self.tokens.spend(token, cid, der, now.timestamp())
+        if self.authority.is_revoked(cid):
+            raise TokenRefused("revoked", f"{cid} was revoked")
+        made = [c for c in self.authority.issued(cid) if c.public_key() == key and issued_s(c) >= int(used_s)]
+        certificate = made[-1] if made else self.authority.issue_client(key, cid, now)  # made: an answer got lost
+        self.tell(f"{cid} has a certificate until {certificate.not_valid_after_utc:%Y-%m-%d}")
+        return certificate.public_bytes(Encoding.PEM).decode("ascii")
+
+
+class EnrolmentServer(ThreadingHTTPServer):
+    """The listener: a thread per request, at most OPEN_REQUESTS of them; what comes beyond is closed at once."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.registrar, self._slots = registrar, threading.BoundedSemaphore(OPEN_REQUESTS)
+        super().__init__(address, _Handler)
+        # The handshake waits for the request's own thread: nobody can hold up the listener by saying nothing.
+        self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
+        if self._slots.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
+        watch = threading.Timer(REQUEST_S, _cut, (request,))
+        watch.daemon = True
+        watch.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            watch.cancel()
+            self._slots.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
+        """A client that breaks off, or speaks no TLS, is not worth a word."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request per connection."""
+
+    server: EnrolmentServer
+    server_version, sys_version = "fedcenters", ""
+    timeout = REQUEST_S
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if self.path != "/enrol":
+            self._say(HTTPStatus.NOT_FOUND, {"error": "bad_kind", "detail": "post to /enrol"})
+        elif not length.isdecimal() or not 0 < int(length[:9]) <= BODY_MAX_BYTES or len(length) > len("16384"):
+            self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "too_big", "detail": "at most 16384 bytes"})
+        else:
+            self._say(*self.server.registrar.answer(self.rfile.read(int(length))))
+
+    def _say(self, status: int, answer: dict[str, str]) -> None:
+        data = json.dumps(answer).encode("utf-8")
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - as http.server wants it
+        """The registrar tells what matters."""
+
+
+def open_server(
+    folder: Path, listen: str, *, tell: Tell, now: Now = utc_now, port: int | None = None
+) -> EnrolmentServer:
+    """The listener of a provisioned folder, not serving yet. Raises ConfigError, NetworkError."""
+    if not (folder / "federation.toml").is_file():
+        raise ConfigError(f"{folder} is not provisioned", hint="run `fedcenters-coordinator provision` first")
+    plan = open_plan(folder, {})
+    authority = open_authority(folder / "authority", plan.federation, now())
+    registrar = Registrar(
+        authority=authority, tokens=Tokens(path=folder / "authority" / "tokens.sqlite"), tell=tell, now=now
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_2
+    check_private(folder / "enrolment" / "server.key")
+    tls.load_cert_chain(folder / "enrolment" / "server.crt", folder / "enrolment" / "server.key", password="")
+    try:
+        return EnrolmentServer((listen, plan.enrol_port if port is None else port), tls, registrar)
+    except OSError as wrong:
+        raise NetworkError(
+            f"cannot listen on {listen}:{plan.enrol_port}: {wrong.strerror or wrong}",
+            hint="choose another --enrol-port",
+        ) from wrong
+
+
+def serve(folder: Path, listen: str, *, tell: Tell) -> None:
+    """Until SIGTERM or Ctrl-C."""
+    with open_server(folder, listen, tell=tell) as server:
+        signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown, daemon=True).start())
+        tell(f"tokens become certificates at port {server.server_address[1]}")
+        server.serve_forever()
+
+
+def _cut(request: socket.socket) -> None:
+    """End a request that takes too long; its thread finds the connection closed."""
+    try:
+        request.shutdown(socket.SHUT_RDWR)
+    except OSError:  # it is over already
+        return

@@ -1,0 +1,347 @@
+"""`provision`: everything that lets a fleet in and nobody else, as files in one folder.
+
+    federation.toml    what was asked for, so that a later command need not repeat it
+    authority/         the certificate authority: stays on the operator's machine, offline at best
+    coordinator/       ca.crt, coordinator.crt, coordinator.key, signing.key, signing.pub
+    broker/            mosquitto.conf, mosquitto.acl, emqx.acl.conf, ca.crt, server.crt, server.key, crl.pem
+    enrolment/         ca.crt, server.crt, server.key: the listener where a token becomes a certificate
+    devices/{cid}/     client.toml, ca.crt, device.crt, device.key; or client.toml, ca.crt, token; or link.txt, link.svg
+
+Doing the same twice changes nothing. Time comes in; nothing is sent anywhere, and no secret is returned.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from coordinator.identity import broker_acl, signing_key
+from coordinator.identity.certificate_authority import general_name, open_authority
+from coordinator.identity.tokens import Tokens
+from coordinator.identity.web_passwords import WebDevices
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.topics import check_cid, check_federation
+from edge_client.transport.blobs import write_atomically
+from edge_client.transport.keys import open_private, write_private
+from edge_client.transport.mqtt import PORTS
+from edge_client.transport.tls import WARN_DAYS, read_certificate
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# The dot keeps them out of the devices' alphabet.
+BROKER, ENROLMENT, WEB = "server.broker", "server.enrol", "server.web"
+ENROL_PORT = 8443
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What a federation's files are made from. The first of `hosts` is the one that devices dial."""
+
+    federation: str
+    hosts: tuple[str, ...]
+    port: int = PORTS["mqtts"]
+    enrol_port: int = ENROL_PORT
+    broker_folder: str = ""  # where the broker finds its files; `broker` in the provisioned folder when empty
+    web_port: int = 0  # of the broker's listener for browsers; none when 0
+    page: str = ""  # the address of the coordinator's web app, as phones reach it
+
+    def __post_init__(self) -> None:
+        try:
+            check_federation(self.federation)
+        except Malformed as wrong:
+            raise ConfigError(wrong.message, hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
+        if not self.hosts or any(not h.isascii() or not h or set(h) & set(" /@") for h in self.hosts):
+            raise ConfigError(f"hosts are {list(self.hosts)}", hint="--host broker.example, as devices will dial it")
+
+    @property
+    def broker(self) -> str:
+        """The address that everybody dials."""
+        return f"mqtts://{_bracketed(self.hosts[0])}:{self.port}"
+
+    @property
+    def enrol_url(self) -> str:
+        """Where a token becomes a certificate."""
+        return f"https://{_bracketed(self.hosts[0])}:{self.enrol_port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expiry:
+    """A certificate that is in use."""
+
+    name: str
+    days: int  # left; negative when it is over
+    ends: dt.datetime
+
+
+@dataclass
+class Provision:
+    """One provisioned folder; `made` collects the files that were written."""
+
+    folder: Path
+    plan: Plan
+    now: dt.datetime
+    made: list[Path] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._put(self.folder / "federation.toml", _toml(_table(self.plan)))
+        self.authority = open_authority(self.folder / "authority", self.plan.federation, self.now)
+        self.tokens = Tokens(path=self.folder / "authority" / "tokens.sqlite")
+        self.web = WebDevices(self.folder)
+
+    def infrastructure(self) -> None:
+        """The coordinator's folder, the broker's and the enrolment's; the broker's files follow every revocation."""
+        coordinator = self.folder / "coordinator"
+        self._client(coordinator, "coordinator", broker_acl.COORDINATOR)
+        if not (coordinator / signing_key.CURRENT).exists():
+            signing_key.open_key(coordinator)
+            self.made.append(coordinator / signing_key.CURRENT)
+        for folder, name in ((self.folder / "broker", BROKER), (self.folder / "enrolment", ENROLMENT)):
+            self._server(folder, name)
+        if self.plan.web_port:
+            self._web_server()
+        self._broker_files()
+
+    def web_device(self, cid: str) -> None:
+        """A link for a phone, with a name and a password of its own; kept if it is there."""
+        if not self.plan.page.startswith(("https://", "http://localhost", "http://127.0.0.1")):
+            raise ConfigError(
+                f"phones open {self.plan.page!r}", hint="--page https://HOST:PORT, the coordinator's page"
+            )
+        folder = self._device_folder(cid)
+        if self.authority.issued(cid) or (folder / "client.toml").exists():
+            raise ConfigError(f"{cid} is a device with a certificate", hint="give the phone a name of its own")
+        self.made += self.web.add(cid, folder, self.plan.page)
+
+    def device(self, cid: str) -> None:
+        """A device's folder with a certificate. Raises ConfigError for a bad name, a phone's, or a revoked one."""
+        folder = self._device_folder(cid)
+        self._check_no_phone(cid)
+        self._client(folder, "device", cid)
+        (folder / "token").unlink(missing_ok=True)
+        self._join_file(folder, cid, {})
+
+    def token(self, cid: str) -> None:
+        """A device's folder with a one-time token, unless it has a certificate: the device makes its own key."""
+        folder = self._device_folder(cid)
+        self._check_no_phone(cid)
+        if not self.authority.issued(cid):
+            self._token(folder, cid)
+
+    def _token(self, folder: Path, cid: str) -> None:
+        now_s, path = self.now.timestamp(), folder / "token"
+        if not path.exists() or not self.tokens.is_open(path.read_text(encoding="ascii").strip(), now_s):
+            write_private(path, self.tokens.make(cid, now_s).encode("ascii") + b"\n")
+            self.made.append(path)
+        self._put(folder / "ca.crt", _pem(self.authority.certificate))
+        self._join_file(folder, cid, {"enrol-url": self.plan.enrol_url, "token": "token"})
+
+    def revoke(self, name: str) -> None:
+        """Nobody comes with this name again. What the broker must be given is in `broker/`."""
+        if not self.web.revoke(name):
+            self.authority.revoke(name, self.now)
+        self._broker_files()
+
+    def renew(self, name: str) -> None:
+        """A new certificate for a name, with the same key; the old one stays valid until it ends.
+
+        A device that keeps its key to itself gets a new token.
+        """
+        folder, stem = self._place(name)
+        if not self.authority.issued(name):
+            raise ConfigError(f"{name} has no certificate", hint="`provision --check` lists the names")
+        if name == WEB and not self._web_is_ours():
+            raise ConfigError(f"{folder / 'web.crt'} is not of this authority", hint="renew it where it came from")
+        if not (folder / f"{stem}.key").exists():
+            self._token(folder, name)
+            return
+        (folder / f"{stem}.crt").unlink(missing_ok=True)
+        if name in (BROKER, ENROLMENT):
+            self._server(folder, name)
+        elif name == WEB:
+            self._web_server()
+        else:
+            self._client(folder, stem, name)
+
+    def pin_keys(self) -> None:
+        """Write the signing keys in force into every join file; what else was changed in one stays."""
+        for file in sorted((self.folder / "devices").glob("*/client.toml")):
+            self._put(file, _toml({**_read_toml(file), "signing-keys": self._pins()}))
+
+    def expiries(self) -> list[Expiry]:
+        """The newest certificate of every name that may come, and the authority's; what ends first comes first."""
+        revoked = self.authority.revoked()
+        newest = {name: self.authority.issued(name)[-1] for name in self.authority.names()}
+        current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
+        if not self._web_is_ours():
+            current.pop(WEB, None)
+        current["authority"] = self.authority.certificate
+        return sorted(
+            (
+                Expiry(name=name, days=(c.not_valid_after_utc - self.now).days, ends=c.not_valid_after_utc)
+                for name, c in current.items()
+            ),
+            key=lambda each: (each.ends, each.name),
+        )
+
+    def keeps_key_of(self, name: str) -> bool:
+        """Whether a name's key lies here; a device that enrolled made its own and kept it."""
+        if name == "authority" or self.authority.is_revoked(name):
+            return False
+        folder, stem = self._place(name)
+        return (folder / f"{stem}.key").exists()
+
+    def soon(self, days: int = WARN_DAYS) -> list[Expiry]:
+        """Those that end within `days`."""
+        return [each for each in self.expiries() if each.days < days]
+
+    def _device_folder(self, cid: str) -> Path:
+        try:
+            check_cid(cid)
+        except Malformed as wrong:
+            raise ConfigError(wrong.message, hint="a device id: letters, digits, '_' and '-', at most 64") from wrong
+        if self.authority.is_revoked(cid) or cid in self.web.revoked():
+            raise ConfigError(f"{cid} was revoked", hint="give the device another name: a revoked one never comes back")
+        return self.folder / "devices" / cid
+
+    def _check_no_phone(self, cid: str) -> None:
+        if cid in self.web.names():
+            raise ConfigError(f"{cid} is a phone with a link", hint="a name is let in one way only: choose another")
+
+    def _place(self, name: str) -> tuple[Path, str]:
+        """-> (folder, stem of the file names) of a name's certificate."""
+        known = {
+            broker_acl.COORDINATOR: (self.folder / "coordinator", "coordinator"),
+            BROKER: (self.folder / "broker", "server"),
+            ENROLMENT: (self.folder / "enrolment", "server"),
+            WEB: (self.folder / "broker", "web"),
+        }
+        return known[name] if name in known else (self._device_folder(name), "device")
+
+    def _client(self, folder: Path, stem: str, name: str) -> None:
+        self._certify(folder, stem, lambda key: self.authority.issue_client(key, name, self.now))
+
+    def _server(self, folder: Path, name: str) -> None:
+        """A server's certificate; a new one when it is to be dialled by other names."""
+        path, wanted = folder / "server.crt", self.plan.hosts
+        if path.exists() and _names_in(read_certificate(path)) != sorted(str(general_name(h).value) for h in wanted):
+            path.unlink()
+        self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
+
+    def _web_server(self) -> None:
+        """A certificate for the browsers' listener; the operator may have put a better one in its place."""
+        hosts = self.plan.hosts
+        self._certify(self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB, hosts, self.now))
+
+    def _web_is_ours(self) -> bool:
+        """Whether the browsers' certificate is still the one that was made here."""
+        path = self.folder / "broker" / "web.crt"
+        return path.exists() and read_certificate(path) in self.authority.issued(WEB)
+
+    def _certify(self, folder: Path, stem: str, issue: Callable[[Any], x509.Certificate]) -> None:
+        """Key, certificate and authority in a folder, unless they are there."""
+        folder.mkdir(parents=True, exist_ok=True)
+        key, certificate = folder / f"{stem}.key", folder / f"{stem}.crt"
+        if not key.exists():
+            self.made.append(key)
+        public = open_private(key).public_key()
+        if not certificate.exists():
+            self._put(certificate, _pem(issue(public)))
+        self._put(folder / "ca.crt", _pem(self.authority.certificate))
+
+    def _join_file(self, folder: Path, cid: str, more: Mapping[str, str]) -> None:
+        """client.toml: what `fedcenters-edge join` reads. Keys that somebody added stay."""
+        ours = {
+            "federation": self.plan.federation,
+            "device-id": cid,
+            "broker": self.plan.broker,
+            "ca": "ca.crt",
+            "certificate": "device.crt",
+            "key": "device.key",
+            "signing-keys": self._pins(),
+            **more,
+        }
+        path = folder / "client.toml"
+        kept = _read_toml(path) if path.exists() else {"data": "data", "state": "state"}
+        kept = {key: value for key, value in kept.items() if key not in ("enrol-url", "token")}
+        self._put(path, _toml({**kept, **ours}))
+
+    def _broker_files(self) -> None:
+        folder = self.folder / "broker"
+        there = PurePosixPath(self.plan.broker_folder or str(folder.resolve()))
+        revoked = [*self.authority.revoked_names(), *self.web.revoked()]
+        conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port)
+        self._put(folder / "mosquitto.conf", conf.encode())
+        if self.plan.web_port:
+            self.made += self.web.write_passwords()
+        self._put(folder / "mosquitto.acl", broker_acl.mosquitto_acl(self.plan.federation, revoked).encode())
+        self._put(folder / "emqx.acl.conf", broker_acl.emqx_acl(self.plan.federation, revoked).encode())
+        self._put(folder / "crl.pem", self.authority.list_file.read_bytes())
+
+    def _pins(self) -> list[str]:
+        return signing_key.pins(self.folder / "coordinator")
+
+    def _put(self, path: Path, data: bytes) -> None:
+        """Write a file unless it says so already."""
+        if path.exists() and path.read_bytes() == data:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, data)
+        self.made.append(path)
+
+
+def open_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
+    """The plan of a folder with what the command line says otherwise. Raises ConfigError."""
+    path = folder / "federation.toml"
+    known = {key.replace("-", "_"): value for key, value in _read_toml(path).items()} if path.exists() else {}
+    asked = {key: value for key, value in changes.items() if value}
+    if known and asked.get("federation", known["federation"]) != known["federation"]:
+        raise ConfigError(f"{folder} belongs to {known['federation']}", hint="use one folder per federation")
+    together = {**known, **asked}
+    for needed, option in (("federation", "--federation NAME"), ("hosts", "--host NAME")):
+        if needed not in together:
+            raise ConfigError(f"{folder} is new, and {option} is not given", hint=f"add {option}")
+    return Plan(**{**together, "hosts": tuple(together["hosts"])})
+
+
+def _table(plan: Plan) -> dict[str, Any]:
+    table = {key.replace("_", "-"): value for key, value in vars(plan).items() if value}
+    return {**table, "hosts": list(plan.hosts)}
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
+        raise ConfigError(
+            f"cannot read {path}: {wrong}", hint="correct it, or remove it to have it made again"
+        ) from wrong
+
+
+def _toml(table: Mapping[str, Any]) -> bytes:
+    import tomli_w
+
+    return tomli_w.dumps(dict(table)).encode("utf-8")
+
+
+def _pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _names_in(certificate: x509.Certificate) -> list[str]:
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return sorted(str(name.value) for name in names)
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,101 @@
+"""Phones of a provisioned federation: each has a name and a password of its own, in a link.
+
+    devices/{cid}/link.txt         what the phone opens; whoever has it is this device, until it is revoked
+    devices/{cid}/link.svg         the same as a QR code
+    authority/web-revoked          names that may not come back
+    broker/mosquitto.passwd        PBKDF2-SHA512 of the passwords, in Mosquitto's own form
+
+A browser cannot be given a client certificate without its owner's help, so a phone is let in by a password: 32 random
+bytes, which travel in TLS alone. The access list holds it to its own topics, as a certificate does for other devices.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from coordinator.identity.join_links import link_of, qr_svg
+from edge_client.transport.blobs import write_atomically
+from edge_client.transport.keys import write_private
+
+SECRET_BYTES = 32
+SALT_BYTES = 12
+ITERATIONS = 101  # Mosquitto's own number; the password is random, so that guessing is hopeless with any
+
+
+@dataclass
+class WebDevices:
+    """The phones of one provisioned folder."""
+
+    folder: Path
+
+    def names(self) -> list[str]:
+        """Who may come, sorted."""
+        gone = set(self.revoked())
+        return sorted({p.parent.name for p in (self.folder / "devices").glob("*/link.txt")} - gone)
+
+    def revoked(self) -> list[str]:
+        """Who may not come back, sorted."""
+        path = self.folder / "authority" / "web-revoked"
+        return sorted(path.read_text(encoding="ascii").split()) if path.exists() else []
+
+    def add(self, cid: str, folder: Path, page: str) -> list[Path]:
+        """A link in the device's folder, unless there is one; -> the files written."""
+        path = folder / "link.txt"
+        if path.exists():
+            return []
+        folder.mkdir(parents=True, exist_ok=True)
+        link = link_of(page, device=cid, secret=secrets.token_urlsafe(SECRET_BYTES))
+        write_private(path, link.encode("ascii") + b"\n")
+        write_private(folder / "link.svg", qr_svg(link).encode())
+        return [path, folder / "link.svg"]
+
+    def revoke(self, cid: str) -> bool:
+        """Let a phone in no more; False when there is none of this name."""
+        if cid not in self.names():
+            return False
+        gone = sorted({*self.revoked(), cid})
+        write_atomically(self.folder / "authority" / "web-revoked", "".join(f"{name}\n" for name in gone).encode())
+        for name in ("link.txt", "link.svg"):
+            (self.folder / "devices" / cid / name).unlink(missing_ok=True)
+        return True
+
+    def write_passwords(self) -> list[Path]:
+        """Mosquitto's password file for those who may come; a line that is right already stays as it is."""
+        path = self.folder / "broker" / "mosquitto.passwd"
+        old = path.read_text(encoding="ascii").splitlines() if path.exists() else []
+        kept = dict(line.split(":", 1) for line in old if ":" in line)
+        lines = []
+        for cid in self.names():
+            secret = self._secret(cid)
+            known = kept.get(cid, "")
+            lines.append(f"{cid}:{known if matches(known, secret) else hashed(secret, os.urandom(SALT_BYTES))}\n")
+        data = "".join(lines).encode("ascii")
+        if path.exists() and path.read_bytes() == data:
+            return []
+        path.unlink(missing_ok=True)
+        write_private(path, data)
+        return [path]
+
+    def _secret(self, cid: str) -> str:
+        link = (self.folder / "devices" / cid / "link.txt").read_text(encoding="ascii").strip()
+        return parse_qs(urlsplit(link).fragment)["secret"][0]
+
+
+def hashed(secret: str, salt: bytes, iterations: int = ITERATIONS) -> str:
+    """A password as Mosquitto 2 stores it: $7$iterations$salt$PBKDF2-HMAC-SHA512 of 64 bytes, both in base64."""
+    digest = hashlib.pbkdf2_hmac("sha512", secret.encode(), salt, iterations, dklen=64)
+    return "$7$" + "$".join([str(iterations), *(base64.b64encode(part).decode("ascii") for part in (salt, digest))])
+
+
+def matches(stored: str, secret: str) -> bool:
+    """Whether a stored line is this password's."""
+    parts = stored.split("$")
+    if len(parts) != 5 or parts[1] != "7":  # noqa: PLR2004 - "", kind, iterations, salt, digest
+        return False
+    return secrets.compare_digest(stored, hashed(secret, base64.b64decode(parts[3]), int(parts[2])))

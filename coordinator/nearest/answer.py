@@ -1,0 +1,63 @@
+"""Which center suits a device that sends its losses, its inputs' sketch or its update's, and when none does. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import Malformed
+from edge_client.protocol import codecs
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.nearest import selection_rule, sketch
+from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
+from edge_client.protocol.task import Array, Schema
+
+
+def nearest(
+    catalog: Catalog, question: Mapping[str, Any], schema: Schema, guide: Guide | None = None
+) -> dict[str, Any]:
+    """The fields of the answer to a `near`: the nearest center or null, its distance, and the next best ones.
+
+    With a guide also how sure that is. Raises Malformed when the question cannot be answered.
+    """
+    how, n = question["how"], int(question.get("n", 1))
+    if how == "loss":
+        distances = _losses(question, schema, n, len(catalog.centers))
+        abstain = catalog.abstain
+    else:
+        about = None if guide is None else guide.sketch if how == "sketch" else guide.round
+        if about is None:
+            raise Malformed("bad_field", f"this run taught nothing about near by {how}; ask by loss")
+        distances, abstain = _apart(question, schema, about), float("inf")
+    if guide is None or how not in guide.ways:
+        return selection_rule.by_distance(distances, abstain).to_json()
+    return selection_rule.by_belief(distances, guide.believe(how, {how: distances}, n)).to_json()
+
+
+def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -> Array:
+    """[centers], infinite for those that the device did not look at."""
+    named = question.get("centers") or list(range(centers))
+    if len(set(named)) < len(named) or max(named) >= centers:
+        raise Malformed("bad_field", f"centers {named} name one twice, or one that is not there")
+    losses = codecs.decode_stats(_inline(question, "stats"), schema, n, models=len(named)).losses
+    if losses is None:
+        raise Malformed("bad_schema", "the statistics hold no losses")
+    out = np.full(centers, np.inf)
+    out[named] = losses
+    return out
+
+
+def _apart(question: Mapping[str, Any], schema: Schema, about: InputSketch | LocalRound) -> Array:
+    if "sketch" not in question:
+        raise Malformed("bad_field", f"near by {question['how']} needs sketch")
+    return selection_rule.apart(sketch.from_bytes(_inline(question, "sketch"), schema), about.centers)
+
+
+def _inline(question: Mapping[str, Any], name: str) -> bytes:
+    manifest = Manifest.from_json(question[name])
+    if manifest.inline is None:
+        raise Malformed("bad_field", "losses and sketches travel inline")
+    return manifest.inline

@@ -1,0 +1,1 @@
+"""The phone's page over HTTPS."""

@@ -1,0 +1,172 @@
+"""The page that makes a phone's browser an edge client, over HTTP: its files, what it must know to join, and its link.
+
+    GET /phone/             the page; its modules and style lie beside it (edge_client/web)
+    GET /phone/join.json    broker, federation, public signing keys, and what the model reads, once that is known
+    GET /phone/third/NAME   ONNX Runtime Web and MQTT.js (vendored_files.py)
+
+Everything here is public: what lets one phone in is behind the '#' of its own link, which a browser sends nowhere. Only
+listed files are served. The page may run WebAssembly and dial the broker, nothing else; it is isolated from other pages
+(COOP, COEP), so that it may use threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import sqlite3
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute, Route
+
+from coordinator import local_broker as brokers
+from coordinator.config import CoordinatorConfig
+from coordinator.identity.join_links import ROOT, link_of, qr_svg, qr_terminal
+from coordinator.identity.signing_key import pins
+from coordinator.phone import vendored_files
+from coordinator.storage.run_reader import program_of
+from edge_client.errors import ConfigError, FedcentersError
+
+MEDIA = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".wasm": "application/wasm",
+}
+PAGE = "index.html"
+__all__ = ["link_of", "qr_svg", "qr_terminal", "routes", "web_broker"]
+
+
+def routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:
+    """Routes for the coordinator's web app, its third-party files from `third` or the usual place.
+
+    Raises ConfigError where there is no broker for browsers, RuntimeMissing without the third-party files.
+    """
+    site = _Site(config, vendored_files.required(third or vendored_files.default_folder()))
+    return [
+        Route(ROOT, lambda _: RedirectResponse(f"{ROOT}/")),
+        Route(f"{ROOT}/join.json", site.join),
+        Route(f"{ROOT}/third/{{name}}", site.third),
+        Route(f"{ROOT}/{{name:path}}", site.own),
+    ]
+
+
+def web_broker(config: CoordinatorConfig) -> str:
+    """The ws:// or wss:// address that a browser dials; "" when there is none."""
+    if config.web_broker:
+        return config.web_broker
+    own = brokers.served(config.broker)
+    return f"ws://127.0.0.1:{config.web_port}" if own is not None and config.web_port else ""
+
+
+class _Site:
+    """The handlers."""
+
+    def __init__(self, config: CoordinatorConfig, third: Path) -> None:
+        self._config, self._third = config, third
+        self._broker = web_broker(config)
+        if not self._broker:
+            raise ConfigError(
+                f"{config.federation} has no broker that a browser can dial",
+                hint="set web-port for a broker that serve starts, or web-broker = 'wss://host:port'",
+            )
+        self._headers, self._keys = _headers(self._broker), pins(config.keys)
+        self._files = _own_files()
+        self._model: Mapping[str, Any] | None = None
+
+    async def own(self, request: Request) -> Response:
+        """The page, a module or the style."""
+        name = request.path_params["name"] or PAGE
+        found = self._files.get(name)
+        if found is None:
+            return self._refused("there is no such file")
+        data, tag = found
+        headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(data, media_type=MEDIA[Path(name).suffix], headers=headers)
+
+    async def third(self, request: Request) -> Response:
+        """One of the files that are not ours."""
+        name = request.path_params["name"]
+        if name not in vendored_files.FILES:
+            return self._refused("there is no such file")
+        zipped = "gzip" in request.headers.get("accept-encoding", "")
+        path = self._third / (f"{name}{vendored_files.ZIPPED}" if zipped else name)
+        facts = await asyncio.to_thread(path.stat)
+        tag = f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
+        headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        if zipped:
+            headers["Content-Encoding"] = "gzip"
+        return FileResponse(path, media_type=MEDIA[Path(name).suffix], headers=headers, stat_result=facts)
+
+    async def join(self, _: Request) -> Response:
+        """What a browser must know before it dials."""
+        if self._model is None:
+            self._model = await asyncio.to_thread(model_of, self._config.folder)
+        facts = {
+            "federation": self._config.federation,
+            "broker": self._broker,
+            "signing_keys": self._keys,
+            "open": brokers.served(self._config.broker) is not None,
+            "model": self._model,
+        }
+        return JSONResponse(facts, headers={**self._headers, "Cache-Control": "no-store"})
+
+    def _refused(self, why: str) -> Response:
+        return JSONResponse({"error": why}, status_code=404, headers=self._headers)
+
+
+def model_of(folder: Path) -> dict[str, Any] | None:
+    """What the federation's model reads and predicts: {name, input, target, loss}; None until it was compiled."""
+    try:
+        program = program_of(folder)
+    except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet; the page asks again
+        return None
+    return {
+        "name": program.model,
+        "input": list(program.input),
+        "target": list(program.target),
+        "loss": program.loss,
+    }
+
+
+def _headers(broker: str) -> dict[str, str]:
+    parts = urlsplit(broker)
+    if parts.scheme not in ("ws", "wss") or not parts.hostname or set(broker) & set("; ,'\""):
+        raise ConfigError(f"web-broker is {broker!r}", hint="write it as wss://host:port, or ws://127.0.0.1:port")
+    origin = f"{parts.scheme}://{parts.netloc}"
+    return {
+        "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
+        f"img-src 'self' data: blob:; connect-src 'self' {origin}; worker-src 'self' blob:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'",
+        "Cross-Origin-Opener-Policy": "same-origin",
+        "Cross-Origin-Embedder-Policy": "require-corp",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+@cache
+def _own_files() -> dict[str, tuple[bytes, str]]:
+    """Name -> (bytes, ETag) of the page's own files."""
+    import edge_client
+
+    folder = Path(edge_client.__file__).parent / "web"
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix in MEDIA and path.is_file():
+            data = path.read_bytes()
+            found[path.relative_to(folder).as_posix()] = (data, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
+    if PAGE not in found:
+        raise FedcentersError(f"the installation lacks {folder / PAGE}", hint="install fedcenters again")
+    return found

@@ -1,0 +1,88 @@
+"""A run is rounds of one method over one fleet; a round is the method's exchanges, then one of evaluation.
+
+Generators only: whoever drives them (server, simulation, replay) asks the devices. No network, no clock, no disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.rounds.metrics import Report, report
+from coordinator.rounds.privacy_accounting import counting
+from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
+from coordinator.strategies.common.local_sgd import check, sample
+from coordinator.strategies.common.momentum import coasting
+from edge_client.protocol.task import ClientId, Probe, Schema
+
+BEGIN = 0  # the "round" of Strategy.begin; rounds count from 1
+
+
+def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the protocol's word
+    """The generator of one round: the same for a replay, independent of every other round's."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, round])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Which rounds end with a test, and which share of the fleet takes it. The last round tests everybody."""
+
+    every: int = 1
+    fraction: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse what would never test anybody, by the names that a user types."""
+        check("evaluate-every", self.every, least=1)
+        check("fraction-evaluate", self.fraction, least=1e-9, most=1.0)
+
+    def cohort(self, fleet: Fleet, rng: np.random.Generator, *, round: int, of: int) -> list[ClientId]:  # noqa: A002 - the protocol's word
+        """Who is tested after round `round` of `of`, sorted; rounds count from 1. `rng` stays where it is."""
+        if round == of:
+            return sorted(fleet)
+        return [] if round % self.every else sample(fleet, self.fraction, rng.spawn(1)[0])
+
+
+ALWAYS = Evaluation()
+
+
+def one_round(  # noqa: PLR0913 - a round has these
+    strategy: Strategy,
+    state: State,
+    schema: Schema,
+    fleet: Fleet,
+    rng: np.random.Generator,
+    *,
+    batch: int,
+    evaluation: Evaluation = ALWAYS,
+    round: int = 1,  # noqa: A002 - the protocol's word
+    of: int = 1,
+) -> Generator[Exchange, Replies, tuple[State, Report]]:
+    """The strategy's exchanges, then devices test what they would be served; `batch` is for that evaluation.
+
+    Whom `evaluation` samples depends on the round's seed alone: the same devices for every method, and training draws
+    the same numbers whoever is tested. A round that tests nobody has no such exchange.
+    """
+    cohort = evaluation.cohort(fleet, rng, round=round, of=of)
+    exchanges = coasting(strategy, state, schema, strategy.round(state, schema, fleet, rng))
+    after = yield from counting(strategy, state, exchanges)
+    replies = (yield {c: served(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
+    matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
+    losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}
+    return after, report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
+
+
+def served(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:
+    """The confusion matrix of a device's own predictor on its held-out samples, and its loss where it is one model."""
+    mixture = strategy.predictor(state, who)
+    wanted = {"confusion"} if len(mixture) > 1 else {"confusion", "loss"}  # of a mixture, no mean of models' losses
+    return Probe(
+        models=[model for _, model in mixture],
+        prior=[weight for weight, _ in mixture] if len(mixture) > 1 else None,
+        want=frozenset(wanted),
+        split="test",
+        batch=batch,
+        seed=0,
+        **strategy.serving,
+    )

@@ -1,0 +1,112 @@
+"""The block server: which device may fetch which blob, and the blocks that it asks for.
+
+Whatever was not granted is `not_yours`, in the same words and the same time whether the blob exists or not: nobody can
+probe for another device's update. Updates are never granted at all.
+
+Blocks that were sent and may still be on their way hold `budget` bytes at most, whatever a thousand devices ask for at
+once: that much a broker has to keep for us. Whatever a device says next, its blocks have arrived; after eight seconds
+of silence it has them or will ask again. Who finds the budget spent is told `busy` and served in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.runtime.sender import WINDOW, Link
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest, body_range
+from edge_client.protocol.task import ClientId
+from edge_client.transport.blobs import BlobFolder
+
+ARRIVED_S = 8.0  # the time after which a device asks again for a block that did not come
+UNSENT = 256  # messages that the broker has not acknowledged: a slow link holds no more of them
+TURN_S = 60.0  # who waits for its turn asks again after so long
+GLANCE_S = 0.05  # how soon to look whether there is room again
+
+
+@dataclass(frozen=True)
+class _Request:
+    """Blocks that a device asked for: their indices and where they lie in the blob."""
+
+    manifest: Manifest
+    ranges: tuple[tuple[int, int, int], ...]
+
+    @property
+    def size(self) -> int:
+        return sum(stop - start for _, start, stop in self.ranges)
+
+
+@dataclass
+class Downloads:
+    """Grants per device and for everybody; both map a sha256 to its manifest."""
+
+    blobs: BlobFolder
+    link: Link
+    budget: float = float("inf")
+    _shared: dict[str, Manifest] = field(default_factory=dict)
+    _granted: dict[ClientId, dict[str, Manifest]] = field(default_factory=dict)
+    _waiting: dict[ClientId, _Request] = field(default_factory=dict)  # first come first served
+    _sent: dict[ClientId, tuple[int, float]] = field(default_factory=dict)  # bytes and when, oldest first
+    _under_way: int = 0  # their sum
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When `serve` has something to do, if nobody asks before."""
+        return self.link.clock.now_s() + GLANCE_S if self._waiting else float("inf")
+
+    def share(self, manifests: Iterable[Manifest]) -> None:
+        """Let every member fetch these: programs, containers, the catalog and what it names."""
+        self._shared |= {m.sha256: m for m in manifests}
+
+    def grant(self, cid: ClientId, manifests: Iterable[Manifest]) -> None:
+        """Let one device fetch these, and no longer what it was granted before."""
+        self._granted[cid] = {m.sha256: m for m in manifests}
+
+    def answer(self, cid: ClientId, request: Mapping[str, Any]) -> None:
+        """Serve one `get`, at most a window of blocks, now or in turn. Raises Malformed: the code of the answer."""
+        sha256 = request["sha256"]
+        manifest = self._granted.get(cid, {}).get(sha256) or self._shared.get(sha256)
+        if manifest is None:
+            raise Malformed("not_yours", "no such blob for you")
+        if request["block"] != manifest.block:
+            raise Malformed("bad_range", f"blocks of this blob have {manifest.block} bytes")
+        indices = [first + i for first, count in request["at"] for i in range(count)][:WINDOW]
+        ranges = tuple((index, *body_range(manifest, index)) for index in indices)
+        if not self.blobs.has(sha256):
+            raise Malformed("unknown_blob", "this blob is not held any more")
+        self.heard(cid)
+        self._waiting[cid] = _Request(manifest, ranges)
+        self.serve()
+        if cid in self._waiting:
+            words = "you are served in turn"
+            self.link.tell(cid, "err", re=request["id"], code="busy", detail=words, retry_ms=int(TURN_S * 1000))
+
+    def serve(self) -> None:
+        """Send to those who wait what the budget allows; a single request may always go."""
+        now_s = self.link.clock.now_s()
+        for cid in [cid for cid, (_, at_s) in self._sent.items() if at_s + ARRIVED_S <= now_s]:
+            self.heard(cid)
+        while self._waiting:
+            cid, request = next(iter(self._waiting.items()))
+            if (self._sent and self._under_way + request.size > self.budget) or self.link.clogged(UNSENT):
+                return
+            del self._waiting[cid]
+            self._send(cid, request, now_s)
+
+    def _send(self, cid: ClientId, request: _Request, now_s: float) -> None:
+        self._sent[cid] = (request.size, now_s)
+        self._under_way += request.size
+        try:
+            with self.blobs.path(request.manifest.sha256).open("rb") as file:
+                for index, start, stop in request.ranges:
+                    file.seek(start)
+                    self.link.send_block(cid, request.manifest, index, file.read(stop - start))
+        except FileNotFoundError:  # gone while it waited; the device asks again, and is told
+            return
+
+    def heard(self, cid: ClientId) -> None:
+        """A device said something: what was sent to it has arrived."""
+        size, _ = self._sent.pop(cid, (0, 0.0))
+        self._under_way -= size

@@ -1,0 +1,1 @@
+"""What a run keeps on disk: SQLite and blobs, states as bytes, metrics.jsonl, trackers."""

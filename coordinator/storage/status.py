@@ -1,0 +1,188 @@
+"""What a person wants to know of a coordinator that runs or has run: its rounds, who does what, what went wrong.
+
+The coordinator leaves `status.json` in its run folder every two seconds, a convenience that nobody depends on; the
+rest is read from its database, without writing to it. Sends nothing and asks nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.storage.run_reader import reading
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+FILE = "status.json"
+BEAT_S = 2.0
+SILENT_S = 15.0  # without a sign of life for so long it is not running, or busy with something long
+NAMES = 8  # of devices in one line
+GROUPS = ("answered", "uploading", "waiting", "refused", "open")  # of an exchange's devices
+
+
+class Pulse:
+    """Writes `folder`/status.json, at once when the `phase` changes; a full disk costs the file, not the run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._phase = folder / FILE, ""
+        self.due_s = 0.0
+
+    def beat(self, now_s: float, phase: str, numbers: Mapping[str, Any]) -> None:
+        """Replace the file; an empty `phase` is the one of before."""
+        self._phase, self.due_s = phase or self._phase, now_s + BEAT_S
+        beside = self._path.with_suffix(".tmp")
+        with contextlib.suppress(OSError):
+            beside.write_text(json.dumps({"phase": self._phase, **numbers}), encoding="utf-8")
+            beside.replace(self._path)
+
+
+def folder_of(path: Path) -> Path:
+    """The run folder that a configuration file names; a folder is itself."""
+    if path.is_dir():
+        return path
+    from coordinator.config import read
+
+    return read(path).folder
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """The enrolled fleet, the newest event of each kind, the rounds of each run, and what goes on now."""
+    with reading(folder) as db:
+        facts = dict(db.execute("select key, value from meta").fetchall())
+        devices = db.execute("select count(*) from devices").fetchone()[0]
+        query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
+        rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
+        events = [json.loads(line) for (line,) in db.execute("select line from events order by id")]
+        refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
+    lesson = json.loads(facts.get("lesson", "{}"))
+    newest = {event["event"]: event for event in events}
+    last = {event["run"]: event for event in events if event["event"] == "round"}
+    live = _live(folder)
+    return {
+        "federation": lesson.get("federation"),
+        "epoch": int(facts.get("epoch", 0)),
+        "devices": devices,
+        **live,
+        "exchange": _named(live["exchange"], {run: name for name, (run, _) in rounds.items()}),
+        "runs": [
+            {
+                "name": run["name"],
+                "method": run["method"],
+                "round": rounds.get(run["name"], ("", 0))[1] or 0,
+                "of": run["rounds"],
+                **{key: last.get(run["name"], {}).get(key) for key in ("accuracy", "f1", "bytes", "seconds")},
+                **refused.get(run["name"], {"refused": {}, "late": []}),
+            }
+            for run in lesson.get("runs", [])
+        ],
+        "served": sum(event["event"] == "served" for event in events),
+        "done": "done" in newest,
+        "error": newest.get("error", {}).get("message"),
+    }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """The same for people, most important first."""
+    out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
+    out.append(f"{found['devices']} devices enrolled, {found['connected']} connected; {_traffic(found['bytes'])}")
+    for run in found["runs"]:
+        micro = (run["accuracy"] or {}).get("micro")
+        reached = "" if micro is None else f", accuracy {micro:.1%}"
+        took = "" if run["seconds"] is None else f", last round {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
+        out.append(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}{took}")
+        out += [f"  {cid} did not count: {reason}" for cid, reason in _few(sorted(run["refused"].items()))]
+        out += [f"  late: {_names(run['late'])}"] if run["late"] else []
+    exchange = found["exchange"]
+    if exchange is not None:
+        out.append(
+            f"now: {exchange['run']} round {exchange['round']}, exchange {exchange['exchange']}: "
+            f"{len(exchange['answered'])} of {exchange['wanted']} answers ({exchange['asked']} asked), "
+            f"{exchange['left_s']:.0f} s left"
+        )
+        words = {"uploading": "uploading", "waiting": "waiting for a credit", "refused": "refused", "open": "training"}
+        out += [f"  {word}: {_names(exchange[group])}" for group, word in words.items() if exchange[group]]
+    if found["served"]:
+        out.append(f"{found['served']} devices fetched a center")
+    if found["error"] and not found["done"]:
+        out.append(f"last error: {found['error']}")
+    return out
+
+
+def painted(found: Mapping[str, Any]) -> RenderableType:
+    """The lines with a frame and colours, for a terminal."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    text = Text()
+    for number, line in enumerate(lines(found)):
+        bad = "did not count" in line or line.startswith("last error")
+        text.append(line + "\n", style="bold" if number == 0 else "red" if bad else "")
+    text.rstrip()
+    return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)
+
+
+def watched(folder: Path, *, every_s: float = BEAT_S) -> Iterator[dict[str, Any]]:
+    """The status again and again, whenever it has changed; until the coordinator has stopped, or is done and silent."""
+    before: dict[str, Any] = {}
+    while True:
+        found = status(folder)
+        if {**found, "silent_s": 0} != {**before, "silent_s": 0}:
+            yield found
+        if found["phase"] == "stopped" or (found["done"] and found["silent_s"] > SILENT_S):
+            return
+        before = found
+        time.sleep(every_s)
+
+
+def _live(folder: Path) -> dict[str, Any]:
+    """What the coordinator left; zeros and nothing where it left none."""
+    nothing = {"phase": "not started", "unix_ms": 0, "connected": 0, "bytes": {"down": 0, "up": 0}, "exchange": None}
+    try:
+        left = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        silent_s = max(0.0, time.time() - (folder / FILE).stat().st_mtime)
+    except (OSError, ValueError):
+        return {**nothing, "silent_s": 0.0}
+    return {**nothing, **left, "silent_s": round(silent_s, 1)}
+
+
+def _named(exchange: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:
+    return None if exchange is None else {**exchange, "run": names.get(exchange["run"], exchange["run"])}
+
+
+def _refusals(db: Any, run: str) -> dict[str, Any]:  # noqa: ANN401 - sqlite3.Connection, which only run_reader.py names
+    """Of the newest round that has any: whose answer did not count, and why; apart from those who came too late."""
+    query = (
+        "select f.cid, f.reason from refusals f left join replies r using (run, round, exchange, cid)"
+        " left join closings c using (run, round, exchange, cid) join exchanges e using (run, round, exchange)"
+        " where f.run = ? and (r.cid is null or e.closed and c.cid is null)"
+        " and f.round = (select max(round) from tasks where run = ?)"
+        " order by f.cid, f.exchange"
+    )
+    found = dict(db.execute(query, (run, run)).fetchall())
+    late = [cid for cid, reason in found.items() if reason == "late"]
+    return {"refused": {cid: reason for cid, reason in found.items() if reason != "late"}, "late": late}
+
+
+def _doing(found: Mapping[str, Any]) -> str:
+    if found["phase"] in ("stopped", "not started") or found["silent_s"] <= SILENT_S:
+        return f"{found['phase']}{', all runs are done' if found['done'] else ''}"
+    return f"no sign of life for {found['silent_s']:.0f} s; it was {found['phase']}"
+
+
+def _traffic(count: Mapping[str, int]) -> str:
+    return f"{count['down'] / 1e6:.1f} MB down, {count['up'] / 1e6:.1f} MB up"
+
+
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return f"{len(names)} ({', '.join(names[:NAMES])}{more})"
+
+
+def _few(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    rest = len(rows) - NAMES
+    return [*rows[:NAMES], *([(f"{rest} more", "see --json")] if rest > 0 else [])]

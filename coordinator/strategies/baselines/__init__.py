@@ -1,0 +1,1 @@
+"""Methods without clusters, which the clustered ones are compared with."""

@@ -1,0 +1,61 @@
+"""Ditto (Li 2021): FedAvg's one model w, and beside it a personal model v_i of each device, pulled to w.
+
+    w    <- FedAvg
+    v_i  <- local SGD from v_i on f_i(v) + (lam / 2) ||v - w_t||^2, w_t being the model that the round began with
+
+A personal model begins as the common start and never leaves its device. The personal models change nothing about w.
+With a `common_weight` a device is served both, as MAPPER interpolates them (Mansour et al. 2020): their probabilities,
+p(y | x) = (1 - common_weight) p(y | x; v_i) + common_weight p(y | x; w). They err in different places.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Round, Served, State
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from edge_client.protocol.task import OWN, ClientId, Flat, OwnModel, Schema
+
+SLOT = "personal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    """One model for everybody and one for each device. lam = 0: the personal models are those of local training."""
+
+    lam: float = 0.1  # the least of the three that the paper tries; 1 holds the digits' groups together
+    common_weight: float = 0.0  # of the common model beside the personal one where a device is served; Ditto has 0
+
+    def __post_init__(self) -> None:
+        """Refuse a pull that diverges."""
+        super().__post_init__()
+        check("lam", self.lam, least=0.0)
+        check("common-weight", self.common_weight, least=0.0, most=1.0)
+        self.check_pull(self.lam, "every device", setting="lam")
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
+        """FedAvg's state, and the start of the personal models."""
+        return replace(super().begin(model, schema, fleet, rng), extra={"start": model.copy()})
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """Two exchanges with one cohort, over the same batches: the common model, then the personal ones."""
+        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        w, start = state.centers[0], state.extra["start"]
+        replies = yield {c: self.fit(start=w, seed=seeds.of(c), center=0) for c in cohort}
+        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
+        yield {
+            c: self.fit(start=OWN, init=start, anchor=w, mu=self.lam, slot=SLOT, upload=False, seed=seeds.of(c))
+            for c in cohort
+        }
+        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def predictor(self, state: State, who: ClientId | None) -> Served:
+        """The device's personal model, and the common one by its weight; that alone for a device without one."""
+        common, weight = state.centers[0], self.common_weight
+        if who is None or weight == 1:
+            return ((1.0, common),)
+        personal = OwnModel(slot=SLOT, init=common)
+        return ((1.0 - weight, personal), (weight, common)) if weight else ((1.0, personal),)

@@ -1,0 +1,37 @@
+"""FedAvg (McMahan 2017): one center; w <- sum_i (n_i / n_S) w_i over the cohort S. Knows no device by name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Round, Served, State
+from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, Updates, sample
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvg(LocalSgd):
+    """One model for everybody."""
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        """The common model is the only center; everybody is assigned to it."""
+        return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """One exchange; silence leaves the center as it was."""
+        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
+        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
+        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def predictor(self, state: State, who: ClientId | None) -> Served:  # noqa: ARG002 - everybody gets the same
+        """The center."""
+        return ((1.0, state.centers[0]),)
+
+    def _task(self, center: Flat, seed: int) -> Fit:
+        return self.fit(start=center, seed=seed, center=0)
+
+    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:
+        return self.reduced(centers, updates, np.ones((len(updates.clients), 1)), updates.n, schema)

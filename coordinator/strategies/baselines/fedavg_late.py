@@ -1,0 +1,42 @@
+"""FedAvg that also counts what came too late for its round: w <- mean of the w_i by n_i, late ones by s n_i.
+
+A late update was computed from the center of an earlier round. s is FedAsync's staleness weight (Xie 2019, polynomial,
+a = 1/2) for one round: (1 + 1)^(-1/2). A device that answers this round is not counted twice. In a simulation nothing
+comes late, and this is FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Round, State, late_of
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from edge_client.protocol.task import Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgLate(FedAvg):
+    """One model for everybody, and nobody's work is thrown away."""
+
+    late_weight: float = 0.71
+
+    def __post_init__(self) -> None:
+        """Refuse a weight that is none."""
+        super().__post_init__()
+        check("late-weight", self.late_weight, least=0.0, most=1.0)
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """As FedAvg, over the answers and what came late before."""
+        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
+        now, before = (Updates.of(some, schema.size) for some in (replies, late_of(replies)))
+        everybody = Updates(
+            clients=(*now.clients, *before.clients),
+            rows=np.concatenate([now.rows, before.rows]) if before.clients else now.rows,
+            n=np.concatenate([now.n, self.late_weight * before.n]),
+        )
+        centers = self._reduce(state.centers, everybody, schema)
+        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

@@ -1,0 +1,64 @@
+"""FedAvg+ and FedProx+ (Ma 2022): K runs of one method side by side, and every device is served their soft vote.
+
+Each run has its own start; in a round they train in turn, so a round costs K times the exchanges, steps and bytes.
+The vote is the mean of the models' probabilities, as the paper says (its public code averages logits).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import cast
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.baselines.fedprox import FedProx
+from coordinator.strategies.common.initial_centers import starts
+from coordinator.strategies.common.local_sgd import check
+from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgPlus(FedAvg):
+    """`runs` models, each trained by everybody; nobody belongs to one of them. One run is FedAvg."""
+
+    runs: int = 5  # the paper's smaller number
+
+    def __post_init__(self) -> None:
+        """Refuse more models than a device can be asked to mix."""
+        super().__post_init__()
+        check("runs", self.runs, least=1, most=MAX_MODELS)
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        """The common model, and starts of their own for the other runs."""
+        return State(centers=starts(model, schema, self.runs, rng))
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """The runs' exchanges, one run after the other; each draws its own cohort."""
+        centers = []
+        for k in range(self.runs):
+            one = replace(state, centers=state.centers[k : k + 1])
+            run = yield from _numbered(super().round(one, schema, fleet, rng), k)
+            centers.append(run.centers)
+        return replace(state, centers=np.concatenate(centers))
+
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
+        """All models, each with the same weight."""
+        return tuple((1.0 / self.runs, center) for center in state.centers)
+
+
+def _numbered(exchanges: Round, k: int) -> Round:
+    """The same exchanges, for center k."""
+    exchange = next(exchanges)
+    while True:
+        replies = yield {c: replace(t, center=k) if isinstance(t, Fit) else t for c, t in exchange.items()}
+        try:
+            exchange = exchanges.send(replies)
+        except StopIteration as done:
+            return cast("State", done.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProxPlus(FedAvgPlus, FedProx):
+    """The same over FedProx: its tasks, its checks, K times."""

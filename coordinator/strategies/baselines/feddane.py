@@ -1,0 +1,43 @@
+"""FedDANE (Li 2019): FedAvg whose devices correct their own gradient by the fleet's.
+
+    g    = sum_{i in S} (n_i / n_S) grad f_i(w)
+    w_i  = argmin_v f_i(v) + <g - grad f_i(w), v - w> + (mu / 2) ||v - w||^2     started at w, i in S'
+    w   <- sum_{i in S'} (n_i / n_S') w_i
+
+S and S' are two independent draws. One exchange asks both for their gradients: g averages over S alone, the linear
+term needs that of every i in S'. A member of S' without a gradient is not asked to fit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.strategies.base import Everybody, Fleet, Round, State
+from coordinator.strategies.baselines.fedprox import FedProx
+from coordinator.strategies.baselines.fedsgd import gradient_of, gradients
+from coordinator.strategies.common.local_sgd import Seeds, Updates, sample
+from edge_client.protocol.task import Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDANE(FedProx):
+    """One model for everybody; mu = 0 is the authors' choice for convex problems."""
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """Two exchanges: gradients, then fits. Without a gradient from S the round changes nothing."""
+        averaged, fitted = (sample(fleet, self.fraction_train, rng) for _ in range(2))
+        seeds, center = Seeds.from_rng(rng), state.centers[0]
+        asked = sorted({*averaged, *fitted})
+        replies = yield Everybody({c: gradient_of(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked})
+        of_s = gradients({c: r for c, r in replies.items() if c in averaged}, schema)
+        of_fitted = gradients({c: r for c, r in replies.items() if c in fitted}, schema)
+        if not of_s.clients or not of_fitted.clients:
+            return state
+        zero, ones = np.zeros_like(of_s.rows[:1]), np.ones((len(of_s.clients), 1))
+        common = self.reduced(zero, of_s, ones, of_s.n, schema)[0]
+        linear = dict(zip(of_fitted.clients, common - of_fitted.rows, strict=True))
+        replies = yield {c: replace(self._task(center, seeds.of(c)), linear=linear[c]) for c in of_fitted.clients}
+        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
+        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

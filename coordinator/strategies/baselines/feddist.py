@@ -1,0 +1,41 @@
+"""FedDist and FedDWS: Reptile's outer step (Nichol 2018) in a fleet; one center that moves part of the way.
+
+    w <- (1 - eps) w + eps sum_i a_i w_i / sum_i a_i      a_i = 1 (FedDist) or n_i (FedDWS, "FedDist+WS")
+
+eps is constant. With eps = 1 FedDWS is FedAvg, and so is FedDist when all n_i are equal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.local_sgd import Updates, check, one_of
+from edge_client.protocol.task import Array, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDist(FedAvg):
+    """One model for everybody; a round moves it by `eps` of the way to the mean of the devices' models."""
+
+    eps: float = 0.6  # the public code's
+    weights: str = "equal"  # "samples": devices weigh n_i, which is FedDWS
+
+    def __post_init__(self) -> None:
+        """Refuse a step that moves nothing or overshoots."""
+        super().__post_init__()
+        check("eps", self.eps, least=1e-9, most=1.0)
+        one_of("weights", self.weights, ("equal", "samples"))
+
+    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:
+        a = updates.n if self.weights == "samples" else np.ones(len(updates.n))
+        return self.reduced(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDWS(FedDist):
+    """FedDist whose devices weigh by their samples."""
+
+    weights: str = "samples"

@@ -1,0 +1,25 @@
+"""FedProx (Li 2020): FedAvg whose devices minimise f_i(w) + (mu / 2) ||w - w_t||^2, started at w_t."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.local_sgd import check
+from edge_client.protocol.task import Fit, Flat
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """One model for everybody, and devices that do not stray far from it. mu = 0 is FedAvg."""
+
+    mu: float = 0.1  # the seed papers' baseline; the original tries 0.001 to 1
+
+    def __post_init__(self) -> None:
+        """Refuse a pull that diverges."""
+        super().__post_init__()
+        check("mu", self.mu, least=0.0)
+        self.check_pull(self.mu, "every device", setting="mu")
+
+    def _task(self, center: Flat, seed: int) -> Fit:
+        return self.fit(start=center, seed=seed, anchor=center, mu=self.mu, center=0)

@@ -1,0 +1,73 @@
+"""FedSGD (McMahan 2017): one center, one gradient step a round, w <- w - eta sum_i (n_i / n_S) grad f_i(w).
+
+A device sends the mean gradient over all of its samples; `batch_size` only says how many it reads at a time. A probe
+moves no buffers, so batch norm's running statistics would keep their initial values: such models are refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from coordinator.aggregation.robust import weighted_mean
+from coordinator.strategies.base import Fleet, Mixture, Replies, Round, Serving, State
+from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import ClientId, Flat, Probe, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSGD:
+    """One model for everybody, which the server trains with the fleet's gradients."""
+
+    learning_rate: float = 0.1
+    batch_size: int = 16
+    fraction_train: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse settings that no device could carry out."""
+        check("learning-rate", self.learning_rate, least=0.0)
+        check("batch-size", self.batch_size, least=1, most=65_536)
+        check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
+
+    serving: ClassVar[Serving] = {"buffers": "sent", "label_prior": "model"}  # a model that has buffers is refused
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        """The common model is the only center. Raises ConfigError for a model with buffers."""
+        if schema.size > schema.n_params:
+            raise ConfigError(
+                "fedsgd asks for gradients only, so this model's buffers (batch norm) would never be trained",
+                hint="use a model with group norm, or fedavg with local-steps = 1 and a batch-size of all samples",
+            )
+        return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """One exchange, one step; silence leaves the center as it was."""
+        cohort, seeds, center = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng), state.centers[0]
+        replies = yield {c: gradient_of(center, batch=self.batch_size, seed=seeds.of(c)) for c in cohort}
+        found = gradients(replies, schema)
+        assignment = dict.fromkeys(sorted(fleet), 0)
+        if not found.clients:
+            return replace(state, assignment=assignment)
+        moved = center - self.learning_rate * weighted_mean(found.rows, found.n)
+        return replace(state, centers=moved[None].astype(center.dtype), assignment=assignment)
+
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
+        """The center."""
+        return ((1.0, state.centers[0]),)
+
+
+def gradient_of(model: Flat, *, batch: int, seed: int) -> Probe:
+    """Ask for the mean gradient at `model` [schema.size] over all training samples, `batch` of them at a time."""
+    return Probe(models=[model], want=frozenset({"grad"}), batch=batch, seed=seed)
+
+
+def gradients(replies: Replies, schema: Schema) -> Updates:
+    """The gradients of one exchange as rows [m, schema.size], zero for buffers; a reply without one is silence."""
+    found = [(c, r.grad, r.n) for c, r in sorted(replies.items()) if r.grad is not None]
+    rows = np.zeros((len(found), schema.size), dtype=np.result_type(np.float32, *(g for _, g, _ in found)))
+    for row, (_, grad, _) in zip(rows, found, strict=True):
+        row[: schema.n_params] = grad
+    return Updates(tuple(c for c, _, _ in found), rows, np.array([n for _, _, n in found], dtype=np.float64))

@@ -1,0 +1,35 @@
+"""Local training only: min f_i(w_i) on each device, from one common start; nothing but losses is sent up.
+
+The yardstick that every federated method has to beat, with their number of local steps. The server knows no model but
+the start, which is what a device that never trained is served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Round, Served, State
+from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, sample
+from edge_client.protocol.task import OWN, ClientId, Flat, OwnModel, Schema
+
+
+@dataclass(frozen=True, kw_only=True)
+class NonFed(LocalSgd):
+    """Everybody for themselves. On a fleet of one device this is FedAvg."""
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        """The common start is the only center, and stays what it is; nobody is assigned to it."""
+        return State(centers=model[None].copy())
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's
+        """One exchange; each device resumes its own model and keeps it."""
+        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        yield {c: self.fit(start=OWN, init=state.centers[0], upload=False, seed=seeds.of(c)) for c in cohort}
+        return state
+
+    def predictor(self, state: State, who: ClientId | None) -> Served:
+        """The device's own model; the common start for one that never trained."""
+        start = state.centers[0]
+        return ((1.0, start if who is None else OwnModel(init=start)),)

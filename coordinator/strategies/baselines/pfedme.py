@@ -1,0 +1,70 @@
+"""pFedMe (Dinh 2020): a personal model theta_i per device through a Moreau envelope, and one model w behind them all.
+
+    w_i <- w, then R times:  theta_i ~ argmin f_i(theta) + (lam / 2) ||theta - w_i||^2
+                             w_i <- w_i - eta lam (w_i - theta_i)
+    w   <- (1 - beta) w + beta mean_i w_i
+
+The argmin is local SGD from w_i. Each of the R local rounds is one exchange: a device sends theta_i, the server moves
+w_i. Who misses one of them does not count in this round's mean. The device keeps its last theta_i.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from coordinator.strategies.base import Fleet, Round, Served, State
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
+
+SLOT = "personal"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PFedMe(FedAvg):
+    """One model for everybody and one for each device, at most as far apart as lam allows."""
+
+    lam: float = 0.1  # the paper's 15 is made for a learning rate of 0.005
+    eta: float = 5.0  # w_i goes half of the way to theta_i; the paper goes 0.005 * 15 of it, 20 times: about as far
+    local_rounds: int = 2
+    beta: float = 1.0  # the paper's 2 is a step beyond the mean
+
+    def __post_init__(self) -> None:
+        """Refuse steps that diverge."""
+        super().__post_init__()
+        check("lam", self.lam, least=1e-9)
+        check("eta", self.eta, least=0.0)
+        check("local-rounds", self.local_rounds, least=1)
+        check("beta", self.beta, least=1e-9, most=1.0)
+        self.check_pull(self.lam, "every device", setting="lam")
+        if self.eta * self.lam > 1:
+            raise ConfigError(
+                f"eta * lam is {self.eta * self.lam:.4g}: a device's model would step beyond its personal one",
+                hint="eta * lam must not exceed 1; lower `eta` or `lam`",
+            )
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        """One exchange per local round with the devices that answered all before it."""
+        local: dict[ClientId, Flat] = dict.fromkeys(sample(fleet, self.fraction_train, rng), state.centers[0])
+        for _ in range(self.local_rounds):
+            seeds = Seeds.from_rng(rng)
+            replies = yield {c: self._near(w_i, seeds.of(c)) for c, w_i in local.items()}
+            theta = {c: r.update for c, r in sorted(replies.items()) if r.update is not None}
+            n = np.array([replies[c].n for c in theta], dtype=np.float64)
+            local = {c: local[c] - self.eta * self.lam * (local[c] - theta_i) for c, theta_i in theta.items()}
+        if not local:
+            return state
+        moved, ones = Updates(tuple(local), np.stack(list(local.values())), n), np.ones(len(local))
+        centers = self.reduced(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
+        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
+
+    def predictor(self, state: State, who: ClientId | None) -> Served:
+        """The device's theta_i; w for a device that has none."""
+        common = state.centers[0]
+        return ((1.0, common if who is None else OwnModel(slot=SLOT, init=common)),)
+
+    def _near(self, w: Flat, seed: int) -> Fit:
+        return self.fit(start=w, anchor=w, mu=self.lam, slot=SLOT, seed=seed, center=0)

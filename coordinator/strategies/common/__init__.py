@@ -1,0 +1,1 @@
+"""What methods share: local SGD settings, cohorts, the streamed Gram matrix, initial centers, momentum."""

@@ -1,0 +1,1 @@
+"""Local samples: files, arrays and images. They stay on the device."""

@@ -1,0 +1,125 @@
+"""What a device holds, and in which order it is read.
+
+Training samples and, if the device keeps some back, held-out ones; each has `x` [n, ...] floating point and `y`: [n]
+integers for class labels, or [n, ...] float targets. Which files they come from is said in readers.py. Nothing here
+trains, sends, or knows a model.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.data import readers
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.task import Array
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Samples `x` [n, ...] (floating point) and `y`: [n] int64 class labels, or [n, ...] floating point targets."""
+
+    x: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that no training step could read."""
+        if self.x.ndim < 1 or self.y.ndim < 1 or len(self.x) != len(self.y):
+            raise ValueError(f"x is {self.x.shape} and y is {self.y.shape}; the first dimensions must agree")
+        if not np.issubdtype(self.x.dtype, np.floating):
+            raise ValueError(f"x is {self.x.dtype}; use floating point numbers")
+        if np.issubdtype(self.y.dtype, np.integer):
+            if self.y.ndim != 1 or (len(self.y) and self.y.min() < 0):
+                raise ValueError("class labels must be one integer per sample, from 0")
+        elif not np.issubdtype(self.y.dtype, np.floating):
+            raise ValueError(f"y is {self.y.dtype}; use integers (classes) or floating point numbers (targets)")
+        for name, values in (("x", self.x), ("y", self.y)):
+            if not np.isfinite(values).all():
+                raise ValueError(f"{name} holds NaN or infinity")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """The data of one device; `test` is held out and never trained on."""
+
+    train: Dataset
+    test: Dataset | None = None
+
+
+def load(folder: Path, *, most: int = 0) -> Local:
+    """Read a device's folder, at most the newest `most` training samples (0: all).
+
+    Raises ConfigError with the file's name when something is missing or wrong.
+    """
+    train, test = readers.parts_of(folder, "train"), readers.parts_of(folder, "test")
+    if not train:
+        raise ConfigError(
+            f"no training data: {folder / 'train.npz'} does not exist",
+            hint="write it with numpy.savez(path, x=samples, y=labels), or correct `data` in the configuration",
+        )
+    return Local(train=_read(train, most), test=_read(test, 0) if test else None)
+
+
+class Samples:
+    """A folder that is looked at again: `fresh` gives what is in it when that has changed."""
+
+    def __init__(self, folder: Path, *, most: int = 0) -> None:
+        self._folder, self._most = folder, most
+        self._seen: readers.Signature = ()
+
+    def load(self) -> Local:
+        """What the folder holds. Raises ConfigError."""
+        self._seen = readers.signature(self._folder)
+        return load(self._folder, most=self._most)
+
+    def fresh(self) -> Local | None:
+        """What the folder holds now, if that is not what it held before; None too when it cannot be used as it is."""
+        if readers.signature(self._folder) == self._seen:
+            return None
+        try:
+            return self.load()
+        except ConfigError as wrong:  # a file that is still being written, perhaps: what is held goes on
+            log.warning("new samples cannot be used: %s", wrong.message)
+            return None
+
+
+def _read(parts: Sequence[readers.Part], most: int) -> Dataset:
+    x, y = readers.gather(parts, most)
+    try:
+        return Dataset(x, y)
+    except ValueError as wrong:
+        raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.HINT) from wrong
+
+
+def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[NDArray[np.int64]]:
+    """`steps` arrays of sample indices: one PCG64(seed) permutation of n per pass, cut in order.
+
+    The short last batch of a pass is used unless `fixed`. Raises Malformed("no_data") at once when no batch fits.
+    """
+    if n < 1 or (fixed and n < batch):
+        raise Malformed("no_data", f"{n} samples, a batch needs {batch if fixed else 1}")
+    return _cut(n, batch, seed, steps, fixed=fixed)
+
+
+def _cut(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[NDArray[np.int64]]:
+    rng = np.random.Generator(np.random.PCG64(seed))
+    stop = n - n % batch if fixed else n
+    done = 0
+    while done < steps:
+        order: NDArray[Any] = rng.permutation(n)
+        for at in range(0, stop, batch):
+            if done == steps:
+                return
+            yield order[at : at + batch]
+            done += 1

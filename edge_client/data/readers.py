@@ -1,0 +1,206 @@
+"""Files that become samples: arrays, tables and pictures of one folder, the newest of them, and whether any are new.
+
+    train.npz            x [n, ...] and y, as `numpy.savez` writes them; with or instead of
+    train/NAME.npz       the same in pieces
+    train/NAME.x.npy     with NAME.y.npy
+    train/NAME.csv       a table with a header; schema.toml says which columns mean what
+    train/CLASS/NAME.png one sample a file; schema.toml says the classes in their order (images.py)
+
+and the same for `test`. Files are only read, never changed or removed. Nothing here trains, sends, or knows a model.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.data import images
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCHEMA = "schema.toml"
+HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
+CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
+LINE_MAX = 1 << 20  # characters of a CSV field
+Pair = tuple[Array, Array]  # x [n, ...], y [n, ...]
+Signature = tuple[tuple[str, int, int], ...]  # name, size, time of every file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One file, or a pair of them: when it was last changed, what it is called, and how it is read."""
+
+    changed_ns: int
+    name: str
+    read: Callable[[], Pair]
+
+
+def parts_of(folder: Path, split: str) -> list[Part]:
+    """Every file of "train" or "test", the oldest first. Raises ConfigError for one that schema.toml must explain."""
+    schema = _schema(folder)
+    found: list[Part] = []
+    whole, pieces = folder / f"{split}.npz", folder / split
+    if whole.is_file():
+        found.append(_part(folder, whole, lambda: _npz(whole)))
+    for path in sorted(pieces.rglob("*")) if pieces.is_dir() else ():
+        reader = _reader(path, pieces, schema) if path.is_file() and not path.name.startswith(".") else None
+        if reader is not None:
+            found.append(_part(folder, path, reader))
+    return sorted(found, key=lambda part: (part.changed_ns, part.name))
+
+
+def gather(parts: Sequence[Part], most: int) -> Pair:
+    """The newest `most` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part."""
+    taken: list[Pair] = []
+    count = 0
+    for part in reversed(parts):
+        if most and count >= most:
+            break
+        taken.append(_checked(part, taken[0] if taken else None))
+        count += len(taken[-1][0])
+    xs, ys = zip(*reversed(taken), strict=True)
+    x, y = np.concatenate(xs), np.concatenate(ys)
+    return (x[-most:], y[-most:]) if most else (x, y)
+
+
+def signature(folder: Path) -> Signature:
+    """What changes when a sample is added, changed or removed: names, sizes and times of the files."""
+    found: list[tuple[str, int, int]] = []
+    for path in sorted(folder.rglob("*")):
+        try:
+            status = path.stat()
+        except OSError:  # gone in between
+            continue
+        if path.is_file() and not path.name.startswith("."):
+            found.append((str(path.relative_to(folder)), status.st_size, status.st_mtime_ns))
+    return tuple(found)
+
+
+def as_float(x: Array) -> Array:
+    """Whole numbers as float32; floating point as it is."""
+    return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)
+
+
+def as_labels(y: Array) -> Array:
+    """Classes as int64; targets as they are."""
+    return y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else y
+
+
+def _part(folder: Path, path: Path, read: Callable[[], Pair]) -> Part:
+    return Part(changed_ns=path.stat().st_mtime_ns, name=str(path.relative_to(folder)), read=read)
+
+
+def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], Pair] | None:
+    """How a file is read; None for one that is no samples."""
+    if path.suffix == ".npz":
+        return lambda: _npz(path)
+    if path.name.endswith(".x.npy"):
+        return lambda: (_npy(path), _npy(path.with_name(path.name.removesuffix(".x.npy") + ".y.npy")))
+    if path.suffix == ".csv":
+        return lambda: _csv(path, _table(schema, "csv", CSV_KEYS, path))
+    if path.suffix.lower() in images.SUFFIXES and path.parent != pieces:
+        return lambda: images.read(path, _table(schema, "images", images.KEYS, path), label=path.parent.name)
+    return None
+
+
+def _checked(part: Part, other: Pair | None) -> Pair:
+    try:
+        x, y = part.read()
+        x, y = as_float(x), as_labels(y)
+        if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
+            raise ValueError(f"x is {x.shape} and y is {y.shape}; the first dimensions must agree")  # noqa: TRY301 - joined below
+        if other is not None and (x.shape[1:], y.shape[1:]) != (other[0].shape[1:], other[1].shape[1:]):
+            raise ValueError(f"samples are {list(x.shape[1:])}, others are {list(other[0].shape[1:])}")  # noqa: TRY301
+        if other is not None and y.dtype.kind != other[1].dtype.kind:
+            raise ValueError(f"y is {y.dtype}, others are {other[1].dtype}")  # noqa: TRY301
+    except KeyError as missing:
+        raise ConfigError(f"{part.name} lacks {missing.args[0]}", hint=HINT) from missing
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, csv.Error) as wrong:
+        raise ConfigError(f"cannot use {part.name}: {wrong}", hint=HINT) from wrong
+    return x, y
+
+
+def _npz(path: Path) -> Pair:
+    with path.open("rb") as file:
+        arrays = np.load(file, allow_pickle=False)
+        if not isinstance(arrays, np.lib.npyio.NpzFile):
+            raise ValueError("one array, not an archive of arrays")  # noqa: TRY004 - joins numpy's own
+        missing = [name for name in ("x", "y") if name not in arrays]
+        if missing:
+            raise KeyError(f"the array '{missing[0]}'")
+        return arrays["x"], arrays["y"]
+
+
+def _npy(path: Path) -> Array:
+    with path.open("rb") as file:
+        array = np.load(file, allow_pickle=False)
+    if not isinstance(array, np.ndarray):
+        raise ValueError("an archive of arrays, not one array")  # noqa: TRY004 - joins numpy's own
+    return array
+
+
+def _csv(path: Path, table: Mapping[str, Any]) -> Pair:
+    """A table with a header -> x [n, ...] float32 and y: [n] int64 classes, or [n, t] float32 targets."""
+    csv.field_size_limit(LINE_MAX)
+    features, label, targets = list(table["features"]), table.get("label"), table.get("targets")
+    if (label is None) == (targets is None):
+        raise ValueError(f"{SCHEMA}: [csv] needs either label or targets")
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
+    width = len(features)
+    x = np.array([[float(value) for value in row[:width]] for row in rows], dtype=np.float32).reshape(-1, width)
+    x = ((x - np.float32(table.get("mean", 0.0))) / np.float32(table.get("scale", 1.0))).astype(np.float32)
+    if "shape" in table:
+        x = x.reshape(len(x), *map(int, table["shape"]))
+    if targets is not None:
+        return x, np.array([[float(value) for value in row[width:]] for row in rows], dtype=np.float32)
+    names = [str(name) for name in table["classes"]]
+    unknown = sorted({row[width] for row in rows} - set(names))
+    if unknown:
+        raise ValueError(f"the class {unknown[0]!r} is not among the classes of {SCHEMA}")
+    return x, np.array([names.index(row[width]) for row in rows], dtype=np.int64)
+
+
+def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[str]]:
+    """The wanted columns of each row; an empty line is none."""
+    absent = [name for name in columns if name not in (reader.fieldnames or ())]
+    if absent:
+        raise ValueError(f"no column {absent[0]!r}")
+    for row in reader:
+        values = [row[name] for name in columns]
+        if any(value is None for value in values):
+            raise ValueError(f"line {reader.line_num} is too short")
+        yield values
+
+
+def _schema(folder: Path) -> Mapping[str, Any]:
+    path = folder / SCHEMA
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
+        raise ConfigError(f"cannot read {path}: {wrong}", hint="docs/flash-a-board.md describes it") from wrong
+
+
+def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path) -> Mapping[str, Any]:
+    """The table of schema.toml that explains a file."""
+    table = schema.get(name)
+    if not isinstance(table, dict):
+        raise ValueError(f"{SCHEMA} has no table [{name}], which says what {path.suffix} files mean")  # noqa: TRY004
+    unknown = sorted(set(table) - set(keys))
+    if unknown:
+        raise ValueError(f"{SCHEMA}: [{name}] has no key {unknown[0]!r}; it has {', '.join(keys)}")
+    return table

@@ -1,0 +1,36 @@
+"""A folder of samples whose labels nobody knows: what a device that only asks for its center may have."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from edge_client.data.dataset import Dataset, Local, load
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array
+
+
+def at_hand(folder: Path) -> tuple[Local, bool]:
+    """The folder's samples, and whether they have labels; where they have none, y is zero. Raises ConfigError."""
+    path = folder / "train.npz"
+    x = _only_inputs(path) if path.is_file() else None
+    if x is None:
+        return load(folder), True
+    try:
+        return Local(train=Dataset(x, np.zeros(len(x), np.int64))), False
+    except ValueError as wrong:
+        raise ConfigError(f"cannot use {path}: {wrong}", hint="x holds samples [n, ...], floating point") from wrong
+
+
+def _only_inputs(path: Path) -> Array | None:
+    """The samples of a file without y; None for any other file, which `load` reads and complains about."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile) or "y" in arrays or "x" not in arrays:
+                return None
+            x = arrays["x"]
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        return None
+    return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)

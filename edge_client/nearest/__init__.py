@@ -1,0 +1,1 @@
+"""The nearest center for this device: measure, choose, fetch, over MQTT or HTTP."""

@@ -1,0 +1,106 @@
+"""The centers that a catalog names, fetched when they are asked for (choosing.Offer). `fetch` brings blobs.
+
+Every file is checked before it is used: models and the guide by the signed catalog that names them, containers by the
+signed program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.nearest.center_tree import Tree
+from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Flat
+from edge_client.runtime.task_runner import Workshop
+from edge_client.training.learner import OverEngine
+from edge_client.transport.blobs import BlobFolder
+
+Fetch = Callable[[list[Manifest]], None]
+
+
+class CatalogOffer:
+    """See `Offer`."""
+
+    def __init__(self, catalog: Catalog, workshop: Workshop, fetch: Fetch) -> None:
+        self.catalog, self._workshop, self._fetch = catalog, workshop, fetch
+        workshop.check_signature(catalog.program)
+        fetch([catalog.program])
+        self._program = workshop.program(catalog.program)
+        self._engine = workshop.config.engine
+        if self._engine not in catalog.containers:
+            raise Malformed("no_engine", f"the catalog has no program for {self._engine}")
+        self._guide = self._read_guide(workshop.blobs)
+
+    def _read_guide(self, blobs: BlobFolder) -> Guide | None:
+        router = self.catalog.router
+        if router is None:
+            return None
+        self._fetch([router])
+        guide = Guide.from_bytes(blobs.read(router.sha256))
+        if guide.centers != self.centers:
+            raise Malformed("bad_field", f"a guide to {guide.centers} centers, the catalog has {self.centers}")
+        return guide
+
+    @property
+    def program(self) -> Program:
+        """The signed one."""
+        return self._program
+
+    @property
+    def centers(self) -> int:
+        """How many."""
+        return len(self.catalog.centers)
+
+    @property
+    def guide(self) -> Guide | None:
+        """What the run teaches newcomers."""
+        return self._guide
+
+    @property
+    def abstain(self) -> float:
+        """The catalog's line."""
+        return self.catalog.abstain
+
+    @property
+    def tree(self) -> Tree | None:
+        """The way to the centers."""
+        return self.catalog.tree
+
+    def learner(self, *, training: bool) -> OverEngine:
+        """Over the containers that are needed."""
+        needed = [self.catalog.containers[self._engine]]
+        if training:
+            needed.append(self._step())
+        for function, container in zip(("evaluate", "step"), needed, strict=False):
+            self._workshop.check_container(self._program, function, container)
+        self._fetch(needed)
+        return OverEngine(self._workshop.engine(self._program, *needed), self._program)
+
+    def _step(self) -> Manifest:
+        """The file of training steps: program.json names it, the catalog need not."""
+        files, block = self._program.containers.get(self._engine, {}), self.catalog.containers[self._engine].block
+        if "step" not in files:
+            raise Malformed("no_engine", f"the program has no step for {self._engine}")
+        return Manifest(sha256=files["step"].sha256, size=files["step"].size, block=block, kind="container")
+
+    def models(self, centers: Sequence[int]) -> list[Flat]:
+        """Weights [schema.size] each."""
+        named = [self.catalog.centers[k].model for k in centers]
+        self._fetch(named)
+        return [self._workshop.vector(manifest, self._program.schema) for manifest in named]
+
+    def start(self) -> Flat | None:
+        """Where a local round begins."""
+        return None if self.catalog.start is None else self._vector(self.catalog.start)
+
+    def split(self, number: int) -> Flat:
+        """The model of a split."""
+        return self._vector(self.catalog.splits[number])
+
+    def _vector(self, manifest: Manifest) -> Flat:
+        self._fetch([manifest])
+        return self._workshop.vector(manifest, self._program.schema)

@@ -1,0 +1,289 @@
+"""A device chooses among centers it can fetch: what it looks at first, what it fetches then, and what it concludes.
+
+Sketches come first, since they cost nothing but the guide; then the models of the few candidates that they leave. An
+`Offer` is where models come from, whichever way (over_mqtt.py over MQTT, over_http.py from a site). No network here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_client.data.dataset import Dataset
+from edge_client.errors import UsageError
+from edge_client.nearest import features
+from edge_client.protocol.nearest import selection_rule
+from edge_client.protocol.nearest.center_tree import Tree
+from edge_client.protocol.nearest.router import FEATURES, NEED_LABELS, Guide
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, Flat
+from edge_client.training.learner import Learner
+
+CANDIDATES = 3  # models that are fetched to look closer
+BELIEF = 0.99  # fewer, when they hold this share of what the sketch lets us believe
+MOST = 256  # samples that are looked at
+AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
+WAYS = (AUTO, LABELLED, UNLABELLED, *FEATURES, TREE)
+
+
+class Offer(Protocol):
+    """The centers of a federation. What is asked for is fetched, checked and kept."""
+
+    @property
+    def program(self) -> Program: ...
+
+    @property
+    def centers(self) -> int: ...
+
+    @property
+    def guide(self) -> Guide | None: ...
+
+    @property
+    def abstain(self) -> float:
+        """The mean loss above which no center fits, where there is no guide."""
+        ...
+
+    @property
+    def tree(self) -> Tree | None: ...
+
+    def learner(self, *, training: bool) -> Learner:
+        """For evaluation, and for training steps where asked for."""
+        ...
+
+    def models(self, centers: Sequence[int]) -> list[Flat]: ...
+
+    def start(self) -> Flat | None:
+        """The common start of the run, where it is told."""
+        ...
+
+    def split(self, number: int) -> Flat:
+        """The model of a split of the tree."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """`center` None: none fits; `best` is the nearest all the same. `confidence` [centers] sums to 1 where it is known.
+
+    `distances`: feature -> center -> how far, for those that were looked at; `told`: why, in plain lines.
+    """
+
+    center: int | None
+    best: int
+    way: str
+    samples: int
+    ranking: tuple[int, ...]
+    confidence: Mapping[int, float] = field(default_factory=dict)
+    distances: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    mixture: Mapping[int, float] = field(default_factory=dict)  # FedSoft's weights: shares of votes
+    told: tuple[str, ...] = ()
+
+
+def choose(offer: Offer, data: Dataset, *, labels: bool, by: str = AUTO) -> Chosen:
+    """Which center suits these samples. Raises UsageError for a way that cannot be gone here."""
+    if offer.centers == 0:
+        return Chosen(center=None, best=0, way=by, samples=len(data), ranking=(), told=("there is no center yet",))
+    rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MOST]
+    few = Dataset(data.x[rows], data.y[rows])
+    way = by if by != AUTO else _usual_way(offer, labels=labels)
+    if way == TREE:
+        return _down_the_tree(offer, few, labels=labels)
+    guide = offer.guide
+    wanted = guide.ways[way].features if guide is not None and way in guide.ways else (way,)
+    if not labels and set(wanted) <= NEED_LABELS:
+        raise UsageError(f"{way} needs labels, which this data has not", hint="leave out --by")
+    if guide is not None and guide.round is not None and way == "round" and way not in guide.ways:
+        return _Looking(offer, guide, few, way, labels=labels).after_a_round()
+    if guide is None or way not in guide.ways:
+        return _without_guide(offer, few, way, labels=labels)
+    return _Looking(offer, guide, few, way, labels=labels).chosen()
+
+
+def _usual_way(offer: Offer, *, labels: bool) -> str:
+    known = {} if offer.guide is None else offer.guide.ways
+    ways = (LABELLED, "loss") if labels else (UNLABELLED, "sketch", "entropy")
+    if offer.tree is not None and not known:
+        return TREE
+    return next((way for way in ways if way in known), "loss" if labels else "entropy")
+
+
+class _Looking:
+    """One choice with a guide; `found` fills feature by feature."""
+
+    def __init__(self, offer: Offer, guide: Guide, data: Dataset, way: str, *, labels: bool) -> None:
+        self._offer, self._guide, self._data, self._way, self._labels = offer, guide, data, way, labels
+        self._found: dict[str, Array] = {}
+        self._told: list[str] = []
+
+    def chosen(self) -> Chosen:
+        wanted = self._guide.ways[self._way].features
+        if self._guide.sketch is not None and "sketch" in wanted:
+            point = features.inputs(self._data, self._guide.sketch)
+            self._found["sketch"] = selection_rule.apart(point, self._guide.sketch.centers)
+        if "round" in wanted:
+            self._found["round"] = self._round()
+        if set(wanted) - {"sketch", "round"}:
+            self._look_closer(wanted)
+        belief = self._guide.believe(self._way, self._found, len(self._data))
+        order = [int(k) for k in np.argsort(-belief.shares, kind="stable") if belief.shares[k] > 0]
+        self._conclude(belief.best, belief.center, float(belief.shares[belief.best]))
+        return Chosen(
+            center=belief.center,
+            best=belief.best,
+            way=self._way,
+            samples=len(self._data),
+            ranking=tuple(order),
+            confidence={k: float(belief.shares[k]) for k in order},
+            distances=_listed(self._found),
+            mixture=_mixture(self._found),
+            told=tuple(self._told),
+        )
+
+    def after_a_round(self) -> Chosen:
+        """The nearest center by a local round, where the run has not learned how sure that is, nor a line."""
+        return _by_distance({"round": self._round()}, "round", self._data, "nobody learned how sure")
+
+    def _look_closer(self, wanted: Sequence[str]) -> None:
+        """Fetch the candidates' models and look at the samples with each."""
+        guide, offer = self._guide, self._offer
+        left = list(range(guide.centers))
+        if "sketch" in self._found and "sketch" in guide.ways:
+            left = guide.believe("sketch", self._found, len(self._data)).candidates(CANDIDATES, BELIEF)
+            names = ", ".join(map(str, left))
+            self._told.append(f"the inputs' sketch leaves {len(left)} of {guide.centers} centers: {names}")
+        models = offer.models(left)
+        train = "norms" in wanted and features.has_norms(offer.program.schema)
+        learner = offer.learner(training=train)
+        found = features.by_models(learner, models, self._data, labels=self._labels)
+        if train and (far := features.norms(learner, models, self._data)) is not None:
+            found["norms"] = far
+        self._found |= {name: _spread(d, left, guide.centers) for name, d in found.items() if name in wanted}
+
+    def _round(self) -> Array:
+        about, start = self._guide.round, self._offer.start()
+        if about is None or start is None or not self._labels:
+            raise UsageError("a local round needs labels and the run's common start", hint="leave out --by")
+        point = features.update(self._offer.learner(training=True), start, self._data, about)
+        return selection_rule.apart(point, about.centers)
+
+    def _conclude(self, best: int, center: int | None, confidence: float) -> None:
+        for name, d in self._found.items():
+            usual = self._guide.usual[name].middle
+            typical = float(np.interp(np.log(len(self._data)), np.log(self._guide.sizes), usual))
+            self._told.append(
+                f"{_WORDS[name]} {d[best]:.3f} at center {best}; its own devices have about {typical:.3f}"
+            )
+        self._told.append(
+            f"{confidence:.0%} of the belief is in center {best}"
+            if center is not None
+            else f"center {best} is nearest, but further off than nearly all devices that trained are from theirs"
+        )
+
+
+_WORDS = {
+    "loss": "mean loss",
+    "votes": "share of samples that another center explains better:",
+    "entropy": "entropy of the answers",
+    "norms": "distance from batch norm's statistics",
+    "sketch": "distance from the inputs' sketch",
+    "round": "distance from where a local round led:",
+}
+
+
+def _without_guide(offer: Offer, data: Dataset, way: str, *, labels: bool) -> Chosen:
+    """Every model is looked at; the line is the loss of guessing, and no confidence can be told."""
+    if way not in ("loss", "votes", "entropy"):
+        raise UsageError(f"this run has learned no way {way!r}", hint="it knows loss, votes and entropy")
+    found = features.by_models(offer.learner(training=False), _Each(offer), data, labels=labels)
+    if way not in found:
+        raise UsageError("a model of numbers has no entropy", hint="give labels: y in the data")
+    abstain = {"loss": offer.abstain, "votes": 1.0}.get(way, np.inf)
+    unsure = "this run tells nothing about newcomers, so how sure this is cannot be said"
+    return _by_distance(found, way, data, unsure, abstain=abstain)
+
+
+def _by_distance(
+    found: Mapping[str, Array], way: str, data: Dataset, unsure: str, *, abstain: float = np.inf
+) -> Chosen:
+    """The nearest center, or none beyond the line."""
+    center = selection_rule.by_distance(found[way], abstain).center
+    order = [int(k) for k in np.argsort(found[way], kind="stable")]
+    fits = "is nearest" if center is not None else f"is nearest, but above {abstain:.3f}, what guessing gives"
+    return Chosen(
+        center=center,
+        best=order[0],
+        way=way,
+        samples=len(data),
+        ranking=tuple(order),
+        distances=_listed(found),
+        mixture=_mixture(found),
+        told=(f"{_WORDS[way]} {float(found[way][order[0]]):.3f}: center {order[0]} {fits}", unsure),
+    )
+
+
+class _Each(Sequence[Flat]):
+    """Every center's model, one in memory at a time."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+        offer.models(())
+
+    def __len__(self) -> int:
+        return self._offer.centers
+
+    def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a sequence's
+        if not isinstance(index, int) or index >= len(self):
+            raise IndexError(index)
+        return self._offer.models([index])[0]
+
+
+def _down_the_tree(offer: Offer, data: Dataset, *, labels: bool) -> Chosen:
+    """At each split to the child whose model explains the samples best; without labels, to the surest one."""
+    tree = offer.tree
+    if tree is None:
+        raise UsageError("this run's method has no tree", hint="leave out --by")
+    learner, feature = offer.learner(training=False), "loss" if labels else "entropy"
+    told = []
+
+    def model(node: int) -> Flat:
+        return offer.split(node) if node >= 0 else offer.models([~node])[0]
+
+    def far(children: Sequence[int]) -> Array:
+        found = features.by_models(learner, [model(node) for node in children], data, labels=labels)[feature]
+        names = [f"split {node}" if node >= 0 else f"center {~node}" for node in children]
+        told.append("; ".join(f"{name}: {_WORDS[feature]} {d:.3f}" for name, d in zip(names, found, strict=True)))
+        return found
+
+    leaf = tree.walk(far)
+    at_leaf = features.by_models(learner, [model(~leaf)], data, labels=labels)
+    fits = not labels or float(at_leaf["loss"][0]) <= offer.abstain
+    return Chosen(
+        center=leaf if fits else None,
+        best=leaf,
+        way=TREE,
+        samples=len(data),
+        ranking=(leaf,),
+        distances={name: {leaf: float(d[0])} for name, d in at_leaf.items()},
+        told=(*told, f"the walk ends at center {leaf}" + ("" if fits else ", which only guesses")),
+    )
+
+
+def _spread(values: Array, centers: Sequence[int], count: int) -> Array:
+    """Distances of some centers -> [count], infinite for the others."""
+    out = np.full(count, np.inf)
+    out[list(centers)] = values
+    return out
+
+
+def _listed(found: Mapping[str, Array]) -> dict[str, dict[int, float]]:
+    return {name: {int(k): float(d[k]) for k in np.flatnonzero(np.isfinite(d))} for name, d in found.items()}
+
+
+def _mixture(found: Mapping[str, Array]) -> dict[int, float]:
+    """What share of the samples each center explains best."""
+    if "votes" not in found:
+        return {}
+    return {k: round(1 - d, 6) for k, d in _listed({"votes": found["votes"]})["votes"].items() if d < 1}

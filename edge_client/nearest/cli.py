@@ -1,0 +1,144 @@
+"""`fedcenters-edge nearest`: one command on a new device. Parses, calls, prints; stdout carries data, stderr talk."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import socket
+import time
+from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from edge_client.config import ClientConfig
+from edge_client.config import load as load_config
+from edge_client.data.dataset import Local
+from edge_client.data.unlabelled import at_hand
+from edge_client.engines.base import ENGINES
+from edge_client.engines.center_file import FORMAT_OF, FORMATS
+from edge_client.errors import EXIT_OK, UsageError
+from edge_client.nearest.choose_center import AUTO, WAYS
+from edge_client.nearest.over_http import Keys, visit
+from edge_client.nearest.over_mqtt import Visitor, Wish
+from edge_client.nearest.result import Answer
+from edge_client.runtime import enrolment
+from edge_client.runtime.factory import dialer
+from edge_client.transport.clock import SystemClock
+
+EXAMPLE = (
+    "example: fedcenters-edge nearest --federation https://centers.example --signing-key signing.pub --data samples\n"
+    "samples/train.npz holds x [n, ...] and, where they are known, labels y [n]"
+)
+KEY_HEX = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What `nearest` takes."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--config", type=Path, help="TOML file of this device, as for join")
+    where.add_argument(
+        "--federation", metavar="URL", help="http(s)://host of a site of centers, or mqtt(s)://host:port/name"
+    )
+    parser.add_argument("--data", type=Path, help="folder with train.npz: x, and y where labels are known")
+    parser.add_argument(
+        "--signing-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="the federation's signing.pub, or its 64 digits",
+    )
+    parser.add_argument("--unsigned", action="store_true", help="take what the site gives, signed or not")
+    parser.add_argument("--state", type=Path, help="folder for what is fetched (default: ~/.cache/fedcenters)")
+    parser.add_argument("--device", default="", help="this device's name (default: the machine's)")
+    parser.add_argument("--engine", choices=ENGINES, default="onnx", help="the runtime that looks at the centers")
+    parser.add_argument("--format", choices=FORMATS, help="file to fetch (default: what the engine runs)")
+    parser.add_argument("--by", choices=WAYS, default=AUTO, help="how to choose; auto uses all that is there")
+    parser.add_argument(
+        "--personalise", type=int, default=0, metavar="STEPS", help="local steps from the center afterwards"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(command=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Find the center, take it home, say so."""
+    if options.personalise < 0:
+        raise UsageError(f"--personalise {options.personalise}", hint="0 or more steps")
+    keys = Keys(trusted=tuple(_key(text) for text in options.signing_key), unsigned=options.unsigned)
+    config = _config(options, keys)
+    local, labels = at_hand(config.data)
+    file_format = options.format or FORMAT_OF[config.engine]
+    wish = Wish(file_format=file_format, labels=labels, by=options.by, steps=options.personalise)
+    signal.signal(signal.SIGTERM, _terminate)
+    if options.federation and urlsplit(options.federation).scheme in ("http", "https"):
+        answer = visit(options.federation, keys, config, local, wish)
+    else:
+        answer = _over_mqtt(config, local, wish, insecure=options.insecure)
+    _print(answer, as_json=options.json)
+    return EXIT_OK
+
+
+def _over_mqtt(config: ClientConfig, local: Local, wish: Wish, *, insecure: bool) -> Answer:
+    return Visitor(
+        config=config,
+        dial=dialer(config, insecure=insecure),
+        local=local,
+        clock=SystemClock(),
+        rng=np.random.default_rng(time.time_ns()),
+        wish=wish,
+    ).run()
+
+
+def _config(options: argparse.Namespace, keys: Keys) -> ClientConfig:
+    """From the device's file, or from what the command line says."""
+    if options.config is not None:
+        config = load_config(options.config, os.environ)
+        if enrolment.wanted(config):
+            enrolment.enrol(config)
+        return config
+    if options.data is None:
+        raise UsageError("--federation needs --data", hint="the folder with this device's train.npz")
+    name = options.device or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "device"
+    state = options.state or Path.home() / ".cache" / "fedcenters" / name
+    parts = urlsplit(options.federation)
+    broker, federation = "", "site"
+    if parts.scheme in ("mqtt", "mqtts"):
+        broker, federation = f"{parts.scheme}://{parts.netloc}", parts.path.strip("/")
+        if not keys.trusted:
+            raise UsageError("over MQTT --signing-key is needed", hint="the coordinator's signing.pub")
+        if not federation:
+            raise UsageError(f"{options.federation} names no federation", hint="mqtt(s)://host:port/name")
+    return ClientConfig(
+        federation=federation,
+        device_id=name,
+        broker=broker,
+        data=options.data,
+        state=state,
+        signing_keys=tuple(keys.trusted),
+        engine=options.engine,
+    )
+
+
+def _key(text: str) -> bytes:
+    """64 hex digits, or a file that holds them."""
+    path = Path(text)
+    try:
+        said = path.read_text(encoding="ascii").strip() if path.is_file() else text
+        if len(said) != KEY_HEX:
+            raise ValueError(f"{len(said)} characters")  # noqa: TRY301 - joins those of the others
+        return bytes.fromhex(said)
+    except (OSError, ValueError) as wrong:
+        raise UsageError(f"{text!r:.80} is no public key: {wrong}", hint="give signing.pub, or 64 hex digits") from None
+
+
+def _terminate(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(EXIT_OK)
+
+
+def _print(answer: Answer, *, as_json: bool) -> None:
+    print(json.dumps(answer.to_json()) if as_json else answer.in_words())

@@ -1,0 +1,243 @@
+"""Which center suits me, from a site: the bundle that a server, or any web server, hands out (docs/serve-centers.md).
+
+index.json names a generation; everything below it is checked against its manifest.json, and that against a federation's
+key. Choosing is choose_center.py's; nothing about the device or its data is sent. Files are kept by their hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from edge_client.config import ClientConfig
+from edge_client.data.dataset import Local
+from edge_client.engines.base import open_engine
+from edge_client.errors import Malformed, NetworkError, UsageError
+from edge_client.nearest import result as answers
+from edge_client.nearest.choose_center import choose
+from edge_client.nearest.over_mqtt import Wish, personalised
+from edge_client.nearest.result import Answer
+from edge_client.protocol import codecs, signing, validators
+from edge_client.protocol.messages import parse_json
+from edge_client.protocol.nearest import selection_rule
+from edge_client.protocol.nearest.catalog import MAX_CENTERS
+from edge_client.protocol.nearest.center_tree import EDGES, Tree
+from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.task import Flat
+from edge_client.training.learner import OverEngine
+from edge_client.transport.blobs import BlobFolder
+
+TIMEOUT_S = 30.0
+INDEX_BYTES, MANIFEST_BYTES, FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
+MIB = 1 << 20
+HASH = validators.matching("[0-9a-f]{64}")
+FILE = validators.record(
+    validators.required(
+        path=validators.matching("[A-Za-z0-9._/-]{1,256}"), sha256=HASH, size=validators.integer(0, FILE_BYTES)
+    )
+)
+FILES = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE, 64)
+INDEX = validators.record(validators.required(v=validators.integer(1, 1), generation=HASH))
+MANIFEST = validators.record(
+    validators.required(
+        v=validators.integer(1, 1),
+        program=FILE,
+        containers=validators.list_of(FILE, 0, 64),
+        centers=validators.list_of(validators.record(validators.required(model=FILE, files=FILES)), 1, MAX_CENTERS),
+    )
+    | validators.optional(
+        guide=validators.or_null(FILE),
+        start=validators.or_null(FILE),
+        tree=validators.or_null(
+            validators.record(validators.required(edges=EDGES, splits=validators.list_of(FILE, 1, MAX_CENTERS)))
+        ),
+    )
+)
+Entry = Mapping[str, Any]
+
+
+class Site:
+    """Files below one address. Each is fetched once, and refused unless it has the hash that was promised."""
+
+    def __init__(self, url: str, cache: BlobFolder, *, device: str = "") -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise UsageError(
+                f"{url!r} is no address of a site", hint="give http(s)://host:port, or mqtt(s)://host/name"
+            )
+        self._base, self._cache, self._device = url.rstrip("/"), cache, device
+        self._opener = urllib.request.build_opener(_Stay)
+        self.fetched = 0
+
+    def index(self) -> str:
+        """The generation that is served now, to this device."""
+        asked = f"?device={urllib.parse.quote(self._device)}" if self._device else ""
+        return str(
+            INDEX(parse_json(self._get(f"index.json{asked}", INDEX_BYTES), INDEX_BYTES), "index.json")["generation"]
+        )
+
+    def manifest(self, generation: str) -> bytes:
+        """manifest.json of a generation, whose name is its hash."""
+        data = self._get(f"generations/{generation}/manifest.json", MANIFEST_BYTES)
+        if hashlib.sha256(data).hexdigest() != generation:
+            raise Malformed("bad_hash", f"manifest.json of generation {generation:.16} has another hash")
+        return data
+
+    def signature(self, generation: str) -> bytes:
+        """manifest.sig."""
+        return self._get(f"generations/{generation}/manifest.sig", signing.SIGNATURE_LIMIT_BYTES)
+
+    def file(self, generation: str, entry: Entry) -> Path:
+        """A file of the generation, checked; where it is now."""
+        sha256 = entry["sha256"]
+        if not self._cache.has(sha256):
+            if ".." in entry["path"].split("/"):
+                raise Malformed("bad_bundle", f"{entry['path']!r} lies outside the bundle")
+            data = self._get(f"generations/{generation}/{entry['path']}", entry["size"])
+            if hashlib.sha256(data).hexdigest() != sha256:
+                raise Malformed("bad_hash", f"{entry['path']} is not the file that manifest.json names")
+            self._cache.put(data)
+        self._cache.read(sha256)  # hashed again: what is kept may have been damaged
+        return self._cache.path(sha256)
+
+    def _get(self, path: str, limit: int) -> bytes:
+        request = urllib.request.Request(f"{self._base}/{path}")  # noqa: S310 - http and https only, checked above
+        try:
+            with self._opener.open(request, timeout=TIMEOUT_S) as response:
+                data: bytes = response.read(limit + 1)
+        except urllib.error.HTTPError as refused:
+            raise NetworkError(
+                f"{request.full_url} answers {refused.code}", hint="is this a site of centers?"
+            ) from None
+        except OSError as lost:
+            raise NetworkError(f"{request.full_url} cannot be reached: {lost}", hint="check the address") from None
+        if len(data) > limit:
+            raise Malformed("too_big", f"{path} has more than {limit} bytes")
+        self.fetched += len(data)
+        return data
+
+
+class _Stay(urllib.request.HTTPRedirectHandler):
+    """What is asked for is at the address that was given, or nowhere."""
+
+    def redirect_request(self, *_: object) -> None:
+        """Follow nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Whom to believe: public keys [32 bytes], or nobody where `unsigned` takes what the address gives."""
+
+    trusted: Sequence[bytes] = ()
+    unsigned: bool = False
+
+
+class SiteOffer:
+    """See `choosing.Offer`; over a generation of a site."""
+
+    def __init__(self, site: Site, keys: Keys, config: ClientConfig) -> None:
+        self._site, self._config = site, config
+        self._generation = site.index()
+        raw = site.manifest(self._generation)
+        self.signed_by = (
+            None if keys.unsigned else signing.verify_bundle(raw, site.signature(self._generation), keys.trusted)
+        )
+        self.manifest = MANIFEST(parse_json(raw, MANIFEST_BYTES), "manifest.json")
+        self._program = Program.from_json(parse_json(self._read(self.manifest["program"]), LIMIT_BYTES))
+        guide, tree = self.manifest.get("guide"), self.manifest.get("tree")
+        self._guide = None if guide is None else Guide.from_bytes(self._read(guide))
+        self._tree = None if tree is None else Tree.from_json(tree["edges"], self.centers)
+        if self._guide is not None and self._guide.centers != self.centers:
+            raise Malformed("bad_field", f"a guide to {self._guide.centers} centers, the bundle has {self.centers}")
+        if self._tree is not None and self._tree.splits != len(tree["splits"]):
+            raise Malformed("bad_field", "the bundle's tree has another number of models than splits")
+
+    @property
+    def program(self) -> Program:
+        """The bundle's."""
+        return self._program
+
+    @property
+    def centers(self) -> int:
+        """How many."""
+        return len(self.manifest["centers"])
+
+    @property
+    def guide(self) -> Guide | None:
+        """What the run teaches newcomers."""
+        return self._guide
+
+    @property
+    def abstain(self) -> float:
+        """The loss of guessing."""
+        return selection_rule.guessing_loss(self._program)
+
+    @property
+    def tree(self) -> Tree | None:
+        """The way to the centers."""
+        return self._tree
+
+    def learner(self, *, training: bool) -> OverEngine:
+        """Over the containers that are needed."""
+        engine, files = self._config.engine, {}
+        known = {entry["sha256"]: entry for entry in self.manifest["containers"]}
+        for function in ("evaluate", "step") if training else ("evaluate",):
+            container = self._program.containers.get(engine, {}).get(function)
+            if container is None or container.sha256 not in known:
+                hint = f"set --engine to one of {', '.join(self._program.containers)}"
+                raise UsageError(f"the bundle has no {function} for {engine}", hint=hint)
+            files[function] = self._site.file(self._generation, known[container.sha256])
+        settings = {"threads": self._config.threads, "device": self._config.device}
+        return OverEngine(open_engine(engine, self._program, files, **settings), self._program)  # type: ignore[arg-type]  # each by its name
+
+    def models(self, centers: Sequence[int]) -> list[Flat]:
+        """Weights [schema.size] each."""
+        return [self._vector(self.manifest["centers"][k]["model"]) for k in centers]
+
+    def start(self) -> Flat | None:
+        """Where a local round begins."""
+        entry = self.manifest.get("start")
+        return None if entry is None else self._vector(entry)
+
+    def split(self, number: int) -> Flat:
+        """The model of a split."""
+        return self._vector(self.manifest["tree"]["splits"][number])
+
+    def file(self, center: int, form: str) -> tuple[Path, str]:
+        """A center's ready-to-run file and its hash."""
+        files = self.manifest["centers"][center]["files"]
+        if form not in files:
+            raise UsageError(f"center {center} has no {form} file", hint=f"it has {', '.join(sorted(files))}")
+        return self._site.file(self._generation, files[form]), files[form]["sha256"]
+
+    def _vector(self, entry: Entry) -> Flat:
+        return codecs.decode(self._read(entry), self._program.schema, kind="model")
+
+    def _read(self, entry: Entry) -> bytes:
+        return self._site.file(self._generation, entry).read_bytes()
+
+
+def visit(url: str, keys: Keys, config: ClientConfig, local: Local, wish: Wish) -> Answer:
+    """One visit to a site; everything that `nearest` says of it."""
+    if not keys.trusted and not keys.unsigned:
+        raise UsageError("nobody is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
+    site = Site(url, BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True), device=config.device_id)
+    offer = SiteOffer(site, keys, config)
+    chosen = choose(offer, local.train, labels=wish.labels, by=wish.by)
+    told = {"signed_by": offer.signed_by}
+    if chosen.center is None:
+        return answers.nothing_fits(config.device_id, chosen, fetched=site.fetched, **told)
+    path, sha256 = offer.file(chosen.center, wish.file_format)
+    about = {"file_format": wish.file_format, "sha256": sha256, "labels": wish.labels, "threads": config.threads}
+    answer = answers.at_home(config.device_id, chosen, path, local, **about, fetched=site.fetched, **told)  # type: ignore[arg-type]  # each by its name
+    if wish.steps and wish.labels:
+        kept = personalised(offer, chosen.center, local, wish.steps, config)
+        answer = replace(answer, personal=kept, fetched=site.fetched)
+    return answer

@@ -1,0 +1,145 @@
+"""What a device says when it has chosen: the center, why, how sure it is, what the center's file makes of its data.
+
+Runs a file that is here already. No network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.data.dataset import Dataset, Local
+from edge_client.engines.center_file import run_file
+from edge_client.nearest.choose_center import Chosen
+from edge_client.protocol.task import Array
+from edge_client.training.learner import log_softmax
+
+SHOWN = 10  # classes in words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a visit found. `center` is None when none fits; `losses` are mean losses by center that was looked at."""
+
+    device: str
+    center: int | None
+    losses: Mapping[int, float]
+    n: int  # samples behind the accuracy
+    accuracy: float | None = None
+    loss: float | None = None  # cross-entropy of the file's logits
+    format: str | None = None
+    file: str | None = None  # where the center's file is now
+    sha256: str | None = None
+    bytes: int | None = None  # of the file
+    way: str = "loss"
+    confidence: float | None = None  # that this is the right center; None where nobody can say
+    ranking: tuple[Mapping[str, Any], ...] = ()  # {"center", "confidence"}, best first
+    mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
+    why: tuple[str, ...] = ()
+    predicted: Mapping[int, int] = field(default_factory=dict)  # class -> how many of the n samples
+    fetched: int = 0  # bytes of this visit
+    signed_by: str | None = None  # the federation whose signature was checked
+    personal: Mapping[str, Any] | None = None  # {"steps", "file", "accuracy", "loss"} after local steps
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`."""
+        return vars(self) | {
+            name: {str(k): v for k, v in getattr(self, name).items()} for name in ("losses", "mixture", "predicted")
+        }
+
+    def in_words(self) -> str:
+        """A few plain lines."""
+        sure = "" if self.confidence is None else f", {self.confidence:.0%} sure"
+        lines = [
+            f"{self.device}: no center fits this data"
+            if self.center is None
+            else f"{self.device}: center {self.center} (by {self.way}{sure})"
+        ]
+        lines += [f"  {line}" for line in self.why]
+        if self.signed_by is not None:
+            lines.append(f"  signed by {self.signed_by}")
+        if self.file is not None:
+            lines.append(f"  file {self.file} ({self.format}, {self.bytes:,} bytes), {self.fetched:,} bytes fetched")
+        if self.predicted:
+            most = sorted(self.predicted.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
+            lines.append(f"  of {self.n} samples it says " + ", ".join(f"class {k}: {n}" for k, n in most))
+        if self.accuracy is not None:
+            lines.append(f"  accuracy {self.accuracy:.1%} on {self.n} samples")
+        if self.personal is not None:
+            before, after = self.personal["before"], self.personal["accuracy"]
+            told = "" if after is None else f": accuracy {before:.1%} before, {after:.1%} after"
+            lines.append(f"  {self.personal['steps']} local steps{told}; kept in {self.personal['file']}")
+        return "\n".join(lines)
+
+
+def nothing_fits(device: str, chosen: Chosen, *, fetched: int, signed_by: str | None) -> Answer:
+    """The answer of a device that takes nothing home."""
+    return Answer(
+        device=device,
+        center=None,
+        losses=dict(chosen.distances.get("loss", {})),
+        n=chosen.samples,
+        way=chosen.way,
+        ranking=_ranked(chosen),
+        mixture=chosen.mixture,
+        why=chosen.told,
+        fetched=fetched,
+        signed_by=signed_by,
+    )
+
+
+def at_home(  # noqa: PLR0913 - the parts of an answer
+    device: str,
+    chosen: Chosen,
+    path: Path,
+    local: Local,
+    *,
+    file_format: str,
+    sha256: str,
+    labels: bool,
+    threads: int,
+    fetched: int,
+    signed_by: str | None,
+) -> Answer:
+    """Run the center's file on held-out samples where there are some, and say all there is to say."""
+    content = path.read_bytes()
+    data = (local.test or local.train) if labels else local.train
+    logits = run_file(file_format, content, data.x, threads=threads)
+    accuracy, loss = score(logits, data) if labels else (None, None)
+    missing = nothing_fits(device, chosen, fetched=fetched, signed_by=signed_by)
+    return replace(
+        missing,
+        center=chosen.center,
+        n=len(data),
+        accuracy=accuracy,
+        loss=loss,
+        format=file_format,
+        file=str(path),
+        sha256=sha256,
+        bytes=len(content),
+        confidence=None if chosen.center is None else chosen.confidence.get(chosen.center),
+        predicted=_counted(logits, data),
+    )
+
+
+def score(logits: Array, data: Dataset) -> tuple[float | None, float]:
+    """Logits [n, classes] and what is true -> (accuracy or None for targets that are no classes, mean loss)."""
+    if not np.issubdtype(data.y.dtype, np.integer):
+        return None, float(np.square(logits - data.y).mean())
+    hits = logits.argmax(axis=-1) == data.y
+    return float(hits.mean()), float(-log_softmax(logits)[np.arange(len(data)), data.y].mean())
+
+
+def _counted(logits: Array, data: Dataset) -> dict[int, int]:
+    if not np.issubdtype(data.y.dtype, np.integer):
+        return {}
+    counts = np.bincount(logits.argmax(axis=-1))
+    return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
+
+
+def _ranked(chosen: Chosen) -> tuple[Mapping[str, Any], ...]:
+    return tuple({"center": k, "confidence": chosen.confidence.get(k)} for k in chosen.ranking)

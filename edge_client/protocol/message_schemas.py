@@ -1,0 +1,258 @@
+"""The kinds of control messages: one table of fields per kind, and the rules that tie fields together.
+
+`table_of` gives the fields of one message, `check_rules` what a table cannot say. PROTOCOL.md prints the same tables
+for people. Nothing here parses or writes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from edge_client.errors import Malformed
+from edge_client.protocol import topics
+from edge_client.protocol.blocks import BITMAP_MAX_BYTES, BLOCK_MAX, BLOCK_STEP, LIMITS, from_base64, is_count
+from edge_client.protocol.task import FIT_BUFFERS, LABEL_PRIORS, MAX_MODELS, PROBE_BUFFERS, SLOT, SPLITS, WANTS
+from edge_client.protocol.validators import (
+    SAFE,
+    Table,
+    bad,
+    boolean,
+    integer,
+    list_of,
+    manifest,
+    map_of,
+    matching,
+    number,
+    one_of,
+    optional,
+    or_null,
+    record,
+    required,
+    text,
+    with_field,
+    word_or,
+)
+
+CODECS = ("f32", "f16", "i8")
+DETAIL_MAX = 200
+GET_MAX_BLOCKS = 16
+CENTERS_MAX = 1_024
+
+ERR_CODES = (
+    *("bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours"),
+    *("unknown_blob", "bad_range", "closed", "busy", "rate", "internal"),
+)
+ACK_STATUSES = (
+    *("ok", "dup", "late", "superseded", "bad_hash", "bad_schema", "bad_codec", "not_finite"),
+    *("rejected", "retry", "too_big"),
+)
+NACK_CODES = (
+    *("bad_version", "bad_kind", "bad_field", "bad_json", "internal", "too_big", "bad_hash", "bad_schema", "bad_codec"),
+    *("not_finite", "bad_task", "old_epoch", "bad_signature", "bad_program", "no_engine", "no_own_model"),
+    *("no_posterior", "no_data", "no_space", "unavailable", "unreachable", "deadline"),
+)
+
+
+def _bitmap(value: Any, _name: str) -> str:  # noqa: ANN401
+    from_base64(value, BITMAP_MAX_BYTES)
+    return str(value)
+
+
+def _block_size(value: Any, name: str) -> int:  # noqa: ANN401
+    if not is_count(value, BLOCK_STEP, BLOCK_MAX) or value % BLOCK_STEP:
+        raise bad(name, value, f"a multiple of {BLOCK_STEP} up to {BLOCK_MAX}")
+    return int(value)
+
+
+def _block_runs(value: Any, name: str) -> list[list[int]]:  # noqa: ANN401
+    runs: list[list[int]] = list_of(list_of(integer(0, 65_535), 2, 2), 1, GET_MAX_BLOCKS)(value, name)
+    if any(count < 1 or first + count > topics.LIMIT_NUMBER + 1 for first, count in runs):
+        raise bad(name, value, "runs [first, count] with count >= 1 inside 65,536 blocks")
+    if sum(count for _, count in runs) > GET_MAX_BLOCKS:
+        raise bad(name, value, f"at most {GET_MAX_BLOCKS} blocks in all")
+    return runs
+
+
+def _run(value: Any, _name: str) -> str:  # noqa: ANN401
+    return topics.check_run(value)
+
+
+def _sha256(value: Any, _name: str) -> str:  # noqa: ANN401
+    return topics.check_sha256(value)
+
+
+_IDENT = matching(r"[A-Za-z0-9-]{1,36}")
+_U32 = integer(0, 2**32 - 1)
+_COUNT = integer(0, SAFE)
+_WINDOW = integer(1, 16)
+_NAME = matching(r"[A-Za-z0-9_.-]{1,32}")
+_CENTER = integer(0, CENTERS_MAX - 1)
+_SAMPLES = integer(1, 2**31)
+_METRICS = map_of(matching(r"[A-Za-z0-9_./-]{1,64}"), number(-math.inf), 16)
+_SOURCES = list_of(matching(r"bcast|mqtt|https://[!-~]{1,256}"), 0, 8)
+_CAPS = record(
+    required(engine=matching(r"[a-z0-9-]{1,16}"), n=integer(0, 2**31))
+    | optional(ram=_COUNT, disk=_COUNT, codecs=list_of(_NAME, 0, 16), window=_WINDOW)
+)
+_KEY = required(run=_run, round=_U32, exchange=_U32)  # with the device id of the topic: one answer of one device
+_MODEL = manifest("model")
+_SLOT = matching(SLOT)
+_CANDIDATE = with_field("own", record(required(own=_SLOT) | optional(init=_MODEL)), _MODEL)
+_STATS = manifest("stats")
+
+COMMON: Table = required(id=_IDENT, t=_COUNT)
+EPOCH: Table = required(epoch=_COUNT)
+
+_FIT: Table = required(
+    start=word_or("own", _MODEL),
+    lr=number(),
+    momentum=number(),
+    mu=number(),
+    steps=integer(1, 1_000_000),
+    batch=integer(1, 65_536),
+    seed=_COUNT,
+) | optional(
+    init=_MODEL,
+    anchor=word_or("start", _MODEL),
+    linear=manifest("linear"),
+    rows=matching(r"ones|posterior:(0|[1-9][0-9]?)"),
+    slot=_SLOT,
+    upload=boolean,
+    buffers=one_of(*sorted(FIT_BUFFERS)),
+)
+_PROBE: Table = required(
+    models=list_of(_CANDIDATE, 1, MAX_MODELS),
+    want=list_of(one_of(*sorted(WANTS)), 1, len(WANTS)),
+    batch=integer(1, 65_536),
+    seed=_COUNT,
+) | optional(
+    prior=list_of(number(), 1, MAX_MODELS),
+    split=one_of(*sorted(SPLITS)),
+    limit=_SAMPLES,
+    buffers=one_of(*sorted(PROBE_BUFFERS)),
+    label_prior=one_of(*sorted(LABEL_PRIORS)),
+    step=manifest("container"),
+)
+_JOBS: dict[str, Table] = {"fit": _FIT, "probe": _PROBE}
+_TASK: Table = (
+    _KEY
+    | required(
+        left_ms=_COUNT,
+        job=one_of("fit", "probe"),
+        program=manifest("program"),
+        container=manifest("container"),
+        schema=_sha256,
+        reply=record(
+            required(
+                codec=one_of(*CODECS), base=one_of("start", "anchor", "zero"), max_size=integer(1, LIMITS["delta"])
+            )
+        ),
+    )
+    | optional(center=_CENTER)
+)
+
+TABLES: dict[str, Table] = {
+    "coord": required(
+        boot=matching(r"[0-9a-f]{16}"),
+        online=boolean,
+        proto=list_of(integer(1, 255), 1, 16),
+        spread_ms=_COUNT,
+        block=_block_size,
+        window=_WINDOW,
+        src=_SOURCES,
+    )
+    | optional(release=record(required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release")))),
+    "cat": required(ver=_COUNT, catalog=manifest("catalog")),
+    "st": required(s=one_of("on", "off", "sleep", "lost"), bd=_U32) | optional(sw=text(64), caps=_CAPS),
+    "task": _TASK,
+    "stop": _KEY | optional(why=text(DETAIL_MAX)),
+    "rebirth": {},
+    "get": required(sha256=_sha256, block=_block_size, at=_block_runs),
+    "rdy": _KEY
+    | required(attempt=_U32, n=_SAMPLES, what=one_of("delta", "stats"), update=manifest("delta", "stats"))
+    | required(seconds=number())
+    | optional(metrics=_METRICS),
+    "go": required(re=_IDENT, sha256=_sha256, shard=integer(0, 65_535), window=_WINDOW) | optional(have=_bitmap),
+    "ack": _KEY
+    | required(attempt=_U32, sha256=_sha256, status=one_of(*ACK_STATUSES))
+    | optional(retry_ms=_COUNT, detail=text(DETAIL_MAX)),
+    "err": required(code=one_of(*ERR_CODES)) | optional(re=_IDENT, detail=text(DETAIL_MAX), retry_ms=_COUNT),
+    "nack": required(re=_IDENT, code=one_of(*NACK_CODES))
+    | optional(run=_run, round=_U32, exchange=_U32, detail=text(DETAIL_MAX), retry_ms=_COUNT),
+    "near": required(how=one_of("sketch", "loss", "round"))
+    | optional(sketch=manifest("sketch"), stats=_STATS, n=_SAMPLES, centers=list_of(_CENTER, 1, MAX_MODELS)),
+    "near-answer": required(re=_IDENT, center=or_null(_CENTER))
+    | optional(
+        distance=or_null(number()),
+        confidence=number(0, 1),
+        alternatives=list_of(record(required(center=_CENTER, distance=number())), 0, 8),
+    ),
+    "served": required(center=_CENTER, sha256=_sha256, n=_SAMPLES, metrics=_METRICS),
+}
+NULLABLE = frozenset({("near", "center"), ("near", "distance")})
+
+# Which kinds belong on which topic (`Route.kind`), and which of them a coordinator sends.
+ROUTES: Mapping[str, frozenset[str]] = {
+    "coord": frozenset({"coord"}),
+    "cat": frozenset({"cat"}),
+    "st": frozenset({"st"}),
+    "rq": frozenset({"get", "rdy", "near", "nack", "served"}),
+    "t": frozenset({"task", "go", "ack", "near", "stop", "rebirth", "err"}),
+}
+KINDS = frozenset[str]().union(*ROUTES.values())
+DOWN = (ROUTES["t"] | ROUTES["coord"] | ROUTES["cat"]) - {"near"}
+
+
+def table_of(kind: str, message: Mapping[str, Any], *, down: bool) -> Table:
+    """All fields of a message of this kind; a task's depend on its job, and `near` has two tables."""
+    table = TABLES["near-answer" if kind == "near" and down else kind]
+    job = message.get("job")
+    if kind == "task" and isinstance(job, str):
+        table = table | _JOBS.get(job, {})
+    return COMMON | (EPOCH if down else {}) | table
+
+
+def check_rules(kind: str, message: Mapping[str, Any]) -> None:
+    """The rules that tie fields together. Contradictions inside a job are "bad_task", all others "bad_field"."""
+    if kind == "st" and message["s"] == "on" and "caps" not in message:
+        raise Malformed("bad_field", "st on needs caps")
+    if kind == "rdy" and message["update"]["kind"] != message["what"]:
+        raise Malformed("bad_field", f"rdy of {message['what']} carries a {message['update']['kind']}")
+    if kind == "near" and "how" in message:
+        needed = {"sketch": "sketch", "loss": "stats", "round": None}[message["how"]]
+        if needed is not None and needed not in message:
+            raise Malformed("bad_field", f"near by {message['how']} needs {needed}")
+    if kind == "task":
+        wrong = _contradiction(message)
+        if wrong:
+            raise Malformed("bad_task", wrong)
+
+
+def _contradiction(task: Mapping[str, Any]) -> str | None:
+    return _probe_contradiction(task) if task["job"] == "probe" else _fit_contradiction(task)
+
+
+def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
+    prior = task.get("prior")
+    if prior is not None and (len(prior) != len(task["models"]) or sum(prior) <= 0):
+        return "prior needs one weight per model and a positive sum"
+    if len(set(task["want"])) < len(task["want"]):
+        return "want names the same statistic twice"
+    if "grad" in task["want"] and len(task["want"]) > 1:
+        return "a gradient is asked for alone"
+    if task.get("buffers") == "batch" and task["want"] != ["grad"] and "step" not in task:
+        return "buffers of a batch need the step's file"
+    return None
+
+
+def _fit_contradiction(task: Mapping[str, Any]) -> str | None:
+    anchor, base = task.get("anchor"), task["reply"]["base"]
+    if task["mu"] > 0 and anchor is None:
+        return "mu > 0 needs an anchor"
+    if task["start"] == "own" and "start" in (anchor, base):
+        return "the server does not hold the model that start: own names"
+    if base == "anchor" and anchor is None:
+        return "the reply's base is an anchor that is not there"
+    return None

@@ -1,0 +1,1 @@
+"""Files about the nearest center that both sides read: catalog, router, sketch, tree of centers."""

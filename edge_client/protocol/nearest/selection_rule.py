@@ -1,0 +1,79 @@
+"""Which center suits a device, from what it measured: one rule for MQTT's `near`, for HTTP and for the device itself.
+
+Everything is a distance, the less the better: a mean loss, one minus a share of votes, or how far apart two sketches
+are. Nothing fits above `abstain`, or where a run's guide (router.py) says so; that is an answer. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import Malformed
+from edge_client.protocol.nearest.router import Belief
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array
+
+ALTERNATIVES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """The center of least distance, the lower one on a tie, or None; and the next best ones."""
+
+    center: int | None
+    distance: float
+    alternatives: tuple[tuple[int, float], ...]
+    confidence: float | None = None  # that this center is the right one, where a guide can say
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of an answer to `near` (PROTOCOL.md)."""
+        others = [{"center": k, "distance": d} for k, d in self.alternatives]
+        sure = {} if self.confidence is None else {"confidence": self.confidence}
+        return {"center": self.center, "distance": self.distance, "alternatives": others, **sure}
+
+
+def guessing_loss(program: Program) -> float:
+    """The mean loss of a model that only guesses: a center above it knows nothing about a device's data."""
+    return math.log(program.classes) if program.loss == "cross-entropy" else math.sqrt(np.finfo(np.float32).max)
+
+
+def by_distance(distances: Sequence[float] | Array, abstain: float) -> Choice:
+    """Distances [K] -> the choice. Negative ones are nobody's measurement: they never fit and are not told."""
+    order = [int(k) for k in np.argsort(distances, kind="stable")]
+    best = order[0]
+    fits = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
+    others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if 0 <= distances[k] < math.inf]
+    return Choice(
+        center=best if fits else None,
+        distance=max(0.0, float(distances[best])),
+        alternatives=tuple(others[:ALTERNATIVES]),
+    )
+
+
+def by_belief(distances: Sequence[float] | Array, belief: Belief) -> Choice:
+    """Distances [K] and what a guide thinks of them -> the choice."""
+    if np.min(distances) < 0:
+        return by_distance(distances, -1.0)
+    plain = by_distance(distances, math.inf if belief.center is not None else -1.0)
+    return replace(plain, confidence=float(belief.shares[belief.best]) if belief.center is not None else None)
+
+
+def by_votes(votes: Sequence[int] | Array) -> Choice:
+    """Votes [K]: how many samples each center explains best (FedSoft, algorithm 1). Distance: 1 - its share."""
+    counts = np.asarray(votes, dtype=np.float64)
+    if counts.sum() <= 0:
+        raise Malformed("bad_field", "votes count no sample")
+    return by_distance(1 - counts / counts.sum(), 1.0)
+
+
+def apart(point: Array, points: Array) -> Array:
+    """A sketch [d] and those of the centers [K, d] -> the root of their mean squared difference [K]."""
+    if point.shape != points.shape[1:]:
+        raise Malformed("bad_field", f"a sketch of {len(point)} numbers, the centers' have {points.shape[1]}")
+    distance: Array = np.sqrt(np.square(points - point).mean(axis=1))
+    return distance

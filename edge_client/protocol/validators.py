@@ -1,0 +1,176 @@
+"""Checkers: small functions from which the tables of message_schemas.py are built.
+
+A checker takes a value and the name to complain about, and gives the value back or raises Malformed("bad_field"). A
+combinator (`list_of`, `record`, ...) makes one checker of others. Nothing here knows a message.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest, is_count
+
+Check = Callable[[Any, str], Any]
+Field = tuple[Check, bool]  # the checker, and whether the field is required
+Table = dict[str, Field]
+
+SAFE = 2**53 - 1
+
+
+def bad(name: str, value: object, wanted: str) -> Malformed:
+    """The complaint about one field."""
+    return Malformed("bad_field", f"{name} is {value!r:.80}; expected {wanted}")
+
+
+def integer(low: int, high: int) -> Check:
+    """An int, not a bool, from `low` to `high`."""
+
+    def check(value: Any, name: str) -> int:  # noqa: ANN401
+        if not is_count(value, low, high):
+            raise bad(name, value, f"an integer from {low} to {high}")
+        return int(value)
+
+    return check
+
+
+def number(low: float = 0.0, high: float = math.inf) -> Check:
+    """A finite number from `low` to `high`."""
+
+    def check(value: Any, name: str) -> float:  # noqa: ANN401
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise bad(name, value, "a finite number")
+        if not low <= value <= high:
+            raise bad(name, value, f"a number from {low:g} to {high:g}")
+        return value
+
+    return check
+
+
+def one_of(*allowed: str) -> Check:
+    """One of a few texts."""
+
+    def check(value: Any, name: str) -> str:  # noqa: ANN401
+        if not isinstance(value, str) or value not in allowed:
+            raise bad(name, value, f"one of {', '.join(allowed)}")
+        return value
+
+    return check
+
+
+def matching(pattern: str) -> Check:
+    """A text that the whole pattern matches."""
+    compiled = re.compile(pattern)
+
+    def check(value: Any, name: str) -> str:  # noqa: ANN401
+        if not isinstance(value, str) or compiled.fullmatch(value) is None:
+            raise bad(name, value, f"the form {pattern}")
+        return value
+
+    return check
+
+
+def text(limit: int) -> Check:
+    """Any text of at most `limit` characters."""
+
+    def check(value: Any, name: str) -> str:  # noqa: ANN401
+        if not isinstance(value, str) or len(value) > limit:
+            raise bad(name, value, f"a text of at most {limit} characters")
+        return value
+
+    return check
+
+
+def boolean(value: Any, name: str) -> bool:  # noqa: ANN401
+    """True or false."""
+    if not isinstance(value, bool):
+        raise bad(name, value, "true or false")
+    return value
+
+
+def list_of(item: Check, low: int, high: int) -> Check:
+    """A list of `low` to `high` items, each checked."""
+
+    def check(value: Any, name: str) -> list[Any]:  # noqa: ANN401
+        if not isinstance(value, list) or not low <= len(value) <= high:
+            raise bad(name, value, f"a list of {low} to {high} items")
+        return [item(v, f"{name}[{i}]") for i, v in enumerate(value)]
+
+    return check
+
+
+def map_of(key: Check, item: Check, high: int) -> Check:
+    """An object of at most `high` entries, keys and values checked."""
+
+    def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
+        if not isinstance(value, Mapping) or len(value) > high:
+            raise bad(name, value, f"an object of at most {high} entries")
+        return {key(k, f"a key of {name}"): item(v, f"{name}.{k:.40}") for k, v in value.items()}
+
+    return check
+
+
+def record(table: Table) -> Check:
+    """An object with the fields of `table`; other fields are dropped."""
+
+    def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
+        if not isinstance(value, Mapping):
+            raise bad(name, value, "an object")
+        missing = [field for field, (_, required) in table.items() if required and field not in value]
+        if missing:
+            raise Malformed("bad_field", f"{name} lacks {', '.join(missing)}")
+        return {field: check(value[field], f"{name}.{field}") for field, (check, _) in table.items() if field in value}
+
+    return check
+
+
+def manifest(*kinds: str) -> Check:
+    """A manifest of one of `kinds`, as JSON or as `Manifest`; the result is JSON."""
+
+    def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
+        blob = Manifest.from_json(value.to_json() if isinstance(value, Manifest) else value)
+        if blob.kind not in kinds:
+            raise bad(name, blob.kind, f"a manifest of kind {' or '.join(kinds)}")
+        return blob.to_json()
+
+    return check
+
+
+def word_or(word: str, other: Check) -> Check:
+    """The given word, or what `other` accepts."""
+
+    def check(value: Any, name: str) -> Any:  # noqa: ANN401
+        return value if isinstance(value, str) and value == word else other(value, name)
+
+    return check
+
+
+def with_field(field: str, own: Check, other: Check) -> Check:
+    """What `own` accepts if it is an object with `field`, else what `other` accepts."""
+
+    def check(value: Any, name: str) -> Any:  # noqa: ANN401
+        return (own if isinstance(value, Mapping) and field in value else other)(value, name)
+
+    return check
+
+
+def or_null(other: Check) -> Check:
+    """Null, or what `other` accepts."""
+
+    def check(value: Any, name: str) -> Any:  # noqa: ANN401
+        return None if value is None else other(value, name)
+
+    return check
+
+
+def required(**checks: Check) -> Table:
+    """Fields that must be there."""
+    return {name: (check, True) for name, check in checks.items()}
+
+
+def optional(**checks: Check) -> Table:
+    """Fields that may be absent."""
+    return {name: (check, False) for name, check in checks.items()}

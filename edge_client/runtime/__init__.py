@@ -1,0 +1,1 @@
+"""A device's life: connect, fetch, train, upload, and survive a power cut."""

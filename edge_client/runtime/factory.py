@@ -1,0 +1,44 @@
+"""How a device is put together from its configuration: its broker, its data, the machine's clock and watchdog."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import numpy as np
+
+from edge_client.config import ClientConfig
+from edge_client.data.dataset import Samples
+from edge_client.protocol.topics import Topics
+from edge_client.runtime.client import Client
+from edge_client.runtime.systemd_watchdog import Watchdog
+from edge_client.transport.base import Dial
+from edge_client.transport.clock import SystemClock
+from edge_client.update.self_update import Updates
+
+
+def dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
+    """How a device reaches its broker over MQTT. Raises ConfigError for a certificate that is not this device's."""
+    from edge_client.transport.mqtt import MqttTransport
+    from edge_client.transport.tls import Credentials, check_subject
+
+    if config.certificate is not None:
+        check_subject(config.certificate, name=config.device_id, federation=config.federation)
+    credentials = Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
+    name = Topics(config.federation).client_id(config.device_id)
+    return lambda will: MqttTransport(config.broker, name, will=will, credentials=credentials, insecure=insecure)
+
+
+def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
+    """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
+    samples = Samples(config.data, most=config.max_samples)
+    return Client(
+        config,
+        dialer(config, insecure=insecure),
+        local=samples.load(),
+        clock=SystemClock(),
+        rng=np.random.default_rng(time.time_ns()),
+        watchdog=Watchdog(os.environ),
+        samples=samples,
+        updates=Updates.of(os.environ),
+    )

@@ -1,0 +1,226 @@
+"""What survives a power cut: the last result until it is acknowledged, own models, a probe's posterior, the rest.
+
+    state/birth          counts connections
+    state/state.json     everything small, replaced as a whole; it names the blobs that belong to it
+    state/kept/<sha256>  the last update, own models, residuals, responsibilities; written before state.json names them
+    state/cache/         programs and models that came from the coordinator; may be deleted
+
+A crash between two writes leaves blobs that nothing names (removed later) and the state of before. This file neither
+trains nor sends.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol import codecs, tensors
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.task import Array, Flat, Schema
+from edge_client.transport.blobs import BlobFolder, write_atomically
+
+log = logging.getLogger(__name__)
+
+VERSION = 1
+LIMIT_BYTES = 1 << 20  # of state.json
+U32 = 2**32
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Key:
+    """Which task: unique on one device."""
+
+    run: str
+    round: int
+    exchange: int
+
+    @staticmethod
+    def of(message: Mapping[str, Any]) -> Key:
+        """The task that a message is about."""
+        return Key(run=message["run"], round=message["round"], exchange=message["exchange"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A finished task: what `rdy` says about it, and what its acknowledgement changes."""
+
+    key: Key
+    n: int
+    what: str  # "delta" or "stats"
+    update: Manifest  # its bytes are kept
+    seconds: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    attempt: int = 0
+    residual: str | None = None  # name of the residual that an "ok" commits ...
+    residual_sha256: str | None = None  # ... and its blob
+    status: str | None = None  # the acknowledgement, once it came
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"key": asdict(self.key), "update": self.update.to_json()}
+
+    @staticmethod
+    def from_json(raw: dict[str, Any]) -> Result:
+        return Result(**raw | {"key": Key(**raw["key"]), "update": Manifest.from_json(raw["update"])})
+
+
+class State:
+    """One device's memory. All methods are durable when they return; only `next_birth` may come from another thread."""
+
+    def __init__(self, folder: Path, *, federation: str, device_id: str) -> None:
+        self._file, self._births = folder / "state.json", folder / "birth"
+        self._owner = {"federation": federation, "device": device_id}
+        self.kept = _open_folder(folder / "kept")
+        self._lock = threading.Lock()
+        raw, self.result = self._load()
+        self.epoch: int = raw.get("epoch", 0)  # the highest seen
+        self._own: dict[str, list[str]] = raw.get("own", {})  # run/slot -> [sha256, schema]
+        self._residuals: dict[str, list[Any]] = raw.get("residuals", {})  # run/center/schema -> [sha256, round]
+        self._posterior: list[Any] | None = raw.get("posterior")  # [sha256, run, round]
+        self.birth = self._read_birth()
+        self._sweep()
+
+    def next_birth(self) -> int:
+        """The number of the next connection (u32)."""
+        with self._lock:
+            self.birth = (self.birth + 1) % U32
+            write_atomically(self._births, str(self.birth).encode())
+            return self.birth
+
+    def see_epoch(self, epoch: int) -> bool:
+        """Note a coordinator's epoch; False when a later one has spoken already."""
+        if epoch > self.epoch:
+            self.epoch = epoch
+            self._save()
+        return epoch == self.epoch
+
+    def own(self, run: str, slot: str, schema: Schema) -> Flat | None:
+        """The model [schema.size] that this device last trained in this run and slot."""
+        return self._vector(self._own.get(f"{run}/{slot}"), schema)
+
+    def residual(self, key: Key, center: int | None, schema: Schema) -> Flat | None:
+        """What earlier updates lost to compression [schema.size], halved for each round that the device sat out."""
+        found = self._residuals.get(residual_name(key.run, center, schema))
+        vector = self._vector([found[0], schema.sha256] if found else None, schema)
+        if found is None or vector is None:
+            return None
+        return vector * np.float32(0.5 ** max(0, key.round - found[1] - 1))
+
+    def posterior(self, key: Key) -> Array | None:
+        """The responsibilities [M, n] that the last probe for them left, if it was of the same run and round."""
+        if self._posterior is None or self._posterior[1:] != [key.run, key.round]:
+            return None
+        try:
+            return tensors.unpack(self.kept.read(self._posterior[0]))[0]["posterior"]
+        except (Malformed, KeyError) as wrong:
+            log.warning("lost the responsibilities of a probe: %s", wrong)
+            return None
+
+    def finish(
+        self,
+        result: Result,
+        update: bytes,
+        schema: Schema,
+        *,
+        own: tuple[str, Flat] | None,
+        posterior: Array | None = None,
+    ) -> Result:
+        """Keep a finished task, the model that it left in a slot, the responsibilities; then it may be announced."""
+        self.kept.put(update)
+        if posterior is not None:
+            rows = {"posterior": posterior}
+            sha256 = self.kept.put(tensors.pack(rows, kind="stats", codec="f32", schema=schema.sha256))
+            self._posterior = [sha256, result.key.run, result.key.round]
+        if own is not None:
+            slot, vector = own
+            sha256 = self.kept.put(codecs.encode(vector, schema, codec="f32", kind="model"))
+            of_this_run = {name: kept for name, kept in self._own.items() if name.split("/")[0] == result.key.run}
+            self._own = of_this_run | {f"{result.key.run}/{slot}": [sha256, schema.sha256]}
+        self.result = result
+        self._save()
+        self._sweep()
+        return result
+
+    def keep_residual(self, residual: Flat, schema: Schema) -> str:
+        """Store a residual that no acknowledgement has committed yet; returns its sha256 for `Result`."""
+        return self.kept.put(codecs.encode(residual, schema, codec="f32", kind="model"))
+
+    def acknowledged(self, status: str) -> None:
+        """The coordinator has answered: commit the residual if it took the update, else keep the one of before."""
+        result = self.result
+        if result is None or result.status is not None:
+            return
+        if status in ("ok", "dup") and result.residual is not None:
+            run = result.residual.split("/")[0]
+            of_this_run = {name: kept for name, kept in self._residuals.items() if name.split("/")[0] == run}
+            self._residuals = of_this_run | {result.residual: [result.residual_sha256, result.key.round]}
+        self.result = replace(result, status=status)
+        self._save()
+        self._sweep()
+
+    def _vector(self, named: list[str] | None, schema: Schema) -> Flat | None:
+        if named is None or named[1] != schema.sha256:
+            return None
+        try:
+            return codecs.decode(self.kept.read(named[0]), schema, kind="model")
+        except Malformed as wrong:  # a damaged card: go on as a device that has nothing kept
+            log.warning("lost a kept model: %s", wrong.message)
+            return None
+
+    def _load(self) -> tuple[dict[str, Any], Result | None]:
+        try:
+            raw = parse_json(self._file.read_bytes(), LIMIT_BYTES)
+            owner = {name: raw[name] for name in self._owner}
+            result = None if raw["result"] is None else Result.from_json(raw["result"])
+        except FileNotFoundError:
+            return {}, None
+        except (Malformed, KeyError, TypeError) as wrong:
+            log.warning("%s is damaged (%s); starting afresh", self._file, wrong)
+            return {}, None
+        if owner != self._owner:
+            raise ConfigError(
+                f"{self._file.parent} belongs to device {owner['device']} of federation {owner['federation']}",
+                hint="give each device a state folder of its own, or delete this one",
+            )
+        return raw, result
+
+    def _save(self) -> None:
+        result = self.result.to_json() if self.result else None
+        raw = {"epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
+        write_atomically(self._file, canonical({"v": VERSION, "posterior": self._posterior} | self._owner | raw))
+
+    def _sweep(self) -> None:
+        named = {sha256 for sha256, _ in (*self._own.values(), *self._residuals.values())}
+        if self._posterior is not None:
+            named.add(self._posterior[0])
+        if self.result is not None:
+            named.add(self.result.update.sha256)
+            named.add(self.result.residual_sha256 or "")
+        self.kept.keep_only(named)
+
+    def _read_birth(self) -> int:
+        try:
+            return int(self._births.read_text(encoding="ascii")) % U32
+        except (FileNotFoundError, ValueError):
+            return 0
+
+
+def _open_folder(path: Path) -> BlobFolder:
+    try:
+        return BlobFolder(path)
+    except OSError as wrong:
+        raise ConfigError(
+            f"cannot write to the state folder: {wrong}", hint="set `state` to a folder that this user may write to"
+        ) from wrong
+
+
+def residual_name(run: str, center: int | None, schema: Schema) -> str:
+    """Residuals are kept per run, center and schema."""
+    return f"{run}/{'-' if center is None else center}/{schema.sha256}"

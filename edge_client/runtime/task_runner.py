@@ -1,0 +1,178 @@
+"""One task on this device: check the program, train or evaluate, and turn the outcome into the bytes that go up.
+
+Works on blobs that are here already. Sends nothing, waits for nothing, and keeps nothing: client.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_client.config import ClientConfig
+from edge_client.data.dataset import Local
+from edge_client.engines.base import Engine
+from edge_client.errors import Malformed
+from edge_client.protocol import codecs, signing, task_codec
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.messages import parse_json
+from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
+from edge_client.training import fit_probe
+from edge_client.training.learner import Learner, OverEngine
+from edge_client.transport.blobs import BlobFolder
+
+OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
+Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
+Residual = Callable[[Schema], Flat | None]  # what compression has cost so far [schema.size]
+Posterior = Callable[[], Array | None]  # what the round's last probe left [M, n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a task gave: the answer's bytes, and what stays: vectors [schema.size], responsibilities [M, n]."""
+
+    what: str  # "delta" or "stats"
+    data: bytes
+    n: int
+    metrics: dict[str, float]
+    schema: Schema
+    own: tuple[str, Flat] | None = None  # (slot, model)
+    residual: Flat | None = None
+    posterior: Array | None = None
+
+
+@dataclass
+class Workshop:
+    """Opens programs and runs tasks. `blobs` holds what was fetched; an opened engine is used again."""
+
+    config: ClientConfig
+    blobs: BlobFolder
+    local: Local
+    open_engine: OpenEngine
+
+    def __post_init__(self) -> None:
+        self._programs: dict[str, Program] = {}
+        self._engines: dict[frozenset[str], Engine] = {}  # by the sha256 of the containers; of one program only
+
+    def check_signature(self, *manifests: Manifest) -> None:
+        """Before a byte is fetched: one of the pinned keys signed each of these. Malformed("bad_signature")."""
+        for manifest in manifests:
+            signing.verify_manifest(manifest, self.config.signing_keys, self.config.federation)
+
+    def program(self, manifest: Manifest) -> Program:
+        """The fetched program. Malformed("bad_program") and the codes of its parts."""
+        if manifest.sha256 not in self._programs:
+            try:
+                raw = parse_json(self.blobs.read(manifest.sha256), LIMIT_BYTES)
+            except Malformed as wrong:
+                raise Malformed("bad_program", f"program.json: {wrong.message}") from wrong
+            if not isinstance(raw, dict):
+                raise Malformed("bad_program", "program.json is no object")
+            self._programs, self._engines = {manifest.sha256: Program.from_json(raw)}, {}
+        return self._programs[manifest.sha256]
+
+    def check_container(self, program: Program, function: str, manifest: Manifest) -> None:
+        """Before it is fetched: the signed program vouches for this file for our engine."""
+        files = program.containers.get(self.config.engine)
+        if not files or function not in files:
+            raise Malformed("no_engine", f"the program has no {function} for {self.config.engine}")
+        if (files[function].sha256, files[function].size) != (manifest.sha256, manifest.size):
+            raise Malformed("bad_program", f"container {manifest.sha256:.16} is not the one that the program lists")
+
+    def engine(self, program: Program, *manifests: Manifest) -> Engine:
+        """The engine over fetched containers, opened once."""
+        named = frozenset(manifest.sha256 for manifest in manifests)
+        if named not in self._engines:
+            for sha256 in named:
+                self.blobs.read(sha256)  # hashed again: a damaged container must not be loaded
+            files = program.containers[self.config.engine]
+            here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 in named}
+            settings = {"threads": self.config.threads, "device": self.config.device}
+            self._engines[named] = self.open_engine(self.config.engine, program, here, **settings)
+        return self._engines[named]
+
+    def vector(self, manifest: Manifest, schema: Schema) -> Flat:
+        """A fetched model or linear term [schema.size], float32."""
+        return codecs.decode(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
+
+    def run(
+        self,
+        message: Mapping[str, Any],
+        *,
+        own: Kept,
+        residual: Residual,
+        posterior: Posterior,
+        between: Callable[[], None],
+    ) -> Outcome:
+        """Carry out a `task` message whose blobs are here; `between` is called before each training step.
+
+        Raises Malformed with the code of the nack.
+        """
+        program = self.program(Manifest.from_json(message["program"]))
+        schema = program.schema
+        if schema.sha256 != message["schema"]:
+            raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
+        containers = [Manifest.from_json(message[field]) for field in task_codec.functions_of(message)]
+        learner = OverEngine(self.engine(program, *containers), program)
+        task = task_codec.task_from(message, lambda manifest: self.vector(manifest, schema))
+        if isinstance(task, Probe):
+            outcome = self._probe(learner, task, own)
+        else:
+            kept, shares = own(task.slot, schema), posterior()
+            data = self.local.train
+            result = fit_probe.fit(learner, task, data, own=kept, posterior=shares, between=between)
+            if task.upload:
+                outcome = _update(result, task, message, schema, len(data), residual)
+            else:
+                outcome = _stays(result, task, schema, len(data))
+        if len(outcome.data) > message["reply"]["max_size"]:
+            raise Malformed(
+                "too_big", f"an update of {len(outcome.data)} bytes, {message['reply']['max_size']} allowed"
+            )
+        return outcome
+
+    def _probe(self, learner: Learner, task: Probe, own: Kept) -> Outcome:
+        schema, shares = learner.program.schema, list[Array]()
+        reply = fit_probe.probe(learner, task, self.local, own=lambda slot: own(slot, schema), keep=shares.append)
+        data = codecs.encode_stats(reply, schema)
+        posterior = shares[0] if shares else None
+        return Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema, posterior=posterior)
+
+
+def _stays(result: fit_probe.FitResult, task: Fit, schema: Schema, n: int) -> Outcome:
+    """The model stays in its slot; what goes up is its mean training loss."""
+    data = codecs.encode_stats(Reply(n=n, losses=np.array([result.loss])), schema)
+    own = (task.slot, result.vector.astype(np.float32))
+    return Outcome(what="stats", data=data, n=n, metrics={"loss": result.loss}, schema=schema, own=own)
+
+
+def _update(
+    result: fit_probe.FitResult, task: Fit, message: Mapping[str, Any], schema: Schema, n: int, residual: Residual
+) -> Outcome:
+    """The difference to the base that the task names, in float32 so that both sides subtract the same numbers."""
+    vector = result.vector.astype(np.float32)
+    name, base = _base(task, message)
+    delta = vector if base is None else vector - base.astype(np.float32)
+    codec, rest = message["reply"]["codec"], None
+    if codec == "i8":
+        data, rest = codecs.encode_feedback(delta, residual(schema), schema, codec=codec, base=name)
+    else:
+        data = codecs.encode(delta, schema, codec=codec, kind="delta", base=name)
+    metrics = {"loss": result.loss}
+    return Outcome(what="delta", data=data, n=n, metrics=metrics, schema=schema, own=(task.slot, vector), residual=rest)
+
+
+def _base(task: Fit, message: Mapping[str, Any]) -> tuple[str, Flat | None]:
+    """-> (the base's sha256 or "zero", its values [schema.size]); the message was checked to hold what it names."""
+    named = message["reply"]["base"]
+    if named == "anchor" and message["anchor"] == "start":
+        named = "start"
+    if named == "zero":
+        return named, None
+    vector = task.start if named == "start" else task.anchor
+    if not isinstance(vector, np.ndarray):
+        raise Malformed("bad_task", f"the reply's base is {named}, but no such model was sent")
+    return message[named]["sha256"], vector

@@ -1,0 +1,161 @@
+"""Bringing a kept result to the coordinator: announce, send blocks against a credit, until it is acknowledged.
+
+The result is on disk before it is announced, so all of this may be repeated after a restart, a lost link or a silent
+coordinator. Sends through the voice; the caller's loop brings the answers and calls `step`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest, body_range
+from edge_client.protocol.transfer import still_missing
+from edge_client.runtime.sender import Voice
+from edge_client.runtime.state import Key, State
+from edge_client.transport.base import Transport
+from edge_client.transport.clock import Clock
+
+log = logging.getLogger(__name__)
+
+REPEAT_S = 60.0  # an announcement that nobody answered is made again
+JITTER_S = 15.0
+DRAIN_S = 0.2  # the longest wait for the broker between two looks at the events
+SAY_AGAIN = ("busy", "rate", "internal")
+
+
+@dataclass
+class Upload:
+    """A credit: where the blocks go, how many may be unacknowledged, and which are owed."""
+
+    manifest: Manifest
+    shard: int
+    window: int
+    owed: Iterator[int]
+
+
+class Delivery:
+    """Delivers the result in `state`, one at a time."""
+
+    def __init__(
+        self, state: State, voice: Voice, transport: Transport, *, clock: Clock, rng: np.random.Generator
+    ) -> None:
+        self._state, self._voice, self._transport = state, voice, transport
+        self._clock, self._rng = clock, rng
+        self._upload: Upload | None = None
+        self._announced: str | None = None  # id of the last `rdy`
+        self._again_at_s: float | None = None  # when to announce again; None: nothing to deliver
+        self._sent_twice: str | None = None  # the update that a wrong hash made us send again
+
+    def announce(self) -> None:
+        """Say `rdy` for the kept result, and again later unless somebody answers."""
+        result = self._state.result
+        if result is None:
+            self.cease()
+            return
+        self._upload = None
+        self._announced = self._voice.say(
+            "rdy",
+            **vars(result.key),
+            attempt=result.attempt,
+            n=result.n,
+            what=result.what,
+            update=result.update,
+            seconds=result.seconds,
+            metrics=result.metrics,
+        )
+        self._announce_in(REPEAT_S)
+
+    def link_up(self) -> None:
+        """After a new connection: what is not acknowledged is announced again."""
+        self._upload = None
+        if self._state.result is not None and self._state.result.status is None:
+            self.announce()
+
+    def link_lost(self) -> None:
+        """The credit went with the connection."""
+        self._upload = None
+
+    def coordinator_restarted(self, spread_s: float) -> None:
+        """It has forgotten what was announced; not all devices may say it again in the same moment."""
+        if self._again_at_s is not None:
+            self._upload = None
+            self._again_at_s = self._clock.now_s() + self._rng.uniform(0.0, spread_s)
+
+    def cease(self) -> None:
+        """Nobody wants it any more."""
+        self._upload = self._again_at_s = None
+
+    def wait_s(self) -> float | None:
+        """How long `step` has nothing to do; None: until something happens."""
+        if self._upload is not None:
+            return 0.0
+        return None if self._again_at_s is None else max(0.0, self._again_at_s - self._clock.now_s())
+
+    def step(self) -> None:
+        """Send one block, or announce again, if either is due."""
+        if self._upload is not None:
+            self._send_block(self._upload)
+        elif self._again_at_s is not None and self._clock.now_s() >= self._again_at_s:
+            self.announce()
+
+    def on_go(self, message: Mapping[str, Any]) -> None:
+        """A credit for blocks. One for anything but the announced update is ignored."""
+        result = self._state.result
+        if result is None or result.update.sha256 != message["sha256"] or self._again_at_s is None:
+            return
+        try:
+            owed = still_missing(result.update, message.get("have"))
+        except Malformed as wrong:
+            log.warning("a credit with a bad bitmap: %s", wrong.message)
+            return
+        self._upload = Upload(result.update, message["shard"], message["window"], owed)
+
+    def on_ack(self, message: Mapping[str, Any]) -> None:
+        """The coordinator has decided about the update. An `ack` for what we did not send is ignored."""
+        result = self._state.result
+        if result is None or (result.key, result.update.sha256) != (Key.of(message), message["sha256"]):
+            return
+        status = message["status"]
+        log.info("%s: %s %s", result.key, status, message.get("detail", ""))
+        self._upload = None
+        if status == "retry":
+            self._announce_in(message.get("retry_ms", REPEAT_S * 1000) / 1000)
+        elif status == "bad_hash" and self._sent_twice != message["sha256"]:
+            self._sent_twice = message["sha256"]
+            self.announce()
+        else:
+            self._state.acknowledged(status)
+            self.cease()
+
+    def on_error(self, message: Mapping[str, Any]) -> None:
+        """An error answer; it is ours when it names our announcement."""
+        if message.get("re") != self._announced or self._again_at_s is None:
+            return
+        if message["code"] in SAY_AGAIN:
+            self._announce_in(message.get("retry_ms", REPEAT_S * 1000) / 1000)
+        else:
+            self._state.acknowledged(message["code"])
+            self.cease()
+
+    def _announce_in(self, seconds: float) -> None:
+        self._again_at_s = self._clock.now_s() + seconds + self._rng.uniform(0.0, JITTER_S)
+
+    def _send_block(self, upload: Upload) -> None:
+        """One block, once the broker has acknowledged enough of those before."""
+        if not self._transport.drain(upload.window - 1, DRAIN_S):
+            return
+        index = next(upload.owed, None)
+        if index is None:
+            self._upload = None
+            self._announce_in(REPEAT_S)
+            return
+        start, stop = body_range(upload.manifest, index)
+        with self._state.kept.path(upload.manifest.sha256).open("rb") as file:
+            file.seek(start)
+            self._voice.block(upload.manifest, upload.shard, index, file.read(stop - start))

@@ -1,0 +1,1 @@
+"""The numbers of a task: fit and probe over a learner."""

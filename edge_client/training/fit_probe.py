@@ -1,0 +1,263 @@
+"""What a device does with a task: numpy over a Learner. The real client and the emulator run this same code.
+
+`fit` runs SGD steps, `probe` evaluates candidate models. Models are flat vectors [schema.size]. No network, no disk, no
+clock, no randomness but the task's seed. What cannot be done raises Malformed with the protocol's code for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.data.dataset import Dataset, Local, batches
+from edge_client.errors import Malformed
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply
+from edge_client.training.learner import F64, I64, Job, Learner, Trained, log_softmax, one_hot
+
+SMALL = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
+LABEL_PRIOR = 0.1  # samples of each class beside one's own
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitResult:
+    """The trained model [schema.size] in the program's dtype, and the mean training loss over all steps."""
+
+    vector: Flat
+    loss: float
+
+
+def job(
+    program: Program,
+    task: Fit,
+    data: Dataset,
+    *,
+    own: Flat | None = None,
+    posterior: Array | None = None,
+    fixed_batch: int | None = None,
+) -> Job:
+    """What a learner needs to carry the task out on `data`.
+
+    `own` [schema.size] is the device's own model in the task's slot, if it has one; `posterior` [M, n] are the
+    responsibilities that the last probe left on the device, for `task.rows = "posterior:m"`.
+    """
+    _fits(program, data)
+    weights = _row_weights(task, data, posterior)
+    if fixed_batch is not None and fixed_batch != task.batch:
+        raise Malformed("bad_task", f"batch {task.batch}, but this program runs batches of {fixed_batch}")
+    start = _start(task, own)
+    if task.buffers == "own" and own is not None:
+        start = with_buffers(program, start, own)
+    for vector in (start, task.anchor, task.linear):
+        if vector is not None and vector.shape != (program.schema.size,):
+            raise Malformed(
+                "bad_schema", f"a model of shape {vector.shape}, the program has {program.schema.size} values"
+            )
+    order = batches(len(data), task.batch, task.seed, task.steps, fixed=fixed_batch is not None)
+    return Job(task=task, start=start, data=data, batches=list(order), weights=weights)
+
+
+def fit(
+    learner: Learner,
+    task: Fit,
+    data: Dataset,
+    *,
+    own: Flat | None = None,
+    posterior: Array | None = None,
+    between: Callable[[], None] = lambda: None,
+) -> FitResult:
+    """Run the task's SGD steps on `data`; `own` and `posterior` as for `job`.
+
+    `between` is called before each step; what it raises ends the training.
+    """
+    mine = job(learner.program, task, data, own=own, posterior=posterior, fixed_batch=learner.fixed_batch)
+    (trained,) = learner.train([mine], between)
+    return result(task, trained)
+
+
+def result(task: Fit, trained: Trained) -> FitResult:
+    """A finished update; raises Malformed where it diverged."""
+    if not np.isfinite(trained.vector).all():
+        raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
+    return FitResult(vector=trained.vector, loss=float(np.mean(trained.losses)))
+
+
+def probe(
+    learner: Learner,
+    task: Probe,
+    local: Local,
+    *,
+    own: Callable[[str], Flat | None] = lambda slot: None,  # noqa: ARG005 - named for its readers
+    keep: Callable[[F64], None] = lambda posterior: None,  # noqa: ARG005
+) -> Reply:
+    """Evaluate the task's models on the asked split; the reply holds what was asked for and nothing else.
+
+    `own` gives the device's model [schema.size] in a slot, if it has one. `keep` is handed the responsibilities [M, n]
+    of a probe of all training samples for "posterior": they stay on the device, for the fits that follow.
+    """
+    program, data = learner.program, _probed(task, local)
+    _fits(program, data)
+    models, want = [_candidate(model, own) for model in task.models], task.want
+    if "grad" in want:
+        if len(models) != 1:
+            raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
+        return Reply(n=len(data), grad=learner.gradient(models[0], data, batch=task.batch, seed=task.seed))
+    if task.buffers == "own" and (kept := own("main")) is not None:
+        sent = [not isinstance(model, OwnModel) for model in task.models]
+        models = [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
+    elif task.buffers == "batch":
+        models = [recalibrated(learner, model, local.train, batch=task.batch) for model in models]
+    losses, logits = learner.evaluate(models, data, batch=task.batch)
+    if task.label_prior == "device":
+        losses, logits = told(program, logits, data, local.train)
+    shares = responsibilities(losses, task.prior) if "posterior" in want else None
+    if shares is not None and task.split == "train" and len(data) == len(local.train):
+        keep(shares)
+    return Reply(
+        n=len(data),
+        losses=losses.mean(axis=1) if "loss" in want else None,
+        votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
+        posterior=None if shares is None else shares.mean(axis=1),
+        confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
+    )
+
+
+def with_buffers(program: Program, model: Flat, other: Flat) -> Flat:
+    """[schema.size] the parameters of one model and the buffers of another."""
+    n = program.schema.n_params
+    return np.concatenate([model[:n], other[n:].astype(model.dtype)])
+
+
+def recalibrated(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> Flat:
+    """The model [schema.size] with the statistics of these samples in its buffers instead of running ones.
+
+    Those of all batches of `batch` samples (a shorter rest is left out, unless it is all there is; so is one sample,
+    which has no variance) take their places. What no step moves stays. Li et al. 2016, "Revisiting Batch Normalization
+    For Practical Domain Adaptation", section 3.3.
+    """
+    n, size = learner.program.schema.n_params, learner.fixed_batch or batch
+    cuts = [np.arange(at, min(at + size, len(data))) for at in range(0, len(data), size)]
+    whole = [cut for cut in cuts if len(cut) == size] or ([cuts[0]] if learner.fixed_batch is None else [])
+    if n == len(model) or not whole or len(whole[0]) == 1:
+        return model
+    (found,), moved = statistics(learner, [model], data, whole)
+    return np.concatenate([model[:n], np.where(moved, found, model[n:]).astype(model.dtype)])
+
+
+def statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cuts: Sequence[I64]) -> tuple[F64, Array]:
+    """Batch norm's statistics of batches under each model, their mean [M, buffers]; which buffers a step moves.
+
+    A training step moves a running statistic from b to (1 - m) b + m s: from zero that tells m s, from one, once, m.
+    """
+    n, ones = learner.program.schema.n_params, np.ones(len(data))
+    starts = [np.concatenate([model[:n], np.zeros_like(model[n:])]) for model in models]
+    starts.append(np.concatenate([models[0][:n], np.ones_like(models[0][n:])]))
+    still = partial(Fit, steps=1, lr=0.0, batch=len(cuts[0]), seed=0)
+    jobs = [
+        Job(task=still(start=start), start=start, data=data, batches=[cut], weights=ones)
+        for start in starts
+        for cut in cuts
+    ]
+    each = np.stack([trained.vector[n:].astype(np.float64) for trained in learner.train(jobs)])
+    *zeros, one = each.reshape(len(starts), len(cuts), -1).mean(axis=1)
+    m = 1 - (one - zeros[0])
+    moved = m > SMALL
+    return np.where(moved, np.stack(zeros) / np.where(moved, m, 1.0), 0.0), moved
+
+
+def told(program: Program, logits: Array, data: Dataset, train: Dataset) -> tuple[F64, Array]:
+    """Losses [M, n] and logits [M, n, C] of classifiers that know how often each class is among the training samples.
+
+    The logarithm of that number, plus LABEL_PRIOR, is added: Bayes' rule for a model of equally frequent classes.
+    Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", equation 2.4.
+    """
+    _classifies(program, "a label prior")
+    truth, counts = one_hot(program, data.y), one_hot(program, train.y).sum(axis=0, dtype=np.float64)
+    scores = logits + np.log(counts + LABEL_PRIOR)
+    return -(truth * log_softmax(scores)).sum(axis=-1), scores
+
+
+def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:
+    """[M, n] losses and prior weights [M] (uniform when absent) -> [M, n], each column sums to 1."""
+    weight = np.ones(len(losses)) if prior is None else np.asarray(prior, dtype=np.float64)
+    with np.errstate(divide="ignore"):  # a weight of zero is a log of minus infinity: no responsibility
+        score = np.log(weight)[:, None] - losses
+    top = score.max(axis=0)
+    if not np.isfinite(top).all():
+        raise Malformed("bad_task", "every prior weight is zero, or a loss is not finite")
+    share: F64 = np.exp(score - top)
+    share /= share.sum(axis=0)
+    return share
+
+
+def _fits(program: Program, data: Dataset) -> None:
+    if len(data) == 0:
+        raise Malformed("no_data", "no samples on this device")
+    if data.x.shape[1:] != program.input:
+        raise Malformed("bad_program", f"the program reads samples of shape {program.input}, not {data.x.shape[1:]}")
+    if np.issubdtype(data.y.dtype, np.integer):
+        if program.loss == "squared-error":
+            raise Malformed("bad_program", "the program predicts numbers, but the device holds class labels")
+        if data.y.max() >= program.classes:
+            raise Malformed("bad_program", f"label {data.y.max()}, but the program has {program.classes} classes")
+    elif data.y.shape[1:] != program.target:
+        raise Malformed("bad_program", f"the program has targets of shape {program.target}, not {data.y.shape[1:]}")
+
+
+def _row_weights(task: Fit, data: Dataset, posterior: Array | None) -> F64:
+    if task.rows == "ones":
+        return np.ones(len(data))
+    m = int(task.rows.removeprefix("posterior:"))
+    if posterior is None or m >= len(posterior) or posterior.shape[1:] != (len(data),):
+        raise Malformed("no_posterior", f"rows {task.rows!r}, but no probe left such weights for {len(data)} samples")
+    return np.asarray(posterior[m], dtype=np.float64)
+
+
+def _start(task: Fit, own: Flat | None) -> Flat:
+    if isinstance(task.start, np.ndarray):
+        return task.start
+    start = own if own is not None else task.init
+    if start is None:
+        raise Malformed("no_own_model", f"no model in slot {task.slot!r}, and the task brings none")
+    return start
+
+
+def _candidate(model: Flat | OwnModel, own: Callable[[str], Flat | None]) -> Flat:
+    if not isinstance(model, OwnModel):
+        return model
+    kept = own(model.slot)
+    found = kept if kept is not None else model.init
+    if found is None:
+        raise Malformed("no_own_model", f"no model in slot {model.slot!r}, and the task brings none")
+    return found
+
+
+def _probed(task: Probe, local: Local) -> Dataset:
+    data = local.train if task.split == "train" else local.test
+    if data is None:
+        raise Malformed("no_data", "no held-out samples on this device")
+    if task.limit is None or task.limit >= len(data):
+        return data
+    index = np.random.Generator(np.random.PCG64(task.seed)).permutation(len(data))[: task.limit]
+    return Dataset(data.x[index], data.y[index])
+
+
+def _classifies(program: Program, what: str) -> None:
+    if program.loss != "cross-entropy":
+        raise Malformed("bad_task", f"{what} needs a classifier")
+
+
+def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> NDArray[np.int64]:
+    """[M, C, C] counts, rows true class, columns predicted; with `prior` [1, C, C] of the mixture of probabilities."""
+    _classifies(program, "a confusion matrix")
+    truth = y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)
+    scores = logits
+    if prior is not None:
+        scores = np.tensordot(np.asarray(prior, dtype=np.float64), np.exp(log_softmax(logits)), axes=1)[None]
+    c = program.classes
+    cells = truth * c + scores.argmax(axis=-1)  # [M, n]
+    return np.stack([np.bincount(row, minlength=c * c).reshape(c, c) for row in cells])

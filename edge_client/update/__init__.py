@@ -1,0 +1,1 @@
+"""A newer client version: download, trial start, and the way back."""

@@ -1,0 +1,154 @@
+"""A newer client, fetched from the coordinator: what a release is, when it is wanted, and how it is installed.
+
+A release is a tar of `RELEASE` ({"version": "0.2.0"}) and the files of `edge_client/`; the wheels stay those that were
+flashed. The coordinator's signing key signs it as a blob of kind "release" (PROTOCOL.md, section on releases). It is
+unpacked beside the others and put on trial; update/launcher.py decides at each start which one runs. Only a client that
+the launcher started updates itself. Nothing here fetches: client.py does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shutil
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from edge_client import __version__
+from edge_client.errors import Malformed
+from edge_client.update import launcher
+from edge_client.update.launcher import Record, number
+
+NOTE = "RELEASE"
+FILES_MAX = 2_000
+BYTES_MAX = 64 << 20
+REPORT_S = 900.0  # a release on trial that has not heard its coordinator by then gives way
+_NAME = re.compile(r"edge_client(/[A-Za-z0-9_.-]{1,64}){1,6}")
+
+
+class Updates:
+    """The releases of one board. `folder` is the launcher's; None: there is no launcher, and nothing is ever wanted."""
+
+    def __init__(self, folder: Path | None, *, running: str = __version__) -> None:
+        self._folder, self._running = folder, running
+        self._began_s: float | None = None
+
+    @staticmethod
+    def of(environment: Mapping[str, str]) -> Updates:
+        """As the launcher says."""
+        told = environment.get(launcher.RELEASES, "")
+        return Updates(Path(told) if told else None)
+
+    def wanted(self, version: str) -> bool:
+        """Whether a version is newer than what runs, and has not failed here."""
+        if self._folder is None or version in launcher.read(self._folder).failed:
+            return False
+        return number(version) > number(self._running)
+
+    def install(self, data: bytes, version: str) -> None:
+        """Unpack a release and put it on trial. Raises Malformed("bad_program") for one that is none.
+
+        A cut at any instruction leaves what was there before, or the whole release.
+        """
+        if self._folder is None:
+            return
+        found = unpacked(data)
+        if json.loads(found.pop(NOTE)) != {"version": version}:
+            raise Malformed("bad_program", f"the release is not version {version}")
+        beside = self._folder / ".unpacking"
+        shutil.rmtree(beside, ignore_errors=True)
+        for name, content in found.items():
+            _write(beside / name, content)
+        for folder in {path.parent for path in beside.rglob("*")}:
+            launcher.flush(folder)
+        place = self._folder / version
+        shutil.rmtree(place, ignore_errors=True)  # of an earlier try that nothing names yet
+        beside.replace(place)
+        launcher.flush(self._folder)
+        before = launcher.read(self._folder)
+        launcher.write(self._folder, Record(good=before.good, trial=version, failed=before.failed))
+
+    def reported(self) -> None:
+        """The coordinator was heard: what runs is good, if it was on trial; others are removed."""
+        if self._folder is None:
+            return
+        record = launcher.read(self._folder)
+        if record.trial == self._running:
+            launcher.write(self._folder, Record(good=self._running, failed=record.failed))
+            for path in self._folder.iterdir():
+                if path.is_dir() and path.name != self._running:
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def overdue(self, now_s: float) -> bool:
+        """Whether what runs is on trial and has had its time."""
+        if self._folder is None:
+            return False
+        if self._began_s is None:
+            self._began_s = now_s
+        if now_s < self._began_s + REPORT_S:
+            return False
+        return launcher.read(self._folder).trial == self._running
+
+
+def packed(files: Mapping[str, bytes], version: str) -> bytes:
+    """A release: the same files give the same bytes. `files` are named as in `edge_client/cli.py`."""
+    number(version)
+    made = io.BytesIO()
+    note = json.dumps({"version": version}).encode()
+    with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, data in [(NOTE, note), *sorted(files.items())]:
+            header = tarfile.TarInfo(name)
+            header.size, header.mode = len(data), 0o644
+            tar.addfile(header, io.BytesIO(data))
+    unpacked(made.getvalue())
+    return made.getvalue()
+
+
+def version_of(data: bytes) -> str:
+    """The version of a release. Raises Malformed."""
+    note: Any = json.loads(unpacked(data)[NOTE])
+    return str(note["version"])
+
+
+def unpacked(data: bytes) -> dict[str, bytes]:
+    """The files of a release by name, NOTE among them. Raises Malformed("bad_program").
+
+    Only plain files with plain names below edge_client/: no link, no folder, nothing above.
+    """
+    found: dict[str, bytes] = {}
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            for member in _limited(tar):
+                content = tar.extractfile(member)
+                found[member.name] = b"" if content is None else content.read()
+        note = json.loads(found[NOTE])
+        number(note["version"])
+    except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, OverflowError) as wrong:
+        raise Malformed("bad_program", f"this is no release: {wrong}") from wrong
+    if "edge_client/cli.py" not in found:
+        raise Malformed("bad_program", "this is no release: it holds no edge_client/cli.py")
+    return found
+
+
+def _limited(tar: tarfile.TarFile) -> Iterable[tarfile.TarInfo]:
+    total = 0
+    for count, member in enumerate(tar):
+        total += member.size
+        if count >= FILES_MAX or total > BYTES_MAX:
+            raise ValueError("too many files, or too large")
+        plain = member.name == NOTE or (_NAME.fullmatch(member.name) and ".." not in member.name.split("/"))
+        if not plain or not member.isreg():
+            raise ValueError(f"{member.name!r:.80} has no place in it")
+        yield member
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())

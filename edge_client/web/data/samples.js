@@ -1,0 +1,154 @@
+// The device's own samples: in this browser's storage, and nowhere else. A sample is {x: Float32Array [input], label} or
+// {x, target: Float32Array}. Every fifth one is held out: it tests and is never trained on. Numbers in, numbers out; pictures
+// and files become samples in images.js.
+
+import { sizeOf } from "../protocol/tensors.js";
+
+const PREFIX = "sample/";
+const HELD_OUT = 5;
+export const SAMPLES_MAX = 20_000;
+
+/** The samples in one store; `changed` is called after each change. */
+export class Samples {
+  constructor(store, changed = () => {}) {
+    this.store = store;
+    this.changed = changed;
+  }
+
+  async count() {
+    return (await this.store.names(PREFIX)).length;
+  }
+
+  /** Add samples; RangeError for too many, or for one that is not finite. */
+  async add(samples) {
+    const names = await this.store.names(PREFIX);
+    if (names.length + samples.length > SAMPLES_MAX) throw new RangeError(`at most ${SAMPLES_MAX} samples are kept`);
+    if (samples.some(({ x, target }) => !x.every(Number.isFinite) || (target && !target.every(Number.isFinite)))) {
+      throw new RangeError("a sample holds something that is no finite number");
+    }
+    const first = names.length ? Number(names.at(-1).slice(PREFIX.length)) + 1 : 0;
+    const named = samples.map((sample, i) => [PREFIX + String(first + i).padStart(9, "0"), sample]);
+    await this.store.write(Object.fromEntries(named));
+    await this.changed();
+  }
+
+  /** Forget the last sample, or all of them. */
+  async remove({ all = false } = {}) {
+    const names = await this.store.names(PREFIX);
+    await this.store.write({}, all ? names : names.slice(-1));
+    await this.changed();
+  }
+
+  /** {label: how many}, and the last few samples. */
+  async overview() {
+    const samples = await this.store.values(PREFIX);
+    const labels = new Map();
+    for (const { label } of samples) if (label !== undefined) labels.set(label, (labels.get(label) ?? 0) + 1);
+    return { n: samples.length, labels, last: samples.slice(-12).reverse() };
+  }
+
+  /** {train, test}, as learner.js reads them. */
+  async local() {
+    const samples = await this.store.values(PREFIX);
+    const held = (i) => i % HELD_OUT === HELD_OUT - 1;
+    return { train: together(samples.filter((_, i) => !held(i))), test: together(samples.filter((_, i) => held(i))) };
+  }
+}
+
+function together(samples) {
+  const flat = (rows) => {
+    const out = new Float32Array(rows.reduce((sum, row) => sum + row.length, 0));
+    let at = 0;
+    for (const row of rows) {
+      out.set(row, at);
+      at += row.length;
+    }
+    return out;
+  };
+  const x = flat(samples.map((sample) => sample.x));
+  if (samples.some(({ target }) => target)) return { n: samples.length, x, targets: flat(samples.map(({ target }) => target)) };
+  return { n: samples.length, x, labels: Int32Array.from(samples, ({ label }) => label) };
+}
+
+/**
+ * The text of a CSV file -> samples. One sample a line, commas or semicolons. A first line of words names the columns, one of
+ * them `label`; without it the label is the last column. Values are divided by `scale`. RangeError names the line.
+ */
+export function readCsv(text, { input, target, loss }, scale = 1) {
+  const lines = text.split(/\r?\n/).filter((line) => line.trim());
+  if (!lines.length) throw new RangeError("the file is empty");
+  if (!(scale > 0)) throw new RangeError("values are divided by a number above 0");
+  const cells = (line) => line.split(/[,;\t]/).map((cell) => cell.trim());
+  const head = cells(lines[0]);
+  const named = head.some((cell) => cell === "" || Number.isNaN(Number(cell)));
+  const width = sizeOf(input);
+  const outputs = loss === "squared-error" ? sizeOf(target) : 1;
+  const place = named && head.includes("label") ? head.indexOf("label") : width;
+  return lines.slice(named ? 1 : 0).map((line, i) => {
+    const values = cells(line).map((cell) => (cell === "" ? Number.NaN : Number(cell)));
+    const number = i + (named ? 2 : 1);
+    if (values.length !== width + outputs) {
+      throw new RangeError(`line ${number} has ${values.length} columns; the model reads ${width} values and ${outputs} to predict`);
+    }
+    if (!values.every(Number.isFinite)) throw new RangeError(`line ${number} holds something that is no number`);
+    const x = Float32Array.from([...values.slice(0, place), ...values.slice(place + outputs)], (value) => value / scale);
+    if (loss === "squared-error") return { x, target: Float32Array.from(values.slice(place, place + outputs)) };
+    const label = values[place];
+    if (!Number.isInteger(label) || label < 0 || label >= target.at(-1)) {
+      throw new RangeError(`line ${number} has the label ${label}; labels are 0 to ${target.at(-1) - 1}`);
+    }
+    return { x, label };
+  });
+}
+
+/**
+ * Ink drawn on a square, 0 to 1 [side * side] -> a picture of the model's height and width, or null for a blank. What was
+ * drawn is cut out, centered and made as large as the picture less a margin, then each point is the share of ink around it.
+ * For 8 x 8 that is how scikit-learn's digits were made: bits on a raster of 32 x 32, counted in squares of 4 x 4.
+ */
+export function fromInk(ink, side, [height, width]) {
+  const box = boxOf(ink, side);
+  if (box === null) return null;
+  const margin = height >= 16 ? Math.round(height / 7) : 0;
+  const scale = Math.max(1e-9, Math.max((box.right - box.left) / (width - 2 * margin), (box.bottom - box.top) / (height - 2 * margin)));
+  const [middleX, middleY] = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+  const found = new Float32Array(height * width);
+  const fine = 4;
+  for (let y = 0; y < height * fine; y += 1) {
+    for (let x = 0; x < width * fine; x += 1) {
+      const fromX = Math.floor(middleX + ((x + 0.5) / fine - width / 2) * scale);
+      const fromY = Math.floor(middleY + ((y + 0.5) / fine - height / 2) * scale);
+      const inside = fromX >= 0 && fromX < side && fromY >= 0 && fromY < side;
+      if (inside && ink[fromY * side + fromX] >= 0.5) found[Math.floor(y / fine) * width + Math.floor(x / fine)] += 1 / fine ** 2;
+    }
+  }
+  return found;
+}
+
+function boxOf(ink, side) {
+  const box = { left: side, right: 0, top: side, bottom: 0 };
+  for (let y = 0; y < side; y += 1) {
+    for (let x = 0; x < side; x += 1) {
+      if (ink[y * side + x] < 0.5) continue;
+      box.left = Math.min(box.left, x);
+      box.right = Math.max(box.right, x + 1);
+      box.top = Math.min(box.top, y);
+      box.bottom = Math.max(box.bottom, y + 1);
+    }
+  }
+  return box.right > box.left ? box : null;
+}
+
+/** RGBA bytes [height * width * 4] -> [channels * height * width], 0 to 1; one channel is brightness (ITU-R BT.601). */
+export function fromPixels(rgba, [channels, height, width], { invert = false } = {}) {
+  const size = height * width;
+  const found = new Float32Array(channels * size);
+  for (let i = 0; i < size; i += 1) {
+    const [r, g, b] = [rgba[4 * i] / 255, rgba[4 * i + 1] / 255, rgba[4 * i + 2] / 255];
+    const values = channels === 3 ? [r, g, b] : [0.299 * r + 0.587 * g + 0.114 * b];
+    values.forEach((value, c) => {
+      found[c * size + i] = invert ? 1 - value : value;
+    });
+  }
+  return found;
+}

@@ -1,0 +1,203 @@
+// The kinds of control messages: a table of fields per kind, and the rules that tie fields together (PROTOCOL.md, section 7).
+
+import { BITMAP_MAX_BYTES, BLOCK_MAX, BLOCK_STEP, isCount, LIMITS } from "./blocks.js";
+import { fromBase64 } from "./bytes.js";
+import { Malformed, shown } from "./errors.js";
+import {
+  boolean, integer, listOf, manifest, mapOf, matching, number, oneOf, optional, orNull, record, required, SAFE, text,
+  withField, wordOr,
+} from "./validators.js";
+import { named } from "./topics.js";
+
+export const CODECS = ["f32", "f16", "i8"];
+export const DETAIL_MAX = 200;
+export const GET_MAX_BLOCKS = 16;
+export const CENTERS_MAX = 1_024;
+export const MODELS_MAX = 16;
+const WANTS = ["loss", "votes", "posterior", "grad", "confusion"];
+export const ERR_CODES = [
+  "bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours",
+  "unknown_blob", "bad_range", "closed", "busy", "rate", "internal",
+];
+export const ACK_STATUSES = [
+  "ok", "dup", "late", "superseded", "bad_hash", "bad_schema", "bad_codec", "not_finite", "rejected", "retry", "too_big",
+];
+export const NACK_CODES = [
+  "bad_version", "bad_kind", "bad_field", "bad_json", "internal", "too_big", "bad_hash", "bad_schema", "bad_codec",
+  "not_finite", "bad_task", "old_epoch", "bad_signature", "bad_program", "no_engine", "no_own_model",
+  "no_posterior", "no_data", "no_space", "unavailable", "unreachable", "deadline",
+];
+
+const bitmap = (value) => fromBase64(value, BITMAP_MAX_BYTES) && value;
+const run = (value) => named("run", value);
+const sha256 = (value) => named("sha256", value);
+const blockSize = (value, name) => {
+  if (!isCount(value, BLOCK_STEP, BLOCK_MAX) || value % BLOCK_STEP) {
+    throw new Malformed("bad_field", `${name} is ${shown(value)}; expected a multiple of ${BLOCK_STEP} up to ${BLOCK_MAX}`);
+  }
+  return value;
+};
+const blockRuns = (value, name) => {
+  const runs = listOf(listOf(integer(0, 65_535), 2, 2), 1, GET_MAX_BLOCKS)(value, name);
+  const count = runs.reduce((sum, [, n]) => sum + n, 0);
+  if (runs.some(([first, n]) => n < 1 || first + n > 65_536) || count > GET_MAX_BLOCKS) {
+    throw new Malformed("bad_field", `${name}: runs [first, count] of at most ${GET_MAX_BLOCKS} blocks in all`);
+  }
+  return runs;
+};
+
+const IDENT = matching("[A-Za-z0-9-]{1,36}");
+const U32 = integer(0, 2 ** 32 - 1);
+const COUNT = integer(0, SAFE);
+const WINDOW = integer(1, 16);
+const CENTER = integer(0, CENTERS_MAX - 1);
+const SAMPLES = integer(1, 2 ** 31);
+const METRICS = mapOf(matching("[A-Za-z0-9_./-]{1,64}"), number(-Infinity), 16);
+const CAPS = record({
+  ...required({ engine: matching("[a-z0-9-]{1,16}"), n: integer(0, 2 ** 31) }),
+  ...optional({ ram: COUNT, disk: COUNT, codecs: listOf(matching("[A-Za-z0-9_.-]{1,32}"), 0, 16), window: WINDOW }),
+});
+const KEY = required({ run, round: U32, exchange: U32 });
+const MODEL = manifest("model");
+const SLOT = matching("[a-z0-9-]{1,32}");
+const CANDIDATE = withField("own", record({ ...required({ own: SLOT }), ...optional({ init: MODEL }) }), MODEL);
+
+export const COMMON = required({ id: IDENT, t: COUNT });
+export const EPOCH = required({ epoch: COUNT });
+
+const JOBS = {
+  fit: {
+    ...required({
+      start: wordOr("own", MODEL), lr: number(), momentum: number(), mu: number(),
+      steps: integer(1, 1_000_000), batch: integer(1, 65_536), seed: COUNT,
+    }),
+    ...optional({
+      init: MODEL, anchor: wordOr("start", MODEL), linear: manifest("linear"), rows: matching("ones|posterior:(?:0|[1-9][0-9]?)"),
+      slot: SLOT, upload: boolean, buffers: oneOf("sent", "own"),
+    }),
+  },
+  probe: {
+    ...required({
+      models: listOf(CANDIDATE, 1, MODELS_MAX), want: listOf(oneOf(...WANTS), 1, WANTS.length),
+      batch: integer(1, 65_536), seed: COUNT,
+    }),
+    ...optional({
+      prior: listOf(number(), 1, MODELS_MAX), split: oneOf("train", "test"), limit: SAMPLES,
+      buffers: oneOf("sent", "own", "batch"), label_prior: oneOf("model", "device"), step: manifest("container"),
+    }),
+  },
+};
+const RELEASE = record(required({ version: matching("[0-9]{1,6}(\\.[0-9]{1,6}){0,3}"), file: manifest("release") }));
+const REPLY = record(
+  required({ codec: oneOf(...CODECS), base: oneOf("start", "anchor", "zero"), max_size: integer(1, LIMITS.delta) }),
+);
+
+export const TABLES = {
+  coord: {
+    ...required({
+      boot: matching("[0-9a-f]{16}"), online: boolean, proto: listOf(integer(1, 255), 1, 16), spread_ms: COUNT,
+      block: blockSize, window: WINDOW, src: listOf(matching("bcast|mqtt|https://[!-~]{1,256}"), 0, 8),
+    }),
+    ...optional({ release: RELEASE }),
+  },
+  cat: required({ ver: COUNT, catalog: manifest("catalog") }),
+  st: { ...required({ s: oneOf("on", "off", "sleep", "lost"), bd: U32 }), ...optional({ sw: text(64), caps: CAPS }) },
+  task: {
+    ...KEY,
+    ...required({
+      left_ms: COUNT, job: oneOf("fit", "probe"), program: manifest("program"), container: manifest("container"),
+      schema: sha256, reply: REPLY,
+    }),
+    ...optional({ center: CENTER }),
+  },
+  stop: { ...KEY, ...optional({ why: text(DETAIL_MAX) }) },
+  rebirth: {},
+  get: required({ sha256, block: blockSize, at: blockRuns }),
+  rdy: {
+    ...KEY,
+    ...required({ attempt: U32, n: SAMPLES, what: oneOf("delta", "stats"), update: manifest("delta", "stats"), seconds: number() }),
+    ...optional({ metrics: METRICS }),
+  },
+  go: { ...required({ re: IDENT, sha256, shard: integer(0, 65_535), window: WINDOW }), ...optional({ have: bitmap }) },
+  ack: {
+    ...KEY,
+    ...required({ attempt: U32, sha256, status: oneOf(...ACK_STATUSES) }),
+    ...optional({ retry_ms: COUNT, detail: text(DETAIL_MAX) }),
+  },
+  err: { ...required({ code: oneOf(...ERR_CODES) }), ...optional({ re: IDENT, detail: text(DETAIL_MAX), retry_ms: COUNT }) },
+  nack: {
+    ...required({ re: IDENT, code: oneOf(...NACK_CODES) }),
+    ...optional({ run, round: U32, exchange: U32, detail: text(DETAIL_MAX), retry_ms: COUNT }),
+  },
+  near: {
+    ...required({ how: oneOf("sketch", "loss", "round") }),
+    ...optional({ sketch: manifest("sketch"), stats: manifest("stats"), n: SAMPLES, centers: listOf(CENTER, 1, MODELS_MAX) }),
+  },
+  "near-answer": {
+    ...required({ re: IDENT, center: orNull(CENTER) }),
+    ...optional({
+      distance: orNull(number()),
+      confidence: number(0, 1),
+      alternatives: listOf(record(required({ center: CENTER, distance: number() })), 0, 8),
+    }),
+  },
+  served: required({ center: CENTER, sha256, n: SAMPLES, metrics: METRICS }),
+};
+
+/** Which kinds belong on which topic. */
+export const ROUTES = {
+  coord: ["coord"],
+  cat: ["cat"],
+  st: ["st"],
+  rq: ["get", "rdy", "near", "nack", "served"],
+  t: ["task", "go", "ack", "near", "stop", "rebirth", "err"],
+};
+export const KINDS = [...new Set(Object.values(ROUTES).flat())];
+const DOWN = [...ROUTES.t, "coord", "cat"].filter((kind) => kind !== "near");
+
+/** `near` is the one kind that travels both ways: an answer has `re`. */
+export function isDown(kind, message, route) {
+  if (kind !== "near") return DOWN.includes(kind);
+  return route === undefined ? Object.hasOwn(message, "re") : route === "t";
+}
+
+/** All fields of a message of this kind; a task's depend on its job, and `near` has two tables. */
+export function tableOf(kind, message, down) {
+  const job = kind === "task" && typeof message.job === "string" && Object.hasOwn(JOBS, message.job) ? JOBS[message.job] : {};
+  return { ...COMMON, ...(down ? EPOCH : {}), ...TABLES[kind === "near" && down ? "near-answer" : kind], ...job };
+}
+
+/** The rules that tie fields together. Contradictions inside a job are "bad_task", all others "bad_field". */
+export function checkRules(kind, message) {
+  if (kind === "st" && message.s === "on" && !message.caps) throw new Malformed("bad_field", "st on needs caps");
+  if (kind === "rdy" && message.update.kind !== message.what) {
+    throw new Malformed("bad_field", `rdy of ${message.what} carries a ${message.update.kind}`);
+  }
+  if (kind === "near" && message.how) {
+    const needed = { sketch: "sketch", loss: "stats" }[message.how];
+    if (needed && !message[needed]) throw new Malformed("bad_field", `near by ${message.how} needs ${needed}`);
+  }
+  const wrong = kind === "task" ? (message.job === "fit" ? fitContradiction : probeContradiction)(message) : null;
+  if (wrong) throw new Malformed("bad_task", wrong);
+}
+
+function probeContradiction(task) {
+  const { prior, want, models } = task;
+  if (prior && (prior.length !== models.length || !(prior.reduce((a, b) => a + b, 0) > 0))) {
+    return "prior needs one weight per model and a positive sum";
+  }
+  if (new Set(want).size < want.length) return "want names the same statistic twice";
+  if (want.includes("grad") && want.length > 1) return "a gradient is asked for alone";
+  if (task.buffers === "batch" && want[0] !== "grad" && !task.step) return "buffers of a batch need the step's file";
+  return null;
+}
+
+function fitContradiction(task) {
+  const { anchor, reply } = task;
+  if (task.mu > 0 && anchor === undefined) return "mu > 0 needs an anchor";
+  if (task.start === "own" && (anchor === "start" || reply.base === "start")) {
+    return "the server does not hold the model that start: own names";
+  }
+  if (reply.base === "anchor" && anchor === undefined) return "the reply's base is an anchor that is not there";
+  return null;
+}

@@ -1,0 +1,162 @@
+// Fetching blobs one after another (PROTOCOL.md, section 9): the receiver sets the pace. No loop of its own: the client
+// hands in events and calls `step`. Times are in ms.
+
+import { totalOf, unpack } from "../protocol/blocks.js";
+import { Malformed } from "../protocol/errors.js";
+import { label } from "../protocol/topics.js";
+
+const WINDOW_START = 4;
+export const WINDOW_MAX = 16;
+const TIMEOUTS_MS = [8_000, 16_000, 32_000, 60_000];
+const TIMEOUTS_IN_A_ROW = 3;
+const PATIENCE_MS = 60_000;
+const GETS_KNOWN = 64;
+
+/** Which blocks to ask for next: the window adds one for each that arrives whole, and halves on a timeout. */
+export class Pull {
+  constructor(bitmap) {
+    this.bitmap = bitmap;
+    this.window = WINDOW_START;
+    this.timeouts = 0;
+    this.due = new Map(); // asked for -> when it counts as lost
+    this.since = 0; // blocks that arrived since the window last changed
+  }
+
+  get exhausted() {
+    return this.timeouts >= TIMEOUTS_IN_A_ROW;
+  }
+
+  /** The `at` of the next `get`, or nothing for now; asks once half of the window is free. */
+  ask(now) {
+    this.expire(now);
+    if (this.exhausted || this.due.size > Math.floor(this.window / 2)) return [];
+    const runs = this.bitmap.missing(this.window - this.due.size, this.due);
+    const until = now + TIMEOUTS_MS[Math.min(this.timeouts, TIMEOUTS_MS.length - 1)];
+    for (const [first, count] of runs) for (let i = first; i < first + count; i += 1) this.due.set(i, until);
+    return runs;
+  }
+
+  arrived(index) {
+    this.due.delete(index);
+    this.timeouts = 0;
+    this.since += 1;
+    if (this.since >= this.window) {
+      this.window = Math.min(this.window + 1, WINDOW_MAX);
+      this.since = 0;
+    }
+  }
+
+  expire(now) {
+    const late = [...this.due].filter(([, until]) => until <= now).map(([index]) => index);
+    for (const index of late) this.due.delete(index);
+    if (late.length) {
+      this.timeouts += 1;
+      this.window = Math.max(1, Math.floor(this.window / 2));
+      this.since = 0;
+    }
+  }
+}
+
+/** A queue of blobs to fetch; `get(manifest, runs)` sends one request and gives its id. */
+export class Downloads {
+  constructor(blobs, get, tell = () => {}) {
+    Object.assign(this, { blobs, get, tell });
+    this.gets = [];
+    this.clear();
+  }
+
+  clear() {
+    this.queue = [];
+    this.pull = null;
+    this.failed = null;
+    this.badHashes = 0;
+    this.notBefore = 0;
+  }
+
+  /** Want these blobs, instead of what was wanted before. */
+  async start(manifests) {
+    this.clear();
+    for (const manifest of manifests) {
+      if (manifest.inline !== undefined) await this.blobs.putInline(manifest);
+      else if (!(await this.blobs.has(manifest.sha256))) this.queue.push(manifest);
+    }
+  }
+
+  /** Ask for what is due; -> ms until the next call, null once all is here. Throws Malformed for what failed. */
+  async step(now) {
+    while (this.queue.length && this.pull === null && this.failed === null) await this.begin(this.queue[0]);
+    if (this.failed !== null) throw this.failed;
+    if (this.pull === null) return null;
+    if (now < this.notBefore) return this.notBefore - now;
+    const runs = this.pull.ask(now);
+    if (runs.length) this.gets = [...this.gets, this.get(this.queue[0], runs)].slice(-GETS_KNOWN);
+    if (this.pull.exhausted) throw new Malformed("unreachable", `no block of ${this.queue[0].sha256.slice(0, 16)} came`);
+    const due = Math.min(...this.pull.due.values());
+    return Number.isFinite(due) ? Math.max(0, due - now) : PATIENCE_MS;
+  }
+
+  /** One block message; what belongs to no transfer or is damaged is dropped. */
+  async onBlock(name, index, payload) {
+    const { pull } = this;
+    const manifest = this.queue[0];
+    if (pull === null || name !== label(manifest.sha256)) return;
+    let body;
+    try {
+      body = unpack(payload, manifest, index);
+    } catch (wrong) {
+      console.warn("dropped a block:", wrong.message);
+      return;
+    }
+    if (pull.bitmap.has(index)) return;
+    await this.blobs.putBlock(manifest, index, body);
+    pull.bitmap.add(index);
+    pull.arrived(index);
+    this.notBefore = 0; // whoever was busy has time for us again
+    this.tell({ what: "fetching", done: pull.bitmap.count / totalOf(manifest), size: manifest.size, kind: manifest.kind });
+    if (pull.bitmap.complete) await this.finish(manifest);
+  }
+
+  /** An error answer to one of our requests: ask again later, or fail. Others are ignored. */
+  onError(request, code, notBefore) {
+    if (!this.gets.includes(request) && !(request === undefined && code === "rate")) return;
+    if (code === "rate" || code === "busy") {
+      this.linkLost();
+      this.notBefore = notBefore;
+    } else {
+      this.failed = new Malformed("unreachable", `the coordinator answered ${code}`);
+    }
+  }
+
+  /** Ask again for what was under way. */
+  linkLost() {
+    this.pull?.due.clear();
+  }
+
+  async begin(manifest) {
+    if (await this.blobs.has(manifest.sha256)) {
+      this.next(); // the same blob was wanted twice
+      return;
+    }
+    const bitmap = await this.blobs.arrived(manifest);
+    this.pull = new Pull(bitmap);
+    if (bitmap.complete) await this.finish(manifest); // its last block came just before the tab was closed
+  }
+
+  async finish(manifest) {
+    this.pull = null;
+    try {
+      await this.blobs.finish(manifest);
+    } catch (wrong) {
+      this.badHashes += 1;
+      if (wrong.code !== "bad_hash" || this.badHashes > 1) this.failed = wrong;
+      return;
+    }
+    this.next();
+  }
+
+  next() {
+    this.queue.shift();
+    this.pull = null;
+    this.badHashes = 0;
+  }
+}

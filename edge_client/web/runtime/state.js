@@ -1,0 +1,121 @@
+// One device's memory: the last result until it is acknowledged, own models, a probe's responsibilities, what compression
+// has lost. Everything that belongs together is written together, before anybody hears of it.
+
+import { sha256 } from "../protocol/bytes.js";
+
+const NAME = "state";
+const U32 = 2 ** 32;
+const OWN = "own/";
+const RESIDUAL = "residual/";
+const UPDATE = "update";
+const POSTERIOR = "posterior";
+
+/** Which task: unique on one device. */
+export const keyOf = ({ run, round, exchange }) => ({ run, round, exchange });
+export const sameKey = (a, b) => a.run === b.run && a.round === b.round && a.exchange === b.exchange;
+/** Whether `a` came before `b` in the same run. */
+export const isBefore = (a, b) => a.run === b.run && (a.round < b.round || (a.round === b.round && a.exchange < b.exchange));
+
+/** Opened by `State.open`. `result` is what `rdy` says about the last finished task, and its acknowledgement once it came. */
+export class State {
+  static async open(store) {
+    const state = new State();
+    state.store = store;
+    const kept = (await store.get(NAME)) ?? {};
+    state.epoch = kept.epoch ?? 0;
+    state.birth = kept.birth ?? 0;
+    state.result = kept.result ?? null;
+    state.done = kept.done ?? 0; // fits, for people
+    return state;
+  }
+
+  /** The number of the next connection. */
+  async nextBirth() {
+    this.birth = (this.birth + 1) % U32;
+    await this.save();
+    return this.birth;
+  }
+
+  /** Note a coordinator's epoch; false when a later one has spoken already. */
+  async seeEpoch(epoch) {
+    if (epoch > this.epoch) {
+      this.epoch = epoch;
+      await this.save();
+    }
+    return epoch === this.epoch;
+  }
+
+  /** The models [size] that this device keeps, by slot. */
+  async own(run, schema) {
+    const found = new Map();
+    for (const name of await this.store.names(`${OWN}${run}/`)) {
+      const { schema: hash, vector } = await this.store.get(name);
+      if (hash === schema.sha256) found.set(name.split("/")[2], vector);
+    }
+    return found;
+  }
+
+  /** What earlier updates lost to compression, halved for each round that the device sat out. */
+  async residual({ run, round }, center, schema) {
+    const found = await this.store.get(residualName(run, center, schema));
+    if (!found) return undefined;
+    const share = 0.5 ** Math.max(0, round - found.round - 1);
+    return found.vector.map((value) => value * share);
+  }
+
+  /** The responsibilities [M][n] that this round's probe left, if there was one. */
+  async posterior({ run, round }) {
+    const found = await this.store.get(POSTERIOR);
+    return found && found.run === run && found.round === round ? found.rows : undefined;
+  }
+
+  /** The bytes of the result's update, hashed again; undefined if they are damaged. */
+  async update() {
+    const data = await this.store.get(UPDATE);
+    return data && this.result && (await sha256(data)) === this.result.update.sha256 ? data : undefined;
+  }
+
+  /** Keep a finished task whole; then it may be announced. */
+  async finish(result, outcome, center) {
+    const { key } = result;
+    const put = { [UPDATE]: outcome.data };
+    const gone = [];
+    if (outcome.posterior) put[POSTERIOR] = { run: key.run, round: key.round, rows: outcome.posterior };
+    if (outcome.own) {
+      const [slot, vector] = outcome.own;
+      put[`${OWN}${key.run}/${slot}`] = { schema: outcome.schema.sha256, vector };
+      gone.push(...(await this.store.names(OWN)).filter((name) => !name.startsWith(`${OWN}${key.run}/`)));
+    }
+    let residual = null;
+    if (outcome.residual) {
+      residual = residualName(key.run, center, outcome.schema);
+      put.pending = { vector: outcome.residual, round: key.round };
+    }
+    this.result = { ...result, attempt: 0, residual, status: null };
+    if (outcome.own) this.done += 1;
+    await this.save(put, gone);
+  }
+
+  /** The coordinator has answered: commit the residual if it took the update, else keep the one of before. */
+  async acknowledged(status) {
+    const { result } = this;
+    if (!result || result.status !== null) return;
+    const put = {};
+    const gone = [UPDATE, "pending"];
+    if ((status === "ok" || status === "dup") && result.residual) {
+      put[result.residual] = await this.store.get("pending");
+      gone.push(...(await this.store.names(RESIDUAL)).filter((name) => name.split("/")[1] !== result.key.run));
+    }
+    this.result = { ...result, status };
+    await this.save(put, gone);
+  }
+
+  async save(put = {}, gone = []) {
+    const { epoch, birth, result, done } = this;
+    await this.store.write({ ...put, [NAME]: { epoch, birth, result, done } }, gone);
+  }
+}
+
+function residualName(run, center, schema) {
+  return `${RESIDUAL}${run}/${center ?? "-"}/${schema.sha256}`;
+}

@@ -1,0 +1,114 @@
+// What survives a closed tab: names and values in one IndexedDB database per federation and device, written several at a
+// time or not at all. Blobs lie there under their hash, partial ones block by block.
+
+import { Bitmap, bodyRange, inlineBytes, totalOf } from "../protocol/blocks.js";
+import { sha256 } from "../protocol/bytes.js";
+import { Malformed } from "../protocol/errors.js";
+
+const ROOM = "kept";
+const BLOB = "blob/";
+const BLOCK = "block/";
+
+/** Names and values; `write` is one transaction that is on the disk when it returns. */
+export class Store {
+  constructor(database) {
+    this.database = database;
+  }
+
+  static async open(name) {
+    const request = indexedDB.open(name, 1);
+    request.onupgradeneeded = () => request.result.createObjectStore(ROOM);
+    return new Store(await settled(request));
+  }
+
+  async get(name) {
+    return settled(this.room("readonly").get(name));
+  }
+
+  /** The names that begin with `prefix`, sorted. */
+  async names(prefix) {
+    return settled(this.room("readonly").getAllKeys(range(prefix)));
+  }
+
+  /** The values whose names begin with `prefix`, in the order of the names. */
+  async values(prefix) {
+    return settled(this.room("readonly").getAll(range(prefix)));
+  }
+
+  async write(put, remove = []) {
+    const transaction = this.database.transaction(ROOM, "readwrite", { durability: "strict" });
+    const room = transaction.objectStore(ROOM);
+    for (const [name, value] of Object.entries(put)) room.put(value, name);
+    for (const name of remove) room.delete(name);
+    await new Promise((resolve, reject) => {
+      transaction.oncomplete = resolve;
+      transaction.onerror = transaction.onabort = () => reject(transaction.error ?? new Error("the browser keeps no more"));
+    });
+  }
+
+  room(mode) {
+    return this.database.transaction(ROOM, mode).objectStore(ROOM);
+  }
+}
+
+/** Blobs named by their hash; what was fetched in part goes on where it stopped. */
+export class Blobs {
+  constructor(store) {
+    this.store = store;
+  }
+
+  async has(hash) {
+    return (await this.store.names(BLOB + hash)).length > 0;
+  }
+
+  /** The bytes, hashed again: a damaged blob is dropped, and Malformed. */
+  async read(hash) {
+    const data = await this.store.get(BLOB + hash);
+    if (data !== undefined && (await sha256(data)) === hash) return data;
+    await this.store.write({}, [BLOB + hash]);
+    throw new Malformed("bad_hash", `blob ${hash.slice(0, 16)} is not here, or damaged`);
+  }
+
+  async putInline(manifest) {
+    await this.store.write({ [BLOB + manifest.sha256]: inlineBytes(manifest) });
+  }
+
+  /** Which blocks of a blob are here. */
+  async arrived(manifest) {
+    const bitmap = new Bitmap(totalOf(manifest));
+    const prefix = partial(manifest);
+    for (const name of await this.store.names(prefix)) bitmap.add(Number(name.slice(prefix.length)));
+    return bitmap;
+  }
+
+  async putBlock(manifest, index, body) {
+    await this.store.write({ [partial(manifest) + String(index).padStart(5, "0")]: body });
+  }
+
+  /** All blocks are here: the whole hash decides. Malformed("bad_hash") leaves nothing of them. */
+  async finish(manifest) {
+    const data = new Uint8Array(manifest.size);
+    const names = await this.store.names(partial(manifest));
+    for (const [index, name] of names.entries()) data.set(await this.store.get(name), bodyRange(manifest, index)[0]);
+    const right = (await sha256(data)) === manifest.sha256;
+    await this.store.write(right ? { [BLOB + manifest.sha256]: data } : {}, names);
+    if (!right) throw new Malformed("bad_hash", `blob ${manifest.sha256.slice(0, 16)}: the whole hash differs`);
+  }
+
+  /** Forget every blob but these, and every partial one but these. */
+  async keepOnly(hashes) {
+    const blobs = (await this.store.names(BLOB)).filter((name) => !hashes.has(name.slice(BLOB.length)));
+    const blocks = (await this.store.names(BLOCK)).filter((name) => !hashes.has(name.split("/")[1]));
+    if (blobs.length || blocks.length) await this.store.write({}, [...blobs, ...blocks]);
+  }
+}
+
+const partial = ({ sha256: hash, block }) => `${BLOCK}${hash}/${block}/`;
+const range = (prefix) => IDBKeyRange.bound(prefix, `${prefix}\uffff`);
+
+function settled(request) {
+  return new Promise((resolve, reject) => {
+    request.onsuccess = () => resolve(request.result);
+    request.onerror = () => reject(request.error);
+  });
+}

@@ -1,0 +1,107 @@
+// One task on this device: check the program, train or evaluate, turn the outcome into the bytes that go up. Works on blobs
+// that are here already. Sends nothing and keeps nothing: client.js does.
+
+import { openEngine } from "../engines/onnx.js";
+import { Learner } from "../training/learner.js";
+import { decode, encode, encodeFeedback, encodeStats } from "../protocol/codecs.js";
+import { Malformed } from "../protocol/errors.js";
+import { readProgram } from "../protocol/program.js";
+import { verify } from "../protocol/signing.js";
+import { functionsOf, manifestsOf } from "../protocol/task.js";
+import { fit, probe } from "../training/fit_probe.js";
+
+export const ENGINE = "onnx";
+
+/** Opens programs and runs tasks. `blobs.read(sha256)` gives fetched bytes, hashed again; an opened engine is used again. */
+export class Workshop {
+  constructor({ ort, blobs, federation, keys }) {
+    Object.assign(this, { ort, blobs, federation, keys });
+    this.opened = { program: null, sha256: null, engines: new Map() };
+  }
+
+  /** Before a byte is fetched: one of the pinned keys signed each of these. */
+  async checkSignatures(...manifests) {
+    for (const manifest of manifests) await verify(manifest, this.keys, this.federation);
+  }
+
+  /** The fetched program of a manifest. */
+  async program(manifest) {
+    if (this.opened.sha256 !== manifest.sha256) {
+      const program = await readProgram(await this.blobs.read(manifest.sha256));
+      for (const engine of this.opened.engines.values()) await engine.close();
+      this.opened = { program, sha256: manifest.sha256, engines: new Map() };
+    }
+    return this.opened.program;
+  }
+
+  /** Before it is fetched: the signed program vouches for this file for our engine. */
+  checkContainer(program, name, manifest) {
+    const file = program.containers[ENGINE]?.[name];
+    if (!file) throw new Malformed("no_engine", `the program has no ${name} for ${ENGINE}`);
+    if (file.sha256 !== manifest.sha256 || file.size !== manifest.size) {
+      throw new Malformed("bad_program", `container ${manifest.sha256.slice(0, 16)} is not the one that the program lists`);
+    }
+  }
+
+  /** A learner over fetched containers, {function: manifest}; opened once. */
+  async learner(program, containers) {
+    const name = Object.values(containers).map(({ sha256 }) => sha256).sort().join();
+    if (!this.opened.engines.has(name)) {
+      const files = {};
+      for (const [each, { sha256 }] of Object.entries(containers)) files[each] = await this.blobs.read(sha256);
+      this.opened.engines.set(name, await openEngine(this.ort, program, files));
+    }
+    return new Learner(this.opened.engines.get(name));
+  }
+
+  /** A fetched model or linear term [schema.size]. */
+  async vector(manifest, schema) {
+    return decode(await this.blobs.read(manifest.sha256), schema, { kind: manifest.kind });
+  }
+
+  /**
+   * Carry out a task whose blobs are here. `own` are kept models by slot, `residual` what compression has cost so far,
+   * `posterior` this round's responsibilities; `between` is awaited before each step.
+   * -> {what, data, n, metrics, schema, own: [slot, vector], residual, posterior}
+   */
+  async run(task, { local, own, residual, posterior, between }) {
+    const program = await this.program(task.program);
+    const { schema } = program;
+    if (schema.sha256 !== task.schema) throw new Malformed("bad_schema", `the program's schema is ${schema.sha256}`);
+    const containers = Object.fromEntries(Object.entries(functionsOf(task)).map(([field, name]) => [name, task[field]]));
+    const learner = await this.learner(program, containers);
+    const vectors = new Map();
+    for (const manifest of manifestsOf(task)) vectors.set(manifest.sha256, await this.vector(manifest, schema));
+    const given = { vectors, between };
+    let outcome;
+    if (task.job === "probe") {
+      outcome = stats(await probe(learner, task, local, { ...given, own }), schema);
+    } else {
+      const kept = own.get(task.slot ?? "main");
+      const trained = await fit(learner, task, local.train, { ...given, own: kept, posterior });
+      outcome = update(task, trained, schema, residual, local.train.n);
+    }
+    if (outcome.data.length > task.reply.max_size) {
+      throw new Malformed("too_big", `an update of ${outcome.data.length} bytes, ${task.reply.max_size} allowed`);
+    }
+    return { schema, ...outcome };
+  }
+}
+
+function stats({ n, shares, ...reply }, schema) {
+  return { what: "stats", data: encodeStats(reply, schema), n, metrics: {}, posterior: shares };
+}
+
+/** The difference to the base that the task names, in float32 so that both sides subtract the same numbers. */
+function update(task, { vector, loss, start, anchor }, schema, residual, n) {
+  const kept = { n, metrics: { loss }, own: [task.slot ?? "main", vector] };
+  if (task.upload === false) return { what: "stats", data: encodeStats({ loss: [loss] }, schema), ...kept };
+  const { codec, base: named } = task.reply;
+  const place = named === "anchor" && task.anchor === "start" ? "start" : named;
+  const base = place === "zero" ? "zero" : task[place]?.sha256;
+  if (base === undefined) throw new Malformed("bad_task", `the reply's base is ${named}, but no such model was sent`);
+  const from = { zero: undefined, start, anchor }[place];
+  const delta = from ? vector.map((value, i) => value - from[i]) : vector;
+  if (codec !== "i8") return { what: "delta", data: encode(delta, schema, { codec, kind: "delta", base }), ...kept };
+  return { what: "delta", ...encodeFeedback(delta, residual, schema, { codec, base }), ...kept };
+}

@@ -1,0 +1,260 @@
+// What a device does with a task (PROTOCOL.md, section 8): `fit` runs SGD steps, `probe` evaluates candidate models. A local
+// data set is {train, test}, samples as in learner.js. No network, no storage, no randomness but the task's seed.
+
+import { Malformed } from "../protocol/errors.js";
+import { Pcg64 } from "../protocol/random.js";
+import { sizeOf } from "../protocol/tensors.js";
+
+const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
+const LABEL_PRIOR = 0.1; // samples of each class beside the device's own
+
+/**
+ * Carry out a fit. `vectors` are the task's models by hash, `own` [schema.size] is the model kept in the task's slot, if
+ * any, `posterior` the responsibilities [M][n] that this round's probe left. -> {vector [schema.size], loss, start, anchor}.
+ */
+export async function fit(learner, task, data, { vectors, own, posterior, between }) {
+  const { program } = learner;
+  checkSamples(program, data);
+  const weights = rowWeights(task, data, posterior);
+  if (learner.fixedBatch !== null && learner.fixedBatch !== task.batch) {
+    throw new Malformed("bad_task", `batch ${task.batch}, but this program runs batches of ${learner.fixedBatch}`);
+  }
+  const named = (field) => (task[field] ? vectors.get(task[field].sha256) : undefined);
+  const sent = task.start === "own" ? (own ?? named("init")) : named("start");
+  if (!sent) throw new Malformed("no_own_model", `no model in slot ${task.slot ?? "main"}, and the task brings none`);
+  const start = task.buffers === "own" && own ? withBuffers(program, sent, own) : sent;
+  const anchor = task.anchor === "start" ? sent : named("anchor");
+  const batches = batchesOf(data.n, task, learner.fixedBatch !== null);
+  const trained = await learner.train({ task, start, anchor, linear: named("linear"), data, batches, weights }, between);
+  if (!trained.vector.every(Number.isFinite)) {
+    throw new Malformed("not_finite", `training diverged; the learning rate ${task.lr} may be too high`);
+  }
+  const loss = trained.losses.reduce((a, b) => a + b, 0) / trained.losses.length;
+  return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
+}
+
+/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, grad, shares}: what was asked for, and what stays. */
+export async function probe(learner, task, local, { vectors, own, between }) {
+  const { program } = learner;
+  const data = probed(task, local);
+  checkSamples(program, data);
+  let models = task.models.map((model) => candidate(model, vectors, own));
+  const want = new Set(task.want);
+  if (want.has("grad")) {
+    if (models.length !== 1) throw new Malformed("bad_task", `a gradient is taken of one model, got ${models.length}`);
+    return { n: data.n, grad: await learner.gradient(models[0], data, task.batch, task.seed) };
+  }
+  const kept = own.get("main");
+  if (task.buffers === "own" && kept) {
+    models = models.map((model, i) => ("own" in task.models[i] ? model : withBuffers(program, model, kept)));
+  } else if (task.buffers === "batch") {
+    const found = [];
+    for (const model of models) found.push(await recalibrated(learner, model, local.train, task.batch));
+    models = found;
+  }
+  let { losses, logits } = await learner.evaluate(models, data, task.batch, between);
+  if (task.label_prior === "device") ({ losses, logits } = told(program, logits, data, local.train));
+  const shares = want.has("posterior") ? responsibilities(losses, task.prior) : null;
+  const mean = (row) => row.reduce((a, b) => a + b, 0) / row.length;
+  return {
+    n: data.n,
+    loss: want.has("loss") ? losses.map(mean) : undefined,
+    votes: want.has("votes") ? votesOf(losses) : undefined,
+    posterior: shares ? shares.map(mean) : undefined,
+    confusion: want.has("confusion") ? confusionOf(program, logits, data, task.prior) : undefined,
+    shares: shares && (task.split ?? "train") === "train" && data.n === local.train.n ? shares : undefined,
+  };
+}
+
+/** `steps` arrays of sample indices: one permutation per pass, cut in order; the short rest is used unless `fixed`. */
+export function batchesOf(n, { batch, seed, steps }, fixed) {
+  if (n < 1 || (fixed && n < batch)) throw new Malformed("no_data", `${n} samples, a batch needs ${fixed ? batch : 1}`);
+  const stream = new Pcg64(seed);
+  const stop = fixed ? n - (n % batch) : n;
+  const found = [];
+  while (found.length < steps) {
+    const order = stream.permutation(n);
+    for (let at = 0; at < stop && found.length < steps; at += batch) found.push(order.slice(at, Math.min(at + batch, n)));
+  }
+  return found;
+}
+
+/** Losses and logits of classifiers that know how often each class is among the training samples: its logarithm is added. */
+function told(program, logits, data, train) {
+  classifies(program, "a label prior");
+  const c = program.classes;
+  const counts = new Float64Array(c).fill(LABEL_PRIOR);
+  for (let i = 0; i < train.n; i += 1) truthOf(train, i, c).forEach((share, k) => {
+    counts[k] += share;
+  });
+  const scores = logits.map((rows) => Float64Array.from(rows, (value, at) => value + Math.log(counts[at % c])));
+  const losses = scores.map((rows) => Float64Array.from({ length: data.n }, (_, i) => {
+    const row = rows.subarray(i * c, (i + 1) * c);
+    const top = Math.max(...row);
+    const all = Math.log(row.reduce((sum, value) => sum + Math.exp(value - top), 0)) + top;
+    return all - truthOf(data, i, c).reduce((sum, share, k) => sum + share * row[k], 0);
+  }));
+  return { losses, logits: scores };
+}
+
+/** A sample's target as shares of the classes [C]. */
+function truthOf(data, i, c) {
+  if (!data.labels) return data.targets.subarray(i * c, (i + 1) * c);
+  return Array.from({ length: c }, (_, k) => Number(k === data.labels[i]));
+}
+
+function classifies(program, what) {
+  if (program.loss !== "cross-entropy") throw new Malformed("bad_task", `${what} needs a classifier`);
+}
+
+/** M losses [n] and prior weights [M] (uniform when absent) -> M shares [n]; each sample's sum to 1. */
+export function responsibilities(losses, prior) {
+  const found = losses.map((row) => new Float64Array(row.length));
+  for (let i = 0; i < losses[0].length; i += 1) {
+    const scores = losses.map((row, m) => (prior ? Math.log(prior[m]) : 0) - row[i]);
+    const top = Math.max(...scores);
+    if (!Number.isFinite(top)) throw new Malformed("bad_task", "every prior weight is zero, or a loss is not finite");
+    const shares = scores.map((score) => Math.exp(score - top));
+    const sum = shares.reduce((a, b) => a + b, 0);
+    shares.forEach((share, m) => {
+      found[m][i] = share / sum;
+    });
+  }
+  return found;
+}
+
+function withBuffers({ schema }, model, other) {
+  const found = Float32Array.from(model);
+  found.set(other.subarray(schema.nParams), schema.nParams);
+  return found;
+}
+
+/** The statistics of these samples in place of running ones: two steps of rate zero, from 0 and from 1, tell how far a step moves them. */
+async function recalibrated(learner, model, data, batch) {
+  const n = learner.program.schema.nParams;
+  const size = learner.fixedBatch ?? batch;
+  const all = Array.from({ length: data.n }, (_, i) => i);
+  const cuts = [];
+  for (let at = 0; at < data.n; at += size) cuts.push(Uint32Array.from(all.slice(at, at + size)));
+  let whole = cuts.filter((cut) => cut.length === size);
+  if (!whole.length && learner.fixedBatch === null) whole = cuts.slice(0, 1);
+  if (n === model.length || !whole.length || whole[0].length === 1) return model;
+  const task = { lr: 0, momentum: 0, mu: 0, seed: 0 };
+  const weights = new Float64Array(data.n).fill(1);
+  const moved = async (value) => {
+    const start = Float32Array.from(model).fill(value, n);
+    const sum = new Float64Array(model.length - n);
+    for (const cut of whole) {
+      const { vector } = await learner.train({ task, start, data, batches: [cut], weights });
+      vector.subarray(n).forEach((each, i) => {
+        sum[i] += each / whole.length;
+      });
+    }
+    return sum;
+  };
+  const [zero, one] = [await moved(0), await moved(1)];
+  const found = Float32Array.from(model);
+  zero.forEach((value, i) => {
+    const share = 1 - (one[i] - value);
+    if (share > SMALL) found[n + i] = value / share;
+  });
+  return found;
+}
+
+function checkSamples(program, data) {
+  if (!data || data.n === 0) throw new Malformed("no_data", "no samples on this device");
+  if (data.x.length !== data.n * sizeOf(program.input)) {
+    throw new Malformed("bad_program", `the program reads samples of shape [${program.input}]; those here are others`);
+  }
+  if (data.labels) {
+    if (program.loss === "squared-error") throw new Malformed("bad_program", "the program predicts numbers, but the device holds class labels");
+    const most = data.labels.reduce((a, b) => Math.max(a, b), 0);
+    if (most >= program.classes) throw new Malformed("bad_program", `label ${most}, but the program has ${program.classes} classes`);
+  } else if (data.targets.length !== data.n * sizeOf(program.target)) {
+    throw new Malformed("bad_program", `the program has targets of shape [${program.target}]; those here are others`);
+  }
+}
+
+function rowWeights(task, data, posterior) {
+  if ((task.rows ?? "ones") === "ones") return new Float64Array(data.n).fill(1);
+  const row = posterior?.[Number(task.rows.slice("posterior:".length))];
+  if (!row || row.length !== data.n) throw new Malformed("no_posterior", `rows ${task.rows}, but no probe left such weights`);
+  return row;
+}
+
+function candidate(model, vectors, own) {
+  if (!("own" in model)) return vectors.get(model.sha256);
+  const found = own.get(model.own) ?? (model.init ? vectors.get(model.init.sha256) : undefined);
+  if (!found) throw new Malformed("no_own_model", `no model in slot ${model.own}, and the task brings none`);
+  return found;
+}
+
+function probed(task, local) {
+  const data = task.split === "test" ? local.test : local.train;
+  if (!data || !data.n) throw new Malformed("no_data", task.split === "test" ? "no held-out samples on this device" : "no samples on this device");
+  if (task.limit === undefined || task.limit >= data.n) return data;
+  return subset(data, new Pcg64(task.seed).permutation(data.n).slice(0, task.limit));
+}
+
+/** The samples of these numbers, in their order. */
+export function subset(data, index) {
+  const pick = (values) => {
+    if (!values) return undefined;
+    const width = values.length / data.n;
+    const found = new values.constructor(index.length * width);
+    index.forEach((from, to) => found.set(values.subarray(from * width, (from + 1) * width), to * width));
+    return found;
+  };
+  return { n: index.length, x: pick(data.x), labels: pick(data.labels), targets: pick(data.targets) };
+}
+
+function votesOf(losses) {
+  const votes = losses.map(() => 0);
+  for (let i = 0; i < losses[0].length; i += 1) {
+    let best = 0;
+    for (let m = 1; m < losses.length; m += 1) if (losses[m][i] < losses[best][i]) best = m;
+    votes[best] += 1;
+  }
+  return votes;
+}
+
+/** [M][C][C] counts, rows true class, columns predicted; with `prior` [1][C][C], of the mixture of probabilities. */
+function confusionOf(program, logits, data, prior) {
+  classifies(program, "a confusion matrix");
+  const c = program.classes;
+  const scores = prior ? [mixture(logits, prior, data.n, c)] : logits;
+  return scores.map((rows) => {
+    const counts = Array.from({ length: c }, () => new Array(c).fill(0));
+    for (let i = 0; i < data.n; i += 1) {
+      const row = rows.subarray(i * c, (i + 1) * c);
+      const truth = data.labels ? data.labels[i] : bestOf(data.targets.subarray(i * c, (i + 1) * c));
+      counts[truth][bestOf(row)] += 1;
+    }
+    return counts;
+  });
+}
+
+function mixture(logits, prior, n, c) {
+  const found = new Float64Array(n * c);
+  logits.forEach((rows, m) => {
+    for (let i = 0; i < n; i += 1) softmax(rows.subarray(i * c, (i + 1) * c)).forEach((p, k) => {
+      found[i * c + k] += prior[m] * p;
+    });
+  });
+  return found;
+}
+
+/** Logits -> probabilities. */
+export function softmax(row) {
+  const top = Math.max(...row);
+  const found = Array.from(row, (value) => Math.exp(value - top));
+  const sum = found.reduce((a, b) => a + b, 0);
+  return found.map((value) => value / sum);
+}
+
+/** The place of the largest value, the first one on ties. */
+export function bestOf(row) {
+  let best = 0;
+  for (let k = 1; k < row.length; k += 1) if (row[k] > row[best]) best = k;
+  return best;
+}

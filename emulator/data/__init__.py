@@ -1,0 +1,1 @@
+"""Data sets, and how a fleet of devices shares them."""

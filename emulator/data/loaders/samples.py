@@ -1,0 +1,100 @@
+"""What a loader gives: raw samples with labels, and who or what each came from. Nothing here knows a file or a device.
+
+Pixels stay uint8 until a device's share is cut and made ready: 28 x 28 images of Fashion-MNIST are 55 MB raw and 220 MB
+as float32, CIFAR-10 is 184 MB and 737 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.data.dataset import Dataset
+from edge_client.protocol.task import Array
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """`x` [n, ...] raw, `y`: [n] int64 classes or [n, width] float32 targets; [n] numbers of its user and domain.
+
+    A domain is a distribution that samples come from (upper or lower case, one of two regressions): the truth that
+    clustering is scored against.
+    """
+
+    x: Array
+    y: Array
+    user: Ints | None = field(default=None, repr=False)
+    domain: Ints | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        """Refuse columns of different lengths."""
+        columns = [c for c in (self.x, self.y, self.user, self.domain) if c is not None]
+        if len({len(c) for c in columns}) != 1:
+            raise ValueError(f"columns of different lengths: {[len(c) for c in columns]}")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def rows(self, index: Ints) -> Samples:
+        """The samples with these numbers, copied."""
+        user = None if self.user is None else self.user[index]
+        return Samples(
+            x=self.x[index], y=self.y[index], user=user, domain=None if self.domain is None else self.domain[index]
+        )
+
+
+def as_float(x: Array) -> Array:
+    """Raw numbers as float32, unchanged."""
+    return x.astype(np.float32)
+
+
+def unit(x: Array) -> Array:
+    """Pixels 0..255 to 0..1, as LEAF does."""
+    return x.astype(np.float32) / np.float32(255)
+
+
+def centered(x: Array) -> Array:
+    """Pixels 0..255 to -1..1: mean 0.5 and deviation 0.5 per channel, as WeCFL does."""
+    return unit(x) * np.float32(2) - np.float32(1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSet:
+    """A whole data set. Without an official `test` part every device keeps a fifth of its own samples for testing.
+
+    `ready` turns raw rows into float32 that a model takes; `note` is a caveat that belongs beside any result.
+    """
+
+    train: Samples
+    test: Samples | None = None
+    ready: Callable[[Array], Array] = as_float
+    note: str = ""
+
+    @property
+    def classes(self) -> int:
+        """How many classes the labels name; 0 for targets."""
+        return int(self.train.y.max()) + 1 if np.issubdtype(self.train.y.dtype, np.integer) else 0
+
+    def dataset(self, samples: Samples) -> Dataset:
+        """Raw rows as a device holds them."""
+        return Dataset(self.ready(samples.x), samples.y)
+
+    def joined(self) -> DataSet:
+        """One part that holds all samples, training before test."""
+        return self if self.test is None else replace(self, train=concatenated(self.train, self.test), test=None)
+
+
+def concatenated(*parts: Samples) -> Samples:
+    """The samples of all parts in order; a user or domain column survives if every part has it."""
+
+    def column(name: str) -> Ints | None:
+        found = [getattr(part, name) for part in parts]
+        return None if any(c is None for c in found) else np.concatenate(found)
+
+    x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
+    return Samples(x=x, y=y, user=column("user"), domain=column("domain"))

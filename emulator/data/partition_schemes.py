@@ -1,0 +1,308 @@
+"""Ways to cut a data set into a fleet, by name: `parse("dirichlet:alpha=0.1").split(data, devices=200, seed=0)`.
+
+A scheme is a frozen dataclass of its settings. The same data, devices and seed give the same fleet. Unless a scheme
+says otherwise every sample is used exactly once. Sources: WeCFL (Ma 2022), FedSoft (Ruan 2022), IFCA (Ghosh 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Protocol, cast
+
+import numpy as np
+
+from edge_client.errors import ConfigError, UsageError
+from emulator.data import share_matrices, wecfl_compat
+from emulator.data.fleet_split import Cut, Split, label_permutation_groups, split_of
+from emulator.data.loaders.samples import DataSet, Ints
+from emulator.data.mixtures import Mixtures
+from emulator.data.share_matrices import F64
+from export.plugins import named, nearest
+
+
+class Scheme(Protocol):
+    """One way to cut."""
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """A fleet of `devices` (0: as many as the data name). Raises ConfigError when it cannot be made."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Iid:
+    """Every device gets the same number of random samples, up to one."""
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`."""
+        rng = _rng(seed)
+        return split_of(data, _evenly(data, devices, rng), rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet:
+    """Each class is divided by a Dirichlet(alpha) over all devices (WeCFL, client-wise)."""
+
+    alpha: float = 0.1
+    least: int = 10  # training samples that every device must get; the draw is repeated until it does
+    paper_quirks: bool = False
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`."""
+        return _by_class(
+            data, devices, seed, self, lambda rng: share_matrices.dirichlet(devices, _classes(data), self.alpha, rng)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NClass:
+    """Every device draws `classes` classes; a class is shared equally by those that drew it (WeCFL, client-wise)."""
+
+    classes: int = 2
+    least: int = 10
+    paper_quirks: bool = False
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`."""
+        every = range(_classes(data))
+        _within(self.classes, len(every), "classes")
+        return _by_class(
+            data, devices, seed, self, lambda rng: share_matrices.n_class(devices, every, len(every), self.classes, rng)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterDirichlet:
+    """Dirichlet(alpha_group) over groups, then Dirichlet(alpha) over the devices of each (WeCFL, "(0.1, 10)")."""
+
+    groups: int = 10
+    alpha_group: float = 0.1
+    alpha: float = 10.0
+    least: int = 10
+    paper_quirks: bool = False
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`. Device i belongs to group i mod `groups`."""
+        classes, member = _classes(data), _members(devices, self.groups)
+
+        def draw(rng: np.random.Generator) -> F64:
+            whole = share_matrices.dirichlet(self.groups, classes, self.alpha_group, rng)
+            return share_matrices.of_groups(
+                whole, member, lambda _, size: share_matrices.dirichlet(size, classes, self.alpha, rng)
+            )
+
+        return _by_class(data, devices, seed, self, draw, member)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNClass:
+    """Groups draw `classes_group` classes each, their devices `classes` of these (WeCFL, "(3, 2)-class")."""
+
+    groups: int = 10
+    classes_group: int = 3
+    classes: int = 2
+    least: int = 10
+    paper_quirks: bool = False
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`. Device i belongs to group i mod `groups`."""
+        classes, member = _classes(data), _members(devices, self.groups)
+        _within(self.classes_group, classes, "classes-group")
+        _within(self.classes, self.classes_group, "classes")
+
+        def draw(rng: np.random.Generator) -> F64:
+            whole = share_matrices.n_class(self.groups, range(classes), classes, self.classes_group, rng)
+
+            def within(g: int, size: int) -> F64:
+                return share_matrices.n_class(size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng)
+
+            return share_matrices.of_groups(whole, member, within)
+
+        return _by_class(data, devices, seed, self, draw, member)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotations:
+    """Random equal parts; group g turns its images by g of `groups` equal parts of a circle (IFCA)."""
+
+    groups: int = 4
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`. Device i belongs to group i mod `groups`."""
+        if self.groups not in (1, 2, 4):
+            raise ConfigError(
+                f"rotations of {self.groups} groups", hint="use groups=1, 2 or 4: images turn by quarters"
+            )
+        rng, member = _rng(seed), _members(devices, self.groups)
+        cut = replace(_evenly(data, devices, rng), groups=member, turns=member * (4 // self.groups))
+        return split_of(data, cut, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabelPermutations:
+    """Random equal parts; each group writes the classes in its own permutation. `new` devices only join later."""
+
+    groups: int = 3
+    new: int = 3
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`. Both official parts are joined; every device keeps a fifth of its samples for testing."""
+        _classes(data)
+        return label_permutation_groups(data, devices=devices, new=self.new, groups=self.groups, seed=seed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByUser:
+    """A device is a user of the data set; a random choice of them when fewer are asked for. Its domain is its group.
+
+    Official parts stand where they share their users (LEAF), and are joined where they do not (QMNIST).
+    """
+
+    least: int = 10  # samples that a user must have
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+        """See `Scheme`."""
+        if data.train.user is None:
+            raise ConfigError("this data set does not say who its samples come from", hint="use another partition")
+        if data.test is None or data.test.user is None or np.setdiff1d(data.test.user, data.train.user).size:
+            data = data.joined()
+        rng = _rng(seed)
+        train, test = _rows_by_user(data.train.user), None
+        if data.test is not None:
+            test = _rows_by_user(data.test.user)
+        able = [u for u, rows in train.items() if len(rows) >= max(2, self.least) and (test is None or u in test)]
+        if devices > len(able):
+            raise ConfigError(
+                f"{devices} devices, but only {len(able)} users have {self.least} samples", hint="use fewer devices"
+            )
+        chosen = sorted(rng.choice(np.array(able), size=devices or len(able), replace=False).tolist())
+        cut = Cut(
+            train=[train[u] for u in chosen],
+            test=None if test is None else [test[u] for u in chosen],
+            groups=_one_domain_each(data, [train[u] for u in chosen]),
+        )
+        return split_of(data, cut, rng)
+
+
+SCHEMES: dict[str, type[Scheme]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "n-class": NClass,
+    "cluster-dirichlet": ClusterDirichlet,
+    "cluster-n-class": ClusterNClass,
+    "rotations": Rotations,
+    "label-permutations": LabelPermutations,
+    "mixtures": Mixtures,
+    "by-user": ByUser,
+}
+_READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str, "bool": lambda t: bool(int(t))}
+
+
+def parse(text: str, **overrides: int | None) -> Scheme:
+    """`name` or `name:key=value,key=value`; an override replaces a key if the scheme has it, None leaves it.
+
+    A reader's own scheme is `package.module:Class`, or registered (export/plugins.py). Raises UsageError for an
+    unknown scheme or key, or a value that does not fit.
+    """
+    name, _, rest = text.partition(":")
+    if name not in SCHEMES and (member := rest.partition(":")[0]) and "=" not in member:
+        name, rest = f"{name}:{member}", rest.partition(":")[2]
+    scheme = named("partitions", name, SCHEMES)
+    if not isinstance(scheme, type) or not is_dataclass(scheme):
+        raise UsageError(f"{name} is no partition", hint="a partition is a frozen dataclass with a method split")
+    types = {f.name.replace("_", "-"): f.type for f in fields(scheme)}
+    kinds = {key: kind.__name__ if isinstance(kind, type) else str(kind) for key, kind in types.items()}
+    values: dict[str, object] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or key not in kinds:
+            raise UsageError(f"{pair!r} is no setting of partition {name!r}", hint=nearest(key, kinds))
+        try:
+            values[key.replace("-", "_")] = _READERS[kinds[key]](value)
+        except ValueError:
+            raise UsageError(
+                f"{key} of partition {name!r} is {value!r}", hint=f"use a value of type {kinds[key]}"
+            ) from None
+    values |= {key: value for key, value in overrides.items() if value is not None and key in kinds}
+    return cast("Scheme", scheme(**values))
+
+
+def _rng(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
+
+
+def _classes(data: DataSet) -> int:
+    if not data.classes:
+        raise ConfigError("this data set has no classes to cut by", hint="use iid or mixtures")
+    return data.classes
+
+
+def _within(value: int, most: int, name: str) -> None:
+    if not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value}", hint=f"use 1 to {most}")
+
+
+def _members(devices: int, groups: int) -> Ints:
+    if not 1 <= groups <= devices:
+        raise ConfigError(f"{groups} groups of {devices} devices", hint="every group needs a device")
+    return np.arange(devices, dtype=np.int64) % groups
+
+
+def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> Cut:
+    parts = [part for part in (data.train, data.test) if part is not None]
+    if not 1 <= devices <= min(map(len, parts)) // 2:
+        raise ConfigError(f"{devices} devices for {[len(part) for part in parts]} samples", hint="use fewer devices")
+    dealt = [share_matrices.deal_evenly(len(part), devices, rng) for part in parts]
+    return Cut(train=dealt[0], test=dealt[1] if len(dealt) > 1 else None)
+
+
+def _by_class(
+    data: DataSet,
+    devices: int,
+    seed: int,
+    scheme: Dirichlet | NClass | ClusterDirichlet | ClusterNClass,
+    draw: Callable[[np.random.Generator], F64],
+    member: Ints | None = None,
+) -> Split:
+    """Draw shares until every device has enough, then deal both parts by them."""
+    rng, classes = _rng(seed), _classes(data)
+    if devices < 1:
+        raise ConfigError(f"{devices} devices", hint="use at least one")
+    if scheme.paper_quirks:
+        return split_of(data, wecfl_compat.cut(data, lambda: draw(rng), member, rng), rng)
+    train = np.bincount(data.train.y, minlength=classes)
+    test = None if data.test is None else np.bincount(data.test.y, minlength=classes)
+
+    def fits(p: F64) -> bool:
+        enough = bool((share_matrices.sizes(p, train) >= max(2, scheme.least)).all()) and bool(
+            np.allclose(p.sum(axis=0), 1.0)
+        )
+        return enough and (test is None or bool((share_matrices.sizes(p, test) >= 1).all()))
+
+    p = share_matrices.redrawn(
+        lambda: draw(rng),
+        fits,
+        what=f"every class a device, and every device {scheme.least} samples to train and one to test",
+        hint="use fewer devices, a smaller `least`, or a larger alpha",
+    )
+    dealt = share_matrices.deal(data.train.y, p, rng)
+    return split_of(
+        data,
+        Cut(train=dealt, test=None if data.test is None else share_matrices.deal(data.test.y, p, rng), groups=member),
+        rng,
+    )
+
+
+def _rows_by_user(user: Ints | None) -> dict[int, Ints]:
+    if user is None:
+        return {}
+    order = np.argsort(user, kind="stable")
+    names, starts = np.unique(user[order], return_index=True)
+    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
+
+
+def _one_domain_each(data: DataSet, rows: list[Ints]) -> Ints | None:
+    if data.train.domain is None:
+        return None
+    found = [np.unique(data.train.domain[r]) for r in rows]
+    return np.concatenate(found) if all(len(f) == 1 for f in found) else None

@@ -1,0 +1,79 @@
+"""Data sets by name: what reads each, the model and the partition that suit it. loaders/ knows the formats.
+
+Nothing here cuts data into devices; partition_schemes.py does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.errors import UsageError
+from emulator.data.loaders import images, leaf, speech, tables
+from emulator.data.loaders.folder import Folder, data_folder
+from emulator.data.loaders.samples import DataSet
+from export.plugins import named
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """How to read a data set from a folder (and a seed, where it is drawn), and what a simulation takes by default."""
+
+    read: Callable[[Folder, int], DataSet]
+    model: str  # "": none of ours fits, name your own
+    partition: str
+    devices: int
+
+
+WECFL = "cluster-dirichlet:groups=10,alpha-group=0.1,alpha=10"
+DATA_SETS: dict[str, Entry] = {
+    "digits": Entry(
+        read=lambda _, __: tables.digits(), model="digits-mlp", partition="label-permutations:groups=3", devices=12
+    ),
+    "fashion-mnist": Entry(read=lambda f, _: images.fashion_mnist(f), model="wecfl-cnn", partition=WECFL, devices=200),
+    "mnist": Entry(read=lambda f, _: images.mnist(f), model="mnist-mlp", partition="rotations:groups=4", devices=200),
+    "mnist-writers": Entry(
+        read=lambda f, _: images.mnist_writers(f), model="wecfl-cnn", partition="by-user", devices=0
+    ),
+    "cifar10": Entry(read=lambda f, _: images.cifar10(f), model="cifar-lenet", partition=WECFL, devices=200),
+    "emnist-letters": Entry(
+        read=lambda f, _: images.emnist_letters(f), model="letters-cnn", partition="mixtures:shares=10-90", devices=100
+    ),
+    "femnist": Entry(read=lambda f, _: leaf.femnist(f), model="femnist-cnn", partition="by-user", devices=0),
+    "celeba": Entry(read=lambda f, _: leaf.celeba(f), model="celeba-cnn", partition="by-user", devices=0),
+    "wisdm": Entry(read=lambda f, _: tables.wisdm(f), model="", partition="by-user", devices=0),
+    "shakespeare": Entry(read=lambda f, _: tables.shakespeare(f), model="", partition="by-user", devices=0),
+    "fsdd": Entry(read=lambda f, _: speech.fsdd(f), model="", partition="by-user", devices=0),
+    "regression": Entry(
+        read=lambda _, seed: tables.regression(2, seed),
+        model="linear-regression",
+        partition="mixtures:shares=10-90",
+        devices=100,
+    ),
+    "regression-8": Entry(
+        read=lambda _, seed: tables.regression(8, seed),
+        model="linear-regression",
+        partition="mixtures:shares=random",
+        devices=100,
+    ),
+}
+
+
+def entry(name: str) -> Entry:
+    """The row of a data set of ours; or a reader's, by import path or registered name (export/plugins.py).
+
+    Raises UsageError for an unknown name.
+    """
+    found = named("data-sets", name, DATA_SETS)
+    if not isinstance(found, Entry):
+        raise UsageError(f"{name} is {type(found).__name__}", hint="name an emulator.data.registry.Entry")
+    return found
+
+
+def load(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
+    """The whole data set, always in the same order; `seed` matters only to data that are drawn.
+
+    Raises UsageError for an unknown name, ConfigError for files that are missing, altered or malformed.
+    """
+    return entry(name).read(Folder(path=data_folder(folder)), seed)

@@ -1,0 +1,89 @@
+"""Who gets how much of what: matrices of shares, and dealing samples by them. Pure; every draw comes from `rng`.
+
+`shares` is [devices, classes]: the part of each class's samples that each device gets; a column sums to 1. Dealing the
+training and the test part by the same shares gives a device the same mixture of classes in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.errors import ConfigError
+from emulator.data.loaders.samples import Ints
+
+F64 = NDArray[np.float64]
+TRIES = 20_000
+Draw = Callable[[int, np.random.Generator], F64]  # rows, rng -> [rows, classes]
+
+
+def dirichlet(rows: int, classes: int, alpha: float, rng: np.random.Generator) -> F64:
+    """[rows, classes]: each class is divided by a symmetric Dirichlet over the rows; a small alpha favours few."""
+    columns: F64 = rng.dirichlet(np.full(rows, alpha), size=classes)
+    return np.transpose(columns)
+
+
+def n_class(rows: int, allowed: Sequence[int], classes: int, each: int, rng: np.random.Generator) -> F64:
+    """[rows, classes]: every row draws `each` of the `allowed` classes; a class is shared equally by who drew it."""
+    drawn = np.zeros((rows, classes))
+    for row in drawn:
+        row[rng.choice(np.asarray(allowed), size=each, replace=False)] = 1.0
+    shared: F64 = drawn / np.maximum(drawn.sum(axis=0), 1.0)
+    return shared
+
+
+def of_groups(group_shares: F64, member: Ints, within: Callable[[int, int], F64]) -> F64:
+    """[devices, classes] from shares of groups [G, classes]; `within(g, size)` [size, classes] divides a group's part.
+
+    `member` [devices] is every device's group.
+    """
+    shares = np.zeros((len(member), group_shares.shape[1]))
+    for g, whole in enumerate(group_shares):
+        rows = np.flatnonzero(member == g)
+        shares[rows] = whole * within(g, len(rows))
+    return shares
+
+
+def deal(labels: Ints, shares: F64, rng: np.random.Generator) -> list[Ints]:
+    """The numbers of each device's samples, sorted: every class is shuffled and cut where the shares end.
+
+    Disjoint always, and complete if every column of `shares` sums to 1.
+    """
+    parts: list[list[Ints]] = [[] for _ in shares]
+    for c in range(shares.shape[1]):
+        rows = rng.permutation(np.flatnonzero(labels == c))
+        ends = _ends(shares[:, c], len(rows))
+        for part, piece in zip(parts, np.split(rows, ends)[:-1], strict=True):  # what is beyond all shares is nobody's
+            part.append(piece)
+    left = int(np.isin(labels, np.arange(shares.shape[1]), invert=True).sum())
+    if left:
+        raise ValueError(f"{left} labels have no column in shares of {shares.shape[1]} classes")
+    return [np.sort(np.concatenate(part)) for part in parts]
+
+
+def sizes(shares: F64, counts: Ints) -> Ints:
+    """[devices] how many samples each will be dealt of classes with these [classes] counts."""
+    ends = np.stack([_ends(shares[:, c], int(n)) for c, n in enumerate(counts)], axis=1)
+    dealt: Ints = np.diff(ends, axis=0, prepend=0).sum(axis=1)
+    return dealt
+
+
+def deal_evenly(n: int, devices: int, rng: np.random.Generator) -> list[Ints]:
+    """Shuffled samples 0..n-1 in parts that differ by one at most."""
+    return [np.sort(part) for part in np.array_split(rng.permutation(n), devices)]
+
+
+def redrawn(draw: Callable[[], F64], fits: Callable[[F64], bool], *, what: str, hint: str) -> F64:
+    """The first draw that fits. Raises ConfigError when none of 20,000 does."""
+    for _ in range(TRIES):
+        shares = draw()
+        if fits(shares):
+            return shares
+    raise ConfigError(f"no draw of {TRIES} gave {what}", hint=hint)
+
+
+def _ends(share: F64, n: int) -> Ints:
+    """Where each device's part of n samples ends; half a sample at most is rounded away, and none is lost."""
+    return np.minimum(np.rint(np.cumsum(share) * n), n).astype(np.int64)

@@ -1,0 +1,1 @@
+"""The engine `lean`: one device after the other on one CPU thread."""

@@ -1,0 +1,97 @@
+"""Samples as torch wants them, converted once for as long as they fit: a simulation's devices come back each round.
+
+Images may lie channels-last. Knows no model and no task.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from edge_client.data.dataset import Dataset
+from emulator.engines.cpu.flat import tensor_of
+
+CACHE_BYTES = 1 << 29
+GATHERED_BYTES = 1 << 24  # of samples brought together at once for the next steps
+Batch = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """`x` [n, ...], channels last in memory where `turned`, and `y` [n] int64 labels or [n, ...] targets."""
+
+    x: Tensor
+    y: Tensor
+    turned: bool
+
+    def slices(self, width: int, grain: int) -> Iterator[Tensor]:
+        """All of x in its order, `width` samples at a time; zeros fill the last ones up to a multiple of `grain`."""
+        for x in torch.split(self.x, width):
+            missing = -len(x) % grain
+            yield self._seen(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x)
+
+    def batches(self, indices: Sequence[NDArray[np.int64]], weights: NDArray[np.float64]) -> Iterator[Batch]:
+        """x, y and the samples' weights [n] over the batch's size; several batches are brought together at once."""
+        widest = max(map(len, indices), default=1)
+        at_once = max(1, GATHERED_BYTES // max(1, self.x[:1].nbytes * widest))
+        for first in range(0, len(indices), at_once):
+            some = indices[first : first + at_once]
+            index, sizes = np.concatenate(some), list(map(len, some))
+            q = tensor_of(weights[index] / np.repeat(sizes, sizes)).to(self.x.dtype)
+            picked = tensor_of(index)
+            xs, ys, qs = (
+                torch.split(t, sizes) for t in (self.x.index_select(0, picked), self.y.index_select(0, picked), q)
+            )
+            yield from zip(map(self._seen, xs), ys, qs, strict=True)
+
+    def _seen(self, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2) if self.turned else x
+
+    @property
+    def nbytes(self) -> int:
+        """What it costs to keep."""
+        return self.x.nbytes + self.y.nbytes
+
+
+class Samples:
+    """Data sets in `dtype`; the least recently used are given up beyond `limit` bytes."""
+
+    def __init__(self, dtype: str, *, turned: bool, limit: int = CACHE_BYTES) -> None:
+        self._dtype, self._turned, self._limit = dtype, turned, limit
+        self._kept: OrderedDict[int, tuple[weakref.ref[Dataset], Held]] = OrderedDict()
+        self._bytes = 0
+
+    def of(self, data: Dataset) -> Held:
+        """The same tensors as long as they are kept. The arrays of `data` must not change meanwhile."""
+        key = id(data)
+        if key not in self._kept:
+            held = self._converted(data)
+            self._kept[key] = weakref.ref(data, lambda _: self._forget(key)), held
+            self._bytes += held.nbytes
+        self._kept.move_to_end(key)
+        while self._bytes > self._limit and len(self._kept) > 1:
+            self._forget(next(iter(self._kept)))
+        return self._kept[key][1]
+
+    @property
+    def held_bytes(self) -> int:
+        """What is kept now."""
+        return self._bytes
+
+    def _forget(self, key: int) -> None:
+        _, held = self._kept.pop(key)
+        self._bytes -= held.nbytes
+
+    def _converted(self, data: Dataset) -> Held:
+        labels = np.issubdtype(data.y.dtype, np.integer)
+        x = tensor_of(data.x.astype(self._dtype, copy=False))
+        x = x.permute(0, 2, 3, 1).contiguous() if self._turned else x
+        y = tensor_of(data.y.astype(np.int64 if labels else self._dtype, copy=False))
+        return Held(x=x, y=y, turned=self._turned)

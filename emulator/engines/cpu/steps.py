@@ -1,0 +1,116 @@
+"""The gradient of a batch, added to a flat buffer: through autograd, or as a recorded list of operators.
+
+    step(x, y, q, noise) -> losses [batch] before the update; adds d/dw [sum_j q_j loss_j] to `model.gradient` and moves
+    the model's buffers, as a forward in training mode does
+
+Autograd builds its graph anew in every step, and small models spend more time there than on numbers. A recorded step
+calls the same operators in the same order, so its numbers are autograd's to the last bit, and adds products of matrices
+where they belong. Knows no task, no optimizer and no data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from emulator.engines.cpu.flat import FlatModel
+from emulator.engines.cpu.recording import aten, is_call, playable, recorded, single_values_normalised, without_unread
+from export.compiler.program_functions import Loss, Source, call
+from export.compiler.random_ops import Draws
+
+Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
+
+
+def losses_of(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+    """[batch] losses of outputs [batch, ...]; y [batch] int64 labels, or [batch, ...] probabilities or targets."""
+    if loss == "cross-entropy":
+        return F.cross_entropy(out, y, reduction="none")
+    return F.mse_loss(out, y, reduction="none").flatten(1).mean(1)
+
+
+def through_autograd(source: Source, model: FlatModel) -> Step:
+    """For batches of any size."""
+    model.module.train()
+    model.with_gradients()
+
+    def step(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
+        with torch.enable_grad(), single_values_normalised():
+            if noise is None:
+                out = model.module(x)
+            else:
+                with Draws(noise) as draws:
+                    out = model.module(x)
+                draws.check()
+            losses = losses_of(source.loss, out, y)
+            torch.autograd.backward(losses, q)
+        model.settle()
+        return losses.detach()
+
+    return step
+
+
+def recorded_step(source: Source, model: FlatModel, x: Tensor, y: Tensor, noise: Tensor | None) -> Step:
+    """For batches like these. Raises what torch raises where a forward cannot be recorded."""
+    model.module.train()
+    names, drawn = list(model.state), () if noise is None else (noise,)
+
+    def step(*flat: Tensor) -> tuple[Tensor | None, ...]:
+        state, rest = dict(zip(names, flat, strict=False)), flat[len(names) :]
+        x, y, q, *noise = rest
+        trained = [state[name].requires_grad_() for name in source.params]
+        out, after = _forward(model, state, x, noise)
+        losses = losses_of(source.loss, out, y)
+        gradients = torch.autograd.grad(losses, trained, q, allow_unused=True)
+        written = [after[name] if after[name] is not state[name] else None for name in source.buffers]
+        return (losses, *gradients, *written)
+
+    graph = recorded(step, [*model.state.values(), x, y, torch.ones(len(x), dtype=x.dtype), *drawn])
+    into = [*model.gradients.values()]
+    _write(graph, len(source.params), {n: names.index(name) for n, name in enumerate(source.buffers)})
+    play, held = playable(graph), list(model.state.values())
+
+    def played(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
+        with torch.inference_mode():
+            losses: Tensor = play(*held, x, y, q, *(() if noise is None else (noise,)), *into)
+        return losses
+
+    return played
+
+
+def _forward(
+    model: FlatModel, state: Mapping[str, Tensor], x: Tensor, noise: Sequence[Tensor]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    if not noise:
+        return call(model.module, state, x)
+    with Draws(noise[0]) as draws:
+        made = call(model.module, state, x)
+    draws.check()
+    return made
+
+
+def _write(graph: fx.Graph, params: int, buffers: Mapping[int, int]) -> None:
+    """Results go where they belong: gradients are added to new last inputs, buffers (number -> input) are replaced."""
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    losses, *results = output.args[0]
+    output.args = (losses,)
+    last = given[-1]
+    for node in results[:params]:
+        with graph.inserting_after(last):
+            last = graph.placeholder(f"into_{len(given)}")
+        given.append(last)
+        if node is not None:
+            product = is_call(node, aten.mm.default) and not node.users
+            with graph.inserting_before(output) if node.op == "placeholder" else graph.inserting_after(node):
+                if product:
+                    graph.call_function(aten.addmm_.default, (last, *node.args))
+                else:
+                    graph.call_function(aten.add_.Tensor, (last, node))
+    with graph.inserting_before(output):
+        for n, node in enumerate(results[params:]):
+            if node is not None:
+                graph.call_function(aten.copy_.default, (given[buffers[n]], node))
+    without_unread(graph)

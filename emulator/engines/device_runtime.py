@@ -1,0 +1,24 @@
+"""The devices' own runtimes: the compiled program in ONNX Runtime, LiteRT or torch, as on a board."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.engines.base import open_engine
+from edge_client.protocol.program import Program
+from edge_client.training.learner import Learner, OverEngine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """One of the client's engines; `files` maps a function to its container on disk."""
+
+    engine: str
+    program: Program
+    files: Mapping[str, Path]
+
+    def open(self) -> Learner:
+        """See `Recipe`."""
+        return OverEngine(open_engine(self.engine, self.program, self.files), self.program)

@@ -1,0 +1,53 @@
+"""A model and an engine by their names: what some process makes a recipe of. Naming them loads no torch.
+
+A run whose devices live in worker processes has its recipe made by one of them, and never loads torch itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Flat
+from emulator.engines.base import Recipe
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Made:
+    """A model, its recipe, and whether that is for a GPU, which has one process."""
+
+    model: Model
+    recipe: Recipe
+    on_a_gpu: bool
+
+    def start(self, program: Program) -> Flat:
+        """The common first model [schema.size]."""
+        from export.compiler.program import vector_of
+
+        return vector_of(self.model.module, program.schema)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """See `build` in the registry of models, and `recipe` in registry.py."""
+
+    model: str
+    seed: int
+    engine: str
+    batch: int
+    folder: Path
+    processes: int = 1
+
+    def made(self) -> Made:
+        """Carry it out in this process. Raises what `build` and `recipe` raise."""
+        from coordinator.models.registry import build
+        from emulator.engines.registry import ON_A_GPU, recipe
+
+        model = build(self.model, seed=self.seed)
+        chosen, made = recipe(self.engine, model, batch=self.batch, folder=self.folder, processes=self.processes)
+        return Made(model=model, recipe=made, on_a_gpu=chosen in ON_A_GPU)

@@ -1,0 +1,1 @@
+"""The engines `stacked` and `graphs`: many devices at once on a GPU."""

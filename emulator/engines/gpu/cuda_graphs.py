@@ -1,0 +1,201 @@
+"""The engine `graphs`: one client's step recorded once as a CUDA graph, then replayed, several clients at a time.
+
+A step of a small CNN is some eighty kernels, each over before the host has launched the next; a replay launches them
+all at once. A lane holds one client in buffers that never move, has one recording per batch size, and runs on a stream
+of its own. A batch shorter than the task's runs the same step unrecorded. Where nothing is recorded, on a CPU, every
+number is the same: that is how the tests run. Needs CUDA to open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coordinator.models.registry import Model
+from edge_client.errors import RuntimeMissing
+from edge_client.training.learner import Job, Learner, Trained
+from edge_client.training.noise import noise
+from emulator.engines.gpu.objective import Objective, descend_, device_named, drawing, exact_kernels
+from emulator.engines.gpu.probing import Probing
+from emulator.engines.gpu.resident_data import Resident
+from emulator.engines.pickling import by_value
+
+LANES = 4
+WARM_UP = 3  # passes before a recording, in which libraries choose their kernels and allocate
+Run = Callable[[], None]
+Record = Callable[[Run], Run]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """See `graphs`."""
+
+    model: Model
+    device: str
+    dtype: str
+    lanes: int
+
+    def open(self) -> Learner:
+        """See `Recipe`. Raises RuntimeMissing without CUDA."""
+        device = device_named("cuda" if self.device == "auto" else self.device)
+        if device.type != "cuda":
+            raise RuntimeMissing(f"graphs are CUDA's, not {device}'s", hint="choose the engine lean, or device cuda")
+        objective = Objective(self.model, device=device, dtype=self.dtype)
+        return GraphLearner(objective, lanes=self.lanes, record=recorded)
+
+    def __reduce__(self) -> Any:  # noqa: ANN401 - pickle's
+        return by_value(self)
+
+
+def graphs(model: Model, *, device: str = "cuda", dtype: str = "float32", lanes: int = LANES) -> Graphs:
+    """A recipe. `lanes`: clients that train at the same time, each on its stream."""
+    return Graphs(model=model, device=device, dtype=dtype, lanes=lanes)
+
+
+def unrecorded(run: Run) -> Run:
+    """Each call runs the step itself."""
+    return run
+
+
+def recorded(run: Run) -> Run:
+    """The kernels of `run` on the current stream as one graph; a call replays them on the stream that is then current.
+
+    The warm-up runs the step for real: what lies in its buffers is lost.
+    """
+    torch.cuda.synchronize()
+    with exact_kernels(torch.device("cuda"), search=True):
+        for _ in range(WARM_UP):
+            run()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.current_stream()):
+            run()
+    replay: Run = graph.replay
+    return replay
+
+
+class GraphLearner(Probing):
+    """See `Learner`."""
+
+    def __init__(self, objective: Objective, *, lanes: int, record: Record) -> None:
+        super().__init__(objective, stacks_batches=False, stacks_models=False)
+        resident = Resident(objective)
+        self._lanes = [_Lane(objective, resident, record) for _ in range(lanes)]
+
+    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+        """A lane per job; when the longest of a group is done, the next group follows."""
+        for at in range(0, len(jobs), len(self._lanes)):
+            with exact_kernels(self.objective.device):
+                done = self._together(jobs[at : at + len(self._lanes)], between)
+            yield from done
+
+    def _together(self, jobs: Sequence[Job], between: Callable[[], None]) -> list[Trained]:
+        self.objective.training()
+        busy = list(zip(self._lanes, jobs, strict=False))
+        for lane, job in busy:
+            lane.load(job)
+        for k in range(max(len(job.batches) for job in jobs)):
+            for lane, job in busy:
+                if k < len(job.batches):
+                    between()
+                    lane.step(k)
+        return [lane.read() for lane, _ in busy]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Feed:
+    """What a step reads anew, at addresses that stay: x, y, q [batch, ...] and the noise, if the model draws."""
+
+    x: Tensor
+    y: Tensor
+    q: Tensor
+    noise: Tensor | None
+
+
+class _Lane:
+    """One client at a time, in buffers that never move."""
+
+    def __init__(self, objective: Objective, resident: Resident, record: Record) -> None:
+        self.objective, self._resident, self._record = objective, resident, record
+        on_cuda = objective.device.type == "cuda"
+        self._stream = torch.cuda.Stream(objective.device) if on_cuda else None  # type: ignore[no-untyped-call]
+        self._recordings: dict[int, tuple[_Feed, Run]] = {}
+        with self._current():
+            zeros = torch.zeros(3 * objective.n_params, dtype=objective.dtype, device=objective.device)
+            self._w, self._v, self._pull = torch.split(zeros, objective.n_params)
+            self._b = zeros.new_zeros(objective.size - objective.n_params)
+            self._lr, self._momentum, self._mu, self._loss = (zeros.new_zeros(()) for _ in range(4))
+
+    def load(self, job: Job) -> None:
+        """Become this client, before its first step."""
+        with self._current():
+            if any(len(index) == job.task.batch for index in job.batches) and job.task.batch not in self._recordings:
+                feed = self._feed(job.task.batch)
+                self._recordings[job.task.batch] = feed, self._record(lambda: self._advance(feed))
+            self._fill(job)
+            self._job = job
+            self._x, self._y = self._resident.of(job.data)
+            self._rows = torch.from_numpy(np.concatenate(job.batches)).to(self.objective.device)
+            self._q = self.objective.tensor(np.concatenate([job.weights[index] / len(index) for index in job.batches]))
+            self._ends = np.cumsum([len(index) for index in job.batches])
+            self._losses = self._q.new_zeros(len(job.batches))
+
+    def step(self, k: int) -> None:
+        """Step number k of the client: a replay for a whole batch, the step itself for a short one."""
+        batch = len(self._job.batches[k])
+        uses = slice(self._ends[k] - batch, self._ends[k])
+        with self._current():
+            feed, run = self._recordings[batch] if batch == self._job.task.batch else self._short(batch)
+            torch.index_select(self._x, 0, self._rows[uses], out=feed.x)
+            torch.index_select(self._y, 0, self._rows[uses], out=feed.y)
+            feed.q.copy_(self._q[uses])
+            if feed.noise is not None:
+                drawn = noise(self.objective.program, self._job.task.seed, k, batch)["noise"]
+                feed.noise.copy_(self.objective.tensor(drawn))
+            run()
+            self._losses[k] = self._loss
+
+    def read(self) -> Trained:
+        """Wait for the client's last step."""
+        with self._current():
+            losses = self._losses.double().cpu().numpy()
+            return Trained(vector=self.objective.vector(self._w, self._b), losses=losses)
+
+    def _advance(self, feed: _Feed) -> None:
+        """The step, as every engine here takes it: reads the feed, changes the lane's buffers."""
+        with drawing(feed.noise):
+            g, after, loss = self.objective.gradient(self._w, self._b, feed.x, feed.y, feed.q)
+        descend_(self._w, self._v, g, self._pull, self._lr, self._momentum, self._mu)
+        self._b.copy_(after)
+        self._loss.copy_(loss)
+
+    def _short(self, batch: int) -> tuple[_Feed, Run]:
+        feed = self._feed(batch)
+        return feed, lambda: self._advance(feed)
+
+    def _feed(self, batch: int) -> _Feed:
+        source, new = self.objective.source, self._w.new_zeros
+        drawn = new(batch, source.noise) if source.noise else None
+        return _Feed(x=new(batch, *source.input), y=new(batch, *source.target), q=new(batch), noise=drawn)
+
+    def _fill(self, job: Job) -> None:
+        task, n = job.task, self.objective.n_params
+        for scalar, value in ((self._lr, task.lr), (self._momentum, task.momentum), (self._mu, task.mu)):
+            scalar.fill_(value)
+        self._v.zero_()
+        start = self.objective.tensor(job.start)
+        self._w.copy_(start[:n])
+        self._b.copy_(start[n:])
+        self._pull.zero_()
+        for vector, scale in ((task.linear, 1.0), (task.anchor, -task.mu)):
+            if vector is not None:
+                self._pull.add_(self.objective.tensor(np.asarray(vector)[:n]), alpha=scale)
+
+    def _current(self) -> AbstractContextManager[object]:
+        return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)

@@ -1,0 +1,150 @@
+"""The client objective over flat tensors, for engines that run torch: one gradient, one update, in any batch dimension.
+
+    gradient(w, b, x, y, q) -> g = d/dw sum_j q_j loss(model(w, x_j), y_j), the buffers afterwards, the loss
+    descend_(...)           v = momentum v + g + pull + mu w;   w = w - lr v;   with pull = linear - mu anchor
+
+w, v, g and pull are [n_params] and b is [size - n_params], as the schema cuts them; stacked clients come in front, as
+in [c, n_params]. The sum is that of `Fit` (edge_client/protocol/task.py): linear + mu (w - anchor) is pull + mu w, and
+pull is the same in every step. Knows no job, no schedule and no runtime but torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from coordinator.models.registry import Model
+from edge_client.errors import RuntimeMissing
+from edge_client.protocol.task import Flat, TensorSpec
+from export.compiler.program import manifest_of, source_of
+from export.compiler.program_functions import per_sample_loss, places
+from export.compiler.random_ops import Draws
+
+
+class Objective:
+    """One model on one device; its module is a private copy, its numbers come with every call."""
+
+    def __init__(self, model: Model, *, device: torch.device, dtype: str) -> None:
+        self.source = source_of(
+            model.module, name=model.name, input=model.input, target=model.output, loss=model.loss, dtype=dtype
+        )
+        self.device, self.dtype = device, getattr(torch, dtype)
+        self.program = manifest_of(self.source)
+        self.n_params, self.size = self.source.schema.n_params, self.source.schema.size
+        self._module: nn.Module = self.source.module
+        self._constants = {name: value.to(device) for name, value in self.source.constants.items()}
+        self._places = places(self._module)
+        tensors = self.source.schema.tensors
+        self._params = [t for t in tensors if t.role == "p"]
+        self._buffers = [t for t in tensors if t.role == "b"]
+
+    def gradient(self, w: Tensor, b: Tensor, x: Tensor, y: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """-> g, the buffers that a training pass leaves, and the loss of one client; for torch.func.vmap too.
+
+        x [batch, *input], y [batch, *target] (one-hot for labels), q [batch]. Call `training` first.
+        """
+        g, (loss, after) = grad_and_value(self._loss, has_aux=True)(w, b, x, y, q)
+        return g, after, loss
+
+    def gradients(self, w: Tensor, b: Tensor, x: Tensor, y: Tensor, q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`gradient` of clients side by side: everything has them in front, but w may be one for all."""
+        of_each = vmap(self.gradient, in_dims=(0 if w.dim() > 1 else None, 0, 0, 0, 0), randomness="different")
+        g, after, loss = of_each(w, b, x, y, q)
+        return g, after, loss
+
+    def training(self) -> None:
+        """From here `gradient` may be called; batch norm looks at its batch."""
+        self._module.train()
+
+    def predictions(self, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        """Logits [batch, *target] of one model in inference mode; for torch.func.vmap too."""
+        self._module.eval()
+        with torch.no_grad():
+            return self._call(w, b, x)[0]
+
+    def losses(self, out: Tensor, y: Tensor) -> Tensor:
+        """Per sample."""
+        return per_sample_loss(self.source.loss, out, y)
+
+    def _loss(self, w: Tensor, b: Tensor, x: Tensor, y: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+        out, held = self._call(w, b, x)
+        after = torch.cat([held[t.name].reshape(-1) for t in self._buffers]) if self._buffers else b
+        return (q * self.losses(out, y)).sum(), after
+
+    def _call(self, w: Tensor, b: Tensor, x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        # Copies, which batch norm writes into: under vmap a write into a part of a larger tensor is lost (torch 2.13).
+        buffers = {name: part.clone() for name, part in _cut(b, self._buffers).items()}
+        state = {**self._constants, **_cut(w, self._params), **buffers}
+        held = {place: state[name] for place, name in self._places.items()}
+        return functional_call(self._module, held, (x,), tie_weights=False), held
+
+    def tensor(self, values: Any) -> Tensor:  # noqa: ANN401 - whatever numpy takes
+        """A copy in the program's dtype on the device, of an array or of numbers."""
+        return torch.as_tensor(np.asarray(values)).to(device=self.device, dtype=self.dtype, copy=True)
+
+    def vector(self, w: Tensor, b: Tensor) -> Flat:
+        """[size] of one client, on the host."""
+        flat: Flat = torch.cat([w, b]).cpu().numpy()
+        return flat
+
+
+def descend_(  # noqa: PLR0913, PLR0917 - the terms of the formula
+    w: Tensor, v: Tensor, g: Tensor, pull: Tensor | None, lr: Tensor, momentum: Tensor, mu: Tensor
+) -> None:
+    """One step of SGD with momentum: changes w and v in place, nothing else, and allocates nothing of their size.
+
+    The scalars are 0-d, or [c, 1] where the rest is [c, n_params]. No pull: neither an anchor nor a linear term.
+    """
+    v.mul_(momentum).add_(g).addcmul_(mu, w)
+    if pull is not None:
+        v.add_(pull)
+    w.addcmul_(lr, v, value=-1)
+
+
+def device_named(name: str) -> torch.device:
+    """`auto` is the first CUDA device, else the CPU. Raises RuntimeMissing for a device that is not there."""
+    there = torch.cuda.is_available()
+    if name.startswith("cuda") and not there:
+        raise RuntimeMissing(
+            f"torch {torch.__version__} finds no CUDA device here",
+            hint="choose the engine lean, or install a torch build for this machine's driver",
+        )
+    return torch.device(("cuda" if there else "cpu") if name == "auto" else name)
+
+
+@contextmanager
+def exact_kernels(device: torch.device, *, search: bool = False) -> Iterator[None]:
+    """Attention by its formula: vmap knows no other, and fused kernels draw random numbers of their own.
+
+    On CUDA, convolutions in full float32: TF32, which torch allows by default, keeps 10 bits of 23. `search`: cuDNN
+    tries its kernels for each new shape, which pays for shapes that come back often.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        if device.type == "cuda":
+            stack.enter_context(torch.backends.cudnn.flags(enabled=True, benchmark=search, allow_tf32=False))
+        yield
+
+
+@contextmanager
+def drawing(noise: Tensor | None) -> Iterator[None]:
+    """Random operators take their numbers from noise [rows, numbers per sample]: all rows of all clients in order."""
+    if noise is None:
+        yield
+        return
+    with Draws(noise) as draws:
+        yield
+    draws.check()
+
+
+def _cut(flat: Tensor, tensors: list[TensorSpec]) -> dict[str, Tensor]:
+    """One split, whose gradient is one concatenation; slices would each fill a whole vector with zeros."""
+    parts = torch.split(flat, [t.size for t in tensors]) if tensors else ()
+    return {t.name: part.view(t.shape) for t, part in zip(tensors, parts, strict=True)}

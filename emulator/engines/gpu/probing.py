@@ -1,0 +1,101 @@
+"""Losses, logits and gradients of whole models on all samples of a device, in torch: what a `Probe` asks a learner for.
+
+Models are stacked: a batch of samples goes through all of them at once. Knows no update and no schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from edge_client.data.dataset import Dataset
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, Flat
+from edge_client.training.learner import F64, weighted_batches
+from edge_client.training.noise import noise
+from emulator.engines.gpu.objective import Objective, drawing, exact_kernels
+from emulator.engines.gpu.schedule import BATCHES_CUDA, CHUNK_CPU, targets
+
+ROWS_CUDA = 4096  # samples times models of one pass, so that a GPU has something to do; a CPU likes its caches
+
+
+class Probing:
+    """The part of a learner (edge_client/training/learner.py) that probes need; engines that train add `train`."""
+
+    def __init__(self, objective: Objective, *, stacks_batches: bool, stacks_models: bool) -> None:
+        """What is not stacked is done one by one: recurrent layers stack only while they train (torch 2.13)."""
+        self.objective, self._stacks_batches, self._stacks_models = objective, stacks_batches, stacks_models
+        on_cuda = objective.device.type == "cuda"
+        self._at_once = (BATCHES_CUDA if on_cuda else CHUNK_CPU) if stacks_batches else 1
+
+    @property
+    def program(self) -> Program:
+        """The model's manifest, without files."""
+        return self.objective.program
+
+    @property
+    def fixed_batch(self) -> int | None:
+        """Any batch size."""
+        return None
+
+    def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
+        """-> [M, n] float64 and [M, n, classes]. In inference mode no sample sees another: `batch` is a lower bound."""
+        objective, program = self.objective, self.program
+        rows = max(batch, ROWS_CUDA // len(models)) if objective.device.type == "cuda" else batch
+        stacked = objective.tensor(np.stack(models))
+        w, b = stacked[:, : objective.n_params], stacked[:, objective.n_params :]
+        losses, logits = [], []
+        for at in range(0, len(data), rows):
+            x = objective.tensor(data.x[at : at + rows])
+            y = objective.tensor(targets(data.y[at : at + rows], program.classes))
+            with exact_kernels(objective.device):
+                out = self._logits(w, b, x)
+                losses.append(vmap(objective.losses, in_dims=(0, None))(out, y).double().cpu())
+            logits.append(out.cpu())
+        return torch.cat(losses, 1).numpy(), torch.cat(logits, 1).numpy()
+
+    def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
+        """[n_params] mean gradient over all samples; every batch starts from the model's buffers."""
+        objective, program = self.objective, self.program
+        parts = list(weighted_batches(program, len(data), batch, fixed=None))
+        drawn = [noise(program, seed, k, len(index)) for k, (index, _) in enumerate(parts)]
+        vector = objective.tensor(model)
+        total = torch.zeros(objective.n_params, dtype=torch.float64, device=objective.device)
+        objective.training()
+        for first, last in _equal(parts, self._at_once):
+            some = range(first, last)
+            index = np.stack([parts[k][0] for k in some])
+            q = np.stack([parts[k][1] for k in some]) / len(data)
+            x, y = data.x[index], targets(data.y[index.ravel()], program.classes)
+            numbers = np.concatenate([drawn[k]["noise"] for k in some]) if objective.source.noise else None
+            with exact_kernels(objective.device), drawing(None if numbers is None else objective.tensor(numbers)):
+                y = y.reshape(*index.shape, *y.shape[1:])
+                total += self._summed(vector, objective.tensor(x), objective.tensor(y), objective.tensor(q))
+        mean: Flat = total.cpu().numpy().astype(program.dtype)
+        return mean
+
+    def _logits(self, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        """[M, batch, *target] of models [M, ...] on the same samples."""
+        predictions = self.objective.predictions
+        if self._stacks_models:
+            return vmap(predictions, in_dims=(0, 0, None))(w, b, x)
+        return torch.stack([predictions(*model, x) for model in zip(w, b, strict=True)])
+
+    def _summed(self, vector: Tensor, x: Tensor, y: Tensor, q: Tensor) -> Tensor:
+        """[n_params] float64 sum of the gradients of batches [batches, batch, ...], each from the same model."""
+        objective = self.objective
+        w, b = vector[: objective.n_params], vector[objective.n_params :]
+        if self._stacks_batches:
+            return objective.gradients(w, b.expand(len(x), -1), x, y, q)[0].double().sum(0)
+        return objective.gradient(w, b, x[0], y[0], q[0])[0].double()
+
+
+def _equal(parts: Sequence[tuple[Array, Array]], most: int) -> list[tuple[int, int]]:
+    """Ranges of batches of one size, at most `most` in each; only the last batch can be smaller."""
+    whole = len(parts) - (len(parts[-1][0]) != len(parts[0][0]))
+    ranges = [(at, min(at + most, whole)) for at in range(0, whole, most)]
+    return [*ranges, *([(whole, len(parts))] if whole < len(parts) else [])]

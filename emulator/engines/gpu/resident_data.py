@@ -1,0 +1,93 @@
+"""Data sets that stay on the device between rounds, in the program's dtype: a fleet trains on the same samples again.
+
+Moved once, whole, as long as they fit; the least recently used makes room. Knows no model and no task.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from edge_client.data.dataset import Dataset
+from edge_client.training.learner import I64
+from emulator.engines.gpu.objective import Objective
+from emulator.engines.gpu.schedule import targets
+
+LIMIT_CPU = 1 << 29  # bytes
+SHARE_CUDA = 0.25  # of the device's memory
+Pair = tuple[Tensor, Tensor]
+
+
+class Resident:
+    """`of` gives x [n, *input] and y [n, *target], one-hot for labels. The arrays of a data set must not change."""
+
+    def __init__(self, objective: Objective, *, limit: int | None = None) -> None:
+        self._objective = objective
+        self._limit = _limit(objective.device) if limit is None else limit
+        self._kept: OrderedDict[int, tuple[weakref.ref[Dataset], Pair]] = OrderedDict()
+        self._dead: list[tuple[int, weakref.ref[Dataset]]] = []
+        self.nbytes = 0
+
+    @property
+    def room(self) -> int:
+        """Bytes that it may still take."""
+        return max(0, self._limit - self.nbytes)
+
+    def of(self, data: Dataset) -> Pair:
+        """The same tensors while they are kept."""
+        self._forget_the_dead()
+        key = id(data)
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key][1]
+        pair = self._moved(data)
+        self._kept[key] = weakref.ref(data, lambda gone: self._dead.append((key, gone))), pair
+        self.nbytes += _nbytes(pair)
+        while self.nbytes > self._limit and len(self._kept) > 1:
+            self._drop(next(iter(self._kept)))
+        return pair
+
+    def gathered(self, parts: Sequence[tuple[Dataset, I64]]) -> Pair:
+        """The samples at these indices of several data sets, one after the other."""
+        index = torch.cat([torch.from_numpy(rows) for _, rows in parts]).to(self._objective.device)
+        xs, ys = [], []
+        for (data, _), rows in zip(parts, torch.split(index, [len(rows) for _, rows in parts]), strict=True):
+            x, y = self.of(data)
+            xs.append(x.index_select(0, rows))
+            ys.append(y.index_select(0, rows))
+        return torch.cat(xs), torch.cat(ys)
+
+    def _moved(self, data: Dataset) -> Pair:
+        classes = self._objective.program.classes
+        pair = self._objective.tensor(data.x), self._objective.tensor(targets(data.y, classes))
+        self._wait()  # other streams will read it
+        return pair
+
+    def _forget_the_dead(self) -> None:
+        """Nobody else holds these data sets any more; what has their identity now is another one."""
+        while self._dead:
+            key, gone = self._dead.pop()
+            if key in self._kept and self._kept[key][0] is gone:
+                self._drop(key)
+
+    def _drop(self, key: int) -> None:
+        self._wait()  # another stream may still read what its memory will be taken for
+        self.nbytes -= _nbytes(self._kept.pop(key)[1])
+
+    def _wait(self) -> None:
+        if self._objective.device.type == "cuda":
+            torch.cuda.synchronize(self._objective.device)
+
+
+def _nbytes(pair: Pair) -> int:
+    return sum(part.nbytes for part in pair)
+
+
+def _limit(device: torch.device) -> int:
+    if device.type != "cuda":
+        return LIMIT_CPU
+    return int(SHARE_CUDA * torch.cuda.mem_get_info(device)[1])

@@ -1,0 +1,121 @@
+"""Who steps when: local updates of different lengths, side by side, without a padded sample or a masked step.
+
+Clients are sorted by their number of steps, so that those still at work are a prefix that shrinks. Within a step, those
+whose batches have one size form a bucket: batch norm never sees a sample that is not there. Sizes in, indices out;
+knows no model and no device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edge_client.protocol.task import Array
+from edge_client.training.learner import I64, Job
+
+CHUNK_CPU = 8  # more clients side by side leave the caches of a CPU: measured with up to 100
+CHUNK_CUDA = 1024  # beyond this many a GPU is long since busy
+BATCHES_CUDA = 32  # of one gradient at once
+SHARE = 0.8  # of the free memory; the rest is for the kernels' own work space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bucket:
+    """Clients of a stack whose batches of one step have one size; a slice where they stand side by side.
+
+    Their samples are `rows[at : at + clients * batch]` of the schedule, client by client.
+    """
+
+    who: slice | I64
+    clients: int
+    batch: int
+    at: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The first `active` clients take a step, in these buckets."""
+
+    active: int
+    buckets: tuple[Bucket, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """All steps of a stack in order; `rows` [uses] positions in the stack's samples, `q` [uses] float64 weights.
+
+    `used[i]` are the indices of client i's samples that the stack holds, one client after the other.
+    """
+
+    steps: tuple[Step, ...]
+    rows: I64
+    q: NDArray[np.float64]
+    used: tuple[I64, ...]
+
+
+def in_order(jobs: Sequence[Job]) -> list[int]:
+    """Positions of the jobs, most steps first; equal sequences of batch sizes side by side."""
+    return sorted(range(len(jobs)), key=lambda i: (-len(jobs[i].batches), _sizes(jobs[i])))
+
+
+def schedule(jobs: Sequence[Job]) -> Schedule:
+    """Of one stack, its jobs in the order of `in_order`."""
+    used, places = zip(*(_compact(job) for job in jobs), strict=True)
+    starts = np.concatenate([[0], np.cumsum([len(u) for u in used])])
+    steps, rows, q, at = [], [], [], 0
+    for k in range(len(jobs[0].batches)):
+        active = sum(len(job.batches) > k for job in jobs)
+        buckets = []
+        for batch, who in _by_size([len(job.batches[k]) for job in jobs[:active]]):
+            buckets.append(Bucket(who=_narrow(who), clients=len(who), batch=batch, at=at))
+            at += batch * len(who)
+            for i in who:
+                rows.append(starts[i] + places[i][k])
+                q.append(jobs[i].weights[jobs[i].batches[k]] / batch)
+        steps.append(Step(active=active, buckets=tuple(buckets)))
+    return Schedule(steps=tuple(steps), rows=np.concatenate(rows), q=np.concatenate(q), used=used)
+
+
+def targets(y: Array, classes: int) -> Array:
+    """One-hot [n, classes] for class labels [n], the targets as they are otherwise."""
+    return np.eye(classes)[y] if np.issubdtype(y.dtype, np.integer) else y
+
+
+def clients_at_once(clients: int, *, per_client: int, free: int, most: int) -> int:
+    """How many of `clients` to stack: equal parts, none larger than `most` or than SHARE of `free` bytes holds."""
+    fit = max(1, min(most, int(SHARE * free) // max(1, per_client)))
+    return max(1, math.ceil(clients / math.ceil(max(1, clients) / fit)))
+
+
+def bytes_of(job: Job, *, size: int, target: int, activations: int, itemsize: int) -> int:
+    """What one client needs: w, b, velocity, gradient and pull of a model of `size` values, its pass, its samples.
+
+    `target`: values of a sample's target on the device, one-hot for labels; `activations`: bytes of a pass.
+    """
+    uses = sum(len(index) for index in job.batches)
+    sample = job.data.x[:1].size + target
+    return 4 * size * itemsize + activations + min(uses, len(job.data)) * sample * itemsize + 16 * uses
+
+
+def _sizes(job: Job) -> tuple[int, ...]:
+    return tuple(len(index) for index in job.batches)
+
+
+def _compact(job: Job) -> tuple[I64, list[I64]]:
+    """The samples that a job uses, once each, and its batches as positions in them."""
+    used, inverse = np.unique(np.concatenate(job.batches), return_inverse=True)
+    return used, np.split(inverse, np.cumsum(_sizes(job))[:-1])
+
+
+def _by_size(sizes: Sequence[int]) -> list[tuple[int, I64]]:
+    found = np.asarray(sizes)
+    return [(int(size), np.flatnonzero(found == size)) for size in sorted(set(sizes), reverse=True)]
+
+
+def _narrow(who: I64) -> slice | I64:
+    first, last = int(who[0]), int(who[-1])
+    return slice(first, last + 1) if last - first + 1 == len(who) else who

@@ -1,0 +1,201 @@
+"""The engine `stacked`: many devices train at once, with the clients as a batch dimension. Made for GPUs.
+
+Weights, velocities and pulls are [clients, n_params], buffers [clients, size - n_params]; one step of all active
+clients is one call of torch.func.vmap. Every client gets the numbers that it would get alone (schedule.py says how). On
+a CPU a loop over clients is faster (cpu_engine.py); there this engine serves to be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coordinator.models.registry import Model
+from edge_client.protocol.task import Flat
+from edge_client.training.learner import Job, Learner, Trained
+from edge_client.training.noise import noise
+from emulator.engines.gpu.objective import Objective, descend_, device_named, drawing, exact_kernels
+from emulator.engines.gpu.probing import Probing
+from emulator.engines.gpu.resident_data import Resident
+from emulator.engines.gpu.schedule import (
+    CHUNK_CPU,
+    CHUNK_CUDA,
+    Bucket,
+    bytes_of,
+    clients_at_once,
+    in_order,
+    schedule,
+)
+from emulator.engines.gpu.stackable import check_stackable, passes, predicts_stacked
+from emulator.engines.pickling import by_value
+
+PILOT = 4  # clients on which the memory of a pass is measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stacked:
+    """See `stacked`."""
+
+    model: Model
+    device: str
+    dtype: str
+    chunk: int | None
+
+    def open(self) -> Learner:
+        """See `Recipe`. Raises ProgramRefused for a model that torch cannot stack."""
+        device = device_named(self.device)
+        if device.type == "cpu":
+            torch.set_num_threads(1)
+        objective = Objective(self.model, device=device, dtype=self.dtype)
+        check_stackable(objective)
+        return StackedLearner(objective, chunk=self.chunk, stacks_models=predicts_stacked(objective))
+
+    def __reduce__(self) -> Any:  # noqa: ANN401 - pickle's
+        return by_value(self)
+
+
+def stacked(model: Model, *, device: str = "auto", dtype: str = "float32", chunk: int | None = None) -> Stacked:
+    """A recipe. `device`: torch's name, or `auto`: CUDA where there is one; `chunk`: clients at once, else planned."""
+    return Stacked(model=model, device=device, dtype=dtype, chunk=chunk)
+
+
+class StackedLearner(Probing):
+    """See `Learner`."""
+
+    def __init__(self, objective: Objective, *, chunk: int | None, stacks_models: bool) -> None:
+        super().__init__(objective, stacks_batches=True, stacks_models=stacks_models)
+        self._chunk, self._resident = chunk, Resident(objective)
+        self._activations: dict[int, int] = {}  # batch size -> bytes of one client's pass
+
+    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+        """In the jobs' order, whatever the order of the work; a result waits for those before it."""
+        order, done, following = in_order(jobs), dict[int, Trained](), 0
+        size = self._chunk or self._planned(jobs)
+        for at in range(0, len(order), size):
+            part = order[at : at + size]
+            stack = _Stack(self.objective, self._resident, [jobs[i] for i in part])
+            with exact_kernels(self.objective.device):
+                done |= dict(zip(part, stack.run(between), strict=True))
+            while following in done:
+                yield done.pop(following)
+                following += 1
+
+    def _planned(self, jobs: Sequence[Job]) -> int:
+        """Clients at once, for the largest job's memory."""
+        objective = self.objective
+        if objective.device.type != "cuda":
+            return CHUNK_CPU
+        itemsize = objective.dtype.itemsize
+        per_client = max(
+            (
+                bytes_of(
+                    job,
+                    size=objective.size,
+                    target=math.prod(objective.source.target),
+                    activations=self._bytes_of_pass(max(len(index) for index in job.batches)),
+                    itemsize=itemsize,
+                )
+                for job in jobs
+            ),
+            default=1,
+        )
+        held = torch.cuda.memory_reserved(objective.device) - torch.cuda.memory_allocated(objective.device)
+        free = torch.cuda.mem_get_info(objective.device)[0] + held - self._resident.room
+        return clients_at_once(len(jobs), per_client=per_client, free=free, most=CHUNK_CUDA)
+
+    def _bytes_of_pass(self, batch: int) -> int:
+        """Of one client's forward and backward pass, measured once on a few clients."""
+        if batch not in self._activations:
+            device, some = self.objective.device, passes(self.objective, clients=PILOT, batch=batch)
+            torch.cuda.reset_peak_memory_stats(device)
+            before = torch.cuda.memory_allocated(device)
+            with exact_kernels(device):
+                some.together(self.objective)
+            self._activations[batch] = (torch.cuda.max_memory_allocated(device) - before) // PILOT
+        return self._activations[batch]
+
+
+class _Stack:
+    """Some clients from their first step to their last; they come in the order of `in_order`."""
+
+    def __init__(self, objective: Objective, resident: Resident, jobs: Sequence[Job]) -> None:
+        self.objective, self.jobs, self.plan = objective, jobs, schedule(jobs)
+        tensor, n = objective.tensor, objective.n_params
+        start = _once_each(objective, [job.start for job in jobs])
+        self.w, self.b = start[:, :n].clone(), start[:, n:].clone()
+        self.v = torch.zeros_like(self.w)
+        self.lr, self.momentum, self.mu = (
+            tensor([getattr(job.task, name) for job in jobs])[:, None] for name in ("lr", "momentum", "mu")
+        )
+        self.pull = self._pulls()
+        self.x, self.y = resident.gathered([(job.data, used) for job, used in zip(jobs, self.plan.used, strict=True)])
+        self.rows = torch.from_numpy(self.plan.rows).to(objective.device)
+        self.q = tensor(self.plan.q)
+        self.losses = torch.zeros(len(jobs), len(self.plan.steps), dtype=objective.dtype, device=objective.device)
+
+    def run(self, between: Callable[[], None]) -> list[Trained]:
+        self.objective.training()
+        for k, step in enumerate(self.plan.steps):
+            between()
+            g = self._gradients(k, step.active, step.buckets)
+            active = slice(0, step.active)
+            pull = None if self.pull is None else self.pull[active]
+            descend_(self.w[active], self.v[active], g, pull, self.lr[active], self.momentum[active], self.mu[active])
+        vectors, losses = torch.cat([self.w, self.b], 1).cpu().numpy(), self.losses.double().cpu().numpy()
+        return [
+            Trained(vector=vectors[i].copy(), losses=losses[i, : len(job.batches)].copy())
+            for i, job in enumerate(self.jobs)
+        ]
+
+    def _gradients(self, k: int, active: int, buckets: Sequence[Bucket]) -> Tensor:
+        """[active, n_params]; buffers and losses are written on the way."""
+        g = None if len(buckets) == 1 else torch.empty_like(self.w[:active])
+        for bucket in buckets:
+            who = bucket.who if isinstance(bucket.who, slice) else torch.from_numpy(bucket.who).to(self.w.device)
+            uses = slice(bucket.at, bucket.at + bucket.clients * bucket.batch)
+            rows = self.rows[uses].view(bucket.clients, bucket.batch)
+            with drawing(self._noise(k, bucket)):
+                found, after, loss = self.objective.gradients(
+                    self.w[who], self.b[who], self.x[rows], self.y[rows], self.q[uses].view_as(rows)
+                )
+            self.b[who], self.losses[who, k] = after, loss
+            if g is None:
+                return found
+            g[who] = found
+        return g  # type: ignore[return-value]  # two buckets or more
+
+    def _noise(self, k: int, bucket: Bucket) -> Tensor | None:
+        program = self.objective.program
+        if not self.objective.source.noise:
+            return None
+        who = range(bucket.who.start, bucket.who.stop) if isinstance(bucket.who, slice) else bucket.who
+        drawn = [noise(program, self.jobs[i].task.seed, k, bucket.batch)["noise"] for i in who]
+        return self.objective.tensor(np.concatenate(drawn))
+
+    def _pulls(self) -> Tensor | None:
+        """[clients, n_params] linear - mu anchor, or nothing where no job has either."""
+        tasks, zero = [job.task for job in self.jobs], np.zeros(self.objective.size)
+        pull = None
+        if any(task.linear is not None for task in tasks):
+            pull = self._params([zero if task.linear is None else task.linear for task in tasks])
+        if any(task.anchor is not None for task in tasks):
+            anchors = self._params([zero if task.anchor is None else task.anchor for task in tasks])
+            pull = anchors.mul_(-self.mu) if pull is None else pull.addcmul_(anchors, self.mu, value=-1)
+        return pull
+
+    def _params(self, vectors: Sequence[Flat]) -> Tensor:
+        return _once_each(self.objective, vectors)[:, : self.objective.n_params].clone()
+
+
+def _once_each(objective: Objective, vectors: Sequence[Flat]) -> Tensor:
+    """[clients, size]; what several clients share, as they share a center, is moved to the device once."""
+    unique = {id(vector): vector for vector in vectors}
+    place = {key: i for i, key in enumerate(unique)}
+    which = torch.tensor([place[id(vector)] for vector in vectors], device=objective.device)
+    return objective.tensor(np.stack(list(unique.values())))[which]

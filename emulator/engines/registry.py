@@ -1,0 +1,46 @@
+"""The engines by the names that a command takes: which recipe each is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from coordinator.models.registry import Model
+from edge_client.engines.base import ENGINES as RUNTIMES
+from edge_client.errors import UsageError
+from emulator.engines.autotune import auto, candidates
+from emulator.engines.base import Recipe
+from emulator.engines.cpu.cpu_engine import lean
+from emulator.engines.device_runtime import Runtime
+from emulator.engines.gpu.cuda_graphs import graphs
+from emulator.engines.gpu.stacked import stacked
+from export.compiler.program import compile_program
+
+ON_A_GPU = ("stacked", "graphs")
+MADE_HERE: Mapping[str, Callable[[Model], Recipe]] = {"lean": lean, "stacked": stacked, "graphs": graphs}
+ENGINES = ("auto", *MADE_HERE, *RUNTIMES)
+
+
+def recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int = 1) -> tuple[str, Recipe]:
+    """-> the engine's name, which "auto" finds by trying, and its recipe.
+
+    The devices' own runtimes are compiled for batches of `batch` samples; their files lie in `folder`. `processes`: how
+    many would open the recipe at once. Raises UsageError for an unknown name, RuntimeMissing where it cannot run.
+    """
+    if name not in ENGINES:
+        raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    if name == "auto":
+        return auto(model, candidates(model, processes=processes))
+    if name in RUNTIMES:
+        return name, _compiled(name, model, batch=batch, folder=folder)
+    return name, MADE_HERE[name](model)
+
+
+def _compiled(name: str, model: Model, *, batch: int, folder: Path) -> Runtime:
+    facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
+    made = compile_program(model.module, **facts, batch=batch, engines=(name,))
+    for sha256, blob in made.files.items():
+        (folder / sha256).write_bytes(blob)
+    files = {function: folder / container.sha256 for function, container in made.program.containers[name].items()}
+    return Runtime(engine=name, program=made.program, files=files)

@@ -1,0 +1,265 @@
+"""Devices divided among processes, one thread each: the same answers to the last bit, sooner.
+
+A device always lives in the same process, with its data, its models and its posterior. Only tasks and statistics
+travel; samples are read once from a file, and updates are written into a matrix that all processes share. This process
+keeps the books: who is there, and who has a model of its own. An `Order` is carried out by the first worker, so that
+torch is loaded once, by the process that all workers are copies of, and never here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import pickle
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.strategies.base import Exchange
+from edge_client.data.dataset import Dataset, Local
+from edge_client.errors import ConfigError, FedcentersError
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply
+from edge_client.training.learner import F64, Job, Learner, Trained
+from emulator.engines.base import Recipe
+from emulator.engines.engine_spec import Order
+from emulator.parallel.shared_matrix import Rows
+from emulator.parallel.worker import FOR_THE_USER, Books, Ready, Setup, Share, opened, serve
+from emulator.simulation import checkpoint
+from emulator.simulation.virtual_network import Devices
+
+ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
+LEAVE_S = 10.0
+PRELOAD = ["emulator.parallel.preload"]  # imported once, by the process that all workers are copies of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """A process and this end of its pipe."""
+
+    pipe: Connection
+    process: BaseProcess
+
+    def tell(self, what: Order | Setup | Share | Books | None, rows: Rows | None = None) -> None:
+        """Hand over an order, a setup, books, or a share and the matrix for its rows; None opens a round."""
+        try:
+            self.pipe.send(what)
+            if rows is not None:
+                rows.lend(self.pipe, self.process.pid or 0)
+        except (BrokenPipeError, ConnectionResetError):
+            raise _gone() from None
+
+    def hear(self) -> Any:  # noqa: ANN401 - a mapping of replies to a share, `Ready` to an order
+        """Wait for what it answers. Raises what it could not do."""
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise _gone() from None
+        if isinstance(answer, str):
+            raise FedcentersError(f"a worker failed:\n{answer}")
+        if isinstance(answer, FOR_THE_USER):
+            raise answer
+        return answer
+
+
+class OnDemand:
+    """See `Learner`. Opened here when it is first asked for numbers, which most runs never do."""
+
+    fixed_batch: int | None = None
+
+    def __init__(self, recipe: bytes, program: Program) -> None:
+        self._recipe, self.program = recipe, program
+
+    @cached_property
+    def _learner(self) -> Learner:
+        return opened(self._recipe)
+
+    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+        """See `Learner`."""
+        return self._learner.train(jobs, between)
+
+    def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
+        """See `Learner`."""
+        return self._learner.evaluate(models, data, batch=batch)
+
+    def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
+        """See `Learner`."""
+        return self._learner.gradient(model, data, batch=batch, seed=seed)
+
+
+@dataclass(kw_only=True)
+class Crew(Devices):
+    """Devices whose work is done by worker processes."""
+
+    workers: list[Worker] = field(repr=False)
+    home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
+
+    def open_round(self) -> None:
+        """Tell every worker."""
+        for worker in self.workers:
+            worker.tell(None)
+
+    def keep(self, folder: Path) -> None:
+        """Every worker writes the models of its devices."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self._all(Books(folder=folder, write=True))
+
+    def recall(self, folder: Path) -> None:
+        """Every worker reads those of its devices, wherever they were before."""
+        self._all(Books(folder=folder, write=False))
+        for slot in checkpoint.slots(folder):
+            self.own[slot] = ELSEWHERE
+
+    def _all(self, books: Books) -> None:
+        for worker in self.workers:
+            worker.tell(books)
+        for worker in self.workers:
+            worker.hear()
+
+    def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
+        """All workers at once; each goes through its devices in the order of the tasks."""
+        uploads = {who: i for i, who in enumerate(c for c, t in tasks.items() if isinstance(t, Fit) and t.upload)}
+        rows = Rows(len(uploads), self.program.schema.size) if uploads else None
+        try:
+            found = self._found(tasks, uploads, rows)
+        finally:
+            if rows is not None:
+                rows.close()
+        for who, task in tasks.items():
+            if isinstance(task, Fit) and not isinstance(found[who], str):
+                self.own[who, task.slot] = ELSEWHERE
+        return {who: found[who] for who in tasks}
+
+    def _found(
+        self, tasks: Exchange, uploads: Mapping[ClientId, int], rows: Rows | None
+    ) -> dict[ClientId, Reply | str]:
+        parts: list[dict[ClientId, Any]] = [{} for _ in self.workers]
+        for who, task in tasks.items():
+            parts[self.home[who]][who] = task
+        busy = [(worker, part) for worker, part in zip(self.workers, parts, strict=True) if part]
+        for worker, part in busy:
+            mine = {who: uploads[who] for who in part if who in uploads}
+            worker.tell(Share(tasks=part, rows=mine), rows if mine else None)
+        found: dict[ClientId, Reply | str] = {}
+        for worker, _ in busy:
+            found |= worker.hear()
+        for who, i in uploads.items():
+            if rows is not None and isinstance(reply := found[who], Reply):
+                found[who] = replace(reply, update=rows.matrix[i])
+        return found
+
+
+def summon() -> None:
+    """Start the process that all workers are copies of, if it does not run: it imports while this one goes on.
+
+    Raises ConfigError where its socket's path would be too long.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    try:
+        forkserver.ensure_running()
+    except OSError as wrong:
+        raise ConfigError(
+            f"no process for workers can be started with temporary files in {tempfile.gettempdir()}: {wrong}",
+            hint="set TMPDIR to a short path, as /tmp: a socket lies there, whose path may have about 100 characters",
+        ) from wrong
+
+
+@contextmanager
+def crew(recipe: Recipe, local: Mapping[ClientId, Local], *, workers: int, folder: Path) -> Iterator[Crew]:
+    """`workers` processes with the devices of `local` divided among them; `folder` holds their samples meanwhile."""
+    with _manned() as (started, until):
+        until(min(workers, len(local)))
+        learner = recipe.open()  # while they start
+        yield _moved_in(started, learner, [pickle.dumps(recipe)] * len(started), local, folder)
+
+
+@contextmanager
+def ordered(order: Order, local: Mapping[ClientId, Local], *, workers: int) -> Iterator[tuple[Crew, Flat]]:
+    """As `crew`, and the common first model. A GPU has one process. Raises what `Order.made` raises."""
+    with _manned() as (started, until):
+        until(1)
+        started[0].tell(order)
+        ready: Ready = started[0].hear()
+        until(1 if ready.on_a_gpu else min(workers, len(local)))
+        learner = OnDemand(ready.recipe, ready.program)
+        recipes = [None, *[ready.recipe] * (len(started) - 1)]
+        yield _moved_in(started, learner, recipes, local, order.folder), ready.start
+
+
+@contextmanager
+def _manned() -> Iterator[tuple[list[Worker], Callable[[int], None]]]:
+    """Workers, none at first, and how to have so many; all are gone afterwards."""
+    started: list[Worker] = []
+
+    def until(count: int) -> None:
+        while len(started) < count:
+            started.append(_started())
+
+    summon()
+    try:
+        yield started, until
+    finally:
+        for worker in started:
+            worker.pipe.close()  # the worker reads its end and leaves
+        for worker in started:
+            worker.process.join(LEAVE_S)
+            if worker.process.is_alive():
+                worker.process.terminate()
+                worker.process.join()
+
+
+def _started() -> Worker:
+    context = multiprocessing.get_context("forkserver")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,), daemon=True)
+    process.start()
+    there.close()
+    return Worker(pipe=here, process=process)
+
+
+def _moved_in(
+    started: list[Worker],
+    learner: Learner,
+    recipes: Sequence[bytes | None],
+    local: Mapping[ClientId, Local],
+    folder: Path,
+) -> Crew:
+    home = dealt(local, len(started))
+    for w, (worker, recipe) in enumerate(zip(started, recipes, strict=True)):
+        samples = folder / f"worker-{w}.npz"
+        _save(samples, {who: local[who] for who in sorted(local) if home[who] == w})
+        # Not an argument of the process: a large one would wait for ever for a worker that died before it read it.
+        worker.tell(Setup(recipe=recipe, samples=samples))
+    return Crew(learner=learner, local=local, workers=started, home=home)
+
+
+def dealt(local: Mapping[ClientId, Local], workers: int) -> dict[ClientId, int]:
+    """A worker for each device: as many devices for each, and about as many samples, whichever groups they are of.
+
+    From the largest device to the smallest, to and fro: 0, 1, 2, 2, 1, 0, 0, ...
+    """
+    there = [*range(workers)]
+    turns = itertools.cycle([*there, *reversed(there)])
+    return dict(zip(sorted(local, key=lambda who: (-len(local[who].train), who)), turns, strict=False))
+
+
+def _gone() -> FedcentersError:
+    return FedcentersError("a worker process ended", hint="the machine may be short of memory: use fewer --workers")
+
+
+def _save(path: Path, local: Mapping[ClientId, Local]) -> None:
+    arrays: dict[str, Array] = {}
+    for who, held in local.items():
+        for part, data in (("train", held.train), ("test", held.test)):
+            if data is not None:
+                arrays |= {f"{who}/{part}/x": data.x, f"{who}/{part}/y": data.y}
+    np.savez(path, allow_pickle=False, **arrays)

@@ -1,0 +1,217 @@
+"""The work of emulated devices on a Ray cluster, when one machine is not enough: the same answers to the last bit.
+
+A unit of work is a function of what travels with it: tasks, samples, and those of the devices' own models and
+posteriors that these tasks ask for. All books stay with this process, so a machine that leaves takes nothing along: Ray
+repeats its units elsewhere, and a repeated unit gives the same bits. Samples are put into the object store once, and
+cached there by each machine that needs them. All machines have the same fedcenters installed; this process runs on one
+of them.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.strategies.base import Exchange
+from edge_client.data.dataset import Local
+from edge_client.errors import FedcentersError, NetworkError, RuntimeMissing
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Reply, Task
+from edge_client.training.learner import Learner
+from emulator.engines.base import Recipe
+from emulator.engines.device_runtime import Runtime
+from emulator.simulation.virtual_network import Devices, exact
+
+RETRIES = 3  # of a unit whose machine or process was lost
+GROUPS_PER_CPU = 4  # units of an exchange; more balance better, and each carries the exchange's models once more
+LOST = "see that a machine of the cluster remains, with enough memory, and start the run again"
+KNOCK_S = 5.0
+Slot = tuple[ClientId, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Carried:
+    """A runtime's recipe with its containers inside, for machines that share no folder; Linux."""
+
+    engine: str
+    program: Program
+    containers: Mapping[str, bytes]
+
+    @staticmethod
+    def of(recipe: Runtime) -> Carried:
+        """The same, with its files read."""
+        containers = {name: path.read_bytes() for name, path in recipe.files.items()}
+        return Carried(engine=recipe.engine, program=recipe.program, containers=containers)
+
+    def open(self) -> Learner:
+        """See `Recipe`. The files have no name, so that a killed process leaves none behind."""
+        files = {name: _unnamed(name, data) for name, data in self.containers.items()}
+        return Runtime(engine=self.engine, program=self.program, files=files).open()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """Tasks of some devices, and what these devices have kept that the tasks ask for."""
+
+    tasks: Mapping[ClientId, Task]
+    own: Mapping[Slot, Flat]
+    posterior: Mapping[ClientId, Array]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """The answers, updates not yet rounded, and what the devices keep from now on."""
+
+    answers: Mapping[ClientId, Reply | str]
+    own: Mapping[Slot, Flat]
+    posterior: Mapping[ClientId, Array]
+
+
+def carried_out(learner: Learner, local: Mapping[ClientId, Local], unit: Unit) -> Done:
+    """A unit of work, on any machine."""
+    devices = Devices(learner=learner, local=local, wire=exact, own=dict(unit.own), posterior=dict(unit.posterior))
+    answers = devices.answers(unit.tasks)
+    fitted = [(c, task.slot) for c, task in unit.tasks.items() if isinstance(task, Fit) and _answered(answers[c])]
+    return Done(answers=answers, own={key: devices.own[key] for key in fitted}, posterior=devices.posterior)
+
+
+@dataclass(kw_only=True)
+class RayCrew(Devices):
+    """Devices whose work is done by a cluster. `home` is a device's group, `samples` the groups' data, over there."""
+
+    recipe: Any = field(repr=False)  # Ray's references have no types
+    samples: Sequence[Any] = field(repr=False)
+    home: Mapping[ClientId, int] = field(repr=False)
+    remote: Any = field(repr=False)
+
+    def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
+        """All groups at once, wherever there is room."""
+        shares: dict[int, dict[ClientId, Task]] = {}
+        for who, task in tasks.items():
+            shares.setdefault(self.home[who], {})[who] = task
+        under_way = [self.remote.remote([self.recipe], self.samples[g], self._unit(shares[g])) for g in sorted(shares)]
+        found: dict[ClientId, Reply | str] = {}
+        for done in _gathered(under_way):
+            found |= self._entered(tasks, done)
+        return {who: found[who] for who in tasks}
+
+    def _unit(self, tasks: Mapping[ClientId, Task]) -> Unit:
+        keys = [(who, slot) for who, task in tasks.items() for slot in _slots(task)]
+        rows = [c for c, task in tasks.items() if isinstance(task, Fit) and task.rows != "ones"]
+        return Unit(
+            tasks=tasks,
+            own={key: self.own[key] for key in keys if key in self.own},
+            posterior={c: self.posterior[c] for c in rows if c in self.posterior},
+        )
+
+    def _entered(self, tasks: Exchange, done: Done) -> dict[ClientId, Reply | str]:
+        """Into the books, as copies: what lies in the object store would stay there for as long as it is held."""
+        own = {key: np.array(vector) for key, vector in done.own.items()}
+        self.own.update(own)
+        self.posterior.update({c: np.array(rows) for c, rows in done.posterior.items()})
+        found = dict(done.answers)
+        for who, answer in done.answers.items():
+            task = tasks[who]
+            if isinstance(task, Fit) and task.upload and isinstance(answer, Reply):
+                found[who] = replace(answer, update=self.wire(task, own[who, task.slot]))
+        return found
+
+
+@contextmanager
+def ray_crew(recipe: Recipe, local: Mapping[ClientId, Local], *, address: str) -> Iterator[RayCrew]:
+    """The devices of `local` on the cluster at `address` (host:port, or "auto" for the one of this machine).
+
+    Raises RuntimeMissing without Ray, NetworkError where no cluster answers.
+    """
+    ray = _ray()
+    try:
+        if address != "auto":
+            _knock(address)
+        ray.init(address=address, configure_logging=False, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as wrong:
+        hint = "start one with `ray start --head`, join this machine to it, and pass its host:port"
+        raise NetworkError(f"no Ray cluster at {address}: {wrong}", hint=hint) from wrong
+    try:
+        groups = _groups(local, int(ray.cluster_resources().get("CPU", 1)) * GROUPS_PER_CPU)
+        yield RayCrew(
+            learner=recipe.open(),
+            local=local,
+            recipe=ray.put(Carried.of(recipe) if isinstance(recipe, Runtime) else recipe),
+            samples=[ray.put(group) for group in groups],
+            home={who: g for g, group in enumerate(groups) for who in group},
+            remote=ray.remote(num_cpus=1, max_retries=RETRIES)(_on_a_worker),
+        )
+    finally:
+        ray.shutdown()
+
+
+_open: dict[str, Learner] = {}  # of this worker process: the one recipe that it has opened
+
+
+def _on_a_worker(recipe: list[Any], local: Mapping[ClientId, Local], unit: Unit) -> Done:
+    (where,) = recipe  # in a list, because Ray would fetch a bare reference for every unit
+    if where.hex() not in _open:
+        _open.clear()
+        _open[where.hex()] = _ray().get(where).open()
+    return carried_out(_open[where.hex()], local, unit)
+
+
+def _knock(address: str) -> None:
+    """Raise unless something listens at host:port: Ray itself would try for minutes before it says so."""
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+
+
+def _gathered(under_way: list[Any]) -> Iterator[Done]:
+    """Each unit's result as it comes; the last reference to it goes with it."""
+    ray = _ray()
+    try:
+        while under_way:
+            (ready, *_), under_way = ray.wait(under_way, num_returns=1)
+            done: Done = ray.get(ready)
+            yield done
+    except ray.exceptions.RayTaskError as wrong:
+        raise FedcentersError(f"a unit of work failed on the cluster:\n{wrong}") from None
+    except ray.exceptions.RayError as lost:
+        raise NetworkError(f"the Ray cluster could not finish a unit of work: {lost}", hint=LOST) from lost
+
+
+def _groups(local: Mapping[ClientId, Local], most: int) -> list[dict[ClientId, Local]]:
+    """At most `most` groups of devices, dealt out by name."""
+    names = sorted(local)
+    count = max(1, min(most, len(names)))
+    return [{who: local[who] for who in names[g::count]} for g in range(count)]
+
+
+def _slots(task: Task) -> list[str]:
+    """The slots whose models a task asks for."""
+    if isinstance(task, Fit):
+        return [task.slot] if isinstance(task.start, str) else []
+    return [model.slot for model in task.models if isinstance(model, OwnModel)]
+
+
+def _answered(answer: Reply | str) -> bool:
+    return isinstance(answer, Reply)
+
+
+def _unnamed(name: str, data: bytes) -> Path:
+    file = os.memfd_create(name)
+    with os.fdopen(os.dup(file), "wb") as out:
+        out.write(data)
+    return Path(f"/proc/self/fd/{file}")
+
+
+def _ray() -> Any:  # noqa: ANN401 - no types there
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as missing:
+        raise RuntimeMissing("ray is not installed", hint="pip install 'fedcenters[ray]'") from missing
+    return ray

@@ -1,0 +1,75 @@
+"""A matrix that this process shares with its workers: each writes its own rows, and none travels through a pipe.
+
+The memory has no name, so there is nothing to clean up, whoever dies: it goes with the last array that shows it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+
+import numpy as np
+
+from edge_client.protocol.task import Array
+
+DTYPE = np.dtype(np.float32)  # of what travels (emulator/simulation/virtual_network.py, f32_delta)
+
+
+class Rows:
+    """[count, width] float32, zeros at first; `matrix` and what is cut from it may outlive this object."""
+
+    def __init__(self, count: int, width: int) -> None:
+        self.shape = count, width
+        self._file = _unnamed(count * width * DTYPE.itemsize)
+        self.matrix = _mapped(self._file, self.shape)
+
+    def lend(self, to: Connection, process: int) -> None:
+        """Another process may write it; `borrowed` is called at the other end. Raises BrokenPipeError."""
+        send_handle(to, self._file, process)
+
+    def close(self) -> None:
+        """Nobody else will ask for it."""
+        os.close(self._file)
+
+
+@contextmanager
+def borrowed(connection: Connection) -> Iterator[Callable[[int, Array], None]]:
+    """The matrix that `lend` sent: what writes a row [width] of it.
+
+    Written like a file: a page that is new costs three times as much when it is touched through a mapping.
+    """
+    file = recv_handle(connection)
+
+    def put(index: int, row: Array) -> None:
+        left = np.ascontiguousarray(row, DTYPE).data.cast("B")
+        at = index * len(left)
+        while len(left):
+            done = os.pwrite(file, left, at)
+            left, at = left[done:], at + done
+
+    try:
+        yield put
+    finally:
+        os.close(file)
+
+
+def _unnamed(size: int) -> int:
+    """A file descriptor of so many bytes in memory, or on disk where the system knows no such thing."""
+    if sys.platform == "linux":
+        file = os.memfd_create("fedcenters-rows")
+    else:
+        with tempfile.TemporaryFile() as held:
+            file = os.dup(held.fileno())
+    os.truncate(file, size)
+    return file
+
+
+def _mapped(file: int, shape: tuple[int, int]) -> Array:
+    memory = mmap.mmap(file, shape[0] * shape[1] * DTYPE.itemsize)
+    return np.frombuffer(memory, DTYPE).reshape(shape)

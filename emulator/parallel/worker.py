@@ -1,0 +1,163 @@
+"""One worker: a process with devices of its own, told through a pipe what to do. What it is told and what it answers.
+
+Knows neither the other workers nor the run (process_pool.py).
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from coordinator.strategies.base import Exchange
+from edge_client.data.dataset import Dataset, Local
+from edge_client.errors import ConfigError, ProgramRefused, RuntimeMissing, UsageError
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId, Flat, Reply
+from edge_client.training.learner import Learner
+from emulator.engines.base import Recipe
+from emulator.engines.cpu.malloc import tidy
+from emulator.engines.engine_spec import Order
+from emulator.parallel.shared_matrix import borrowed
+from emulator.simulation import checkpoint
+from emulator.simulation.virtual_network import Devices
+
+FOR_THE_USER = (
+    UsageError,
+    ConfigError,
+    RuntimeMissing,
+    ProgramRefused,
+    ImportError,
+)  # answers to an order, as they are
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a worker needs to become its devices. The recipe is pickled; None: that of the order it carried out."""
+
+    recipe: bytes | None
+    samples: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ready:
+    """An order that was carried out: the recipe, pickled because its classes load torch, and what a run must know."""
+
+    recipe: bytes
+    program: Program
+    start: Flat
+    on_a_gpu: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """A worker's part of an exchange; the updates of `rows` go into a matrix, which is lent after it."""
+
+    tasks: Exchange
+    rows: Mapping[ClientId, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Books:
+    """Write the devices' own models into a folder, or read those of the devices that live here."""
+
+    folder: Path
+    write: bool
+
+
+def serve(connection: Connection) -> None:
+    """A worker's life: an order for one of them, a setup, then a share comes in, and a mapping of answers goes out.
+
+    None opens a round; books are answered with nothing.
+    """
+    devices: Devices | None = None
+    learner, new = None, True
+    with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
+        told: Order | Setup = connection.recv()
+        if isinstance(told, Order):
+            answer, learner = _carried_out(told)
+            connection.send(answer)
+            told = connection.recv()
+        setup = cast("Setup", told)
+        while True:
+            share: Share | Books | None = connection.recv()
+            try:
+                if devices is None:
+                    devices = Devices(learner=learner or opened(setup.recipe), local=_read(setup.samples))
+                if share is None:
+                    devices.open_round()
+                elif isinstance(share, Books):
+                    _booked(devices, share)
+                    connection.send({})
+                else:
+                    with borrowed(connection) if share.rows else nullcontext() as put:
+                        left = _written(devices.answers(share.tasks), share.rows, put)
+                    connection.send(left)
+                    if new:
+                        tidy()
+                        new = False
+            except Exception:  # noqa: BLE001 - whatever it is, the run's process must hear of it
+                connection.send(traceback.format_exc())
+
+
+def _booked(devices: Devices, books: Books) -> None:
+    if books.write:
+        checkpoint.put(books.folder, f"own-{min(devices.local)}", devices.own)
+    else:
+        devices.recall(books.folder)
+
+
+def _carried_out(order: Order) -> tuple[Ready | Exception | str, Learner | None]:
+    """What to answer, and the learner."""
+    try:
+        made = order.made()
+        learner, recipe = made.recipe.open(), pickle.dumps(made.recipe)
+        plain = {name: str(version) for name, version in learner.program.versions.items()}  # torch's is a class
+        program = replace(learner.program, versions=plain)
+        ready = Ready(recipe=recipe, program=program, start=made.start(program), on_a_gpu=made.on_a_gpu)
+    except FOR_THE_USER as wrong:
+        return wrong, None
+    except Exception:  # noqa: BLE001 - as in `serve`
+        return traceback.format_exc(), None
+    return ready, learner
+
+
+def opened(recipe: bytes | None) -> Learner:
+    """The learner of a recipe that was pickled by this run."""
+    if recipe is None:
+        raise ValueError("no recipe, and no order before it")
+    opened: Recipe = pickle.loads(recipe)  # noqa: S301 - by this run
+    return opened.open()
+
+
+def _written(
+    answers: Mapping[ClientId, Reply | str], rows: Mapping[ClientId, int], put: Callable[[int, Array], None] | None
+) -> dict[ClientId, Reply | str]:
+    """The answers without their updates, which are in the matrix now."""
+    left = dict(answers)
+    for who, i in rows.items():
+        reply = left[who]
+        if isinstance(reply, Reply) and reply.update is not None and put is not None:
+            put(i, reply.update)
+            left[who] = replace(reply, update=None)
+    return left
+
+
+def _read(path: Path) -> dict[ClientId, Local]:
+    with np.load(path, allow_pickle=False) as arrays:
+        parts = {
+            tuple(name.rsplit("/", 2)[:2]): Dataset(arrays[name], arrays[f"{name[:-2]}/y"])
+            for name in arrays.files
+            if name.endswith("/x")
+        }
+    path.unlink()  # read once; the samples are large
+    return {
+        who: Local(train=data, test=parts.get((who, "test"))) for (who, part), data in parts.items() if part == "train"
+    }

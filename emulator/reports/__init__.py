@@ -1,0 +1,1 @@
+"""Results for people: pages, comparisons, plots and console tables."""

@@ -1,0 +1,99 @@
+"""Tables for a person, on stdout. Numbers only; colours where the terminal has them, and they add nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from emulator.reports import display_names
+
+
+def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> None:
+    """What the demo achieved, and what became of the new devices."""
+    console = Console(highlight=False)
+    console.print()
+    console.print(_pairs(_demo_rows(result)))
+    if new_devices:
+        table = Table("new device", "true group", "center", "file", "accuracy", box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in new_devices:
+            center = f"{row['center']} {'ok' if row['right'] else 'WRONG'}"
+            table.add_row(
+                row["device"],
+                str(row["group"]),
+                center,
+                display_names.file_format(row["format"]),
+                share(row["accuracy"]),
+            )
+        console.print(table)
+
+
+def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    engines = ", ".join(f"{count} {name}" for name, count in result["engines"].items())
+    parity = ", ".join(f"{display_names.file_format(name)} {worst:.1e}" for name, worst in result["parity"].items())
+    new, moved = result["new_devices"], result["bytes"]
+    return [
+        ("devices", f"{result['devices']} ({engines})"),
+        (
+            "centers",
+            f"{result['clusters']}, after {result['rounds']} rounds of {display_names.method(result['method'])}",
+        ),
+        ("clusters against true groups", f"adjusted Rand index {result['ari']:.3f}"),
+        ("accuracy, own center", f"{result['accuracy']['centers']:.1%}"),
+        ("accuracy, one global model", f"{result['accuracy']['global']:.1%}"),
+        ("new devices on the right center", f"{new['right']} of {new['asked']}, accuracy {share(new['accuracy'])}"),
+        ("largest logit difference from torch", parity),
+        ("sent", f"{moved['down'] / 1e6:.1f} MB down, {moved['up'] / 1e6:.1f} MB up"),
+        ("time", f"{result['seconds']:.0f} s"),
+    ]
+
+
+def simulate_table(result: Mapping[str, Any]) -> None:
+    """What a simulated run achieved, in virtual time or over MQTT."""
+    console = Console(highlight=False)
+    virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
+    rows = [
+        ("method", f"{result['method']}, {result['rounds']} rounds, {result['devices']} devices"),
+        ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
+        *(
+            (f"{label} (micro, macro)", " ".join(share(result[key][m]) for m in ("micro", "macro")))
+            for key, label in (("accuracy", "accuracy"), ("f1", "F1"))
+        ),
+        ("time", f"{result['seconds']:.1f} s{virtual}"),
+        ("run", str(result["run"])),
+    ]
+    console.print(_pairs(rows))
+
+
+def choice_table(result: Mapping[str, Any]) -> None:
+    """What each number of centers came to, and which to take."""
+    console, table = Console(highlight=False), Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("centers", "in use", "accuracy", "silhouette", "distance within", "recommended by"):
+        table.add_column(column, justify="left" if column == "recommended by" else "right")
+    for row in result["trials"]:
+        by = ", ".join(name for name, k in result["recommended"].items() if k == row["clusters"])
+        numbers = f"{row['silhouette']:.3f}", f"{row['distance']:.4g}"
+        table.add_row(str(row["clusters"]), str(row["used"]), share(row["accuracy"]), *numbers, by)
+    console.print(table)
+    console.print(f"take {result['clusters']} centers, by {result['by']}")
+
+
+def share(value: float | None) -> str:
+    """0.5 -> 50.0%; a dash for what is not known."""
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _rand(ari: float | None) -> str:
+    return "" if ari is None else f", adjusted Rand index {ari:.3f}"
+
+
+def _pairs(rows: list[tuple[str, str]]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table

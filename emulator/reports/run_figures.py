@@ -1,0 +1,248 @@
+"""The pictures of one simulated run, as files. Reads what `simulate` left in a folder; others draw the numbers.
+
+plots.py and pictures/ paint; reports/pictures/records.py says what a run keeps for them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array, ClientId
+from emulator.reports import display_names, plots
+from emulator.reports.demo_page import read_events, rounds_of
+from emulator.reports.pictures import device_map, image_grid, records, share_plots
+
+DPI = 110
+MAX_PANELS = 4  # true groups with a panel of their own
+UNKEPT = f"the run keeps no {records.NAME}: simulate it again"
+Paint = Callable[[Axes], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """Panels side by side, in inches."""
+
+    width: float
+    height: float
+    panels: Sequence[Paint]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What a folder says: its rounds, each device's true group and labels, the centers [K, d], and what was kept."""
+
+    method: str
+    rounds: Sequence[Mapping[str, Any]]
+    fleet: Mapping[ClientId, Mapping[str, Any]]
+    centers: Array
+    kept: records.Kept
+    has_kept: bool
+
+    def group(self, who: Sequence[ClientId]) -> NDArray[np.int64]:
+        """True groups; devices.NOBODY where there is none."""
+        held = [self.fleet.get(c, {}).get("group") for c in who]
+        return np.array([device_map.NOBODY if group is None else group for group in held], np.int64)
+
+    def center(self, who: Sequence[ClientId], number: int) -> NDArray[np.int64]:
+        """Centers after a round."""
+        of: Mapping[ClientId, int] = next((e["assignment"] for e in self.rounds if e["round"] == number), {})
+        return np.array([of.get(c, device_map.NOBODY) for c in who], np.int64)
+
+
+def draw(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """Every picture that the run has the numbers for, as .png; -> what was written. `say` hears what is left out."""
+    found = read(run)
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for name, picture in pictures(found).items():
+        if isinstance(picture, str):
+            say(f"{name}.png is left out: {picture}")
+            continue
+        written.append(out / f"{name}.png")
+        plots.paint(picture.width, picture.height, *picture.panels).savefig(written[-1], dpi=DPI, bbox_inches="tight")
+    return written
+
+
+def pictures(run: Run) -> dict[str, Picture | str]:
+    """Every picture by name, or why there is none."""
+    return {
+        **_told(run),
+        "cosines": _centers_cosines(run),
+        "devices-pca": _planes(run, "principal components", _pca, least=2),
+        "devices-tsne": _planes(run, "t-SNE", _tsne, least=3 * device_map.LEAST_PERPLEXITY + 1),
+        "cosines-within": _within(run),
+        "weights": _weights(run),
+        "weights-devices": _weights_of_devices(run),
+        "images": _images(run),
+    }
+
+
+def _told(run: Run) -> dict[str, Picture | str]:
+    groups = {who: held["group"] for who, held in run.fleet.items()}
+    known = {who: group for who, group in groups.items() if group is not None}
+    labels = {who: held["labels"] for who, held in run.fleet.items()}
+    curves = {
+        f"{word}, {kind}": [event[quantity][kind] for event in run.rounds]
+        for quantity, word in (("accuracy", "accuracy"), ("f1", "F1"))
+        for kind in ("micro", "macro")
+    }
+    history = [event["assignment"] for event in run.rounds]
+    title, tall = f"{display_names.method(run.method)} on held-out samples", max(4.0, 0.17 * min(len(run.fleet), 120))
+    return {
+        "labels": Picture(width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups)]),
+        "curves": Picture(width=7, height=4, panels=[lambda axes: plots.draw_curves(axes, curves, title=title)])
+        if any(value is not None for values in curves.values() for value in values)
+        else "no round has an accuracy; targets that are no classes have none",
+        "assignment": Picture(width=7, height=tall, panels=[lambda axes: plots.draw_assignment(axes, history, known)])
+        if any(history)
+        else f"{display_names.method(run.method)} gives no device a center",
+    }
+
+
+def _centers_cosines(run: Run) -> Picture | str:
+    if len(run.centers) < 2:  # noqa: PLR2004 - a pair
+        return "the run has one center"
+    paint = partial(plots.draw_cosines, vectors=run.centers, title="Cosine of the centers' last layers")
+    return Picture(width=5.6, height=4.8, panels=[paint])
+
+
+def _planes(run: Run, how: str, place: Callable[[Array], tuple[Array, str]], *, least: int) -> Picture | str:
+    moments = [moment for moment in run.kept.moments if len(moment.who) >= least and moment.points.shape[1] > 1]
+    if not moments:
+        most = max((len(moment.who) for moment in run.kept.moments), default=0)
+        return f"it needs the models of {least} devices, and {_models(run, most)}"
+    centers = [run.center(moment.who, moment.round) for moment in moments]
+    groups = [run.group(moment.who) for moment in moments]
+
+    def panel(i: int, axes: Axes) -> None:
+        plane, note = place(moments[i].points)
+        device_map.draw_devices(axes, plane, centers[i], groups[i], title=f"Round {moments[i].round}")
+        axes.set(xlabel=f"{how} of models ({run.kept.representation}){note}")
+        if i == len(moments) - 1:
+            device_map.name_looks(axes, np.concatenate(centers), np.concatenate(groups))
+
+    panels = [partial(panel, i) for i in range(len(moments))]
+    return Picture(width=4.2 * len(moments) + 1.3, height=4.2, panels=panels)
+
+
+def _pca(points: Array) -> tuple[Array, str]:
+    plane, (first, second) = device_map.principal(points)
+    return plane, f"\n{first:.0%} and {second:.0%} of the variance"
+
+
+def _tsne(points: Array) -> tuple[Array, str]:
+    return device_map.neighbours(points), f"\nperplexity {device_map.perplexity(len(points))}"
+
+
+def _within(run: Run) -> Picture | str:
+    moments = [moment for moment in run.kept.moments if len(moment.who) > 1]
+    if not moments:
+        return f"it needs the models of two devices, and {_models(run, 0)}"
+    last = moments[-1]
+    paint = partial(
+        device_map.draw_within,
+        points=last.points,
+        centers=run.center(last.who, last.round),
+        groups=run.group(last.who),
+        title=f"Cosine of devices' models ({run.kept.representation}), round {last.round}",
+    )
+    return Picture(width=6.4, height=5.2, panels=[paint])
+
+
+def _weights(run: Run) -> Picture | str:
+    told = run.kept.shares
+    if told is None:
+        return _no_shares(run)
+    group = run.group(told.who)
+    known = sorted(set(group.tolist()) - {device_map.NOBODY})
+    several = 1 < len(known) <= MAX_PANELS
+    panels: list[tuple[str, Array]] = [(f"true group {g}", told.values[:, group == g]) for g in known if several]
+    panels = panels or [("all devices", told.values)]
+
+    def panel(i: int, axes: Axes) -> None:
+        title, values = panels[i]
+        share_plots.draw_shares(axes, told.rounds, values, title=title.capitalize())
+        if i == 0:
+            axes.set(ylabel=f"{told.name}\nmean, and 80% of devices")
+        if i == len(panels) - 1:
+            share_plots.name_centers(axes)
+
+    paints = [partial(panel, i) for i in range(len(panels))]
+    return Picture(width=3.4 * len(panels) + 2, height=3.8, panels=paints)
+
+
+def _weights_of_devices(run: Run) -> Picture | str:
+    told = run.kept.shares
+    if told is None:
+        return _no_shares(run)
+
+    def paint(axes: Axes) -> None:
+        title = f"What each center counts for each device, round {told.rounds[-1]}"
+        share_plots.draw_devices_shares(axes, told.values[-1], run.group(told.who), title=title)
+        axes.set(ylabel=told.name)
+        share_plots.name_centers(axes)
+
+    return Picture(width=9, height=3.8, panels=[paint])
+
+
+def _images(run: Run) -> Picture | str:
+    held = run.kept.images
+    if held is None:
+        return "the devices hold no square images, or none has a center" if run.has_kept else UNKEPT
+    rows, columns = len(set(held.center.tolist())), int(np.bincount(held.center).max())
+    size = {"width": max(6.0, 0.75 * columns + 1.4), "height": max(2.0, 0.95 * rows + 0.6)}  # the title has room
+    return Picture(**size, panels=[lambda axes: image_grid.draw_images(axes, held)])
+
+
+def _models(run: Run, most: int) -> str:
+    if not run.has_kept:
+        return UNKEPT
+    return f"the run kept those of {most}" if most else "no device sent one in the rounds that were kept"
+
+
+def _no_shares(run: Run) -> str:
+    return f"{display_names.method(run.method)} gives devices no shares of centers" if run.has_kept else UNKEPT
+
+
+def read(run: Path) -> Run:
+    """What a simulated run's folder says. Raises ConfigError where it is none."""
+    try:
+        events = read_events(run / "metrics.jsonl")
+        told = json.loads((run / "fleet.json").read_text(encoding="utf-8"))
+        method = str(events[0]["method"])
+        return Run(
+            method=method,
+            rounds=rounds_of(events, method),
+            fleet=told["devices"],
+            centers=_centers(run, told["classifier"]),
+            kept=records.read(run / records.NAME),
+            has_kept=(run / records.NAME).is_file(),
+        )
+    except (OSError, ValueError, IndexError, KeyError) as wrong:
+        raise ConfigError(
+            f"{run} holds no simulated run: {wrong!r}",
+            hint="pass a folder that `fedcenters-emulator simulate` wrote",
+        ) from wrong
+
+
+def _centers(run: Path, classifier: list[str]) -> Array:
+    """[K, d]: the last layer of every center, which tells label skew best; all parameters where none is named."""
+    from safetensors.numpy import load
+
+    rows = []
+    for path in sorted(run.glob("centers/*/center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2])):
+        tensors = load(path.read_bytes())
+        rows.append(np.concatenate([np.ravel(tensors[name]) for name in classifier or sorted(tensors)]))
+    if not rows:
+        raise ValueError("no centers")
+    return np.stack(rows)

@@ -1,0 +1,141 @@
+"""What an emulated run teaches newcomers: its devices look at the centers, coordinator/nearest/fit_router.py learns.
+
+Centers' sketches come from what devices trained on; the looks are at samples they kept for testing, since a center
+knows its devices' training samples too well. What a device itself gave to its center's sketch is left out when it is
+compared with it, so that it looks as a newcomer would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from coordinator.nearest.fit_router import Look, learn
+from coordinator.strategies.common.local_sgd import LocalSgd
+from edge_client.data.dataset import Dataset, Local
+from edge_client.nearest import features
+from edge_client.protocol.nearest import selection_rule, sketch
+from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
+from edge_client.protocol.task import Array, ClientId, Flat
+from edge_client.training.learner import Learner
+
+F64 = NDArray[np.float64]
+SIZES = {1: 3, 5: 2, 20: 2, 100: 1}  # samples of a look: how many looks a device takes
+MOST, LOOKERS = 64, 40  # devices whose samples are sketched, and of these who look
+FEW = 40  # samples of a device for the width of the sketch, and the number of devices that give some
+SEED = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A run that has ended: the common start, its K centers, and who is assigned to which."""
+
+    learner: Learner
+    method: LocalSgd
+    start: Flat
+    centers: Sequence[Flat]
+    assignment: Mapping[ClientId, int]
+    devices: Mapping[ClientId, Local]
+
+
+def taught(run: Ended, *, seed: int, by_round: bool = True) -> Guide:
+    """The guide of a run. `by_round`: learn what one local round tells, too; every device trains for that."""
+    rng = np.random.Generator(np.random.PCG64(seed))
+    members = [c for c in sorted(run.devices) if c in run.assignment]
+    members = sorted(rng.permutation(members)[:MOST].tolist())
+    at = np.array([run.assignment[c] for c in members])
+    width = _width([run.devices[c].train for c in members], rng)
+    about = InputSketch(seed=SEED, width=width, centers=np.zeros((len(run.centers), sketch.INPUT_SKETCH)))
+    inputs = np.stack([features.inputs(run.devices[c].train, about) for c in members])
+    around = _Around(inputs, at, len(run.centers))
+    about = InputSketch(seed=SEED, width=width, centers=around.points())
+    rounds, after = None, None
+    if by_round:
+        rounds = _local_round(run, np.zeros((len(run.centers), sketch.UPDATE_SKETCH)))
+        went = [features.update(run.learner, run.start, run.devices[c].train, rounds) for c in members]
+        after = _Around(np.stack(went), at, len(run.centers), unit=True)
+        rounds = _local_round(run, after.points())
+    looks = [
+        look
+        for i in sorted(rng.permutation(len(members))[:LOOKERS].tolist())
+        if (data := run.devices[members[i]].test) is not None and len(data)
+        for look in _looks(run, data, i, at[i], rng, around, about, after, rounds)
+    ]
+    return learn(looks, sizes=SIZES, centers=len(run.centers), sketch=about, round=rounds)
+
+
+def _local_round(run: Ended, points: F64) -> LocalRound:
+    method = run.method
+    return LocalRound(
+        representation=getattr(method, "representation", "all"),
+        lr=method.learning_rate,
+        momentum=method.momentum,
+        batch=method.batch_size,
+        steps=method.local_steps,
+        centers=points,
+    )
+
+
+def _looks(  # noqa: PLR0913, PLR0917 - what a look needs
+    run: Ended,
+    data: Dataset,
+    i: int,
+    own: int,
+    rng: np.random.Generator,
+    around: _Around,
+    about: InputSketch,
+    after: _Around | None,
+    rounds: LocalRound | None,
+) -> list[Look]:
+    found = []
+    for n, times in SIZES.items():
+        for time in range(times):
+            rows = rng.permutation(len(data))[:n]
+            few = Dataset(data.x[rows], data.y[rows])
+            d = features.by_models(run.learner, run.centers, few, labels=True)
+            d["sketch"] = selection_rule.apart(features.inputs(few, about), around.points(without=i))
+            if time == 0 and (found_norms := features.norms(run.learner, run.centers, few)) is not None:
+                d["norms"] = found_norms
+            if time == 0 and after is not None and rounds is not None:
+                point = features.update(run.learner, run.start, few, rounds, seed=n)
+                d["round"] = selection_rule.apart(point, after.points(without=i))
+            found.append(Look(device=i, n=n, distances=d, own=int(own)))
+    return found
+
+
+class _Around:
+    """The mean point of each center's devices; a device can be left out of its own."""
+
+    def __init__(self, points: F64, at: NDArray[np.int64], centers: int, *, unit: bool = False) -> None:
+        self._points, self._at, self._unit = points, at, unit
+        member = np.arange(centers)[:, None] == at
+        self._sums, self._counts = member @ points, member.sum(axis=1)
+        self._whole = points.mean(axis=0)
+
+    def points(self, without: int | None = None) -> F64:
+        """[K, d]; a center that nobody is left for stands where the whole fleet does."""
+        sums, counts = self._sums.copy(), self._counts.copy()
+        if without is not None:
+            sums[self._at[without]] -= self._points[without]
+            counts[self._at[without]] -= 1
+        found: F64 = np.where(counts[:, None] > 0, sums / np.maximum(counts, 1)[:, None], self._whole)
+        if self._unit:
+            found = found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-12)
+        return found
+
+
+def _width(parts: Sequence[Dataset], rng: np.random.Generator) -> float:
+    """The median distance between two samples of the fleet: the usual width of a Gaussian kernel."""
+    some = [parts[i] for i in rng.permutation(len(parts))[:FEW]]
+    x = np.concatenate([d.x[rng.permutation(len(d))[:FEW]].reshape(min(len(d), FEW), -1) for d in some])
+    x = _folded(rng.permutation(x))
+    half = len(x) // 2
+    apart = np.linalg.norm(x[:half] - x[half : 2 * half], axis=1)
+    return max(float(np.median(apart)) if half else 1.0, 1e-6)
+
+
+def _folded(x: Array) -> Array:
+    return x if x.shape[1] <= sketch.WIDEST else sketch.fold(x, sketch.WIDEST)

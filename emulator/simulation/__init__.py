@@ -1,0 +1,1 @@
+"""Virtual time: the network, device profiles, codecs, attacks, checkpoints."""

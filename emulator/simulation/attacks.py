@@ -1,0 +1,108 @@
+"""Emulated devices that attack: what they train on, and what they answer instead of what they learned.
+
+    label-flip  trains on labels y -> classes - 1 - y, and answers truly
+    sign-flip   start - 4 (w - start): the way back, four times as far
+    scale       start + 8 (w - start): the right way, much too far
+    noise       start + normal noise, four times as far as the honest way
+    nan         nothing but NaN
+
+Who attacks, and the noise, are drawn from the seed. Factors keep below the coordinator's `max-update-ratio`: an attack
+beyond it is refused and shows nothing. Probes and evaluations are answered truly. Knows no defence and no method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from coordinator.rounds.update_validation import base_of
+from edge_client.data.dataset import Dataset, Local
+from edge_client.errors import UsageError
+from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
+
+Lie = Callable[[ClientId, Task, Reply], Reply]  # what a device sends in place of this answer
+BACK, TOO_FAR, LOUD = -4.0, 8.0, 4.0
+ATTACKS = ("label-flip", "sign-flip", "scale", "noise", "nan")
+MOST = 0.5  # from half of the fleet on, the others would be the hostile ones
+
+
+def truth(_who: ClientId, _task: Task, reply: Reply) -> Reply:
+    """What honest devices send."""
+    return reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hostile:
+    """One of ATTACKS by a share of the fleet; nobody by default."""
+
+    attack: str = "label-flip"
+    share: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse what is no attack."""
+        if self.attack not in ATTACKS:
+            raise UsageError(f"unknown attack {self.attack!r}", hint=f"use one of {', '.join(ATTACKS)}")
+        if not 0 <= self.share < MOST:
+            raise UsageError(f"{self.share:g} of the devices are hostile", hint="use a share of 0 to below 0.5")
+
+    def chosen(self, devices: Mapping[ClientId, Local], seed: int) -> frozenset[ClientId]:
+        """Who attacks: the share of the fleet, rounded; the same devices whatever the attack."""
+        names = sorted(devices)
+        order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1]))).permutation(len(names))
+        return frozenset(names[i] for i in order[: round(self.share * len(names))])
+
+    def spoiled(self, devices: Mapping[ClientId, Local], liars: frozenset[ClientId]) -> dict[ClientId, Local]:
+        """The fleet with the training samples that it uses. Raises UsageError where there are no labels to flip."""
+        if self.attack != "label-flip" or not liars:
+            return dict(devices)
+        if not all(np.issubdtype(local.train.y.dtype, np.integer) for local in devices.values()):
+            raise UsageError("these samples have no labels to flip", hint="use another attack")
+        last = max(int(local.train.y.max()) for local in devices.values())
+        return {who: _flipped(local, last) if who in liars else local for who, local in devices.items()}
+
+    def lie(self, liars: frozenset[ClientId], seed: int) -> Lie:
+        """What devices send: of fits, the attack's model from the liars; everything else as it is."""
+        if self.attack == "label-flip" or not liars:
+            return truth
+
+        def lie(who: ClientId, task: Task, reply: Reply) -> Reply:
+            if who not in liars or reply.update is None or not isinstance(task, Fit):
+                return reply
+            return replace(reply, update=self._instead(reply.update, base_of(task)[1], (seed, task.seed)))
+
+        return lie
+
+    def _instead(self, update: Flat, base: Flat | None, seeds: tuple[int, int]) -> Flat:
+        start = np.zeros_like(update) if base is None else base.astype(update.dtype, copy=False)
+        way = update - start
+        if self.attack == "nan":
+            return np.full_like(update, np.nan)
+        if self.attack == "noise":
+            rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seeds)))
+            spread = LOUD * float(np.sqrt(np.mean(way.astype(np.float64) ** 2)))
+            return (start + spread * rng.standard_normal(len(way))).astype(update.dtype)
+        return (start + {"sign-flip": BACK, "scale": TOO_FAR}[self.attack] * way).astype(update.dtype)
+
+
+def parse(text: str) -> Hostile:
+    """Read a text like `sign-flip:0.2`; nobody for an empty one. Raises UsageError."""
+    if not text:
+        return Hostile()
+    attack, _, share = text.partition(":")
+    try:
+        return Hostile(attack=attack, share=float(share))
+    except ValueError:
+        raise UsageError(f"hostile is {text!r}", hint="write it as sign-flip:0.2") from None
+
+
+def honest(record: Mapping[str, Any], liars: frozenset[ClientId]) -> float | None:
+    """Mean accuracy of the devices that do not attack, each on its own held-out samples; None: none was tested."""
+    found = [accuracy for who, accuracy in record["per_device"].items() if who not in liars]
+    return float(np.mean(found)) if found else None
+
+
+def _flipped(local: Local, last: int) -> Local:
+    return replace(local, train=Dataset(local.train.x, last - local.train.y))

@@ -1,0 +1,142 @@
+"""What a simulated run needs to go on after its process has ended: folder/checkpoint/, replaced as a whole.
+
+`state.safetensors` the method's state, `run.json` the round and what the virtual network knows, `records.jsonl` the
+rounds so far, `heard/` what the pictures keep, `own/` the devices' own models where the method asks for them, `lost/`
+what codecs have lost. A resumed run ends with the same bits as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import zipfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.storage import state_codec
+from coordinator.strategies.base import State
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.task import ClientId, Flat
+
+NAME = "checkpoint"
+Slot = tuple[ClientId, str]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A run after round `round`. `network` is what the virtual network and its wire know; `lesson` decides results."""
+
+    round: int
+    state: State
+    real_seconds: list[float]
+    network: Mapping[str, Any]
+    lesson: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """Where a run keeps them, after every `every` rounds and the last (0: never), and whether it goes on from one."""
+
+    folder: Path
+    every: int
+    resume: bool
+    lesson: Mapping[str, Any]
+
+    def due(self, number: int, rounds: int) -> bool:
+        """Whether round `number` of `rounds` ends with one."""
+        return self.every > 0 and (number % self.every == 0 or number == rounds)
+
+    def latest(self) -> tuple[Path, Checkpoint] | None:
+        """Where the run goes on. Raises ConfigError for a checkpoint of another run."""
+        found = read(self.folder) if self.resume else None
+        for key in sorted({*self.lesson, *found[1].lesson}) if found else ():
+            mine, theirs = self.lesson.get(key), found[1].lesson.get(key) if found else None
+            if mine != theirs:
+                raise ConfigError(
+                    f"the checkpoint in {self.folder} was made with {key} = {theirs!r}, not {mine!r}",
+                    hint="set it as it was, give the run another name, or leave out --resume",
+                )
+        return found
+
+
+def begun(folder: Path) -> Path:
+    """An empty folder beside the last checkpoint, for what a run keeps; `finish` makes it the checkpoint."""
+    new = folder / f"{NAME}.new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    return new
+
+
+def finish(new: Path, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
+    """It is the checkpoint from now on. Whenever the process ends, a whole one is there."""
+    (new / "state.safetensors").write_bytes(state_codec.to_bytes(checkpoint.state))
+    told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson")}
+    (new / "run.json").write_text(json.dumps(told), encoding="utf-8")
+    with (new / "records.jsonl").open("w", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(record) + "\n" for record in records)
+    now, old = new.with_name(NAME), new.with_name(f"{NAME}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if now.exists():
+        now.rename(old)
+    new.rename(now)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def records(place: Path) -> Iterator[Record]:
+    """The rounds of a checkpoint, one at a time."""
+    with (place / "records.jsonl").open(encoding="utf-8") as lines:
+        for line in lines:
+            yield json.loads(line)
+
+
+def read(folder: Path) -> tuple[Path, Checkpoint] | None:
+    """The latest whole checkpoint and where it lies; None where there is none. Raises ConfigError for a broken one."""
+    place = next((p for p in (folder / NAME, folder / f"{NAME}.old") if p.is_dir()), None)
+    if place is None:
+        return None
+    try:
+        told = json.loads((place / "run.json").read_text(encoding="utf-8"))
+        state = state_codec.from_bytes((place / "state.safetensors").read_bytes())
+        return place, Checkpoint(state=state, **told)
+    except (OSError, ValueError, TypeError, Malformed) as wrong:
+        raise ConfigError(
+            f"{place} cannot be read: {wrong}", hint="delete that folder, or leave out --resume"
+        ) from wrong
+
+
+def put(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
+    """Vectors by device and slot -> folder/name.npz, one at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with zipfile.ZipFile(folder / f"{name}.npz", "w") as archive:
+        for (who, slot), vector in models.items():
+            with archive.open(f"{slot}/{who}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, np.ascontiguousarray(vector), allow_pickle=False)
+
+
+def fetch(folder: Path, who: Collection[ClientId], into: MutableMapping[Slot, Flat]) -> None:
+    """The vectors of these devices from every file of `folder`, one at a time."""
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path, allow_pickle=False) as arrays:
+            for device, slot, name in _names(arrays.files):
+                if device in who:
+                    into[device, slot] = arrays[name]
+
+
+def slots(folder: Path) -> list[Slot]:
+    """Whose vectors lie in `folder`."""
+    found: list[Slot] = []
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path, allow_pickle=False) as arrays:
+            found += [(device, slot) for device, slot, _ in _names(arrays.files)]
+    return found
+
+
+def _names(files: Collection[str]) -> Iterator[tuple[ClientId, str, str]]:
+    for name in files:
+        slot, _, device = name.rpartition("/")
+        yield device, slot, name

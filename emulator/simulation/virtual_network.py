@@ -1,0 +1,368 @@
+"""Devices in one process and a network in virtual time, behind the same `ask` that the server offers a strategy.
+
+`coordinator.rounds.exchange_rules` decides what counts and when an exchange closes, exactly as on the server; devices
+take virtual seconds by their profile, may be away or drop out, and run the client's own training code. A device that is
+away is told its task, and tells that it has finished, when it is back; what travels already arrives. No broker, no
+sockets, no sleeping.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+import math
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from coordinator.rounds import exchange_rules
+from coordinator.rounds.update_validation import (
+    MAX_UPDATE_RATIO,
+    MAX_UPDATE_RMS,
+    Question,
+    base_of,
+    judge,
+    moved,
+    strays,
+)
+from coordinator.strategies.base import Exchange, Fleet, Replies, show
+from edge_client.data.dataset import Local
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
+from edge_client.training.fit_probe import job, probe, result
+from edge_client.training.learner import Job, Learner, Trained
+from emulator.simulation import checkpoint
+from emulator.simulation.attacks import Lie, truth
+from emulator.simulation.codec_channel import Wire
+from emulator.simulation.device_profiles import Profile
+from emulator.simulation.spill import Models
+
+Record = Mapping[str, Any]
+INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
+
+
+def f32_delta(task: Fit, vector: Flat) -> Flat:
+    """What the server decodes when a device sends `vector` in codec f32: base + float32(vector - base)."""
+    base = task.start if isinstance(task.start, np.ndarray) else task.anchor
+    base32 = np.zeros(vector.shape, np.float32) if base is None else base.astype(np.float32)
+    return base32 + (vector.astype(np.float32) - base32)
+
+
+def exact(task: Fit, vector: Flat) -> Flat:  # noqa: ARG001 - as f32_delta
+    """No rounding, for runs in float64."""
+    return vector
+
+
+@dataclass(kw_only=True)
+class Devices:
+    """Emulated devices that share one learner; each has its own data, models by slot, and posterior [M, n]."""
+
+    learner: Learner
+    local: Mapping[ClientId, Local]
+    wire: Callable[[Fit, Flat], Flat] = f32_delta
+    own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=Models)
+    posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
+    asks_own: bool = field(default=False, init=False)  # whether some task has named a device's own model
+    forgotten: bool = field(default=False, init=False)  # whether those of a resumed run were not kept
+
+    @property
+    def program(self) -> Program:
+        """What they run."""
+        return self.learner.program
+
+    @property
+    def fleet(self) -> Fleet:
+        """Every device and its number of training samples."""
+        return {c: len(self.local[c].train) for c in sorted(self.local)}
+
+    def open_round(self) -> None:
+        """What a probe left for the fits of its round is forgotten."""
+        self.posterior.clear()
+
+    def answer(self, who: ClientId, task: Task) -> Reply:
+        """Carry the task out as the real client does. Raises Malformed with the code of a refusal."""
+        outcome = self._outcomes({who: task})[who]
+        if isinstance(outcome, Malformed):
+            raise outcome
+        return outcome
+
+    def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
+        """What each device answers, or the code of its refusal."""
+        outcomes = self._outcomes(tasks)
+        return {c: o.code if isinstance(o := outcomes[c], Malformed) else o for c in tasks}
+
+    def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
+        """The learner gets all fits at once: what it does at the same time is its own affair."""
+        found: dict[ClientId, Reply | Malformed] = {}
+        jobs: dict[ClientId, Job] = {}
+        for who, task in tasks.items():
+            if isinstance(task, Probe):
+                found[who] = _caught(partial(self._probed, who, task))
+            elif isinstance(mine := _caught(partial(self._job, who, task)), Job):
+                jobs[who] = mine
+            else:
+                found[who] = mine
+        for (who, mine), trained in zip(jobs.items(), self.learner.train(list(jobs.values())), strict=True):
+            found[who] = _caught(partial(self._fitted, who, mine.task, trained))
+        return found
+
+    def _job(self, who: ClientId, task: Fit) -> Job:
+        own, posterior = self._own(who, task.slot), self.posterior.get(who)
+        fixed = self.learner.fixed_batch
+        return job(self.program, task, self.local[who].train, own=own, posterior=posterior, fixed_batch=fixed)
+
+    def _fitted(self, who: ClientId, task: Fit, trained: Trained) -> Reply:
+        fitted, n = result(task, trained), len(self.local[who].train)
+        self.own[who, task.slot] = fitted.vector
+        if not task.upload:
+            return Reply(n=n, losses=np.array([fitted.loss]))
+        return Reply(n=n, update=self.wire(task, fitted.vector))
+
+    def _probed(self, who: ClientId, task: Probe) -> Reply:
+        keep = partial(self.posterior.__setitem__, who)
+        return probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
+
+    def keep(self, folder: Path) -> None:
+        """The devices' own models, into `folder`."""
+        checkpoint.put(folder, "own", self.own)
+
+    def recall(self, folder: Path) -> None:
+        """What `keep` wrote."""
+        checkpoint.fetch(folder, self.local.keys(), self.own)
+
+    def fetched(self, who: ClientId, task: Task) -> list[Flat]:
+        """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
+        self._note(task)
+        if isinstance(task, Probe):
+            own = [m.init for m in task.models if isinstance(m, OwnModel) and self._own(who, m.slot) is None]
+            named = [*own, *(m for m in task.models if not isinstance(m, OwnModel))]
+        else:
+            has = isinstance(task.start, str) and self._own(who, task.slot) is not None
+            start = None if isinstance(task.start, str) else task.start
+            named = [start, None if has else task.init, task.anchor, task.linear]
+        return list({id(v): v for v in named if v is not None}.values())
+
+    def _note(self, task: Task) -> None:
+        """Own models are in a checkpoint once some task has named one, which methods do at once or never."""
+        if isinstance(task, Fit):
+            self.asks_own |= isinstance(task.start, str) or task.buffers == "own"
+        else:
+            self.asks_own |= task.buffers == "own" or any(isinstance(model, OwnModel) for model in task.models)
+        if self.asks_own and self.forgotten:
+            raise ConfigError("the checkpoint lacks the devices' own models", hint="run again without --resume")
+
+    def _own(self, who: ClientId, slot: str) -> Flat | None:
+        return self.own.get((who, slot))
+
+
+T = TypeVar("T")
+
+
+def _caught(do: Callable[[], T]) -> T | Malformed:
+    """What it gives, or its refusal."""
+    try:
+        return do()
+    except Malformed as refusal:
+        return refusal
+
+
+class VirtualNetwork:
+    """Asks devices and keeps the time. `ask` is what a generator of exchanges needs; state lives between exchanges.
+
+    `seed` draws when devices are away and which tasks they drop; with an availability of 1 and no dropout, nothing.
+    Updates travel over `wire`, and are admitted as the server admits them; `refused` says whose were not, and why.
+    Raises ConfigError where an exchange would never end.
+    """
+
+    def __init__(  # noqa: PLR0913 - a network has these settings
+        self,
+        devices: Devices,
+        profiles: Mapping[ClientId, Profile],
+        *,
+        deadline_s: float = 600.0,
+        inline_bytes: int = INLINE_BYTES,
+        seed: int = 0,
+        wire: Wire | None = None,
+        lie: Lie = truth,
+        max_update_ratio: float = MAX_UPDATE_RATIO,
+    ) -> None:
+        self._devices, self._profiles, self._deadline_s, self._seed = devices, profiles, deadline_s, seed
+        if deadline_s == math.inf and any(p.dropout or not p.availability for p in profiles.values()):
+            raise ConfigError(
+                "without a deadline, an exchange waits for ever for a device that does not answer",
+                hint="set a deadline, or use profiles with dropout = 0 and availability above 0",
+            )
+        self.inline_bytes, self._samples = inline_bytes, devices.fleet
+        self.wire, self._schema = wire or Wire(devices.program.schema), devices.program.schema
+        self._lie, self._ratio, self._scales = lie, max_update_ratio, dict[str, float]()
+        self.refused: dict[ClientId, str] = {}
+        self._round, self._number = 0, itertools.count()
+        self.now_s = self.opened_s = 0.0
+        self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
+
+    def open_round(self, number: int) -> None:
+        """Count exchanges, bytes, local steps, tasks asked and answered, and seconds from here."""
+        self._round, self._number, self.opened_s = number, itertools.count(), self.now_s
+        self._devices.open_round()
+        self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
+        self.refused = {}
+
+    def facts(self, folder: Path) -> Record:
+        """What it knows between rounds, as JSON's own kinds; the codec's losses go into `folder`."""
+        return {"now_s": self.now_s, "scales": self._scales, "since": self.wire.keep(folder)}
+
+    def recall(self, facts: Record, folder: Path) -> None:
+        """What `facts` gave."""
+        self.now_s = self.opened_s = float(facts["now_s"])
+        self._scales = {str(key): float(value) for key, value in facts["scales"].items()}
+        self.wire.recall(folder, facts["since"])
+
+    def ask(self, exchange: Exchange) -> Replies:
+        """Play one exchange through the round's state machine; the replies that it closed with, sorted by client."""
+        opened = exchange_rules.open_exchange(
+            run="simulation",
+            round=self._round,
+            number=next(self._number),
+            asked=exchange,
+            quorum=1,
+            now_s=self.now_s,
+            deadline_s=self._deadline_s,
+        )
+        replies = _Play(self, exchange, opened).until_closed()
+        self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
+        return replies
+
+    def send(self, who: ClientId, task: Task, opened: exchange_rules.OpenExchange) -> float:
+        """Deliver a task once the device is reachable; -> when it will have finished. Infinity: it never will."""
+        begins_s, profile = self.reachable_s(who, self.now_s), self._profiles[who]
+        if begins_s >= opened.closes_at_s:
+            return math.inf
+        size = 4 * sum(v.size for v in self._devices.fetched(who, task))
+        self.bytes_down += size
+        part = profile.silent_after(who, opened.round, opened.number, seed=self._seed)
+        if part is not None:
+            self.local_steps += int(part * task.steps) if isinstance(task, Fit) else 0
+            return math.inf
+        return begins_s + profile.down_s(size) + profile.work_s(task, self._samples[who])
+
+    def reachable_s(self, who: ClientId, at_s: float) -> float:
+        """When the device can next be talked to, from `at_s` on."""
+        return self._profiles[who].reachable_s(who, at_s, seed=self._seed)
+
+    def upload_ends_s(self, who: ClientId, size: int) -> float:
+        """Let a device send `size` bytes as soon as it is reachable; -> when they will have arrived."""
+        self.bytes_up += size
+        return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
+
+    def work(self, tasks: Exchange) -> Mapping[ClientId, Sent | str]:
+        """The devices' answers as they arrive, or the codes of refusals, by the device or by admission."""
+        self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
+        return {who: self._sent(who, tasks[who], said) for who, said in self._devices.answers(tasks).items()}
+
+    def staying(self, keys: frozenset[ClientId], sent: Mapping[ClientId, Sent]) -> list[ClientId]:
+        """Whose replies an exchange closes with, sorted: those that are not out of line with the others."""
+        moves = {who: far for who in keys if (far := sent[who].moved) is not None}
+        refused, self._scales = strays(moves, self._scales, ratio=self._ratio)
+        self.refused |= refused
+        return sorted(keys - refused.keys())
+
+    def _sent(self, who: ClientId, task: Task, said: Reply | str) -> Sent | str:
+        if isinstance(said, str):
+            self.refused[who] = said
+            return said
+        try:
+            reply, size = self.wire.send(who, task, self._lie(who, task, said), self._round)
+            question = Question(
+                task=task,
+                schema=self._schema,
+                samples=self._samples[who],
+                codec="f32",
+                base="",
+                base_vector=base_of(task)[1],
+                max_update_rms=MAX_UPDATE_RMS,
+            )
+            reply = judge(question, reply)
+        except Malformed as wrong:
+            self.refused[who] = str(wrong)
+            return wrong.code
+        return Sent(reply=reply, size=size, digest=_digest(reply), moved=moved(question, reply))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """An admitted answer on its way: its bytes, the name of its content, and how far it moves."""
+
+    reply: Reply
+    size: int
+    digest: str
+    moved: tuple[str, float] | None
+
+
+class _Play:
+    """One exchange in virtual time: a heap of what is due, and the commands of the state machine."""
+
+    def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: exchange_rules.OpenExchange) -> None:
+        self._network, self._exchange, self._state = network, exchange, opened
+        self._due: list[
+            tuple[float, int, exchange_rules.Event | ClientId]
+        ] = []  # a client: it tells that it has finished
+        self._order = itertools.count()  # what is due at the same time happens in the order it was planned
+        self._answers: dict[ClientId, Sent] = {}
+        self._uploading: set[ClientId] = set()
+        self._keys: list[ClientId] | None = None
+        ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
+        # Whoever is still at work when the exchange closes does not finish it.
+        in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
+        for who, end_s in in_time.items():
+            self._plan(network.reachable_s(who, end_s), who)
+        self._worked = network.work({who: exchange[who] for who in in_time})
+        self._happens(exchange_rules.Tick())  # nobody asked: closed already
+
+    def until_closed(self) -> Replies:
+        while self._keys is None:
+            if not self._due or self._state.wakes_at_s <= self._due[0][0]:
+                self._network.now_s = self._state.wakes_at_s
+                self._happens(exchange_rules.Tick())
+            else:
+                self._network.now_s, _, event = heapq.heappop(self._due)
+                if told := self._finished(event) if isinstance(event, str) else event:
+                    self._happens(told)
+        return {c: self._answers[c].reply for c in self._keys}
+
+    def _plan(self, at_s: float, event: exchange_rules.Event | ClientId) -> None:
+        heapq.heappush(self._due, (at_s, next(self._order), event))
+
+    def _finished(self, who: ClientId) -> exchange_rules.Event | None:
+        """What the device tells; None: its answer is on its way already, for it is small."""
+        answer = self._worked[who]
+        if isinstance(answer, str):
+            return exchange_rules.Refused(who, answer)
+        self._answers[who] = answer
+        if answer.size > self._network.inline_bytes:
+            return exchange_rules.Ready(who, answer.digest, answer.size)
+        self._plan(self._network.upload_ends_s(who, answer.size), exchange_rules.Stored(who, answer.digest))
+        return None
+
+    def _happens(self, event: exchange_rules.Event) -> None:
+        self._state, commands = exchange_rules.advance(self._state, event, self._network.now_s)
+        for command in commands:
+            if isinstance(command, exchange_rules.Go) and command.cid not in self._uploading:
+                self._uploading.add(command.cid)
+                ends_s = self._network.upload_ends_s(command.cid, self._answers[command.cid].size)
+                self._plan(ends_s, exchange_rules.Stored(command.cid, command.sha256))
+            elif isinstance(command, exchange_rules.Ack) and command.status == "ok":
+                self._network.wire.taken(command.cid)
+                show(self._exchange, command.cid, self._answers[command.cid].reply)
+            elif isinstance(command, exchange_rules.Close):
+                self._keys = self._network.staying(command.keys, self._answers)
+
+
+def _digest(reply: Reply) -> str:
+    data = b"" if reply.update is None else np.ascontiguousarray(reply.update).tobytes()
+    return hashlib.sha256(data).hexdigest()

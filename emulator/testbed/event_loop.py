@@ -1,0 +1,330 @@
+"""Thousands of edge clients in one thread: one selector over all their sockets, and their lives taken step by step.
+
+`Loop.add` takes a client's life (edge_client/runtime/client.py) and its transport; `Loop.turn` serves the sockets that
+are ready and resumes the lives for which something came, or whose time has come. A thread each ends at some hundreds of
+devices (CPython's select and the scheduler), a selector at the limit of open files: two per device. MQTT 3.1.1, which
+every broker speaks. Knows paho's sockets and no message.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from edge_client.transport.base import Connected, Event, Lost, Message, Will
+from edge_client.transport.mqtt import STABLE_S, Session, parse_url
+
+if TYPE_CHECKING:
+    from edge_client.runtime.client import Life
+
+CONNECT_TIMEOUT_S = 10.0  # for the TCP handshake
+GREETING_S = 60.0  # from there to the broker's welcome
+DIALS_PER_TURN = 20  # a handshake is quick, but the listen queue of a broker is short
+DIALS_OPEN = 200  # handshakes under way
+WINDOW_WAIT_S = 0.2  # a life that waits for acknowledgements looks again
+MISC_S = 1.0  # how often each connection's keepalive is looked at
+TURN_S = 0.02  # of stepping lives, then the sockets are served
+STEPS = 16  # of one life in a turn: a window of blocks
+LONGEST_S = 0.5  # the longest sleep of the selector
+LONGEST_BACKOFF_S = 120.0
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+
+class LoopTransport:
+    """See `Transport`. Never waits: `receive` gives what is there, `drain` says whether it is done."""
+
+    def __init__(self, loop: Loop, client_id: str, will: Callable[[], Will]) -> None:
+        self.client_id, self.will = client_id, will
+        self.events: deque[Event] = deque()
+        self.session: Session | None = None  # from the TCP handshake on
+        self.up_s: float | None = None  # since when the broker knows us
+        self.failures = 0
+        self.open = 0  # published and not acknowledged
+        self.full = False  # a life waits for acknowledgements
+        self.closing = False
+        self._loop = loop
+
+    def connect(self) -> None:
+        self._loop.dial(self, 0.0)
+
+    def subscribe(self, *filters: str) -> None:
+        if self.session is not None and self.up_s is not None:
+            self.session.subscribe(filters)
+
+    def unsubscribe(self, *filters: str) -> None:
+        if self.session is not None and self.up_s is not None:
+            self.session.unsubscribe(filters)
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if self.session is not None and self.up_s is not None:
+            self.open += 1
+            self.session.paho.publish(topic, payload, qos=1, retain=retain)
+
+    def drain(self, most: int, timeout_s: float) -> bool:  # noqa: ARG002 - the loop waits
+        self.full = self.up_s is not None and self.open > most
+        return self.up_s is not None and not self.full
+
+    def receive(self, timeout_s: float) -> Event | None:  # noqa: ARG002 - the loop waits
+        return self.events.popleft() if self.events else None
+
+    def wake(self) -> None:
+        self._loop.resume_soon(self)
+
+    def close(self) -> None:
+        self.closing = True
+        self._loop.hang_up(self)
+
+
+@dataclass(eq=False)
+class _Member:
+    """One client: its life, and when it wants to be resumed though nothing came."""
+
+    life: Life
+    transport: LoopTransport
+    wake_s: float = 0.0
+    begun: bool = False
+    queued: bool = False  # waits to be resumed
+    error: BaseException | None = None
+    over: bool = False
+
+
+@dataclass
+class Loop:
+    """All clients of one process and one broker."""
+
+    url: str
+    jitter: Callable[[float, float], float]
+    now_s: Callable[[], float] = time.monotonic
+    members: dict[LoopTransport, _Member] = field(default_factory=dict)
+    connected: int = 0
+
+    def __post_init__(self) -> None:
+        self._host, self._port, _ = parse_url(self.url)
+        self._selector = selectors.DefaultSelector()
+        self._ready: deque[_Member] = deque()
+        self._due: list[tuple[float, int, _Member]] = []
+        self._dials: list[tuple[float, int, LoopTransport]] = []
+        self._greeting: dict[LoopTransport, float] = {}  # handshakes under way, and until when
+        self._unwritten: set[LoopTransport] = set()
+        self._order = itertools.count()
+        self._misc_s = 0.0
+
+    def transport(self, client_id: str, will: Callable[[], Will]) -> LoopTransport:
+        """One client's connection; it is nobody until `connect`."""
+        return LoopTransport(self, client_id, will)
+
+    def add(self, life: Life, transport: LoopTransport) -> None:
+        """Begin a life."""
+        member = self.members[transport] = _Member(life, transport)
+        self._queue(member)
+
+    def turn(self, longest_s: float = LONGEST_S) -> None:
+        """Wait for something to happen, at most `longest_s`, and let everybody do what it means for them."""
+        now_s = self.now_s()
+        self._dial_due(now_s)
+        wait_s = 0.0 if self._ready else max(0.0, min(longest_s, self._next_s() - now_s))
+        for key, mask in self._selector.select(wait_s):
+            self._serve(key.data, mask)
+        self._look_after(self.now_s())
+        self._resume(self.now_s())
+        self._write()
+
+    def errors(self) -> list[BaseException]:
+        """What ended lives that did not end by themselves."""
+        return [member.error for member in self.members.values() if member.error is not None]
+
+    def end(self, patience_s: float) -> None:
+        """Let every client say goodbye, at most so long."""
+        for member in self.members.values():
+            if not member.over:
+                member.over = True
+                member.life.close()
+        until_s = self.now_s() + patience_s
+        while any(t.session is not None for t in self.members) and self.now_s() < until_s:
+            self._write()
+            for key, mask in self._selector.select(LONGEST_S):
+                self._serve(key.data, mask)
+        self._selector.close()
+
+    # -- what transports ask for
+
+    def dial(self, transport: LoopTransport, in_s: float) -> None:
+        """Connect after `in_s` seconds."""
+        heapq.heappush(self._dials, (self.now_s() + in_s, next(self._order), transport))
+
+    def hang_up(self, transport: LoopTransport) -> None:
+        """Disconnect once all that was published is acknowledged; at once when nobody is connected."""
+        if transport.session is not None and (transport.up_s is None or transport.open == 0):
+            transport.session.paho.disconnect()
+
+    def resume_soon(self, transport: LoopTransport) -> None:
+        """Resume its life in this turn."""
+        if (member := self.members.get(transport)) is not None:
+            self._queue(member)
+
+    # -- connections
+
+    def _dial_due(self, now_s: float) -> None:
+        for _ in range(DIALS_PER_TURN):
+            if not self._dials or self._dials[0][0] > now_s or len(self._greeting) >= DIALS_OPEN:
+                return
+            transport = heapq.heappop(self._dials)[2]
+            if not transport.closing:
+                self._open(transport, now_s)
+
+    def _open(self, transport: LoopTransport, now_s: float) -> None:
+        session = Session(transport.client_id, will=transport.will())
+        session.on_up = lambda _: self._up(transport)
+        session.on_ack = lambda: self._acknowledged(transport)
+        session.on_message = lambda message: self._came(transport, message)
+        session.paho.on_socket_register_write = lambda *_: self._unwritten.add(transport)
+        session.paho.on_socket_close = lambda _client, _data, sock: self._closed(transport, session, sock)
+        transport.session, transport.open = session, 0
+        self._greeting[transport] = now_s + GREETING_S
+        try:
+            session.connect(self._host, self._port, CONNECT_TIMEOUT_S)
+        except OSError as wrong:
+            session.reason = str(wrong)
+            self._gone(transport, session)
+            return
+        self._selector.register(session.paho.socket(), READ, transport)  # type: ignore[arg-type]  # it is connected
+
+    def _up(self, transport: LoopTransport) -> None:
+        if transport.session is not None:
+            transport.session.paho.on_log = None  # formats a line for each packet
+        self._greeting.pop(transport, None)
+        transport.up_s = self.now_s()
+        self.connected += 1
+        self._tell(transport, Connected())
+
+    def _closed(self, transport: LoopTransport, session: Session, sock: Any) -> None:  # noqa: ANN401 - plain or TLS
+        """Before a socket is closed, by whomever."""
+        if sock in self._selector.get_map():
+            self._selector.unregister(sock)
+        self._gone(transport, session)
+
+    def _gone(self, transport: LoopTransport, session: Session) -> None:
+        if transport.session is not session:
+            return
+        self._greeting.pop(transport, None)
+        self._unwritten.discard(transport)
+        now_s, up_s = self.now_s(), transport.up_s
+        transport.session, transport.up_s, transport.open, transport.full = None, None, 0, False
+        if up_s is not None:
+            self.connected -= 1
+            self._tell(transport, Lost(session.reason))
+        if not transport.closing:
+            stable = up_s is not None and now_s - up_s > STABLE_S
+            transport.failures = 0 if stable else transport.failures + 1
+            self.dial(transport, self.jitter(0.0, min(LONGEST_BACKOFF_S, 2.0**transport.failures)))
+
+    def _serve(self, transport: LoopTransport, mask: int) -> None:
+        session = transport.session
+        if session is not None and mask & READ:
+            session.paho.loop_read()
+            sock = session.paho.socket()
+            while sock is not None and getattr(sock, "pending", int)():  # TLS has read more than it was asked for
+                session.paho.loop_read()
+                sock = session.paho.socket()
+        if mask & WRITE:
+            self._unwritten.add(transport)
+
+    def _write(self) -> None:
+        """Send what was said in this turn; the selector tells when a full socket takes more."""
+        for transport in list(self._unwritten):
+            self._unwritten.discard(transport)
+            if transport.session is None:
+                continue
+            paho = transport.session.paho
+            paho.loop_write()
+            sock = paho.socket()
+            if sock is not None:
+                wanted = READ | WRITE if paho.want_write() else READ
+                if self._selector.get_key(sock).events != wanted:
+                    self._selector.modify(sock, wanted, transport)
+
+    def _look_after(self, now_s: float) -> None:
+        """Once a second: keepalives, and brokers that accept a connection and say nothing."""
+        if now_s < self._misc_s:
+            return
+        self._misc_s = now_s + MISC_S
+        for transport in self.members:
+            if transport.session is not None:
+                transport.session.paho.loop_misc()
+        for transport in [t for t, until_s in self._greeting.items() if until_s <= now_s]:
+            if transport.session is not None:
+                transport.session.paho.disconnect()
+
+    # -- lives
+
+    def _tell(self, transport: LoopTransport, event: Event) -> None:
+        transport.events.append(event)
+        self.resume_soon(transport)
+
+    def _came(self, transport: LoopTransport, message: Message) -> None:
+        self._tell(transport, message)
+
+    def _acknowledged(self, transport: LoopTransport) -> None:
+        transport.open -= 1
+        if transport.full:
+            self.resume_soon(transport)
+        if transport.closing and transport.open == 0:
+            self.hang_up(transport)
+
+    def _queue(self, member: _Member) -> None:
+        if not member.queued and not member.over:
+            member.queued = True
+            self._ready.append(member)
+
+    def _next_s(self) -> float:
+        due = self._due[0][0] if self._due else float("inf")
+        dial = self._dials[0][0] if self._dials and len(self._greeting) < DIALS_OPEN else float("inf")
+        return min(due, dial, self._misc_s)
+
+    def _resume(self, now_s: float) -> None:
+        """Those for whom something came and those whose time has come, until a turn's time is over.
+
+        Whoever heard something last is first: it may be a credit for an upload, and most others are about to train.
+        """
+        while self._due and self._due[0][0] <= now_s:
+            at_s, _, member = heapq.heappop(self._due)
+            if at_s == member.wake_s:
+                self._queue(member)
+        until_s = now_s + TURN_S
+        while self._ready and self.now_s() < until_s:
+            member = self._ready.pop()
+            member.queued = False
+            if not member.over:
+                self._step(member)
+
+    def _step(self, member: _Member) -> None:
+        """Resume a life as often as it has something to do, up to a window of blocks; others want to live, too."""
+        transport, wait_s = member.transport, 0.0
+        for _ in range(STEPS):
+            transport.full = False
+            event = transport.receive(0.0) if member.begun else None  # a generator is begun with nothing
+            member.begun = True
+            try:
+                wait_s = member.life.send(event)
+            except StopIteration:
+                member.over = True
+                return
+            except Exception as wrong:  # noqa: BLE001 - one device's trouble is not the fleet's; `errors` has it
+                member.over, member.error = True, wrong
+                return
+            if transport.full or (wait_s > 0 and not transport.events):
+                break
+        if transport.full:
+            wait_s = max(wait_s, WINDOW_WAIT_S)
+        member.wake_s = self.now_s() + wait_s
+        if transport.events or wait_s <= 0:
+            member.queued = True
+            self._ready.appendleft(member)
+        else:
+            heapq.heappush(self._due, (member.wake_s, next(self._order), member))

@@ -1,0 +1,251 @@
+"""A fleet of real edge clients on one machine: `fedcenters-emulator fleet`, thousands of them in each process.
+
+Their code is that of `fedcenters-edge join`, one thread takes all their lives step by step (event_loop.py), and where
+the signed containers are equal they share one open engine. Each has a draw of a data set's training samples, a folder
+for its state, and an id of its own. The coordinator's configuration says where to go and whose key to trust.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.config import CoordinatorConfig, read
+from coordinator.identity.signing_key import open_key
+from coordinator.local_broker import url_of
+from coordinator.storage.status import status
+from edge_client.config import ClientConfig
+from edge_client.data.dataset import Dataset, Local
+from edge_client.engines.base import Engine, open_engine
+from edge_client.errors import ConfigError, UsageError, run_cli
+from edge_client.protocol.program import Program
+from edge_client.protocol.topics import Topics
+from edge_client.runtime.client import Client
+from edge_client.transport.clock import SystemClock
+from edge_client.transport.mqtt import check_encrypted
+from emulator.data import registry
+from emulator.testbed.event_loop import Loop, LoopTransport
+from emulator.testbed.processes import Children, Signals
+from emulator.testbed.threaded_fleet import follow
+
+RAM_DISK = Path("/dev/shm")  # noqa: S108 - a device syncs each step to disk; thousands of them would wait for ours
+FILES_PER_DEVICE, FILES = 2, 200  # a socket, and a download under way; the process's own
+COUNT_S = 1.0
+TELL_S = 5.0
+GOODBYE_S = 10.0
+POLL_S = 0.2
+WORDS = ("connected", "computed", "acknowledged")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetArgs:
+    """What the command line says. Devices `first` to `first + devices` of the fleet run in this process."""
+
+    config: Path
+    devices: int
+    first: int = 0
+    data_set: str = "digits"
+    samples: int = 40  # training samples of each device; a quarter as many to test on
+    seed: int = 0
+    state: Path | None = None  # where devices keep theirs; None: in memory, and removed at the end
+    data: Path | None = None
+
+
+class Fleet:
+    """The devices of one process, whose folders are in `state`. `close` ends them."""
+
+    def __init__(self, args: FleetArgs, state: Path) -> None:
+        self._args, self._config = args, read(args.config)
+        url = url_of(self._config.broker)
+        check_encrypted(url, insecure=False)
+        _allow_files(FILES_PER_DEVICE * args.devices + FILES)
+        self._folder = state
+        self.loop = Loop(url, jitter=random.Random(args.seed).uniform)  # noqa: S311 - spreads connections
+        self.clients = self._made(url)
+
+    def _made(self, url: str) -> list[Client]:
+        args, config = self._args, self._config
+        key, engines = open_key(config.keys).public, SharedEngines()
+        draw = _drawn(args)
+        clients = []
+        for index in range(args.first, args.first + args.devices):
+            cid = f"device-{index:05d}"
+            settings = ClientConfig(
+                federation=config.federation,
+                device_id=cid,
+                broker=url,
+                data=self._folder,
+                state=self._folder / cid,
+                signing_keys=(key,),
+                engine="onnx" if "onnx" in config.model.engines else config.model.engines[0],
+                min_battery_percent=0,
+            )
+            clients.append(self._client(settings, draw(index), engines, np.random.default_rng([args.seed, index])))
+        return clients
+
+    def _client(self, settings: ClientConfig, local: Local, engines: SharedEngines, rng: np.random.Generator) -> Client:
+        made: list[LoopTransport] = []
+
+        def dial(will: Callable[[], Any]) -> LoopTransport:
+            made.append(self.loop.transport(Topics(settings.federation).client_id(settings.device_id), will))
+            return made[-1]
+
+        client = Client(settings, dial, local=local, clock=SystemClock(), rng=rng, open_engine=engines)
+        self.loop.add(client.life(), made[0])
+        return client
+
+    def counts(self) -> dict[str, int]:
+        """Devices that are connected, that have computed an answer, and whose last answer was acknowledged; memory."""
+        results = [client.state.result for client in self.clients]
+        return {
+            "devices": len(self.clients),
+            "connected": self.loop.connected,
+            "computed": sum(result is not None for result in results),
+            "acknowledged": sum(result is not None and result.status is not None for result in results),
+            "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6,  # the most so far
+        }
+
+    def run(self, over: Callable[[], bool], tell: Callable[[Mapping[str, int]], None]) -> None:
+        """Live until `over`, telling the counts every second. Raises what ended a device."""
+        told_s = time.monotonic()
+        while not over():
+            self.loop.turn()
+            if time.monotonic() >= told_s + COUNT_S:
+                told_s = time.monotonic()
+                tell(self.counts())
+                for wrong in self.loop.errors():
+                    raise wrong
+        tell(self.counts())
+
+    def close(self) -> None:
+        """Every device says goodbye."""
+        self.loop.end(GOODBYE_S)
+
+
+class SharedEngines:
+    """`open_engine` for devices of one process: one session per set of containers, whoever asks first."""
+
+    def __init__(self) -> None:
+        self._open: dict[tuple[str, str, frozenset[str]], Engine] = {}
+
+    def __call__(self, name: str, program: Program, files: Mapping[str, Path], **settings: Any) -> Engine:  # noqa: ANN401
+        """Containers are named by their hashes."""
+        key = name, program.schema.sha256, frozenset(file.name for file in files.values())
+        if key not in self._open:
+            self._open[key] = open_engine(name, program, files, **settings)
+        return self._open[key]
+
+
+def _drawn(args: FleetArgs) -> Callable[[int], Local]:
+    """-> the samples of the device with this number: drawn by the seed and the number, with replacement."""
+    whole = registry.load(args.data_set, args.data, seed=args.seed)
+    tests = max(1, args.samples // 4)
+
+    def local(index: int) -> Local:
+        rng = np.random.default_rng([args.seed, index, 1])
+        drawn = whole.dataset(whole.train.rows(rng.choice(len(whole.train), size=args.samples + tests)))
+        return Local(train=Dataset(drawn.x[tests:], drawn.y[tests:]), test=Dataset(drawn.x[:tests], drawn.y[:tests]))
+
+    return local
+
+
+def _allow_files(needed: int) -> None:
+    """Raise the limit of open files to what the system allows. Raises UsageError when that is too little."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UsageError(
+            f"{needed} open files are needed, this process may have {hard}",
+            hint=f"raise the limit (ulimit -Hn {needed}), share the devices among --workers, or run fewer",
+        )
+
+
+# -- the command: as many processes as wanted, watched by one
+
+
+def fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run the fleet in processes of its own until a signal, or until the coordinator is done; -> what it came to."""
+    config, began_s = read(args.config), time.monotonic()
+    ram = RAM_DISK if RAM_DISK.is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="fedcenters-fleet-", dir=ram) as scratch, Signals() as signals:
+        logs = Path(scratch) / "logs"
+        logs.mkdir()
+        state = args.state or Path(scratch) / "state"
+        with Children(logs, signals) as children:
+            shares = np.array_split(np.arange(args.devices), workers)
+            said = []
+            for number, share in enumerate(part for part in shares if len(part)):
+                mine = replace(args, first=args.first + int(share[0]), devices=len(share), state=state)
+                said.append(logs / f"counts-{number}")
+                arguments = ("-m", "emulator.testbed.large_fleet", json.dumps(asdict(mine), default=str))
+                children.python(f"fleet-{number}", *arguments, stdout=said[-1])
+            say(f"{args.devices} devices in {len(said)} processes join {config.federation} at {url_of(config.broker)}")
+            _watch(children, said, lambda: until_done and _done(config), say)
+            children.leave(children.running, patience_s=2 * GOODBYE_S)
+        counts = [_last(path) for path in said]
+    total = {name: sum(count.get(name, 0) for count in counts) for name in counts[0]}
+    return {**total, "processes": len(said), "seconds": round(time.monotonic() - began_s, 1)}
+
+
+def _watch(children: Children, said: Sequence[Path], over: Callable[[], bool], say: Callable[[str], None]) -> None:
+    before, told_s = "", time.monotonic()
+    while not over():
+        children.check()
+        time.sleep(POLL_S)
+        counts = [_last(path) for path in said]
+        words = ", ".join(f"{sum(c.get(name, 0) for c in counts)} {name}" for name in WORDS)
+        if words != before and time.monotonic() >= told_s + TELL_S:
+            before, told_s = words, time.monotonic()
+            say(words)
+
+
+def _done(config: CoordinatorConfig) -> bool:
+    try:
+        found = status(config.folder)
+    except ConfigError:  # it has not started yet
+        return False
+    return bool(found["done"])
+
+
+def _last(path: Path) -> dict[str, int]:
+    """The newest counts of a process; nothing before it has told any."""
+    whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""
+    return dict(json.loads(whole.rpartition(b"\n")[2])) if whole else {}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """One process of the fleet: `python -m emulator.testbed.large_fleet ARGS`, the arguments as one JSON object."""
+    raw = json.loads(arguments[0])
+    paths = {name: raw[name] and Path(raw[name]) for name in ("config", "state", "data")}
+    threading.Thread(target=follow, args=(os.getppid(),), name="parent", daemon=True).start()
+    args = FleetArgs(**raw | paths)
+    return run_cli(lambda: _live(args, Path(raw["state"])))
+
+
+def _live(args: FleetArgs, state: Path) -> int:
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    mine = Fleet(args, state)
+    try:
+        mine.run(over.is_set, lambda counts: print(json.dumps(counts), flush=True))  # noqa: T201 - data for the parent
+    finally:
+        mine.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

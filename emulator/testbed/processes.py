@@ -1,0 +1,176 @@
+"""Child processes that never outlive us, and signals that wait for a good moment.
+
+Children get a session of their own: a Ctrl-C in the terminal reaches this process alone, which then ends them in order.
+Their output goes to a log file each, shown when one of them fails. Nothing here knows what the children do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from coordinator.local_broker import end_process
+from edge_client.errors import ConfigError, FedcentersError, NetworkError, ProtocolError, UsageError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LOGS_HINT = "the logs folder of the run holds what each process said"
+ROOT = Path(__file__).resolve().parents[2]  # children find our packages also when nothing is installed
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked this process to leave; `exit_code` is 128 + its number, 130 for Ctrl-C."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(f"interrupted by {signal.Signals(signum).name}")
+        self.exit_code = 128 + signum
+
+
+class Signals:
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once, and never inside `held()`.
+
+    Once: whoever is leaving is cleaning up, and a second Ctrl-C must not stop that.
+    """
+
+    def __init__(self) -> None:
+        self._depth, self._waiting, self._leaving = 0, 0, False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Signals:  # noqa: PYI034 - typing.Self needs 3.11
+        self._before = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def _on_signal(self, signum: int, _frame: FrameType | None) -> None:
+        if self._depth:
+            self._waiting = signum
+        elif not self._leaving:
+            self._leaving = True
+            raise Interrupted(signum)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Work that must not stop half-way; a signal that came meanwhile is raised at the end."""
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+        if self._waiting and not self._depth:
+            signum, self._waiting = self._waiting, 0
+            self._on_signal(signum, None)
+
+
+@dataclass(frozen=True)
+class Child:
+    """A running program and where its output goes."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+class Children:
+    """The processes that we started. Leaving the `with` block ends all of them.
+
+    Their logs are `folder`/<name>.log, and what they call temporary goes to `folder`/tmp.
+    """
+
+    def __init__(self, folder: Path, signals: Signals) -> None:
+        self._folder, self._signals = folder, signals
+        self._running: list[Child] = []
+
+    def __enter__(self) -> Children:  # noqa: PYI034 - typing.Self needs 3.11
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._signals.held():
+            self.stop()
+
+    def python(self, name: str, *arguments: str, stdout: Path | None = None) -> Child:
+        """Start this Python with `arguments`, for example "-m", "emulator.cli"; `stdout` if data comes out there."""
+        scratch = (self._folder / "tmp").resolve()  # torch and others leave things in the system's own
+        scratch.mkdir(parents=True, exist_ok=True)
+        log = self._folder / f"{name}.log"
+        # The children's configuration is in their files; a FEDCENTERS_BROKER of this shell is not meant for them.
+        env = {key: value for key, value in os.environ.items() if not key.startswith("FEDCENTERS_")}
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+        with self._signals.held(), log.open("ab") as err, (stdout or log).open("ab") as out:
+            process = subprocess.Popen(
+                [sys.executable, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=env | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
+                start_new_session=True,
+            )
+            child = Child(name, process, log)
+            self._running.append(child)
+        return child
+
+    @property
+    def running(self) -> list[Child]:
+        """Those that nobody has seen leaving."""
+        return list(self._running)
+
+    def check(self, *, may_leave: Sequence[Child] = ()) -> None:
+        """Raise if a child left by itself; those in `may_leave` may, in good order."""
+        for child in self._running:
+            code = child.process.poll()
+            if code is not None and (code != 0 or child not in may_leave):
+                raise failed(child)
+
+    def leave(self, children: Sequence[Child], *, patience_s: float = 15.0) -> None:
+        """Ask these to leave and insist on good order: raise if one ends with an error or does not end."""
+        for child in children:
+            if child.process.poll() is None:
+                child.process.terminate()
+        deadline = time.monotonic() + patience_s
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.process.wait(max(0.0, deadline - time.monotonic()))
+            if child.process.poll() is None:
+                raise FedcentersError(
+                    f"{child.name} does not leave within {patience_s:.0f} s of SIGTERM", hint=LOGS_HINT
+                )
+            if child.process.returncode != 0:
+                raise failed(child)
+            self._running.remove(child)
+
+    def kill(self, child: Child) -> None:
+        """SIGKILL, as a power cut would; nothing is said about how it left."""
+        child.process.kill()
+        child.process.wait()
+        self._running.remove(child)
+
+    def stop(self, *, patience_s: float = 8.0) -> None:
+        """SIGTERM to all, SIGKILL to whole sessions of those that stay; returns when none is left. Idempotent."""
+        for child in self._running:
+            if child.process.poll() is None:
+                child.process.terminate()
+        deadline = time.monotonic() + patience_s
+        for child in self._running:
+            end_process(child.process, patience_s=max(0.0, deadline - time.monotonic()))
+        self._running.clear()
+
+
+def failed(child: Child) -> FedcentersError:
+    """What to tell about a child that left by itself: its last words, and its exit code where it is one of ours."""
+    code = child.process.returncode
+    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"left with exit code {code}"
+    lines = child.log.read_text(errors="replace").strip().splitlines() if child.log.exists() else []
+    said = "\n".join(f"    {line}" for line in lines[-12:]) or "    (it said nothing)"
+    kinds = {kind.exit_code: kind for kind in (UsageError, ConfigError, NetworkError, ProtocolError)}
+    kind = kinds.get(code, FedcentersError)
+    return kind(f"{child.name} {how}; its last words:\n{said}", hint=LOGS_HINT)

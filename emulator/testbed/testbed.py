@@ -1,0 +1,145 @@
+"""A run of real processes on this machine: a broker, a coordinator, devices in processes of their own, and their end.
+
+The demo and `simulate --broker` are played on it. Whatever happens, nothing is left running. A finished run leaves its
+folder, one that failed the logs of its processes, one that a signal ended or that never began leaves nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from coordinator.config import read
+from coordinator.identity.signing_key import open_key
+from coordinator.local_broker import Broker, start_broker
+from edge_client.errors import NetworkError
+from emulator.console import Talk
+from emulator.testbed import monitor, testbed_files
+from emulator.testbed.processes import LOGS_HINT, Child, Children, Signals
+
+if TYPE_CHECKING:
+    from edge_client.data.dataset import Local
+
+SILENCE_S = 300.0  # nothing new from a living coordinator for so long: give up; a small board compiles for minutes
+POLL_S = 0.1
+Events = list[dict[str, Any]]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """What every step of a run needs. `work` holds what only the run needs, and is gone after it."""
+
+    folder: Path
+    work: Path
+    broker: Broker
+    children: Children
+    talk: Talk
+    federation: str
+
+    @property
+    def key(self) -> str:
+        """The public key that devices pin, in hex."""
+        return open_key(self.folder).public.hex()
+
+    def start_coordinator(self, **facts: Any) -> Child:  # noqa: ANN401 - those of stage.write_coordinator
+        """Write its configuration, which is checked here and now, and start it."""
+        config = self.work / "coordinator.toml"
+        testbed_files.write_coordinator(
+            config, self.folder, broker=self.broker.url, federation=self.federation, **facts
+        )
+        read(config, environ={})
+        open_key(self.folder)  # made here, so that no device waits for the coordinator to make it
+        return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
+
+    def write_device(self, folder: str, cid: str, local: Local, *, engine: str) -> testbed_files.DeviceFiles:
+        """A device's own folder in `work`/`folder`."""
+        facts = {"broker": self.broker.url, "key": self.key, "federation": self.federation}
+        return testbed_files.write_device(self.work / folder, cid, local, engine=engine, **facts)
+
+    def start_devices(self, fleet: Mapping[str, Local], engine_of: Callable[[int], str]) -> list[Child]:
+        """One process per engine: where ONNX Runtime trains, torch is never loaded."""
+        devices = [
+            self.write_device("devices", cid, local, engine=engine_of(i))
+            for i, (cid, local) in enumerate(sorted(fleet.items()))
+        ]
+        workers = []
+        for engine in dict.fromkeys(d.engine for d in devices):
+            configs = [str(d.config) for d in devices if d.engine == engine]
+            workers.append(self.children.python(f"devices-{engine}", "-m", "emulator.testbed.threaded_fleet", *configs))
+        return workers
+
+    def follow(
+        self,
+        tail: monitor.Tail,
+        until: str,
+        *,
+        doing: str,
+        words: Callable[[Sequence[Mapping[str, Any]]], str] = lambda events: monitor.in_words(events[-1]),
+        silence_s: float = SILENCE_S,
+    ) -> Events:
+        """Tell what the coordinator writes, until the event `until`; `words` is about the last of the events so far."""
+        events: Events = []
+        last_s, link = time.monotonic(), ""
+        while True:
+            if not link and (link := monitor.dashboard(self.folder)):
+                self.talk.say(f"watch it in a browser as long as it runs: {link}")
+            for event in tail.new():
+                events.append(event)
+                last_s = time.monotonic()
+                if said := words(events):
+                    self.talk.say(said)
+                doing = monitor.next_step(event) or doing
+                if event["event"] == until:
+                    return events
+            self.children.check()
+            doing_now = doing
+            if monitor.paused(self.folder):
+                last_s, doing_now = time.monotonic(), "paused on the dashboard"
+            if time.monotonic() - last_s > silence_s:
+                raise NetworkError(f"nothing from the coordinator for {silence_s:.0f} s while {doing}", hint=LOGS_HINT)
+            self.talk.busy(doing_now)
+            time.sleep(POLL_S)
+
+
+def played(folder: Path, broker: str, talk: Talk, play: Callable[[Scene], T], *, federation: str) -> T:
+    """Set the scene, `play` on it, and clear it away. The folder gets an ending when its name is taken."""
+    with Signals() as signals:
+        folder = testbed_files.new_folder(folder.parent, folder.name)
+        work = folder / ".work"
+        try:
+            with Children(work / "processes", signals) as children:
+                with signals.held():
+                    started = start_broker(work / "broker", broker)
+                facts: dict[str, Any] = {"folder": folder, "work": work, "talk": talk, "federation": federation}
+                try:
+                    talk.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
+                    return play(Scene(broker=started, children=children, **facts))
+                finally:
+                    with signals.held():
+                        talk.busy("stopping what was started")
+                        children.stop()  # before their broker
+                        started.stop()
+        except KeyboardInterrupt:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except BaseException:
+            _keep_logs(work / "processes", folder / "logs")
+            raise
+        finally:
+            with signals.held():
+                talk.close()
+                shutil.rmtree(work, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    folder.rmdir()  # nothing happened in it
+
+
+def _keep_logs(written: Path, kept: Path) -> None:
+    for log in written.glob("*.log"):
+        kept.mkdir(exist_ok=True)
+        shutil.copy(log, kept)

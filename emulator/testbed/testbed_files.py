@@ -1,0 +1,146 @@
+"""What lies on disk before real processes run: a folder per device with its samples, and everyone's configuration.
+
+Each device gets its own samples and nobody else's. Knows the keys of the configuration files, starts no process.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_client.engines.base import ENGINES
+from edge_client.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_client.data.dataset import Dataset, Local
+
+FEDERATION = "demo"
+MODEL = "digits-mlp"
+REFERENCE = "reference.npz"  # x [m, ...]: samples that no device holds, to compare exported files with torch
+ENGINE_CYCLE = ("onnx", "litert", "onnx", "pt2")  # half, a quarter, a quarter
+FORMAT_CYCLE = ("onnx", "tflite")
+# Both methods with their defaults, so that `simulate` with the same seed gives the same numbers.
+FESEM: Mapping[str, Any] = {"method": "fesem", "clusters": 3}
+FEDAVG: Mapping[str, Any] = {"method": "fedavg"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFiles:
+    """One emulated device: its id, the engine that it trains or chooses with, and its configuration file."""
+
+    cid: str
+    engine: str
+    config: Path
+
+
+def engine_of(index: int) -> str:
+    """Engine of the index-th device."""
+    return ENGINE_CYCLE[index % len(ENGINE_CYCLE)]
+
+
+def chooser_of(index: int) -> tuple[str, str]:
+    """Engine and file format of the index-th new device."""
+    form = FORMAT_CYCLE[index % len(FORMAT_CYCLE)]
+    return ("onnx" if form == "onnx" else "litert"), form
+
+
+def write_device(  # noqa: PLR0913 - each is one line of the file
+    folder: Path, cid: str, local: Local, *, engine: str, broker: str, key: str, federation: str = FEDERATION
+) -> DeviceFiles:
+    """`folder`/<cid>/ with data, a place for its state, and config.toml; `key` is the public signing key in hex."""
+    home = folder / cid
+    (home / "data").mkdir(parents=True)
+    _save(home / "data" / "train.npz", local.train)
+    if local.test is not None:
+        _save(home / "data" / "test.npz", local.test)
+    config = home / "config.toml"
+    write_toml(
+        config,
+        {
+            "federation": federation,
+            "device-id": cid,
+            "broker": broker,
+            "engine": engine,
+            "data": "data",
+            "state": "state",
+            "signing-keys": [key],
+            "threads": 1,
+            "min-battery-percent": 0,  # emulated devices do not care about this computer's battery
+        },
+    )
+    return DeviceFiles(cid=cid, engine=engine, config=config)
+
+
+def demo_runs(rounds: int) -> list[dict[str, Any]]:
+    """The clustered method, then the global one on the same data."""
+    return [{**FESEM, "num-rounds": rounds}, {**FEDAVG, "num-rounds": rounds}]
+
+
+def write_coordinator(  # noqa: PLR0913 - each is one line of the file
+    path: Path,
+    folder: Path,
+    *,
+    broker: str,
+    devices: int,
+    runs: Sequence[Mapping[str, Any]],
+    seed: int,
+    engines: Sequence[str] = ENGINES,
+    dashboard: str = "",
+    **more: Any,  # noqa: ANN401 - TOML values
+) -> None:
+    """The coordinator's configuration at `path`; REFERENCE beside it is looked for when the first run is done.
+
+    `more` are other keys of the file, and values that replace those here.
+    """
+    write_toml(
+        path,
+        {
+            "federation": FEDERATION,
+            "broker": broker,
+            "folder": str(folder.resolve()),
+            "min-devices": devices,
+            "start-timeout-s": 120,
+            "deadline-s": 120,
+            "quorum": 1.0,
+            "codec": "f32",
+            "seed": seed,
+            "formats": list(FORMAT_CYCLE) if "pt2" in engines else [],  # files are made from that program
+            "reference": REFERENCE,
+            "dashboard": dashboard,
+            "model": {"name": MODEL, "engines": list(engines)},
+            "runs": [dict(run) for run in runs],
+            **{key.replace("_", "-"): value for key, value in more.items()},
+        },
+    )
+
+
+def new_folder(parent: Path, stem: str) -> Path:
+    """A fresh folder `parent`/`stem`, with an ending when that name is taken; or ConfigError."""
+    folder = parent / stem
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        while folder.exists():
+            folder = parent / f"{stem}-{secrets.token_hex(2)}"
+        folder.mkdir()
+    except OSError as wrong:
+        raise ConfigError(
+            f"cannot write in {parent}: {wrong.strerror}", hint="choose another folder with --out"
+        ) from wrong
+    return folder
+
+
+def write_toml(path: Path, table: Mapping[str, Any]) -> None:
+    """One configuration file."""
+    import tomli_w
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(tomli_w.dumps(dict(table)), encoding="utf-8")
+
+
+def _save(path: Path, data: Dataset) -> None:
+    np.savez(path, x=data.x, y=data.y)

@@ -1,0 +1,61 @@
+"""Several real edge clients in one process, one thread per device.
+
+    python -m emulator.testbed.threaded_fleet CONFIG.toml ...
+
+The same code as `fedcenters-edge join`, which lives until somebody stops it; this one also leaves when the process that
+started it is gone. Devices share imported code and nothing else. One process per engine: where ONNX Runtime trains,
+torch is never loaded. Good for tens of devices; a thread per device ends at some hundreds, and large_fleet.py
+takes thousands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from importlib import import_module
+from pathlib import Path
+
+from edge_client.cli import live
+from edge_client.config import load
+from edge_client.errors import UsageError, run_cli
+from edge_client.runtime.factory import make_client
+
+PARENT_CHECK_S = 1.0
+RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert.interpreter", "pt2": "torch.export"}
+
+
+def main(paths: list[str]) -> int:
+    """Run the devices of these configuration files until a signal, or until one of them fails; -> the exit code."""
+    parent = os.getppid()
+    threading.Thread(target=follow, args=(parent,), name="parent", daemon=True).start()
+    return run_cli(lambda: _live(paths))
+
+
+def _live(paths: list[str]) -> int:
+    if not paths:
+        raise UsageError("no device", hint="python -m emulator.testbed.threaded_fleet CONFIG.toml ...")
+    configs = [load(Path(path), os.environ) for path in paths]
+    for engine in sorted({config.engine for config in configs}):
+        threading.Thread(target=_warm_up, args=(engine,), name=f"import {engine}", daemon=True).start()
+    return live([make_client(config) for config in configs])
+
+
+def _warm_up(engine: str) -> None:
+    """Import the runtime while the first task is still on its way; if it is missing, the first task says so."""
+    with contextlib.suppress(ImportError):
+        import_module(RUNTIMES[engine])
+
+
+def follow(parent: int) -> None:
+    """Ask ourselves to leave once the parent has died; an orphan gets another parent."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

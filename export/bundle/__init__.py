@@ -1,0 +1,1 @@
+"""Trained centers as files: written, signed, read, verified, quantized."""

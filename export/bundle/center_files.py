@@ -1,0 +1,136 @@
+"""Centers as files that know nothing of us: input "x", output "logits", weights inside.
+
+ONNX and pt2 take any batch size, TFLite one sample at a time. Any torch module can be written; a center of a bundle is
+its program's own `infer` graph with the center's weights put in (`with_weights`), so no model code is needed here. A
+stacked file holds several centers and has the input "center" [1] int32 before "x".
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from edge_client.errors import ProgramRefused, UsageError
+from edge_client.protocol.task import Flat, Schema
+from export.compiler.tracing import MAX_BATCH, quiet_warnings
+from export.containers.write_onnx import to_onnx
+from export.containers.write_pt2 import to_pt2
+from export.containers.write_tflite import to_named_tflite
+from export.silence import quiet
+
+FORMATS = ("onnx", "tflite", "pt2")
+EXAMPLE_BATCH = 2
+
+
+def export_center(module: nn.Module, sample_shape: Sequence[int], fmt: str) -> bytes:
+    """The module in inference mode, for samples of `sample_shape` (without batch), dtype float32."""
+    return _written(module.eval(), (), sample_shape, fmt)
+
+
+def export_stacked(infer: bytes, schema: Schema, centers: Flat, sample_shape: Sequence[int], fmt: str) -> bytes:
+    """All `centers` [K, schema.size] in one file, over a program's `infer` container (.pt2)."""
+    return _written(_Stacked(infer, schema, centers), (torch.zeros(1, dtype=torch.int32),), sample_shape, fmt)
+
+
+def _written(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Sequence[int], fmt: str) -> bytes:
+    """`module`(*first, x) as a file; `first` are example inputs of fixed shapes that come before x."""
+    if fmt not in FORMATS:
+        raise UsageError(f"unknown format {fmt!r}", hint=f"use one of {', '.join(FORMATS)}")
+    names = ("center", "x") if first else ("x",)
+    try:
+        if fmt == "tflite":
+            given = dict(zip(names, (*first, torch.zeros(1, *sample_shape)), strict=True))
+            return to_named_tflite((_NamedStack if first else _Named)(module), given)
+        made = _any_batch(module, (*first, torch.zeros(EXAMPLE_BATCH, *sample_shape)))
+        return to_pt2(made) if fmt == "pt2" else named_batch(to_onnx(made, names, ["logits"]))
+    except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
+        text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
+        raise ProgramRefused(f"this model cannot be written as {fmt}: {text}", hint="use another format") from wrong
+
+
+def _any_batch(module: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgram:
+    """Only the last input, x, has a batch."""
+    dims = (*[None] * (len(example) - 1), {0: Dim("batch", min=1, max=MAX_BATCH)})
+    with quiet_warnings():
+        return torch.export.export(module, example, dynamic_shapes=dims, strict=False)
+
+
+def named_batch(file: bytes) -> bytes:
+    """An ONNX file whose first dimension of `x` and of what follows from it is called "batch", as people expect it."""
+    import onnx
+
+    proto = onnx.load_model_from_string(file)
+    drawn = next(port for port in proto.graph.input if port.name == "x").type.tensor_type.shape.dim[0].dim_param
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim:
+            if drawn and drawn in dim.dim_param:
+                dim.dim_param = dim.dim_param.replace(drawn, "batch")
+    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def with_weights(infer: bytes, schema: Schema, vector: Flat) -> nn.Module:
+    """A program's `infer` container (.pt2) with the weights [schema.size] put in: x [batch, ...] -> logits."""
+    with quiet():
+        graph = torch.export.load(io.BytesIO(infer)).module(check_guards=False)
+    tensors = [torch.from_numpy(np.array(value)) for value in schema.split(vector).values()]
+    return _Center(graph, tensors)
+
+
+class _Center(nn.Module):
+    """A graph over flat tensors, all but the last fixed."""
+
+    def __init__(self, graph: nn.Module, tensors: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._call = (graph,)  # in a tuple: an exported graph refuses eval(), so it is no child of ours
+        for i, tensor in enumerate(tensors):
+            self.register_buffer(f"t{i}", tensor)
+        self._count = len(tensors)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        (logits,) = self._call[0](*(getattr(self, f"t{i}") for i in range(self._count)), x)
+        return logits  # type: ignore[no-any-return]
+
+
+class _Stacked(nn.Module):
+    """A graph over flat tensors, chosen from stacks by the first input."""
+
+    def __init__(self, infer: bytes, schema: Schema, centers: Flat) -> None:
+        super().__init__()
+        with quiet():
+            self._call = (torch.export.load(io.BytesIO(infer)).module(check_guards=False),)
+        rows = [schema.split(vector) for vector in centers]
+        for i, tensor in enumerate(schema.tensors):
+            stack = np.stack([row[tensor.name] for row in rows])
+            self.register_buffer(f"t{i}", torch.from_numpy(stack))
+        self._count = len(schema.tensors)
+        self.eval()
+
+    def forward(self, center: Tensor, x: Tensor) -> Tensor:
+        stacks = (getattr(self, f"t{i}") for i in range(self._count))
+        (logits,) = self._call[0](*(stack.index_select(0, center).squeeze(0) for stack in stacks), x)
+        return logits  # type: ignore[no-any-return]
+
+
+class _Named(nn.Module):
+    """The output by name; the TFLite exporter carries the names of inputs and output into the file."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.eval()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.module(x)}
+
+
+class _NamedStack(_Named):
+    """The same for a stacked file."""
+
+    def forward(self, center: Tensor, x: Tensor) -> dict[str, Tensor]:  # type: ignore[override]  # another signature is its point
+        return {"logits": self.module(center, x)}

@@ -1,0 +1,154 @@
+"""Smaller files of a center. What each scheme costs on real samples is for `verify` to measure.
+
+    fp16          weights in half precision, computed in float32: half the bytes, and the least that changes
+    int8          weights in 8 bits with one scale per output channel, computed in float32: a quarter of the bytes
+    int8-static   weights and activations in 8 bits, with ranges seen on calibration samples: a quarter of the bytes,
+                  and integer arithmetic where a machine has it
+
+ONNX weights are stored small behind one Cast or DequantizeLinear each, which any ONNX Runtime since 1.19 opens. It
+folds a Cast when it loads the file, and dequantizes at each run. Static ranges are ONNX Runtime's own. TFLite files are
+made by ai-edge-quantizer. DECISIONS.md has the figures of these and of other tools.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.errors import ProgramRefused, UsageError
+from edge_client.protocol.task import Array
+from export.bundle.run_source import Samples
+from export.silence import quiet
+
+SCHEMES = ("fp16", "int8", "int8-static")
+SCHEMES_OF = {"onnx": SCHEMES, "tflite": SCHEMES, "pt2": ()}
+LEAST = 64  # values; smaller tensors (biases, norms) stay in float32: they weigh nothing and count for much
+CALIBRATED = 128  # samples
+INT8_MAX = 127
+
+
+def possible(fmt: str, schemes: Sequence[str]) -> Iterator[str]:
+    """Those of `schemes` that a format has."""
+    return (scheme for scheme in schemes if scheme in SCHEMES_OF[fmt])
+
+
+def quantized(file: bytes, fmt: str, scheme: str, calibration: Samples | None = None) -> bytes:
+    """A self-contained file of `fmt`, made smaller. Raises UsageError, or ProgramRefused where a tool cannot do it."""
+    if scheme not in SCHEMES_OF[fmt]:
+        raise UsageError(f"{fmt} has no {scheme}", hint=f"{fmt} has: {', '.join(SCHEMES_OF[fmt]) or 'none'}")
+    x = _ranges_from(calibration).x if scheme == "int8-static" else np.empty(0, np.float32)
+    make = _onnx if fmt == "onnx" else _tflite
+    try:
+        with quiet():
+            return make(file, scheme, x)
+    except Exception as wrong:  # the tools raise many kinds; what they cannot convert is a refusal
+        text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
+        raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong
+
+
+def _ranges_from(calibration: Samples | None) -> Samples:
+    if calibration is None:
+        raise UsageError("int8-static needs calibration samples", hint="give training samples with --calibration")
+    return calibration.few(CALIBRATED)
+
+
+def _onnx(file: bytes, scheme: str, x: Array) -> bytes:
+    if scheme == "int8-static":
+        return _onnx_static(file, x)
+    import onnx
+
+    def halved(value: Array, name: str) -> tuple[list[Any], Any]:
+        stored = onnx.numpy_helper.from_array(value.astype(np.float16), f"{name}.half")
+        return [stored], onnx.helper.make_node("Cast", [stored.name], [name], f"{name}.float", to=1)
+
+    def scaled(value: Array, name: str) -> tuple[list[Any], Any]:
+        scale = np.abs(value).reshape(len(value), -1).max(axis=1) / INT8_MAX
+        scale = np.where(scale > 0, scale, 1).astype(np.float32)
+        small = np.rint(value / scale.reshape(-1, *[1] * (value.ndim - 1))).astype(np.int8)
+        parts = {"int8": small, "scale": scale, "zero": np.zeros(len(scale), np.int8)}
+        stored = [onnx.numpy_helper.from_array(part, f"{name}.{ending}") for ending, part in parts.items()]
+        inputs = [tensor.name for tensor in stored]
+        return stored, onnx.helper.make_node("DequantizeLinear", inputs, [name], f"{name}.float", axis=0)
+
+    return _with_small_weights(file, halved if scheme == "fp16" else scaled)
+
+
+def _with_small_weights(file: bytes, store: Callable[[Array, str], tuple[list[Any], Any]]) -> bytes:
+    """Every weight matrix stored by `store`: value and name -> its tensors, and the node that gives it back."""
+    import onnx
+
+    proto = onnx.load_model_from_string(file)
+    kept, nodes = [], []
+    for tensor in proto.graph.initializer:
+        value = onnx.numpy_helper.to_array(tensor)
+        if value.dtype != np.float32 or value.ndim < 2 or value.size < LEAST:  # noqa: PLR2004 - a matrix
+            kept.append(tensor)
+            continue
+        stored, node = store(value, tensor.name)
+        kept += stored
+        nodes.append(node)
+    nodes += proto.graph.node
+    del proto.graph.initializer[:], proto.graph.node[:]
+    proto.graph.initializer.extend(kept)
+    proto.graph.node.extend(nodes)
+    onnx.checker.check_model(proto)
+    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _onnx_static(file: bytes, x: Array) -> bytes:
+    """ONNX Runtime's own: QDQ nodes, a scale per output channel of the weights, smallest and largest activations."""
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Reader(CalibrationDataReader):  # type: ignore[misc]  # the package has no types
+        def __init__(self) -> None:
+            self._left = iter(x)
+
+        def get_next(self) -> dict[str, Array] | None:
+            row = next(self._left, None)
+            return None if row is None else {"x": row[np.newaxis]}
+
+    with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
+        whole, ready, small = (Path(name) / part for part in ("whole.onnx", "ready.onnx", "small.onnx"))
+        whole.write_bytes(file)
+        quant_pre_process(str(whole), str(ready), skip_symbolic_shape=True)
+        quantize_static(
+            str(ready),
+            str(small),
+            Reader(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+        )
+        proto = onnx.load(str(small))
+    del proto.metadata_props[:]
+    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _tflite(file: bytes, scheme: str, x: Array) -> bytes:
+    from ai_edge_quantizer import calibrator, quantizer, recipe, recipe_manager
+    from ai_edge_quantizer.algorithm_manager import AlgorithmName
+    from ai_edge_quantizer.qtyping import TFLOperationName
+    from ai_edge_quantizer.utils import qsv_utils
+
+    if scheme == "int8-static":
+        tool = quantizer.Quantizer(bytearray(file), recipe.static_wi8_ai8())
+        for end in (TFLOperationName.INPUT, TFLOperationName.OUTPUT):  # x and logits stay float32
+            tool.update_quantization_recipe(".*", end, algorithm_key=AlgorithmName.NO_QUANTIZE)
+        # The tool's own `calibrate` averages each range over the samples, which cuts off what is rare: 6 points on
+        # CIFAR-10. Smallest and largest, as the others take them, cost nothing.
+        seen = calibrator.Calibrator(bytearray(file), num_threads=1, qsv_update_func=qsv_utils.min_max_update)
+        manager = recipe_manager.RecipeManager()
+        manager.load_quantization_recipe(tool.get_quantization_recipe())
+        seen.calibrate({"serving_default": [{"x": row[np.newaxis]} for row in x]}, manager)
+        return bytes(tool.quantize(seen.get_model_qsvs()).quantized_model)
+    tool = quantizer.Quantizer(bytearray(file))
+    bits, how = (16, AlgorithmName.FLOAT_CASTING) if scheme == "fp16" else (8, AlgorithmName.MIN_MAX_UNIFORM_QUANT)
+    tool.add_weight_only_config(".*", TFLOperationName.ALL_SUPPORTED, num_bits=bits, algorithm_key=how)
+    return bytes(tool.quantize().quantized_model)

@@ -1,0 +1,207 @@
+"""A bundle: what a fleet learned, as a folder that anyone can use and check without us. This reads one.
+
+    manifest.json             everything below by hash; manifest.sig signs it (signature.py), where there is a key
+    program/program.json      the training program, and its containers beside it, named <sha256>.<ending>
+    centers/center-K/         model.safetensors (weights for the program), card.json, card.md, and a file
+                              per variant that needs nothing else: model.onnx, model.tflite, model.pt2, model.int8.onnx
+    stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for
+    newcomers/                guide.json (protocol/nearest/router.py), start.safetensors, split-N.safetensors, as the
+                              run has them: how a device that never trained finds its center
+    reference.npz             samples (x, and what is known of them) to compare files on, if there were any
+
+The manifest's schema is in docs/serve-centers.md. writer.py writes bundles. Knows no method and no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol import codecs, validators
+from edge_client.protocol.messages import parse_json
+from edge_client.protocol.nearest.catalog import MAX_CENTERS
+from edge_client.protocol.nearest.center_tree import EDGES, Tree
+from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.task import Flat
+from export.bundle import signature
+from export.bundle.run_source import Samples
+
+if TYPE_CHECKING:
+    from torch import nn
+
+VERSION = 1
+MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
+MANIFEST_LIMIT_BYTES = 16 << 20  # 1,024 centers with a few variants each
+ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
+BundleManifest = dict[str, Any]
+Entry = Mapping[str, Any]  # {"path", "sha256", "size"}
+
+HASH = validators.matching("[0-9a-f]{64}")
+FILE = validators.record(
+    validators.required(
+        path=validators.matching("[A-Za-z0-9._/-]{1,256}"), sha256=HASH, size=validators.integer(0, validators.SAFE)
+    )
+)
+FILES = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE, 64)
+CENTER = validators.required(
+    center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE, files=FILES
+) | validators.optional(cards=FILES)
+SHAPE = validators.record(
+    validators.required(
+        v=validators.integer(0, validators.SAFE),
+        model=validators.text(512),
+        schema=HASH,
+        program=FILE,
+        containers=validators.list_of(FILE, 0, 64),
+        reference=validators.or_null(FILE),
+        centers=validators.list_of(validators.record(CENTER), 1, MAX_CENTERS),
+    )
+    | validators.optional(
+        stacked=FILES,
+        guide=validators.or_null(FILE),
+        start=validators.or_null(FILE),
+        tree=validators.or_null(
+            validators.record(validators.required(edges=EDGES, splits=validators.list_of(FILE, 1, MAX_CENTERS)))
+        ),
+    )
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """A bundle whose every file has the hash that its manifest says."""
+
+    root: Path
+    raw: bytes  # manifest.json
+    manifest: BundleManifest
+    program: Program
+
+    def vector(self, center: int) -> Flat:
+        """The center's weights [schema.size] float32."""
+        data = self.read(self.manifest["centers"][center]["model"])
+        return codecs.decode(data, self.program.schema, kind="model")
+
+    def module(self, center: int) -> nn.Module:
+        """The center in torch: x [batch, *input] -> logits. Only this needs torch."""
+        from export.bundle.center_files import with_weights
+
+        return with_weights(self.container("pt2", "infer"), self.program.schema, self.vector(center))
+
+    @cached_property
+    def guide(self) -> Guide | None:
+        """What the run teaches devices that never trained."""
+        entry = self.manifest.get("guide")
+        return None if entry is None else Guide.from_bytes(self.read(entry))
+
+    def read(self, entry: Entry) -> bytes:
+        """The file that an entry of the manifest names."""
+        return (self.root / str(entry["path"])).read_bytes()
+
+    def container(self, engine: str, function: str) -> bytes:
+        """One container of the program."""
+        sha = self.program.containers[engine][function].sha256
+        return (self.root / f"program/{sha}.{ENDINGS[engine]}").read_bytes()
+
+    def files(self) -> dict[str, bytes]:
+        """Every container by hash."""
+        return {
+            c.sha256: self.container(engine, function)
+            for engine, functions in self.program.containers.items()
+            for function, c in functions.items()
+        }
+
+    def reference(self) -> Samples | None:
+        """The samples that came with it."""
+        entry = self.manifest["reference"]
+        return None if entry is None else Samples.read(self.root / entry["path"])
+
+
+def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
+    """Check every hash, then read; with public keys also the signature.
+
+    Raises ConfigError for a folder that is no bundle, Malformed for a changed one.
+    """
+    raw = _manifest_bytes(path)
+    if trusted:
+        check_signature(path, raw, trusted)
+    manifest = _checked_shape(parse_json(raw, MANIFEST_LIMIT_BYTES))
+    for entry in entries(manifest):
+        _check(path, entry)
+    program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), LIMIT_BYTES))
+    bundle = Bundle(root=path, raw=raw, manifest=manifest, program=program)
+    if bundle.guide is not None and bundle.guide.centers != len(manifest["centers"]):
+        raise Malformed("bad_field", f"a guide to {bundle.guide.centers} centers, there are {len(manifest['centers'])}")
+    return bundle
+
+
+def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:
+    """The federation that signed the bundle at `path`; raises Malformed when none of the `trusted` keys did."""
+    try:
+        text = (path / SIGNATURE).read_bytes()
+    except OSError:
+        raise Malformed("bad_signature", f"{path} is not signed") from None
+    return signature.check(manifest, text, trusted)
+
+
+def entries(manifest: BundleManifest) -> Iterator[Entry]:
+    """Every file that a manifest names."""
+    yield manifest["program"]
+    yield from manifest["containers"]
+    if manifest["reference"]:
+        yield manifest["reference"]
+    yield from manifest.get("stacked", {}).values()
+    for name in ("guide", "start"):
+        if manifest.get(name):
+            yield manifest[name]
+    yield from (manifest.get("tree") or {"splits": []})["splits"]
+    for center in manifest["centers"]:
+        yield center["model"]
+        yield from center["files"].values()
+        yield from center.get("cards", {}).values()
+
+
+def to_bytes(manifest: BundleManifest) -> bytes:
+    """manifest.json."""
+    return json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
+
+
+def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from anywhere
+    """The manifest as it is, when everything that is read of it is there. Raises Malformed."""
+    found = SHAPE(manifest, MANIFEST)
+    if found["v"] != VERSION:
+        raise Malformed("bad_version", f"bundle version {found['v']}; this reads {VERSION}")
+    if [center["center"] for center in found["centers"]] != list(range(len(found["centers"]))):
+        raise Malformed("bad_field", "the centers of a bundle must count from 0")
+    if (tree := found.get("tree")) is not None:
+        made = Tree.from_json(tree["edges"], len(found["centers"]))
+        if made.splits != len(tree["splits"]):
+            raise Malformed("bad_field", f"a tree of {made.splits} splits has {len(tree['splits'])} models")
+    return dict(manifest)
+
+
+def _manifest_bytes(path: Path) -> bytes:
+    try:
+        return (path / MANIFEST).read_bytes()
+    except OSError as missing:
+        raise ConfigError(
+            f"{path} is not a bundle: {missing.strerror}", hint="give the folder with manifest.json"
+        ) from None
+
+
+def _check(root: Path, entry: Entry) -> None:
+    name = PurePosixPath(entry["path"])
+    if name.is_absolute() or ".." in name.parts or "\0" in entry["path"]:
+        raise Malformed("bad_bundle", f"{entry['path']!r} lies outside the bundle")
+    try:
+        data = (root / name).read_bytes()
+    except OSError as missing:
+        raise Malformed("bad_bundle", f"{name}: {missing.strerror}") from None
+    if hashlib.sha256(data).hexdigest() != entry["sha256"] or len(data) != entry["size"]:
+        raise Malformed("bad_hash", f"{name} is not the file that manifest.json names")

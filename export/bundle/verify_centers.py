@@ -1,0 +1,114 @@
+"""How a written file does beside torch: the largest difference of logits, what it gets right, how long it takes.
+
+A file is (bytes, format); formats are "onnx", "tflite" and "pt2". Knows no bundle.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from edge_client.errors import UsageError
+from edge_client.protocol.task import Array
+from export.bundle.run_source import Samples
+from export.containers.write_tflite import open_tflite
+from export.silence import quiet
+
+PARITY_LIMIT = 1e-4  # of the logits' scale; float32 runtimes differ by about 1e-6, a wrong file by about 1
+WARM_UP, TIMED = 3, 20  # single samples
+AT_ONCE = 256  # samples in torch and ONNX Runtime; more cost memory and no less time
+Run = Callable[[Array], Array]
+
+
+def parity_limit(scale: float) -> float:
+    """How far float32 logits of this size may be from torch's."""
+    return PARITY_LIMIT * max(1.0, scale)
+
+
+def opened(file: bytes, fmt: str, center: int | None = None) -> Run:
+    """X [n, *sample] float32 -> logits [n, ...], one thread; `center` chooses in a stacked file.
+
+    TFLite takes its samples one at a time.
+    """
+    if fmt == "onnx":
+        return _onnx(file, center)
+    if fmt == "tflite":
+        run = open_tflite(file, "serving_default")
+        chosen = {} if center is None else {"center": np.array([center], np.int32)}
+        return lambda x: np.concatenate([run({"x": row[np.newaxis], **chosen})["logits"] for row in x])
+    if fmt == "pt2":
+        with quiet():
+            module = torch.export.load(io.BytesIO(file)).module(check_guards=False)
+        first = [] if center is None else [torch.tensor([center], dtype=torch.int32)]
+        return lambda x: _in_torch(lambda rows: module(*first, rows), x)
+    raise UsageError(f"unknown format {fmt!r}", hint="use onnx, tflite or pt2")
+
+
+def _onnx(file: bytes, center: int | None) -> Run:
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: nothing is reported to anyone
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    chosen = {} if center is None else {"center": np.array([center], np.int32)}
+
+    def run(x: Array) -> Array:
+        parts = [x[at : at + AT_ONCE] for at in range(0, len(x), AT_ONCE)]
+        return np.concatenate([np.asarray(session.run(["logits"], {"x": part, **chosen})[0]) for part in parts])
+
+    return run
+
+
+def _in_torch(module: Callable[[torch.Tensor], torch.Tensor], x: Array) -> Array:
+    with quiet(), torch.no_grad():
+        parts = [torch.from_numpy(np.array(x[at : at + AT_ONCE])) for at in range(0, len(x), AT_ONCE)]
+        return np.concatenate([module(part).numpy() for part in parts])
+
+
+def torch_logits(module: nn.Module, x: Array) -> Array:
+    """[n, ...]: the module in inference mode."""
+    return _in_torch(module.eval(), np.ascontiguousarray(x, dtype=np.float32))
+
+
+def largest_difference(module: nn.Module, file: bytes | Path, fmt: str, x: Array) -> float:
+    """`module` in inference mode against `file` on x [n, *sample] float32."""
+    data = file.read_bytes() if isinstance(file, Path) else file
+    return float(np.abs(file_logits(data, fmt, x) - torch_logits(module, x)).max())
+
+
+def stacked_difference(module: nn.Module, file: bytes, fmt: str, center: int, x: Array) -> float:
+    """The same for one center of a stacked file."""
+    got = opened(file, fmt, center)(np.ascontiguousarray(x, dtype=np.float32))
+    return float(np.abs(got - torch_logits(module, x)).max())
+
+
+def file_logits(file: bytes, fmt: str, x: Array) -> Array:
+    """[n, classes]: what a self-contained file answers for x [n, *sample] float32."""
+    return opened(file, fmt)(np.ascontiguousarray(x, dtype=np.float32))
+
+
+def per_device(logits: Array, samples: Samples) -> dict[str, float]:
+    """Device -> share of right answers; {} where labels or owners are unknown, or the targets are no classes."""
+    if samples.y is None or not np.issubdtype(samples.y.dtype, np.integer):
+        return {}
+    right = logits.argmax(axis=-1) == samples.y
+    return {str(name): float(right[samples.device == name].mean()) for name in np.unique(samples.device)}
+
+
+def latency_ms(run: Run, x: Array) -> float:
+    """The median of single samples, one after the other, in milliseconds of this machine as it is now."""
+    took = []
+    for i in range(WARM_UP + TIMED):
+        began = time.perf_counter()
+        run(x[i % len(x)][np.newaxis])
+        took.append(time.perf_counter() - began)
+    return 1000 * float(np.median(took[WARM_UP:]))

@@ -1,0 +1,1 @@
+"""A torch model becomes a training program: tracing, decompositions, parity."""

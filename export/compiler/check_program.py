@@ -1,0 +1,92 @@
+"""Is a written program the model that it was made from? Each container runs beside torch, on the same inputs.
+
+The inputs are those that find mistakes: w != anchor, velocity and linear not zero, q not constant, half of the samples
+flat so that every window of every pool ties. program_parity.py says what is compared, and which inputs can judge.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from edge_client.protocol.program import Program
+from export.compiler.program import ENGINES, source_of
+from export.compiler.program_folder import File, Folder, files_of, read_folder
+from export.compiler.program_functions import Source, example, ports
+from export.compiler.program_parity import LIMIT, difference
+from export.diagnostics import sentence
+
+BATCHES = (8, 3)  # of engines that take any size
+SEED = 2  # not the inputs that compiling measured with
+
+
+def check_folder(path: Path, module: nn.Module, *, tolerance: float = LIMIT, seed: int = SEED) -> list[dict[str, Any]]:
+    """Check hashes, then compare. One row per file and function: file, engine, function, batches, difference, ok.
+
+    Raises ConfigError or Malformed for a folder that is not whole, ProgramRefused for another model's program.
+    """
+    folder = read_folder(path)
+    program = folder.program
+    source = source_of(
+        module, name=program.model, input=program.input, target=program.target, loss=program.loss, dtype=program.dtype
+    )
+    _refuse_other(program, source)
+    rows = []
+    for file in files_of(program):
+        fixed = program.batch[file.engine]
+        batches = BATCHES if fixed == "any" else (fixed,)
+        for function in file.functions:
+            worst = max(_difference(source, folder, file, function, b, seed, tolerance) for b in batches)
+            row = {"file": file.name, "engine": file.engine, "function": function, "batches": list(batches)}
+            rows.append({**row, "difference": worst, "ok": worst <= tolerance})
+    return rows
+
+
+def _refuse_other(program: Program, source: Source) -> None:
+    mine, theirs = source.schema.tensors, program.schema.tensors
+    if mine != theirs:
+        differ = next((f"{t.name} {list(t.shape)}" for m, t in zip(mine, theirs, strict=False) if m != t), "fewer")
+        raise ProgramRefused(
+            f"the program was made from another model: {len(theirs)} tensors, and this one has {len(mine)}; "
+            f"the first that differs there: {differ}",
+            hint="give the --model and --model-args that it was compiled with",
+        )
+    if any(ports(source, name) != function for name, function in program.functions.items()):
+        raise ProgramRefused(
+            "program.json lists other inputs than this version writes", hint="compile the program again"
+        )
+
+
+def _difference(  # noqa: PLR0913, PLR0917 - what is compared
+    source: Source, folder: Folder, file: File, function: str, batch: int, seed: int, limit: float
+) -> float:
+    if file.engine not in ENGINES:
+        raise ProgramRefused(f"{file.name} is for an engine that this version does not know", hint="update fedcenters")
+    try:
+        return difference(
+            source,
+            file.engine,
+            function,
+            folder.blobs[file.name],
+            batch=batch,
+            seed=seed,
+            limit=limit,
+            inputs=hard_inputs,
+        )
+    except ImportError:
+        raise
+    except Exception as wrong:  # each runtime raises its own kinds for a file that it cannot load
+        raise ProgramRefused(
+            f"{file.name} cannot be run: {sentence(wrong)}", hint="compile the program again"
+        ) from wrong
+
+
+def hard_inputs(source: Source, function: str, batch: int, seed: int) -> list[Tensor]:
+    """`example`, with the first half of the samples flat."""
+    args = example(source, function, batch, seed)
+    at = [p.name for p in ports(source, function).inputs].index("x")
+    args[at][: batch // 2] = 0
+    return args

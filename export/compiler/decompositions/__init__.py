@@ -1,0 +1,1 @@
+"""Operators in terms of simpler ones that every runtime has, with gradients."""

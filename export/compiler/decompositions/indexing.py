@@ -1,0 +1,97 @@
+"""Slices, splits, repeats and embeddings without scatter, which LiteRT accepts only in special forms; and two wrappers.
+
+The batch may be symbolic; every other size is a plain number. What recurrent networks and transformers need.
+"""
+
+# ruff: noqa: FBT001 - the functions of a decomposition table have torch's own signatures
+# ruff: noqa: SLF001 - torch writes several public operators with a leading underscore
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from export.compiler.decompositions.norms import batch_norm_training
+from export.compiler.decompositions.supported_ops import Unsupported
+
+aten = torch.ops.aten
+
+
+def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
+    """[..., width] and [...] -> [count, width], as a product with one-hot rows: tokens x count, for small vocabularies.
+
+    The row `padding` gets nothing (-1: there is none).
+    """
+    if by_frequency:
+        raise Unsupported("embedding_dense_backward", "scale_grad_by_freq is not covered")
+    tokens = torch.arange(count, device=grad.device, dtype=indices.dtype).reshape(1, -1)
+    chosen = (indices.reshape(-1, 1) == tokens).to(grad.dtype)  # [tokens, count]
+    if padding >= 0:
+        chosen = chosen * (tokens != padding).to(grad.dtype)
+    return chosen.t() @ grad.reshape(-1, grad.shape[-1])
+
+
+def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _end: int, step: int) -> Tensor:
+    """Zeros around what the slice took."""
+    if step != 1:
+        raise Unsupported("slice_backward", "the gradient of a slice with steps is not covered")
+    size, first = sizes[dim], min(max(start + sizes[dim] if start < 0 else start, 0), sizes[dim])
+    return _zeros_around(grad, dim, first, size - first - grad.shape[dim])
+
+
+def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
+    """Zeros around the one row that was taken."""
+    dim = dim % len(sizes)
+    first = index % sizes[dim]
+    return _zeros_around(grad.unsqueeze(dim), dim, first, sizes[dim] - first - 1)
+
+
+def _zeros_around(x: Tensor, dim: int, before: int, after: int) -> Tensor:
+    padding = [0, 0] * (x.dim() - 1 - dim % x.dim()) + [before, after]
+    return cast("Tensor", aten.constant_pad_nd.default(x, padding))
+
+
+def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    """One slice per part."""
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [x.narrow(dim, start, size) for start, size in zip(starts, sizes, strict=True)]
+
+
+def repeat(x: Tensor, times: Sequence[int]) -> Tensor:
+    """The whole tensor `times[d]` times along each dimension d, new ones in front."""
+    x = x.reshape([1] * (len(times) - x.dim()) + list(x.shape))
+    for dim, count in enumerate(times):
+        wide = list(x.shape)
+        x = x.unsqueeze(dim).expand([*wide[:dim], count, *wide[dim:]])
+        x = x.reshape([*wide[:dim], count * wide[dim], *wide[dim + 1 :]])
+    return x
+
+
+def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax, and zeros where attention masks a whole row."""
+    x = x if dtype is None else x.to(dtype)
+    masked = x.amax(dim, keepdim=True) == float("-inf")
+    return torch.where(masked, torch.zeros_like(x), torch.softmax(x, dim))
+
+
+def batch_norm_without_statistics(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Instance norm, which torch writes as batch norm of one sample with batch x channels channels."""
+    nothing = x.new_zeros([x.shape[1]])
+    out, mean, rstd, _, _ = batch_norm_training(x, weight, bias, nothing, nothing, training, momentum, eps)
+    return out, mean, rstd
+
+
+TABLE: Mapping[Any, Callable[..., Any]] = {
+    aten.embedding_dense_backward.default: embedding_backward,
+    aten.slice_backward.default: slice_backward,
+    aten.select_backward.default: select_backward,
+    aten.split_with_sizes.default: split_with_sizes,
+    aten.repeat.default: repeat,
+    aten._safe_softmax.default: safe_softmax,
+    aten._native_batch_norm_legit.no_stats: batch_norm_without_statistics,
+}

@@ -1,0 +1,171 @@
+"""Batch norm and group norm, forward and backward, written out. Layout [batch, channels, *size].
+
+The batch may be symbolic; every other size is a plain number. Runtimes know batch norm in inference mode only, and
+torch's own formulas reach for strides, which graphs do not have.
+"""
+
+# ruff: noqa: PLR0913, PLR0917, FBT001 - the functions of a decomposition table have torch's own signatures
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from export.compiler.decompositions.supported_ops import Unsupported
+
+
+def var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Two passes, as torch does it: the mean of squares minus the squared mean would cancel."""
+    dims = list(range(x.dim())) if dim is None else [d % x.dim() for d in dim]
+    mean = x.mean(dims, keepdim=True)
+    count = 1
+    for d in dims:
+        count = count * x.shape[d]
+    centred = x - mean
+    total = (centred * centred).sum(dims, keepdim=keepdim)
+    var = total / (count - (1 if correction is None else correction))
+    return var, mean if keepdim else mean.squeeze(dims)
+
+
+def batch_norm_training(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Biased variance to normalise, unbiased into the running estimate.
+
+    -> (out, mean, 1 / std, new running mean, new running variance)
+    """
+    if not training:
+        out, mean, rstd = batch_norm_inference(x, weight, bias, running_mean, running_var, momentum, eps)
+        return out, mean, rstd, running_mean, running_var
+    dims, count = _all_but_channel(x)
+    var, mean = var_mean(x, dims, correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+    # x - mean stands in var_mean already: runtimes compute it once. x * scale + shift would round x * scale too.
+    out = _affine(x - mean, rstd if weight is None else rstd * _channel(weight, x), bias)
+    mean, rstd, var = (t.reshape(-1) for t in (mean, rstd, var))
+    unbiased = var * count / (count - 1)  # a quotient of sizes would be float32 in ONNX
+    return (
+        out,
+        mean,
+        rstd,
+        momentum * mean + (1 - momentum) * running_mean,
+        momentum * unbiased + (1 - momentum) * running_var,
+    )
+
+
+def batch_norm_inference(
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor,
+    running_var: Tensor,
+    _momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """With the running statistics. -> (out, nothing, nothing)."""
+    rstd = torch.rsqrt(_channel(running_var, x) + eps)
+    scale = rstd if weight is None else rstd * _channel(weight, x)
+    out = _affine(x - _channel(running_mean, x), scale, bias)
+    return out, x.new_zeros([0]), x.new_zeros([0])
+
+
+def batch_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    _running_mean: Tensor | None,
+    _running_var: Tensor | None,
+    mean: Tensor | None,
+    rstd: Tensor | None,
+    train: bool,
+    _eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Through the batch's own statistics; gradients of x, weight and bias as far as they are asked."""
+    if not train or mean is None or rstd is None:
+        raise Unsupported("native_batch_norm_backward", "training through frozen batch norm statistics is not covered")
+    dims, count = _all_but_channel(x)
+    scale = _channel(rstd, x)
+    centred = x - _channel(mean, x)
+    total = grad.sum(dims, keepdim=True)
+    along = (grad * centred).sum(dims, keepdim=True)
+    pull = grad - total / count - centred * (along * scale * scale / count)
+    factor = scale if weight is None else scale * _channel(weight, x)
+    return (
+        pull * factor if output_mask[0] else None,
+        (along * scale).reshape(-1) if output_mask[1] else None,
+        total.reshape(-1) if output_mask[2] else None,
+    )
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, _hw: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """-> (out, mean [batch, groups], 1 / std [batch, groups])."""
+    grouped = x.reshape([n, groups, -1])
+    var, mean = var_mean(grouped, [2], correction=0, keepdim=True)
+    rstd = torch.rsqrt(var + eps)
+    per_channel = [n, c, *[1] * (x.dim() - 2)]
+    scale = rstd if weight is None else rstd * weight.reshape([1, groups, c // groups])
+    scale = scale.expand([n, groups, c // groups]).reshape(per_channel)
+    out = _affine((grouped - mean).reshape(x.shape), scale, bias)
+    return out, mean.reshape([n, groups]), rstd.reshape([n, groups])
+
+
+def group_norm_backward(
+    grad: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    n: int,
+    c: int,
+    hw: int,
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of x, weight and bias as far as they are asked."""
+    rstd, mean = (t.reshape([n, groups, 1, 1]) for t in (rstd, mean))
+    grouped = [n, groups, c // groups, hw]
+    given, centred = grad.reshape(grouped), x.reshape(grouped) - mean
+    total, along = given.sum([3], keepdim=True), (given * centred).sum([3], keepdim=True)  # per sample and channel
+    factor = torch.ones_like(total) if weight is None else weight.reshape([1, groups, c // groups, 1])
+    count = c // groups * hw
+    shift = (total * factor).sum([2], keepdim=True) * rstd / count
+    slope = (along * factor).sum([2], keepdim=True) * rstd * rstd * rstd / count
+    out = given * (factor * rstd) - centred * slope - shift
+    return (
+        out.reshape(x.shape) if output_mask[0] else None,
+        (along * rstd).sum([0]).reshape(-1) if output_mask[1] else None,
+        total.sum([0]).reshape(-1) if output_mask[2] else None,
+    )
+
+
+def _all_but_channel(x: Tensor) -> tuple[list[int], int]:
+    """The dimensions that batch norm averages over, and how many values that is per channel."""
+    dims = [0, *range(2, x.dim())]
+    count = 1
+    for d in dims:
+        count = count * x.shape[d]
+    return dims, count
+
+
+def _channel(values: Tensor, x: Tensor) -> Tensor:
+    """[channels] -> [1, channels, 1, ...], to meet x."""
+    return values.reshape([1, -1, *[1] * (x.dim() - 2)])
+
+
+def _affine(x: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    x = x * scale
+    return x if bias is None else x + _channel(bias, x)

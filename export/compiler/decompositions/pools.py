@@ -1,0 +1,250 @@
+"""Pooling and its gradients, one axis after the other. Layout [batch, channels, height, width].
+
+A window's maximum is the largest of its rows' maxima, its sum the sum of theirs. So windows over single rows are
+enough: slices, comparisons, sums and interleaving. For windows over columns the planes are turned first, because
+runtimes copy whole rows many times faster than single values. No scatter: LiteRT accepts it only in special forms.
+The batch may be symbolic; every other size is a plain number. Nothing here knows a model, a file or a runtime.
+"""
+
+# ruff: noqa: PLR0913, PLR0917, FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from export.compiler.decompositions.supported_ops import Unsupported
+
+aten = torch.ops.aten
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Windows:
+    """Windows over rows [..., size, width]: place i of window o is row o * stride + i * dilation - padding."""
+
+    size: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int = 1
+    ceil_mode: bool = False
+
+    @property
+    def count(self) -> int:
+        """How many windows there are. With ceil_mode the last may reach beyond the padding, but not start there."""
+        free = self.size + 2 * self.padding - self.dilation * (self.kernel - 1) - 1
+        count = (free + (self.stride - 1 if self.ceil_mode else 0)) // self.stride + 1
+        starts_outside = self.ceil_mode and (count - 1) * self.stride >= self.size + self.padding
+        return count - 1 if starts_outside else count
+
+    @property
+    def missing(self) -> int:
+        """Rows that the last window wants beyond the padding."""
+        reach = (self.count - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
+        return max(0, reach - self.size - 2 * self.padding)
+
+    def views(self, x: Tensor, outside: float) -> list[Tensor]:
+        """[..., size, width] -> for each place in a window, every window's row there: [..., count, width]."""
+        long = self._phase_length * self.stride
+        x = _fit(_pad(x, self.padding, 0, outside), long, outside)
+        if self.stride > 1:
+            x = x.reshape([*x.shape[:-2], self._phase_length, self.stride, x.shape[-1]])
+        phases = [x.select(-2, r) for r in range(self.stride)] if self.stride > 1 else [x]
+        starts = [divmod(i * self.dilation, self.stride) for i in range(self.kernel)]
+        return [phases[phase].narrow(-2, first, self.count) for first, phase in starts]
+
+    def spread(self, parts: Sequence[Tensor]) -> Tensor:
+        """The transpose of `views`: adds every part's rows where they came from. -> [..., size, width]."""
+        phases: list[Tensor | None] = [None] * self.stride
+        for i, part in enumerate(parts):
+            first, phase = divmod(i * self.dilation, self.stride)
+            moved, known = _pad(part, first, self._phase_length - self.count - first, 0.0), phases[phase]
+            phases[phase] = moved if known is None else known + moved
+        some = cast("Tensor", phases[0])  # place 0 is in it
+        whole = some
+        if self.stride > 1:
+            whole = torch.stack([torch.zeros_like(some) if p is None else p for p in phases], -2)
+            whole = whole.reshape([*some.shape[:-2], self._phase_length * self.stride, some.shape[-1]])
+        if self.padding:
+            whole = whole.narrow(-2, self.padding, whole.shape[-2] - self.padding)
+        return _fit(whole, self.size, 0.0)
+
+    def populations(self, like: Tensor, *, with_padding: bool) -> Tensor:
+        """[count]: how many rows each window averages over; the padding counts or not, what is beyond never does."""
+        low, high = (-self.padding, self.size + self.padding) if with_padding else (0, self.size)
+        starts = torch.arange(self.count, dtype=like.dtype, device=like.device) * self.stride - self.padding
+        return (starts + self.kernel).clamp(max=high) - starts.clamp(min=low)
+
+    @property
+    def _phase_length(self) -> int:
+        """Rows o * stride + r for one r, as many as any place in a window needs."""
+        return self.count + self.dilation * (self.kernel - 1) // self.stride
+
+
+def max_pool2d(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Stays as it is but for ceil_mode, which runtimes count differently: there the missing rows become part of x."""
+    if not ceil_mode:
+        return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
+    rows, columns = _axes(x, kernel, stride, padding, dilation, ceil_mode)
+    beyond = [0, columns.missing, 0, rows.missing]
+    whole = aten.constant_pad_nd.default(x, beyond, -INFINITY) if any(beyond) else x
+    out, at = aten.max_pool2d_with_indices.default(whole, kernel, stride, padding, dilation)
+    wide = columns.size + columns.missing
+    return out, at // wide * columns.size + at % wide
+
+
+def max_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+    _indices: Tensor,
+) -> Tensor:
+    """A window's first maximum takes the gradient, as in torch: the first such row, there the first such column."""
+    rows, columns = _axes(x, kernel, stride, padding, dilation, ceil_mode)
+    across = columns.views(_turn(x), -INFINITY)
+    widest = reduce(torch.maximum, across)  # [batch, channels, window, height]
+    down = rows.views(_turn(widest), -INFINITY)
+    given = rows.spread(_to_first(down, reduce(torch.maximum, down), grad))
+    return _turn(columns.spread(_to_first(across, widest, _turn(given))))
+
+
+def adaptive_max_pool2d(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Windows that touch, where the sizes divide."""
+    out = aten.max_pool2d_with_indices.default(x, _adaptive_kernel(x, size))
+    return cast("tuple[Tensor, Tensor]", out)
+
+
+def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    """See `adaptive_max_pool2d`."""
+    kernel = _adaptive_kernel(x, grad.shape[-2:])
+    return max_pool2d_backward(grad, x, kernel, kernel, [0], [1], False, indices)  # noqa: FBT003 - torch's signature
+
+
+def avg_pool2d(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """Stays as it is where windows fit without padding. Runtimes disagree about the rest: there, sums over rows."""
+    if not (ceil_mode or any(padding)):
+        return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
+    rows, columns = _axes(x, kernel, stride, padding, [1], ceil_mode)
+    down = reduce(torch.add, rows.views(x, 0.0))
+    total = _turn(reduce(torch.add, columns.views(_turn(down), 0.0)))
+    return _share(total, rows, columns, count_include_pad, divisor_override)
+
+
+def avg_pool2d_backward(
+    grad: Tensor,
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+) -> Tensor:
+    """Every value of a window gets the same share."""
+    rows, columns = _axes(x, kernel, stride, padding, [1], ceil_mode)
+    share = _share(grad, rows, columns, count_include_pad, divisor_override)
+    down = rows.spread([share] * rows.kernel)
+    return _turn(columns.spread([_turn(down)] * columns.kernel))
+
+
+def _axes(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> tuple[Windows, Windows]:
+    """Windows over rows and over columns. Torch gives one number for both, and no stride for the kernel's."""
+    stride = stride or kernel
+    rows, columns = (
+        Windows(
+            size=x.shape[at],
+            kernel=kernel[at if len(kernel) > 1 else 0],
+            stride=stride[at if len(stride) > 1 else 0],
+            padding=padding[at if len(padding) > 1 else 0],
+            dilation=dilation[at if len(dilation) > 1 else 0],
+            ceil_mode=ceil_mode,
+        )
+        for at in (-2, -1)
+    )
+    return rows, columns
+
+
+def _adaptive_kernel(x: Tensor, size: Sequence[int]) -> list[int]:
+    have = list(x.shape[-2:])
+    if any(h % s for h, s in zip(have, size, strict=True)):
+        raise Unsupported(
+            "adaptive_max_pool2d",
+            f"{have} does not divide into {list(size)} equal windows; choose sizes that do, or AdaptiveAvgPool",
+        )
+    return [h // s for h, s in zip(have, size, strict=True)]
+
+
+def _share(total: Tensor, rows: Windows, columns: Windows, with_padding: bool, divisor: int | None) -> Tensor:
+    """[..., windows, windows] divided by how many values each window averages over."""
+    if divisor is not None:
+        return total / divisor
+    high, wide = (axis.populations(total, with_padding=with_padding) for axis in (rows, columns))
+    return total / (high.reshape(-1, 1) * wide)
+
+
+def _to_first(views: Sequence[Tensor], largest: Tensor, grad: Tensor) -> list[Tensor]:
+    """For each view, the gradient where it is the first that equals the largest."""
+    rest, parts = grad, []
+    for view in views[:-1]:
+        part = (view == largest).to(grad.dtype) * rest
+        rest = rest - part
+        parts.append(part)
+    return [*parts, rest]  # where no other view was the first maximum, the last one is
+
+
+def _turn(x: Tensor) -> Tensor:
+    return x.transpose(-1, -2)
+
+
+def _pad(x: Tensor, above: int, below: int, value: float) -> Tensor:
+    if not (above or below):
+        return x
+    return cast("Tensor", aten.constant_pad_nd.default(x, [0, 0, above, below], value))
+
+
+def _fit(x: Tensor, size: int, value: float) -> Tensor:
+    """Drop rows at the end, or add some."""
+    have = x.shape[-2]
+    return x.narrow(-2, 0, size) if have > size else _pad(x, 0, size - have, value)
+
+
+TABLE: Mapping[Any, Callable[..., Any]] = {
+    aten.max_pool2d_with_indices.default: max_pool2d,
+    aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
+    aten.adaptive_max_pool2d.default: adaptive_max_pool2d,
+    aten.adaptive_max_pool2d_backward.default: adaptive_max_pool2d_backward,
+    aten.avg_pool2d.default: avg_pool2d,
+    aten.avg_pool2d_backward.default: avg_pool2d_backward,
+}

@@ -1,0 +1,147 @@
+"""Which operators are rewritten before a graph is exported: backward ones become forward ones that every runtime has.
+
+A table for make_fx: operator -> Python function over tensors of any float dtype. Torch's own formulas where they stay
+within supported_ops.py, ours where they do not.
+"""
+
+# ruff: noqa: SLF001 - torch writes several public operators with a leading underscore
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from math import pi, sqrt
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch._decomp import core_aten_decompositions, get_decompositions
+
+from export.compiler.decompositions.convolutions import convolution, convolution_backward, convolution_in_step
+from export.compiler.decompositions.indexing import TABLE as INDEXING
+from export.compiler.decompositions.matrices import TABLE as AXES
+from export.compiler.decompositions.norms import (
+    batch_norm_backward,
+    batch_norm_inference,
+    batch_norm_training,
+    group_norm,
+    group_norm_backward,
+    var_mean,
+)
+from export.compiler.decompositions.pools import TABLE as POOLS
+
+aten = torch.ops.aten
+Decomposition = Callable[..., Any]
+
+# Torch's own formulas; core_aten_decompositions leaves these operators whole.
+FROM_TORCH = (
+    aten._log_softmax_backward_data,
+    aten._softmax_backward_data,
+    aten.elu_backward,
+    aten.hardsigmoid_backward,
+    aten.hardswish_backward,
+    aten.hardtanh_backward,
+    aten.leaky_relu_backward,
+    aten.native_layer_norm,
+    aten.native_layer_norm_backward,
+    aten.sigmoid_backward,
+    aten.silu_backward,
+    aten.softplus_backward,
+    aten.tanh_backward,
+)
+
+TANH_GELU_BACKWARD = get_decompositions([aten.gelu_backward])[aten.gelu_backward.default]
+
+
+def zeros(size: Sequence[int], *_: object, dtype: torch.dtype | None = None, **__: object) -> Tensor:
+    """Uninitialised memory means nothing in a graph."""
+    return torch.zeros(list(size), dtype=dtype)
+
+
+def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
+    """A product, not torch's `where`: runtimes choose value by value far more slowly than they multiply."""
+    return grad * (x > threshold).to(grad.dtype)
+
+
+def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
+    """Each value times its share of the normal distribution, which the gradient uses again; `tanh` stays torch's."""
+    return x * _below(x) if approximate == "none" else NotImplemented
+
+
+def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
+    """See `gelu`."""
+    if approximate != "none":
+        return cast("Tensor", TANH_GELU_BACKWARD(grad, x, approximate=approximate))
+    return grad * (_below(x) + x * (torch.exp(x * x * -0.5) * (1 / sqrt(2 * pi))))
+
+
+def _below(x: Tensor) -> Tensor:
+    """How much of the normal distribution lies below x."""
+    return torch.erf(x * sqrt(0.5)) * 0.5 + 0.5
+
+
+def expm1(x: Tensor) -> Tensor:
+    """No runtime has it; near zero the rounding of one remains."""
+    return torch.exp(x) - 1
+
+
+def add(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+    """With a factor: as a product, which no exporter rounds."""
+    return NotImplemented if alpha == 1 else x + other * alpha
+
+
+def sub(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
+    """See `add`."""
+    return NotImplemented if alpha == 1 else x - other * alpha
+
+
+def mul_by_number(x: Tensor, factor: float) -> Tensor:
+    """Attention's scale, as the product that every exporter knows."""
+    return x * factor
+
+
+def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+    new_in_first: Sequence[int],
+    new_in_second: Sequence[int],
+    new_in_third: Sequence[int],
+    summed: Sequence[int],
+    _unroll: int = 1,
+) -> Tensor:
+    """nn.Bilinear and its gradients: the product of three tensors after new axes in each, summed over some axes."""
+    parts = []
+    for part, axes in ((first, new_in_first), (second, new_in_second), (third, new_in_third)):
+        parts.append(reduce(torch.unsqueeze, axes, part))
+    return (parts[0] * parts[1] * parts[2]).sum(list(summed))
+
+
+OURS: Mapping[Any, Decomposition] = {
+    **AXES,
+    **POOLS,
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+    aten._native_batch_norm_legit_functional.default: batch_norm_training,
+    aten._native_batch_norm_legit_no_training.default: batch_norm_inference,
+    aten.native_batch_norm_backward.default: batch_norm_backward,
+    aten.native_group_norm.default: group_norm,
+    aten.native_group_norm_backward.default: group_norm_backward,
+    aten.add.Tensor: add,
+    aten.sub.Tensor: sub,
+    aten.mul.Scalar: mul_by_number,
+    aten.gelu.default: gelu,
+    aten.gelu_backward.default: gelu_backward,
+    aten.threshold_backward.default: threshold_backward,
+    aten.var_mean.correction: var_mean,
+    aten._trilinear.default: trilinear,
+    aten.expm1.default: expm1,
+    aten.empty.memory_format: zeros,
+    aten.empty_permuted.default: zeros,
+}
+
+
+def table(function: str) -> Mapping[Any, Decomposition]:
+    """Every rewriting for one function of a program, torch's and ours; ours win."""
+    whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OURS, **INDEXING}
+    return whole | {aten.convolution.default: convolution_in_step} if function == "step" else whole

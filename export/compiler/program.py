@@ -1,0 +1,293 @@
+"""A torch model becomes a training program: containers for the engines and the manifest that describes them.
+
+    compiled = compile_program(module, samples)   # a batch of samples; or the shape of one: (1, 28, 28)
+    compiled.program     what devices read (program.json)
+    compiled.files       sha256 -> bytes of each container
+
+Files carry no trained weights: these are inputs, so one program serves every center, round and method. Frozen ones are
+constants of the files: a device fetches them once, and no round sends them. What cannot be expressed is refused here,
+naming the operator and the layer; a device never finds out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused, UsageError
+from edge_client.protocol.program import FUNCTIONS, Batch, Container, Origin, Program
+from edge_client.protocol.task import Flat, Schema, TensorSpec
+from export.compiler.program_functions import Loss, Source, call, example, places, ports, private_copy, tensors_of
+from export.compiler.program_parity import LIMIT, difference
+from export.compiler.tracing import exported, numbers_drawn, trace
+from export.containers.write_onnx import OPSET, to_onnx
+from export.containers.write_pt2 import to_pt2
+from export.containers.write_tflite import to_tflite
+from export.diagnostics import sentence
+
+ENGINES = ("onnx", "litert", "pt2")
+EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """The manifest and the containers by hash."""
+
+    program: Program
+    files: Mapping[str, bytes] = field(repr=False)
+
+
+def compile_program(  # noqa: PLR0913 - the facts of a model
+    module: nn.Module,
+    input: Tensor | Sequence[int],  # noqa: A002 - the manifest's word
+    *,
+    name: str | None = None,
+    classes: int | None = None,
+    target: Sequence[int] | None = None,
+    loss: Loss = "cross-entropy",
+    dtype: str = "float32",
+    batch: int = 32,
+    engines: Sequence[str] = ENGINES,
+    origin: Origin | None = None,
+) -> Compiled:
+    """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
+
+    `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
+    shape of one sample's output, `classes` short for one of (classes,); by default what the model gives.
+    The module is left as it was. Raises ProgramRefused when the model cannot be expressed for one of `engines`.
+    """
+    if classes is not None:
+        target = (classes,)
+    shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
+    source = source_of(module, name=name, input=shape, target=target, loss=loss, dtype=dtype)
+    _check_engines(source, engines)
+    blobs = _containers(source, engines, batch)
+    files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
+    program = replace(
+        manifest_of(source),
+        containers={
+            engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
+            for engine, functions in blobs.items()
+        },
+        batch={engine: _batch(engine, batch) for engine in engines},
+        versions={"torch": torch.__version__, **{p: version(p) for p in ("onnxscript", "litert-torch")}},
+        parity={engine: _parity(source, engine, blobs[engine], batch) for engine in engines},
+        origin=origin,
+    )
+    return Compiled(program=program, files=files)
+
+
+def manifest_of(source: Source) -> Program:
+    """The program without containers: what a learner needs that trains the module itself."""
+    return Program(
+        model=source.name,
+        loss=source.loss,
+        optimizer="sgd",
+        schema=source.schema,
+        input=source.input,
+        target=source.target,
+        dtype=source.dtype,
+        functions={f: ports(source, f) for f in FUNCTIONS},
+        containers={},
+        batch={},
+        opset=OPSET,
+        versions={"torch": torch.__version__},
+    )
+
+
+def source_of(
+    module: nn.Module,
+    *,
+    input: tuple[int, ...],  # noqa: A002 - the manifest's word
+    name: str | None = None,
+    target: Sequence[int] | None = None,
+    loss: Loss = "cross-entropy",
+    dtype: str = "float32",
+) -> Source:
+    """What the tracer works on: a private copy of the module and the facts about it, checked against each other."""
+    mine = private_copy(module, dtype)
+    name = type(module).__name__ if name is None else name
+    source = Source(name=name, module=mine, schema=schema_of(mine), input=input, target=(), loss=loss, dtype=dtype)
+    found = _check_answers(source, None if target is None else tuple(target))
+    source = replace(source, target=found)
+    _check_constants(source)
+    return replace(source, noise=numbers_drawn(source))
+
+
+def _check_answers(source: Source, expected: tuple[int, ...] | None) -> tuple[int, ...]:
+    """One output per sample, which does not depend on the other samples: devices pad batches when they evaluate.
+
+    -> the shape of one.
+    """
+    samples = example(source, "infer", 3)[-1]
+    network = source.module.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            out, others = network(samples[:2]), network(samples)  # of two, batch norm leaves nothing but signs
+    except (RuntimeError, ValueError, TypeError, IndexError) as wrong:
+        raise ProgramRefused(
+            f"model {source.name!r} does not take samples of shape {source.input}: {sentence(wrong)}",
+            hint="check the model's input shape",
+        ) from wrong
+    if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
+        told = tuple(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ProgramRefused(
+            f"model {source.name!r} gives {told} for 2 samples, expected one tensor of (2, ...)",
+            hint="a training program needs one row of logits or targets per sample",
+        )
+    target = tuple(out.shape[1:])
+    if expected is not None and target != expected:
+        raise ProgramRefused(
+            f"model {source.name!r} gives {tuple(out.shape)} for 2 samples, expected {(2, *expected)}",
+            hint="give the shape of its output for one sample",
+        )
+    if source.loss == "cross-entropy" and len(target) > 1:
+        raise ProgramRefused(
+            f"model {source.name!r} gives {target} for one sample, and cross-entropy needs one row of logits",
+            hint="flatten the output, or use the squared error",
+        )
+    if not float((out[1] - others[1]).abs().max()) <= LIMIT * max(1.0, float(out.abs().max())):
+        raise ProgramRefused(
+            f"model {source.name!r} answers a sample differently in other company, even in inference mode",
+            hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
+        )
+    return target
+
+
+def _check_constants(source: Source) -> None:
+    """What a training pass writes must be a float buffer that torch saves: only those come back from a step."""
+    state = {name: value.clone() for name, value in tensors_of(source.module).items()}
+    versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        _, held = call(source.module.train(), state, example(source, "infer", 2)[-1])
+    shared = Counter(places(source.module).values())
+    written = [
+        name
+        for place, name in places(source.module).items()
+        if (name in source.constants and (held[place] is not state[name] or state[name]._version != versions[name]))  # noqa: SLF001
+        or (shared[name] > 1 and held[place] is not state[name])
+    ]
+    if written:
+        raise ProgramRefused(
+            f"model {source.name!r} writes {', '.join(written)} when it trains, which no step can give back",
+            hint="use a buffer of floating point numbers with persistent=True, in one place",
+        )
+
+
+def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:
+    """What travels, in torch's order: trainable parameters, then the float buffers that torch saves.
+
+    Frozen parameters and other buffers stay in the program. A shared parameter counts once, under its first name.
+    `classifier`: parameter names; by default those of the last linear or convolution layer with something to train.
+    """
+    params = [
+        TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad
+    ]
+    saved = module.state_dict()
+    buffers = [
+        TensorSpec(name=n, role="b", shape=tuple(b.shape))
+        for n, b in module.named_buffers()
+        if b.is_floating_point() and n in saved
+    ]
+    if not params:
+        frozen = any(True for _ in module.parameters())
+        raise ProgramRefused(
+            f"this model cannot be trained: {'every parameter is frozen' if frozen else 'it has no parameters'}",
+            hint="give some parameter requires_grad=True",
+        )
+    return Schema((*params, *buffers), tuple(_last_layer(module) if classifier is None else classifier))
+
+
+def _last_layer(module: nn.Module) -> list[str]:
+    kinds = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+    names = {id(p): name for name, p in module.named_parameters() if p.requires_grad}  # a shared one by its first name
+    for layer in reversed([layer for layer in module.modules() if isinstance(layer, kinds)]):
+        own = [names[id(p)] for p in layer.parameters(recurse=False) if id(p) in names]
+        if own:
+            return own
+    return []
+
+
+def vector_of(module: nn.Module, schema: Schema) -> Flat:
+    """The module's weights and buffers as one vector [schema.size], float32 unless the module is float64."""
+    state = tensors_of(module)
+    return schema.join({t.name: state[t.name].cpu().numpy().copy() for t in schema.tensors})
+
+
+def load_vector(module: nn.Module, schema: Schema, flat: Flat) -> None:
+    """Write a vector [schema.size] into the module, in place."""
+    state = tensors_of(module)
+    with torch.no_grad():
+        for name, value in schema.split(flat).items():
+            state[name].copy_(torch.from_numpy(np.array(value)))
+
+
+def _check_engines(source: Source, engines: Sequence[str]) -> None:
+    unknown = sorted(set(engines) - set(ENGINES))
+    if unknown or not engines:
+        raise UsageError(f"unknown engine {', '.join(unknown) or '(none)'}", hint=f"use some of {', '.join(ENGINES)}")
+    if source.dtype == "float64" and "litert" in engines:
+        raise ProgramRefused("LiteRT has no float64", hint="compile float64 programs for onnx and pt2 only")
+
+
+def _batch(engine: str, batch: int) -> Batch:
+    return batch if engine == "litert" else "any"
+
+
+def _containers(source: Source, engines: Sequence[str], batch: int) -> dict[str, dict[str, bytes]]:
+    """Engine -> function -> file."""
+    out: dict[str, dict[str, bytes]] = {}
+    if {"onnx", "pt2"} & set(engines):
+        for function in FUNCTIONS:
+            graph = trace(source, function, batch=EXAMPLE_BATCH, dynamic=True)
+            made = exported(source, function, graph, batch=EXAMPLE_BATCH)
+            if "pt2" in engines:
+                out.setdefault("pt2", {})[function] = to_pt2(made)
+            if "onnx" in engines:
+                names = ports(source, function)
+                with _naming(source, "onnx"):
+                    file = to_onnx(made, [p.name for p in names.inputs], [p.name for p in names.outputs])
+                out.setdefault("onnx", {})[function] = file
+    if "litert" in engines:
+        signatures = {f: (trace(source, f, batch=batch, dynamic=False), example(source, f, batch)) for f in FUNCTIONS}
+        with _naming(source, "litert"):
+            file = to_tflite(signatures)
+        out["litert"] = dict.fromkeys(FUNCTIONS, file)
+    return {engine: out[engine] for engine in engines}
+
+
+class _naming:  # noqa: N801 - reads as a word in a with statement
+    """What an exporter cannot convert is a refusal that names the model and the engine."""
+
+    def __init__(self, source: Source, engine: str) -> None:
+        self.source, self.engine = source, engine
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
+        if isinstance(wrong, Exception):
+            raise ProgramRefused(
+                f"model {self.source.name!r} cannot be written for {self.engine}: {sentence(wrong)}",
+                hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",
+            ) from wrong
+
+
+def _parity(source: Source, engine: str, files: Mapping[str, bytes], batch: int) -> float:
+    """The largest difference of any function from torch, relative to each output's largest value."""
+    if _batch(engine, batch) == "any":
+        batch = EXAMPLE_BATCH + 1  # a graph that is right for the size it was traced with only must not pass
+    with _naming(source, engine):
+        worst = max(difference(source, engine, f, files[f], batch=batch, seed=1, limit=LIMIT) for f in FUNCTIONS)
+    if worst > LIMIT:
+        raise ProgramRefused(
+            f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {LIMIT:.0e}",
+            hint=f"leave {engine} out of the engines and report the model",
+        )
+    return worst

@@ -1,0 +1,256 @@
+"""The three functions of a training program, over flat lists of tensors, and the names and shapes of their ports.
+
+    step(w, buffers, velocity, anchor, linear, x, y, q, [noise,] lr, momentum, mu) -> (w', buffers', velocity', loss)
+    evaluate(w, buffers, x, y) -> (loss per sample, logits)        batch norm in inference mode
+    infer(w, buffers, x) -> logits
+
+Step: g = d/dw [sum q_j loss_j] + linear + mu (w - anchor); velocity' = momentum velocity + g; w' = w - lr velocity'.
+noise: uniform numbers for what a training pass draws at random (random_ops.py); a model that draws nothing has none.
+Flat: one tensor per parameter or buffer in the schema's order, then the rest. Nothing here knows a file or a runtime.
+
+What no step may change (frozen parameters, integer buffers, buffers that torch does not save) is neither trained nor
+sent: each graph takes these constants behind its ports, and tracing binds them, so that they are part of the file.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value
+
+from edge_client.protocol.program import Dim, Function, Port
+from edge_client.protocol.task import Schema
+from export.compiler.random_ops import Draws
+from export.compiler.sgd_step import Descent
+
+Loss = Literal["cross-entropy", "squared-error"]
+Flatten = tuple[Tensor, ...]
+Graph = Callable[..., Flatten]
+SCALARS = ("lr", "momentum", "mu")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a program is made from. `module` is ours alone: a copy without batch norm's counters (see `source_of`)."""
+
+    name: str
+    module: nn.Module
+    schema: Schema
+    input: tuple[int, ...]
+    target: tuple[int, ...]  # one sample's output
+    loss: Loss
+    dtype: str  # "float32" or "float64"
+    noise: int = 0  # random numbers that a training pass draws per sample
+
+    @property
+    def params(self) -> list[str]:
+        """Parameter names in the schema's order."""
+        return [t.name for t in self.schema.tensors if t.role == "p"]
+
+    @property
+    def buffers(self) -> list[str]:
+        """Buffer names in the schema's order."""
+        return [t.name for t in self.schema.tensors if t.role == "b"]
+
+    @property
+    def constants(self) -> dict[str, Tensor]:
+        """What the schema does not name, by name: values that every step leaves alone."""
+        moving = {t.name for t in self.schema.tensors}
+        return {name: value for name, value in tensors_of(self.module).items() if name not in moving}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Torch's shape of a parameter or buffer."""
+        return next(t.shape for t in self.schema.tensors if t.name == name)
+
+
+def private_copy(module: nn.Module, dtype: str) -> nn.Module:
+    """A copy in `dtype` on the CPU without batch norm's counter, an integer that nobody trains and no tracer likes."""
+    mine = copy.deepcopy(module).cpu().to(getattr(torch, dtype))
+    first: dict[int, str] = {}
+    for name, buffer in module.named_buffers(remove_duplicate=False):
+        known = first.setdefault(id(buffer), name)
+        if known != name:  # a buffer in two places: to() ties parameters again, but not buffers
+            layer, _, own = name.rpartition(".")
+            setattr(mine.get_submodule(layer), own, mine.get_buffer(known))
+    for layer_ in mine.modules():
+        if getattr(layer_, "num_batches_tracked", None) is not None:
+            layer_.num_batches_tracked = None  # type: ignore[assignment]
+    return mine
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """Every parameter and buffer by name, a shared one once, saved by torch or not; detached, not copied."""
+    return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+
+
+def places(module: nn.Module) -> dict[str, str]:
+    """Every place that holds a tensor -> the name by which `tensors_of` knows it. A layer used twice has one place."""
+    first: dict[int, str] = {}
+    out: dict[str, str] = {}
+    for prefix, layer in module.named_modules():
+        for members in (layer.named_parameters, layer.named_buffers):
+            for name, value in members(prefix=prefix, recurse=False, remove_duplicate=False):
+                out[name] = first.setdefault(id(value), name)
+    return out
+
+
+def call(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Forward with these tensors (names of `tensors_of`) -> the output, and what each place holds afterwards.
+
+    The pass may write into a tensor or put another one in its place. torch's own tying of weights is not used: where
+    one layer stands in two places, it leaves the given tensors in the module.
+    """
+    held = {place: state[name] for place, name in places(module).items()}
+    out = functional_call(module, held, (x,), tie_weights=False)
+    return out, held
+
+
+def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+    """[batch]: cross-entropy against probabilities, or the squared error's mean over the targets of a sample."""
+    if loss == "cross-entropy":
+        return -(y * torch.log_softmax(out, -1)).sum(-1)
+    return ((out - y) ** 2).flatten(1).mean(1)
+
+
+def step_graph(source: Source) -> Graph:
+    """One proximal step of SGD with momentum, as a function of flat tensors."""
+    params, buffers, fixed, module = source.params, source.buffers, list(source.constants), source.module
+
+    def step(*flat: Tensor) -> Flatten:
+        rest = iter(flat)
+        w, b, velocity, anchor, linear = (_named(names, rest) for names in (params, buffers, params, params, params))
+        x, y, q = next(rest), next(rest), next(rest)
+        if source.noise:
+            next(rest)  # `flat_graph` has it already
+        lr, momentum, mu, *constants = rest
+        module.train()
+
+        def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+            state = {**_named(fixed, iter(constants)), **w, **{name: value.clone() for name, value in b.items()}}
+            out, after = call(module, state, x)
+            return (q * per_sample_loss(source.loss, out, y)).sum(), {name: after[name] for name in buffers}
+
+        g, (loss, written) = grad_and_value(objective, has_aux=True)(w)
+        new, v = Descent(lr=lr, momentum=momentum, mu=mu).step(w, velocity, g, linear, anchor)
+        return (*new.values(), *(written[k] for k in buffers), *v.values(), loss)
+
+    return step
+
+
+def evaluate_graph(source: Source) -> Graph:
+    """Loss per sample [batch] and logits [batch, *target]."""
+    infer, after = infer_graph(source), len(source.constants)
+
+    def evaluate(*flat: Tensor) -> Flatten:
+        y = len(flat) - after - 1
+        (out,) = infer(*flat[:y], *flat[y + 1 :])
+        return per_sample_loss(source.loss, out, flat[y]), out
+
+    return evaluate
+
+
+def infer_graph(source: Source) -> Graph:
+    """Logits [batch, *target]."""
+    fixed = list(source.constants)
+
+    def infer(*flat: Tensor) -> Flatten:
+        rest = iter(flat)
+        w, b = _named(source.params, rest), _named(source.buffers, rest)
+        x, *constants = rest
+        state = {**_named(fixed, iter(constants)), **w, **b}
+        return (call(source.module.eval(), state, x)[0],)
+
+    return infer
+
+
+GRAPHS = {"step": step_graph, "evaluate": evaluate_graph, "infer": infer_graph}
+
+
+def flat_graph(source: Source, function: str, transform: Callable[[Graph], Graph] = lambda inner: inner) -> Graph:
+    """One of GRAPHS whose random operators read its noise. `transform`: of torch.func, applied within the noise."""
+    inner = transform(GRAPHS[function](source))
+    names = [p.name for p in ports(source, function).inputs]
+    if "noise" not in names:
+        return inner
+    at = names.index("noise")
+
+    def fed(*flat: Tensor) -> Flatten:
+        with Draws(flat[at]) as draws:
+            out = inner(*flat)
+        draws.check()
+        return out
+
+    return fed
+
+
+def _named(names: Sequence[str], values: Iterator[Tensor]) -> dict[str, Tensor]:
+    return {name: next(values) for name in names}
+
+
+def ports(source: Source, function: str) -> Function:
+    """The ordered inputs and outputs of one function; engines go by these names."""
+
+    def port(name: str, shape: Sequence[Dim] = ()) -> Port:
+        return Port(name=name, dtype=source.dtype, shape=tuple(shape))
+
+    def group(prefix: str, names: Sequence[str]) -> list[Port]:
+        return [port(f"{prefix}/{n}", source.shape(n)) for n in names]
+
+    w, b = group("w", source.params), group("buffers", source.buffers)
+    x, logits = port("x", ("batch", *source.input)), port("logits", ("batch", *source.target))
+    y = port("y", ("batch", *source.target))
+    if function == "infer":
+        return Function(inputs=(*w, *b, x), outputs=(logits,))
+    if function == "evaluate":
+        return Function(inputs=(*w, *b, x, y), outputs=(port("loss", ("batch",)), logits))
+    velocity = group("velocity", source.params)
+    pulls = [*group("anchor", source.params), *group("linear", source.params)]
+    samples = [x, y, port("q", ("batch",))] + ([port("noise", ("batch", source.noise))] if source.noise else [])
+    return Function(
+        inputs=(*w, *b, *velocity, *pulls, *samples, *(port(name) for name in SCALARS)),
+        outputs=(*w, *b, *velocity, port("loss")),
+    )
+
+
+def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Tensor]:
+    """Inputs to trace and to measure with: near the model's own weights, w != anchor, nothing zero, q not constant.
+
+    Every tensor is its own object: the same one passed twice would be merged by the exporters without a word.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, source.dtype)
+    state, tokens = tensors_of(source.module), vocabulary(source.module)
+
+    def normal(shape: Sequence[int], scale: float) -> Tensor:
+        return torch.randn(list(shape), generator=draw, dtype=dtype) * scale
+
+    def value(port: Port) -> Tensor:
+        kind, _, name = port.name.partition("/")
+        shape = [batch if d == "batch" else d for d in port.shape]
+        draws: dict[str, Callable[[], Tensor]] = {
+            "w": lambda: state[name] + normal(shape, 0.05),
+            "anchor": lambda: state[name] + normal(shape, 0.05),
+            "buffers": lambda: state[name] * (1 + normal(shape, 0.1).abs()) + 0.1,
+            "velocity": lambda: normal(shape, 0.05),
+            "linear": lambda: normal(shape, 0.05),
+            "x": lambda: torch.randint(tokens, shape, generator=draw).to(dtype) if tokens else normal(shape, 1.0),
+            "y": lambda: torch.softmax(normal(shape, 1.0), -1),
+            "q": lambda: torch.softmax(normal(shape, 1.0), -1),
+            "noise": lambda: torch.rand(shape, generator=draw).to(dtype),  # multiples of 2^-24, as devices draw them
+            "lr": lambda: torch.tensor(0.1, dtype=dtype),
+            "momentum": lambda: torch.tensor(0.5, dtype=dtype),
+            "mu": lambda: torch.tensor(0.01, dtype=dtype),
+        }
+        return draws[kind]()
+
+    return [value(port) for port in ports(source, function).inputs]
+
+
+def vocabulary(module: nn.Module) -> int:
+    """How many tokens every embedding of the module knows; 0 without embeddings. Samples are then drawn from these."""
+    return min((layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)), default=0)

@@ -1,0 +1,97 @@
+"""Random operators of a training pass, computed from uniform numbers that are an input of the step.
+
+A graph that drew numbers itself would repeat one draw for ever or differ between runtimes. Here each random operator
+takes the next columns of `noise` [batch, numbers per sample], in the order of the forward pass, and the same numbers
+give the same masks in a traced graph, in torch's own float32 and in float64. Knows no file, no engine, no generator.
+
+The numbers are multiples of 2^-24 below 1 (edge_client/training/noise.py), which float32 holds exactly. A probability
+is rounded up to such a multiple before it is compared, so that no rounding decides: `u >= p` drops with probability p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edge_client.errors import ProgramRefused
+
+aten = torch.ops.aten
+GRID = 2**24  # a number is k / GRID with an integer k from 0 to GRID - 1
+Draw = Callable[[Sequence[int]], Tensor]  # shape -> uniform numbers of the program's dtype
+
+
+def _kept(u: Tensor, p: float) -> Tensor:
+    """True with probability 1 - p; booleans."""
+    return u >= math.ceil(p * GRID) / GRID
+
+
+def _dropout(draw: Draw, x: Tensor, p: float, _train: object) -> tuple[Tensor, Tensor]:
+    kept = _kept(draw(x.shape), p)
+    return x * kept.to(x.dtype) * (1 / (1 - p)), kept
+
+
+def _bernoulli(draw: Draw, x: Tensor, p: float = 0.5) -> Tensor:
+    return _kept(draw(x.shape), 1 - p).to(x.dtype)
+
+
+def _bernoulli_each(draw: Draw, p: Tensor) -> Tensor:
+    """One probability per value."""
+    return (draw(p.shape) < p).to(p.dtype)
+
+
+def _uniform(draw: Draw, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+    return low + (high - low) * draw(x.shape)
+
+
+# A result takes the place of the operator's; those that write into an argument have a rule below.
+RULES: Mapping[Any, Callable[..., Any]] = {
+    aten.native_dropout.default: _dropout,
+    aten.bernoulli.default: _bernoulli_each,
+    aten.bernoulli.p: _bernoulli,
+    aten.rand.default: lambda draw, size: draw(size),
+    aten.rand_like.default: lambda draw, x: draw(x.shape),
+    aten.uniform.default: _uniform,
+}
+IN_PLACE: Mapping[Any, Callable[..., Tensor]] = {
+    aten.bernoulli_.float: _bernoulli,
+    aten.uniform_.default: _uniform,
+}
+COVERED = frozenset(str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RULES, *IN_PLACE))
+
+
+class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+    """Within it random operators take their numbers from `noise` [batch, numbers per sample], left to right.
+
+    Enter it outside of torch.func's transforms: it sees the plain tensors that they end up with.
+    """
+
+    def __init__(self, noise: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.noise, self.taken = noise, 0
+
+    def take(self, shape: Sequence[int]) -> Tensor:
+        """The next columns in this shape, row by row; flat between, or torch may take another size for the batch's."""
+        columns = math.prod(shape) // self.noise.shape[0]
+        u = self.noise[:, self.taken : self.taken + columns].reshape(-1)
+        self.taken += columns
+        return u.reshape(list(shape))
+
+    def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
+        if func in RULES:
+            return RULES[func](self.take, *args)
+        if func in IN_PLACE:
+            return args[0].copy_(IN_PLACE[func](self.take, *args))
+        return func(*args, **(kwargs or {}))
+
+    def check(self) -> None:
+        """Every number was used, or the pass was not the one that was counted."""
+        if self.taken != self.noise.shape[1]:
+            raise ProgramRefused(
+                f"a training pass draws {self.taken} random numbers per sample here, and {self.noise.shape[1]} there",
+                hint="draw the same random numbers in every training pass",
+            )

@@ -1,0 +1,66 @@
+"""A reader's own torch module by import path: `package.module:Class`, called with arguments from JSON.
+
+Whatever the reader's code raises is told as the reader's, in one message. Knows no file and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from edge_client.errors import FedcentersError, ProgramRefused, UsageError
+from export.compiler.program import Compiled, compile_program
+from export.plugins import import_path, told
+
+Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
+
+
+def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded: bool = False) -> nn.Module:
+    """Import, call, check. The same seed gives the same weights; torch's global generator stays as it was.
+
+    `path` may also name a module that exists already, which then takes no arguments. `recorded`: path and arguments
+    come from a file and not from a person, so nothing is called but a class of torch modules; a name like os:system
+    must not run because someone's folder says so.
+    """
+    made = import_path(path)
+    if recorded and not isinstance(made, nn.Module) and not (isinstance(made, type) and issubclass(made, nn.Module)):
+        raise UsageError(
+            f"program.json names {path}, which is no class of torch modules and could do anything when it is called",
+            hint=f"if you trust this folder, name it yourself: --model {path}",
+        )
+    if isinstance(made, nn.Module) and not arguments:
+        return made
+    if isinstance(made, nn.Module) or not callable(made):
+        raise UsageError(f"{path} cannot be called", hint="name a class, or a function that returns a torch module")
+    args, kwargs = ((), dict(arguments)) if isinstance(arguments, Mapping) else (tuple(arguments), {})
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = made(*args, **kwargs)
+    except Exception as wrong:
+        raise UsageError(
+            f"calling {path} failed: {told(wrong)}",
+            hint="pass what it needs with --model-args: a JSON object by name, or a JSON list in order",
+        ) from wrong
+    if not isinstance(made, nn.Module):
+        raise UsageError(
+            f"{path} gives {type(made).__name__}, which is no torch.nn.Module",
+            hint="name the class of the network itself, or a function that returns one",
+        )
+    return made
+
+
+def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> Compiled:  # noqa: ANN401 - compile_program's own
+    """`compile_program`, with whatever else the reader's forward raises under the tracer told as a refusal."""
+    try:
+        return compile_program(module, shape, **facts)
+    except (FedcentersError, ImportError):
+        raise
+    except Exception as wrong:
+        raise ProgramRefused(
+            f"model {facts['name']!r} cannot become a training program: {told(wrong)}",
+            hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
+        ) from wrong

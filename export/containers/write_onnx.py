@@ -1,0 +1,99 @@
+"""Exported programs as ONNX files: opset 18, IR version 10 or lower, any batch size; and running one to measure it.
+
+ONNX Runtime 1.19, the newest that old boards have, refuses newer files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from torch.export import ExportedProgram
+
+from edge_client.protocol.task import Array
+from export.containers import onnx_float64
+from export.silence import quiet
+
+OPSET = 18
+MAX_IR_VERSION = 10
+
+
+def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
+    """Serialise with these port names in order. ONNX wants a name once: an output called like an input gets "new/"."""
+    with quiet(), _no_search_for_pairs():
+        made = torch.onnx.export(
+            exported,
+            dynamo=True,
+            opset_version=OPSET,
+            input_names=list(inputs),
+            output_names=[f"new/{name}" if name in inputs else name for name in outputs],
+            custom_translation_table=dict(onnx_float64.table()),
+            verbose=False,
+            optimize=True,
+        )
+    if made is None:
+        raise RuntimeError("torch.onnx.export returned nothing")
+    proto = made.model_proto
+    proto.ir_version = min(proto.ir_version, MAX_IR_VERSION)
+    _strip(proto)
+    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _no_search_for_pairs() -> AbstractContextManager[object]:
+    """Without onnxscript's rule that tries every pair of slices: quadratic, and minutes where kernels are many."""
+    from onnxscript import rewriter
+
+    every = rewriter._DEFAULT_REWRITE_RULES  # noqa: SLF001 - its optimizer takes no rules as an argument
+    return patch.object(rewriter, "_DEFAULT_REWRITE_RULES", tuple(r for r in every if r.name != "SlicesSplit"))
+
+
+def bake(file: bytes, weights: Mapping[str, Array]) -> bytes:
+    """The same graph with these inputs turned into constants: milliseconds, where an export takes a second."""
+    import onnx
+
+    proto = onnx.load_model_from_string(file)
+    rest = [port for port in proto.graph.input if port.name not in weights]
+    del proto.graph.input[:]
+    proto.graph.input.extend(rest)
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array(np.array(value), name) for name, value in weights.items()
+    )
+    return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
+
+
+def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types
+    """Drop stack traces and notes: paths of this machine are nobody's business, and they are most of a small file."""
+    del proto.metadata_props[:]
+    proto.graph.doc_string = ""
+    for holder in (proto.graph, *proto.functions):
+        del holder.metadata_props[:]
+        for node in holder.node:
+            del node.metadata_props[:]
+            node.doc_string = ""
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info, *proto.graph.initializer):
+        del value.metadata_props[:]
+        value.doc_string = ""
+
+
+def run_onnx(file: bytes, feeds: Mapping[str, Array]) -> list[Array]:
+    """Outputs in the file's order, one thread."""
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: nothing is reported to anyone
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    double = any(np.asarray(value).dtype == np.float64 for value in feeds.values())
+    session = ort.InferenceSession(
+        file,
+        options,
+        providers=["CPUExecutionProvider"],
+        # It keeps a factor beside a product as a float32 attribute: 5e-8 off in float64.
+        disabled_optimizers=["MatMulScaleFusion"] if double else None,
+    )
+    return [np.asarray(out) for out in session.run(None, dict(feeds))]

@@ -1,0 +1,26 @@
+"""Exported programs as .pt2 archives, for devices that have torch. Weights are inputs; constants need no pickle."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.export import ExportedProgram
+
+from export.silence import quiet
+
+
+def to_pt2(exported: ExportedProgram) -> bytes:
+    """Serialise."""
+    buffer = io.BytesIO()
+    with quiet():
+        torch.export.save(exported, buffer)
+    return buffer.getvalue()
+
+
+def run_pt2(file: bytes, args: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs in order."""
+    with quiet(), torch.no_grad():
+        return list(torch.export.load(io.BytesIO(file)).module()(*args))

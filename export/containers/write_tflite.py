@@ -1,0 +1,51 @@
+"""Exported programs as one TFLite file with a signature per function, fixed batch; and running one.
+
+Inputs and outputs are positional there: args_0..., output_0... in the order of program.json.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from edge_client.protocol.task import Array
+from export.silence import quiet
+
+
+def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> bytes:
+    """Signature name -> (module over flat tensors, example arguments of the fixed shapes) -> one file."""
+    with quiet():
+        builder = _converter()
+        for name, (module, args) in signatures.items():
+            builder = builder.signature(name, module, tuple(args))
+        return bytes(builder.convert().model_content())
+
+
+def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
+    """For third parties: one signature, "serving_default", with the names of `sample` and of the returned dict."""
+    with quiet():
+        made = _converter().signature("serving_default", module, sample_kwargs=dict(sample)).convert()
+        return bytes(made.model_content())
+
+
+def _converter() -> Any:  # noqa: ANN401 - the package has no types
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read once, when the converter's library is loaded
+    import litert_torch
+
+    litert_torch.config.show_progress = False
+    return litert_torch
+
+
+def open_tflite(file: bytes, signature: str) -> Callable[[Mapping[str, Array]], dict[str, Array]]:
+    """A function over the file's own names, one thread."""
+    from ai_edge_litert.interpreter import Interpreter
+
+    with quiet():
+        interpreter = Interpreter(model_content=file, num_threads=1)
+        interpreter.allocate_tensors()  # here, where its greeting is not heard
+        runner = interpreter.get_signature_runner(signature)
+    return lambda feeds: {name: np.asarray(value) for name, value in runner(**feeds).items()}

@@ -1,0 +1,82 @@
+"""A reader's own Python by name: `package.module:name`, or a name that an installed package registered.
+
+An entry point under the group `fedcenters.<kind>` is a name; its value is an import path. Whatever the reader's code
+raises while it is imported is told as the reader's, in one message. Calls nothing; knows no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+from edge_client.errors import UsageError
+from export.diagnostics import sentence
+
+
+def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
+    """What `package.module:name` names. Raises UsageError, which says what is missing."""
+    module_name, _, name = path.partition(":")
+    if not module_name or not name:
+        raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
+    return _attribute(_imported(module_name), name)
+
+
+def named(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a reader's own
+    """One of `ours`, an import path, or what a package registered as a kind of plug-in ("methods", "data-sets" ...).
+
+    Raises UsageError for a name that nobody knows, with the nearest that somebody does.
+    """
+    if name in ours:
+        return ours[name]
+    if ":" in name:
+        return import_path(name)
+    registered = {point.name: point for point in entry_points(group=f"fedcenters.{kind}")}
+    if name in registered:
+        return import_path(registered[name].value)
+    what, valid = kind.removesuffix("s").replace("-", " "), {*ours, *registered}
+    raise UsageError(f"unknown {what} {name!r}", hint=f"{nearest(name, valid)}, or package.module:name")
+
+
+def nearest(wrong: str, valid: Iterable[str]) -> str:
+    """A hint: the valid name that is most like the wrong one, and all of them."""
+    names = sorted(valid)
+    close = get_close_matches(wrong, names, n=1)
+    guess = f"did you mean {close[0]!r}? " if close else ""
+    return f"{guess}use one of {', '.join(names)}" if names else "it has no settings"
+
+
+def told(wrong: BaseException) -> str:
+    """What the reader's code raised, in one line."""
+    kind, text = type(wrong).__name__, sentence(wrong)
+    return text if text == kind else f"{kind}: {text}"
+
+
+def _imported(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as missing:
+        if missing.name and (name == missing.name or name.startswith(f"{missing.name}.")):
+            raise UsageError(
+                f"there is no module {missing.name!r}",
+                hint="run this in the folder that holds it, or put that folder into PYTHONPATH",
+            ) from missing
+        raise UsageError(
+            f"module {name!r} needs {missing.name or missing}, which is not installed", hint="install it and try again"
+        ) from missing
+    except (Exception, SystemExit) as wrong:
+        raise UsageError(
+            f"importing {name!r} failed: {told(wrong)}", hint=f"try python -c 'import {name}', which says where"
+        ) from wrong
+
+
+def _attribute(module: ModuleType, name: str) -> object:
+    if not hasattr(module, name):
+        near = get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
+        where = module.__file__ or "a folder without __init__.py"
+        hint = f"did you mean {near[0]!r}?" if near else f"it was read from {where}"
+        raise UsageError(f"module {module.__name__!r} has no {name!r}", hint=hint)
+    return getattr(module, name)

@@ -1,0 +1,98 @@
+"""What is served now: the generations in use, the roll-out between them, and the bundle folder that is watched.
+
+A bundle that appears in the watched folder is copied into the site first, and becomes a candidate only when every hash
+is right; until then, and if it never is, what was served stays. The roll-out's state is on disk before anyone sees it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_client.errors import ConfigError, FedcentersError
+from export.bundle.reader import MANIFEST
+from export.serve.rollout import Plan, Rollout
+from export.serve.site import Generation, Site, replaced
+
+log = logging.getLogger(__name__)
+STATE = ".rollout.json"  # in the site's folder; a dot keeps it from most web servers
+Seen = tuple[int, int, int]  # of a manifest: when, which file, how long
+
+
+class Keeper:
+    """One site and what it serves."""
+
+    def __init__(self, root: Path, bundle: Path, plan: Plan, trusted: Sequence[bytes] = ()) -> None:
+        self.site, self.plan = Site(root=root, trusted=trusted), plan
+        self._bundle, self._seen = bundle, _seen(bundle)
+        root.mkdir(parents=True, exist_ok=True)
+        self.rollout = self._stored()
+        self.generations: dict[str, Generation] = {}
+        self._load()
+        if (found := self.fetched()) is not None:
+            self.accept(found)
+        if self.rollout.stable is None:
+            raise ConfigError(f"{bundle} cannot be served", hint=f"fedcenters-export verify {bundle}")
+
+    def changed(self) -> bool:
+        """Whether there is another bundle in the watched folder than when it was last looked at."""
+        now = _seen(self._bundle)
+        return now is not None and now != self._seen
+
+    def fetched(self) -> Generation | None:
+        """What lies in the watched folder, copied into the site; None when it is not right. Serves nothing yet.
+
+        Takes as long as copying does; touches nothing that answers a request, so it may run beside them.
+        """
+        self._seen = _seen(self._bundle)
+        try:
+            return self.site.open(self.site.add(self._bundle))
+        except FedcentersError as wrong:
+            log.warning("the bundle in %s is not served: %s", self._bundle, wrong.message)
+            return None
+
+    def accept(self, generation: Generation) -> None:
+        """Offer what was fetched."""
+        self.generations.setdefault(generation.name, generation)
+        self.move(self.rollout.offered(generation.name, self.plan))
+
+    def move(self, rollout: Rollout) -> None:
+        """The roll-out goes on like this. On disk first."""
+        if rollout == self.rollout:
+            return
+        before, self.rollout = self.rollout, rollout
+        replaced(self.site.root / STATE, json.dumps(rollout.to_json()).encode())
+        if rollout.stable is not None and rollout.stable != before.stable:
+            self.site.point(rollout.stable)
+        if (rollout.stable, rollout.candidate) != (before.stable, before.candidate):
+            log.info("stable %.16s, candidate %.16s", rollout.stable, rollout.candidate)
+            self._load()
+
+    def generation(self, device: str | None) -> Generation:
+        """What this device gets."""
+        return self.generations[str(self.rollout.served(device, self.plan))]
+
+    def _load(self) -> None:
+        """Open what is on the site; what was removed is forgotten."""
+        served = [name for name in (self.rollout.stable, self.rollout.candidate) if name is not None]
+        kept = self.site.prune(served)
+        self.generations = {name: self.generations.get(name) or self.site.open(name) for name in kept}
+
+    def _stored(self) -> Rollout:
+        path = self.site.root / STATE
+        if not path.is_file():
+            return Rollout()
+        try:
+            return Rollout.from_json(json.loads(path.read_bytes()))
+        except (ValueError, KeyError, TypeError) as wrong:
+            raise ConfigError(f"{path} cannot be read: {wrong!r}", hint="remove it to begin a new roll-out") from wrong
+
+
+def _seen(bundle: Path) -> Seen | None:
+    try:
+        found = (bundle / MANIFEST).stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size

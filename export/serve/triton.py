@@ -1,0 +1,60 @@
+"""A bundle as a model repository of NVIDIA's Triton Inference Server: one model per center, over its ONNX file.
+
+    center-K/config.pbtxt      name, inputs and outputs (Triton's model_config.proto, in protobuf's text format)
+    center-K/VERSION/model.onnx
+
+A bundle that is written into the same repository becomes the next version of each model. Triton serves the newest one
+and loads it by itself when it polls (--model-control-mode=poll). Knows no HTTP.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from edge_client.errors import ConfigError
+from edge_client.protocol.program import Program
+from export.bundle.reader import read_bundle
+from export.serve.site import replaced
+
+FORMAT = "onnx"
+MAX_BATCH = 64  # samples that Triton may put together
+
+
+def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> list[str]:
+    """Write or extend the repository `out`; -> "center-K/version" of every model. Raises as `read_bundle` does."""
+    read = read_bundle(bundle, trusted)
+    centers = read.manifest["centers"]
+    if any(FORMAT not in center["files"] for center in centers):
+        raise ConfigError(f"{bundle} has no {FORMAT} files, which Triton needs", hint=f"bundle with --formats {FORMAT}")
+    written = []
+    for center in centers:
+        folder = out / f"center-{center['center']}"
+        folder.mkdir(parents=True, exist_ok=True)
+        version = 1 + max((int(p.name) for p in folder.iterdir() if p.name.isdecimal()), default=0)
+        part = folder / f".{os.getpid()}.partial"
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        (part / "model.onnx").write_bytes(read.read(center["files"][FORMAT]))
+        replaced(folder / "config.pbtxt", config(folder.name, read.program).encode())
+        part.rename(folder / str(version))  # a version is there whole or not at all
+        written.append(f"{folder.name}/{version}")
+    return written
+
+
+def config(name: str, program: Program) -> str:
+    """config.pbtxt of a center: x [batch, *input] to logits [batch, *target], float32."""
+    return (
+        f'name: "{name}"\n'
+        'backend: "onnxruntime"\n'
+        f"max_batch_size: {MAX_BATCH}\n"
+        f'input [ {{ name: "x" data_type: TYPE_FP32 dims: [ {_dims(program.input)} ] }} ]\n'
+        f'output [ {{ name: "logits" data_type: TYPE_FP32 dims: [ {_dims(program.target)} ] }} ]\n'
+        "dynamic_batching { }\n"
+    )
+
+
+def _dims(shape: Sequence[int]) -> str:
+    return ", ".join(map(str, shape))

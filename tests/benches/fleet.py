@@ -1,0 +1,237 @@
+"""`python -m tests.benches.fleet`: memory and time of whole fleets over mosquitto; `make bench-fleet`.
+
+    uploads   1,000 devices, each sends and fetches 1.15 MB: the coordinator above idle, and mosquitto's peak
+    many      5,000 devices, each a small task: who is connected, who has answered, how long it took
+
+The coordinator, the broker and the fleet are the real programs in processes of their own. Its program is compiled by an
+earlier start of the coordinator, so that idle is a coordinator without torch. Devices keep their state in memory
+(/dev/shm), the coordinator its run in --folder. Memory is resident memory, looked at every 50 ms. Progress goes to
+stderr, figures to stdout; nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from coordinator.local_broker import end_process, start_broker
+from coordinator.storage.status import status
+from edge_client.errors import ConfigError
+from emulator.console import Talk
+from emulator.testbed.processes import Child, Children, Signals
+from emulator.testbed.testbed_files import write_toml
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Entry
+
+LOOK_S = 0.05
+MB = 10**6
+EXCHANGES = ("training", "testing")  # of a round of FedAvg
+BENCHES: dict[str, dict[str, Any]] = {
+    "uploads": {"devices": 1_000, "model": "tests.benches.fleet:wide", "workers": 1},
+    "many": {"devices": 5_000, "model": "digits-mlp", "workers": 1},
+}
+
+
+def wide() -> Entry:
+    """64 inputs, 3,833 hidden units, 10 classes: 287,485 parameters, 1.15 MB as float32."""
+    from torch import nn
+
+    from coordinator.models.registry import Entry
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3_833), nn.ReLU(), nn.Linear(3_833, 10))
+
+    return Entry(make=make, input=(1, 8, 8), classes=10)
+
+
+@dataclass
+class Watcher:
+    """Looks at the memory of processes all the time; `peaks` holds the most per name and phase, in MB."""
+
+    pids: Mapping[str, int]
+    phase: Callable[[], str]
+    peaks: dict[tuple[str, str], float] = field(default_factory=dict)
+    over: threading.Event = field(default_factory=threading.Event)
+    asked: bool = False  # whether an exchange was open already
+
+    def look(self) -> None:
+        """Until `over`."""
+        processes = {name: psutil.Process(pid) for name, pid in self.pids.items()}
+        while not self.over.wait(LOOK_S):
+            phase = self.phase()
+            self.asked |= phase in EXCHANGES
+            phase = phase if self.asked else "idle"
+            for name, process in processes.items():
+                try:
+                    resident = process.memory_info().rss / MB
+                except psutil.NoSuchProcess:
+                    continue
+                self.peaks[name, phase] = max(resident, self.peaks.get((name, phase), 0.0))
+
+
+def main() -> None:
+    """Measure what was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bench", nargs="*", default=list(BENCHES), help=f"some of {', '.join(BENCHES)}")
+    parser.add_argument("--devices", type=int, help="another number of devices")
+    parser.add_argument("--workers", type=int, help="processes of the fleet")
+    parser.add_argument("--broker", default="mosquitto", choices=("mosquitto", "embedded"))
+    parser.add_argument("--folder", type=Path, help="where the coordinator keeps its run; else a temporary folder")
+    asked = parser.parse_args()
+    for name in asked.bench:
+        wanted = BENCHES[name] | {k: v for k in ("devices", "workers") if (v := getattr(asked, k)) is not None}
+        folder = Path(tempfile.mkdtemp(prefix="bench-fleet-", dir=asked.folder))
+        try:
+            found = measured(folder, broker=asked.broker, talk=Talk(), **wanted)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        sys.stdout.write(json.dumps({"bench": name, **wanted, "broker": asked.broker, **found}, indent=1) + "\n")
+
+
+def measured(folder: Path, *, devices: int, model: str, workers: int, broker: str, talk: Talk) -> dict[str, Any]:
+    """One run of one round, with everything that is there to see."""
+    with start_broker(folder / "broker", broker) as own, Signals() as signals:
+        config = folder / "coordinator.toml"
+        write_toml(config, _config(folder, own.url, devices, model))
+        with Children(folder / "logs", signals) as children:
+            serve = ("-m", "coordinator.cli", "serve", str(config))
+            talk.say("compiling the program")
+            first = children.python("compile", *serve)
+            until(lambda: phase_of(folder) == "waiting for devices", children)
+            children.leave([first])
+            coordinator = children.python("coordinator", *serve)
+            until(lambda: phase_of(folder) == "waiting for devices" and pid_listens(coordinator), children)
+            arguments = (str(config), "--devices", str(devices), "--workers", str(workers), "--json")
+            began_s = time.monotonic()
+            fleet = children.python("fleet", "-m", "emulator.cli", "fleet", *arguments)
+            return _watched(folder, children, coordinator, fleet, own.pid, devices, began_s, talk)
+
+
+def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
+    folder: Path,
+    children: Children,
+    coordinator: Child,
+    fleet: Child,
+    broker: int | None,
+    devices: int,
+    began_s: float,
+    talk: Talk,
+) -> dict[str, Any]:
+    pids = {"coordinator": coordinator.process.pid} | ({} if broker is None else {"broker": broker})
+    watcher = Watcher(pids, lambda: phase_of(folder))
+    thread = threading.Thread(target=watcher.look, daemon=True)
+    thread.start()
+    moments: dict[str, float] = {}
+    fleet_mb = 0.0  # the most
+
+    def looked(name: str, done: Callable[[Mapping[str, Any]], bool]) -> None:
+        nonlocal fleet_mb
+
+        def happened() -> bool:
+            nonlocal fleet_mb
+            fleet_mb = max(fleet_mb, resident_mb(fleet.process.pid))
+            return done(status(folder / "run"))
+
+        until(happened, children)
+        moments[name] = round(time.monotonic() - began_s, 1)
+        talk.say(f"{name} after {moments[name]} s")
+
+    looked("connected", lambda found: found["connected"] >= devices)
+    looked("trained", lambda found: answers(found) >= devices or bool(found["runs"][0]["round"]))
+    looked("tested", lambda found: bool(found["runs"][0]["round"]))
+    found = status(folder / "run")
+    end_process(fleet.process, patience_s=120)  # thousands say goodbye, and their folders go
+    watcher.over.set()
+    thread.join()
+    run = found["runs"][0]
+    return {
+        "seconds": moments,
+        "answered": sum(1 for _ in json.loads(last_round(folder))["per_device"]),
+        "refused": len(run["refused"]),
+        "late": len(run["late"]),
+        "bytes": run["bytes"],
+        "coordinator_mb": {phase: round(mb) for (who, phase), mb in watcher.peaks.items() if who == "coordinator"},
+        "broker_mb": {phase: round(mb) for (who, phase), mb in watcher.peaks.items() if who == "broker"},
+        "fleet_mb": round(fleet_mb),
+    }
+
+
+def _config(folder: Path, broker: str, devices: int, model: str) -> dict[str, Any]:
+    return {
+        "federation": "bench",
+        "broker": broker,
+        "folder": str(folder / "run"),
+        "min-devices": devices,
+        "start-timeout-s": 1800,
+        "deadline-s": 1800,
+        "formats": [],
+        "codec": "f32",
+        "model": {"name": model, "engines": ["onnx"]},
+        "runs": [{"method": "fedavg", "num-rounds": 1, "local-steps": 3}],
+    }
+
+
+def phase_of(folder: Path) -> str:
+    """What the coordinator says that it does; while it asks, which exchange."""
+    try:
+        left = json.loads((folder / "run" / "status.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return "not started"
+    exchange = left["exchange"]
+    return str(left["phase"]) if exchange is None else EXCHANGES[min(1, exchange["exchange"])]
+
+
+def pid_listens(coordinator: Child) -> bool:
+    """Whether this process, not the one before it, has written the status."""
+    return "leading" in coordinator.log.read_text(errors="replace")
+
+
+def answers(found: Mapping[str, Any]) -> int:
+    """Of the exchange that is open; of a later one, everybody's."""
+    exchange = found["exchange"]
+    if exchange is None:
+        return 0
+    return int(exchange["asked"]) if exchange["exchange"] else len(exchange["answered"])
+
+
+def last_round(folder: Path) -> str:
+    """The newest round in metrics.jsonl."""
+    lines = (folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if '"event":"round"' in line][-1]
+
+
+def resident_mb(pid: int) -> float:
+    """Of a process and all that it started."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+        return float(sum(process.memory_info().rss for process in family)) / MB
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def until(happened: Callable[[], bool], children: Children) -> None:
+    """Wait, as long as everybody lives."""
+    while True:
+        try:
+            if happened():
+                return
+        except ConfigError:  # there is no run folder yet
+            pass
+        children.check()
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,63 @@
+"""What a coordinator's folder tells a bundle: the program, the centers, and a card for each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.artifacts import bundle_source
+from coordinator.storage.run_reader import program_of
+from edge_client.errors import ConfigError
+from edge_client.protocol.signing import public_key
+from export.bundle import signature
+from export.bundle.run_source import kind_of
+from tests.support.virtual_federation import Federation
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Four devices of two groups, two rounds."""
+    fed = Federation.of(tmp_path)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.world.end()
+    return fed.config.folder
+
+
+def test_the_folder_is_known_by_what_it_holds(run: Path, tmp_path: Path) -> None:
+    assert kind_of(run).knows(run)
+    assert not bundle_source.knows(tmp_path / "elsewhere")
+
+
+def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
+    found = bundle_source.material(run, method="", engines=(), data=None)
+    assert found.program == program_of(run)
+    assert len(found.centers) == len(found.cards)
+    assert all(center.shape == (found.program.schema.size,) for center in found.centers)
+    assert sum(card["devices"] for card in found.cards) == 4
+    for card in found.cards:
+        assert (card["method"], card["rounds"]) == ("fesem", 2)
+        assert card["accuracy"]["devices"] == card["devices"]
+        assert 0 <= card["accuracy"]["min"] <= card["accuracy"]["median"] <= card["accuracy"]["max"] <= 1
+        assert card["labels"]["of"] == "held-out samples"
+        assert np.sum(card["labels"]["counts"]) > 0
+
+
+def test_its_bundles_are_signed_with_the_federations_key(run: Path) -> None:
+    found = bundle_source.material(run, method="", engines=(), data=None)
+    assert found.sign is not None
+    key = public_key(bytes.fromhex((run / "signing.key").read_text().strip()))
+    assert signature.check(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
+
+
+def test_devices_samples_stayed_with_them(run: Path) -> None:
+    assert bundle_source.held_out(run, data=None) is None
+    assert bundle_source.calibration(run, data=None) is None
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no centers of ifca[\s\S]*fesem"):
+        bundle_source.material(run, method="ifca", engines=(), data=None)

@@ -1,0 +1,329 @@
+"""What `provision` leaves in its folder, and that doing it again changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+import tomllib
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from coordinator.cli import app
+from coordinator.identity.broker_acl import COORDINATOR
+from coordinator.identity.certificate_authority import LEAF_DAYS, open_authority
+from coordinator.identity.provisioning import Plan, Provision, open_plan
+from coordinator.identity.signing_key import open_key
+from edge_client.config import load
+from edge_client.errors import ConfigError
+from edge_client.transport.tls import read_certificate
+from tests.support.guarded_broker import now, provisioned
+
+SECRETS = ("ca.key", "coordinator.key", "server.key", "device.key", "signing.key", "token")
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["provision", *arguments])
+
+
+def snapshot(folder: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != "lock"
+    }
+
+
+def test_a_fleet_is_one_command_and_repeating_it_changes_nothing(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    asked = ("--federation", "demo", "--host", "broker.example", "--devices", "3", "--device", "pump", "--token", "new")
+    first = invoke(str(keys), *asked)
+    assert first.exit_code == 0, first.output
+    before = snapshot(keys)
+    assert {f"devices/{cid}/device.crt" for cid in ("device-0000", "device-0002", "pump")} <= before.keys()
+    again, shorter = invoke(str(keys), *asked), invoke(str(keys), "--json")
+    assert (again.exit_code, shorter.exit_code) == (0, 0)
+    assert json.loads(shorter.stdout)["made"] == 0
+    assert snapshot(keys) == before
+
+
+def test_every_secret_is_for_its_owner_alone_and_is_never_printed(tmp_path: Path) -> None:
+    old = os.umask(0)  # the widest
+    try:
+        said = invoke(str(tmp_path / "k"), "--federation", "demo", "--host", "h", "--devices", "1", "--token", "new")
+    finally:
+        os.umask(old)
+    files = [path for path in (tmp_path / "k").rglob("*") if path.name in SECRETS]
+    assert {path.name for path in files} == set(SECRETS)
+    for path in files:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        inside = [line for line in path.read_text().splitlines() if "-----" not in line]
+        assert not any(line in said.output for line in inside)
+    assert stat.S_IMODE((tmp_path / "k" / "authority").stat().st_mode) == 0o700
+
+
+def test_a_join_file_is_what_a_device_starts_from(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    config = load(work.folder / "devices" / "d1" / "client.toml", {})
+    assert (config.federation, config.device_id, config.broker) == ("demo", "d1", "mqtts://localhost:8883")
+    assert config.signing_keys == (open_key(work.folder / "coordinator").public,)
+    assert config.ca == work.folder / "devices" / "d1" / "ca.crt"
+
+
+def test_what_somebody_added_to_a_join_file_stays(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    file = work.folder / "devices" / "d1" / "client.toml"
+    file.write_text(file.read_text() + 'engine = "litert"\n')
+    work.device("d1")
+    assert load(file, {}).engine == "litert"
+
+
+def test_a_certificate_says_who_and_for_which_federation_and_no_more(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    device = read_certificate(work.folder / "devices" / "d1" / "device.crt")
+    server = read_certificate(work.folder / "broker" / "server.crt")
+    assert device.subject.rfc4514_string() == "CN=d1,O=demo"
+    assert purposes(device) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert purposes(server) == [ExtendedKeyUsageOID.SERVER_AUTH]
+    for leaf in (device, server):
+        assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+        assert leaf.not_valid_after_utc - work.now == pytest.approx(
+            dt.timedelta(days=LEAF_DAYS), abs=dt.timedelta(seconds=1)
+        )
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert [str(name.value) for name in names] == ["localhost", "127.0.0.1"]
+
+
+def purposes(certificate: x509.Certificate) -> list[x509.ObjectIdentifier]:
+    return list(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+
+def test_a_certificate_never_outlives_its_authority(tmp_path: Path) -> None:
+    late = now() + dt.timedelta(days=3600)
+    authority = open_authority(tmp_path, "demo", now())
+    made = authority.issue_client(authority.key.public_key(), "d1", late)
+    assert made.not_valid_after_utc == authority.certificate.not_valid_after_utc
+
+
+def test_a_broker_that_is_dialled_by_another_name_gets_another_certificate(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    device = (work.folder / "devices" / "d1" / "device.crt").read_bytes()
+    moved = Provision(folder=work.folder, plan=Plan(federation="demo", hosts=("new.example",)), now=now())
+    moved.infrastructure()
+    moved.device("d1")
+    assert load(work.folder / "devices" / "d1" / "client.toml", {}).broker == "mqtts://new.example:8883"
+    assert (work.folder / "devices" / "d1" / "device.crt").read_bytes() == device
+    names = read_certificate(work.folder / "broker" / "server.crt").extensions
+    assert [str(n.value) for n in names.get_extension_for_class(x509.SubjectAlternativeName).value] == ["new.example"]
+
+
+def test_revoking_writes_the_list_and_takes_every_right(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1", "d2")
+    said = invoke(str(work.folder), "--revoke", "d1")
+    assert said.exit_code == 0
+    assert "SIGHUP" in said.stderr
+    assert work.authority.revoked_names() == ["d1"]
+    listed = x509.load_pem_x509_crl((work.folder / "broker" / "crl.pem").read_bytes())
+    assert listed.is_signature_valid(work.authority.key.public_key())
+    serial = read_certificate(work.folder / "devices" / "d1" / "device.crt").serial_number
+    assert [entry.serial_number for entry in listed] == [serial]
+    acl = (work.folder / "broker" / "mosquitto.acl").read_text()
+    assert acl.startswith("user d1\ntopic deny #\n")
+    before = snapshot(work.folder)
+    assert invoke(str(work.folder), "--revoke", "d1").exit_code == 0
+    assert snapshot(work.folder) == before
+
+
+def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
+    """Of two lists a broker takes the later one; two revocations may come in one second."""
+    work = provisioned(tmp_path / "keys", "d1", "d2", "d3")
+    begins = []
+    for cid in ("d1", "d2", "d3"):
+        work.revoke(cid)
+        begins.append(x509.load_pem_x509_crl(work.authority.list_file.read_bytes()).last_update_utc)
+    assert sorted(set(begins)) == begins
+    assert begins[-1] < now()  # also for a broker whose clock is a little late
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("federation.toml", "cannot read"),
+        ("authority/ca.key", "holds no private key"),
+        ("authority/ca.crt", "holds no certificate"),
+        ("authority/crl.pem", "is no revocation list"),
+        ("coordinator/signing.key", "holds no hex key"),
+        ("devices/d1/client.toml", "cannot read"),
+        ("devices/d1/device.key", "holds no private key"),
+    ],
+)
+def test_a_damaged_file_is_named_and_never_replaced(tmp_path: Path, file: str, said: str) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    (work.folder / file).write_text("= damaged")
+    result = invoke(str(work.folder), "--device", "d1")
+    assert result.exit_code == ConfigError.exit_code
+    assert said in result.stderr
+    assert (work.folder / file).read_text() == "= damaged"
+
+
+@pytest.mark.parametrize("host", ["0:0:0:0:0:0:0:1", "::1", "127.0.0.1", "Broker.Example"])
+def test_the_same_host_gets_no_second_certificate(tmp_path: Path, host: str) -> None:
+    asked = (str(tmp_path / "k"), "--federation", "demo", "--host", host)
+    assert invoke(*asked).exit_code == 0
+    before = snapshot(tmp_path / "k")
+    assert invoke(*asked).exit_code == 0
+    assert snapshot(tmp_path / "k") == before
+
+
+def test_a_fleet_is_provisioned_again_without_those_that_were_revoked(tmp_path: Path) -> None:
+    asked = (str(tmp_path / "k"), "--federation", "demo", "--host", "h", "--devices", "2")
+    assert invoke(*asked).exit_code == 0
+    assert invoke(*asked[:1], "--revoke", "device-0001").exit_code == 0
+    before = snapshot(tmp_path / "k")
+    assert invoke(*asked).exit_code == 0
+    assert snapshot(tmp_path / "k") == before
+    assert invoke(*asked[:1], "--device", "device-0001").exit_code == ConfigError.exit_code
+
+
+def test_a_revoked_name_stays_revoked_and_a_stranger_cannot_be_revoked(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    work.revoke("d1")
+    for again in (work.device, work.token, work.renew):
+        with pytest.raises(ConfigError, match="d1 was revoked"):
+            again("d1")
+    with pytest.raises(ConfigError, match="no certificate was made for 'd9'"):
+        work.revoke("d9")
+
+
+def test_a_renewed_certificate_is_revoked_with_the_old_one(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    key = (work.folder / "devices" / "d1" / "device.key").read_bytes()
+    work.renew("d1")
+    assert (work.folder / "devices" / "d1" / "device.key").read_bytes() == key
+    work.revoke("d1")
+    assert len(work.authority.revoked()) == 2
+
+
+def test_whoever_ends_soon_is_told_and_renewed(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    plan = Plan(federation="demo", hosts=("h",))
+    old = Provision(folder=keys, plan=plan, now=now() - dt.timedelta(days=340))
+    old.infrastructure()
+    old.device("d1")
+    failed = invoke(str(keys), "--check", "--json")
+    assert failed.exit_code == ConfigError.exit_code
+    ending = {each["name"] for each in json.loads(failed.stdout)["expiring"]}
+    assert ending == {"d1", COORDINATOR, "server.broker", "server.enrol"}
+    assert "--renew expiring" in failed.stderr
+    assert invoke(str(keys), "--renew", "expiring").exit_code == 0
+    assert json.loads(invoke(str(keys), "--check", "--json").stdout)["expiring"] == []
+
+
+def test_a_device_pins_both_signing_keys_before_the_new_one_is_used(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    coordinator, join = work.folder / "coordinator", work.folder / "devices" / "d1" / "client.toml"
+    old = open_key(coordinator)
+    early = invoke(str(work.folder), "--switch-signing-key")
+    assert early.exit_code == ConfigError.exit_code
+    assert invoke(str(work.folder), "--next-signing-key").exit_code == 0
+    both = load(join, {}).signing_keys
+    assert both[0] == old.public == open_key(coordinator).public
+    assert len(both) == 2
+    assert invoke(str(work.folder), "--switch-signing-key").exit_code == 0
+    assert load(join, {}).signing_keys == (both[1],) == (open_key(coordinator).public,)
+
+
+def test_one_folder_serves_one_federation(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="belongs to demo"):
+        open_plan(work.folder, {"federation": "other"})
+    with pytest.raises(ConfigError, match="not the authority of other"):
+        open_authority(work.folder / "authority", "other", now())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "--federation NAME is not given"),
+        (("--federation", "demo"), "--host NAME is not given"),
+        (("--federation", "Demo!", "--host", "h"), "federation"),
+        (("--federation", "demo", "--host", "a b"), "hosts are"),
+        (("--federation", "demo", "--host", "h", "--device", "a/b"), "device id"),
+        (("--federation", "demo", "--host", "h", "--device", "coordinator.0"), "device id"),
+        (("--federation", "demo", "--host", "h", "--token", "../x"), "device id"),
+        (("--check",), "is not provisioned"),
+        (("--federation", "demo", "--host", "h", "--list", "absent.txt"), "cannot read"),
+    ],
+)
+def test_what_cannot_be_provisioned_is_named(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    result = invoke(str(tmp_path / "keys"), *arguments)
+    assert result.exit_code == ConfigError.exit_code
+    assert said in result.stderr
+    assert "hint:" in result.stderr
+
+
+def test_a_list_names_the_devices(tmp_path: Path) -> None:
+    (tmp_path / "names.txt").write_text("# the pumps\npump-1\n\n pump-2 \n")
+    result = invoke(str(tmp_path / "k"), "--federation", "demo", "--host", "h", "--list", str(tmp_path / "names.txt"))
+    assert result.exit_code == 0
+    assert sorted(path.name for path in (tmp_path / "k" / "devices").iterdir()) == ["pump-1", "pump-2"]
+
+
+def test_the_configuration_of_the_broker_says_where_its_files_will_be(tmp_path: Path) -> None:
+    plan = Plan(federation="demo", hosts=("h",), broker_folder="/etc/mosquitto/fedcenters", port=9000)
+    work = Provision(folder=tmp_path, plan=plan, now=now())
+    work.infrastructure()
+    lines = (tmp_path / "broker" / "mosquitto.conf").read_text().splitlines()
+    told = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
+    assert told["listener"] == "9000"
+    assert told["crlfile"] == "/etc/mosquitto/fedcenters/crl.pem"
+    assert {key: told[key] for key in ("require_certificate", "use_identity_as_username", "allow_anonymous")} == {
+        "require_certificate": "true",
+        "use_identity_as_username": "true",
+        "allow_anonymous": "false",
+    }
+    assert int(told["max_queued_messages"]) > 0
+
+
+def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys", "d1")
+    work.revoke("d1")
+    lines = (work.folder / "broker" / "emqx.acl.conf").read_text().splitlines()
+    writes = [f"fc/v1/demo/{topic}" for topic in ("st/${username}", "rq/${username}", "in/+/${username}/#")]
+    assert lines == [
+        '{deny, {user, "d1"}, all, ["#"]}.',
+        '{allow, {user, "coordinator.0"}, all, ["fc/v1/demo/#"]}.',
+        f"{{allow, all, publish, {json.dumps(writes)}}}.",
+        '{allow, all, subscribe, ["fc/v1/demo/dn/${username}/#", "fc/v1/demo/bc/+", "fc/v1/demo/bb/+/+"]}.',
+        "{deny, all}.",
+    ]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Provision:
+    plan = Plan(federation="demo", hosts=("h",))
+    return Provision(folder=tmp_path_factory.mktemp("bare") / "keys", plan=plan, now=now())
+
+
+@given(st.text(max_size=80) | st.from_regex(r"[a-zA-Z0-9_./*\\-]{0,70}"))
+def test_no_name_leaves_the_folder_of_devices(bare: Provision, name: str) -> None:
+    try:
+        place = bare._device_folder(name)
+    except ConfigError:
+        return
+    assert place.resolve().parent == (bare.folder / "devices").resolve()
+    assert place.name == name
+
+
+def test_the_plan_is_kept_as_toml(tmp_path: Path) -> None:
+    work = provisioned(tmp_path / "keys")
+    kept = tomllib.loads((work.folder / "federation.toml").read_text())
+    assert kept == {"federation": "demo", "hosts": ["localhost", "127.0.0.1"], "port": 8883, "enrol-port": 8443}
+    assert open_plan(work.folder, {}) == work.plan

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.nearest.answer import nearest
+from edge_client.errors import Malformed
+from edge_client.protocol import codecs
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
+from edge_client.protocol.nearest.selection_rule import guessing_loss
+from edge_client.protocol.task import Reply
+from tests.support.softmax_program import program, schema
+from tests.support.virtual_federation import Anything
+
+MODEL = manifest_of(b"model", "model")
+FILES = {"onnx": manifest_of(b"onnx", "container"), "tflite": manifest_of(b"tflite", "container")}
+
+
+def catalog(centers: int = 3, abstain: float = 2.0) -> Catalog:
+    return Catalog(
+        version=1,
+        program=replace(manifest_of(b"program", "program"), key="0" * 16, sig="0" * 128),
+        containers={"onnx": manifest_of(b"evaluate", "container")},
+        centers=tuple(CatalogCenter(model=MODEL, devices=k, files=FILES) for k in range(centers)),
+        abstain=abstain,
+    )
+
+
+def question(losses: list[float], **changes: Anything) -> dict[str, Any]:
+    data = codecs.encode_stats(Reply(n=5, losses=np.array(losses)), schema())
+    return {"how": "loss", "stats": manifest_of(data, "stats", inline=True).to_json(), "n": 5, **changes}
+
+
+@given(st.lists(st.floats(0, 100), min_size=3, max_size=3))
+def test_the_nearest_center_is_that_of_least_loss_unless_none_fits(losses: list[float]) -> None:
+    answer = nearest(catalog(), question(losses), schema())
+    assert answer["distance"] == min(losses)
+    if min(losses) > 2.0:
+        assert answer["center"] is None
+    else:
+        assert losses[answer["center"]] == min(losses)
+    assert sorted(a["distance"] for a in answer["alternatives"]) == [a["distance"] for a in answer["alternatives"]]
+
+
+def test_a_question_that_cannot_be_answered_is_refused() -> None:
+    with pytest.raises(Malformed, match="by loss"):
+        nearest(catalog(), question([1.0, 2.0, 3.0], how="round"), schema())
+    with pytest.raises(Malformed, match="candidates"):
+        nearest(catalog(), question([1.0, 2.0]), schema())
+    with pytest.raises(Malformed, match="inline"):
+        nearest(catalog(), question([1.0] * 3, stats=manifest_of(b"x", "stats").to_json()), schema())
+    votes = codecs.encode_stats(Reply(n=5, votes=np.array([1, 2, 2])), schema())
+    with pytest.raises(Malformed, match="no losses"):
+        nearest(catalog(), question([0.0], stats=manifest_of(votes, "stats", inline=True).to_json()), schema())
+
+
+def test_a_center_that_only_guesses_does_not_fit() -> None:
+    assert guessing_loss(program()) == pytest.approx(np.log(program().classes))
+    assert np.isfinite(guessing_loss(replace(program(), loss="squared-error")))

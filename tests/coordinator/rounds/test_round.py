@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from coordinator.rounds.round import Evaluation, one_round, round_rng, served
+from coordinator.strategies.base import Exchange, Mixture, Replies, Round, Serving, State, drive
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.fesem import FeSEM
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Flat, Probe
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
+
+DEVICES = devices_of(grouped_fleet(4, 2))
+SCHEMA, FLEET = DEVICES.program.schema, DEVICES.fleet
+METHOD = FedAvg(local_steps=3, batch_size=8)
+SAMPLED = FedAvg(local_steps=3, batch_size=8, fraction_train=0.5)
+
+
+def test_each_round_has_its_own_generator_and_a_replay_the_same_one() -> None:
+    draws = [round_rng(seed, number).integers(2**53) for seed in (0, 1) for number in (0, 1, 2)]
+    assert len(set(draws)) == 6
+    assert draws[1] == round_rng(0, 1).integers(2**53)
+
+
+def test_a_round_ends_with_everybody_testing_what_it_would_be_served() -> None:
+    seen: list[Exchange] = []
+
+    def ask(exchange: Exchange) -> Replies:
+        seen.append(exchange)
+        return {c: DEVICES.answer(c, task) for c, task in exchange.items()}
+
+    state = METHOD.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
+    after, report = drive(one_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8), ask)
+    assert len(seen) == 2
+    for task in seen[1].values():
+        assert isinstance(task, Probe)
+        assert (task.split, task.want, task.prior) == ("test", frozenset({"confusion", "loss"}), None)
+        assert (task.models[0] == after.centers[0]).all()
+    assert sorted(report.per_device) == sorted(FLEET)
+    assert report.assignment == dict.fromkeys(FLEET, 0)
+
+
+def test_devices_that_do_not_test_are_left_out_of_the_report() -> None:
+    state = METHOD.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
+    _, report = drive(
+        one_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8),
+        lambda exchange: {c: DEVICES.answer(c, t) for c, t in exchange.items() if c != "d00"},
+    )
+    assert "d00" not in report.per_device
+    assert len(report.per_device) == 3
+
+
+class Two:
+    """Serves everybody a mixture."""
+
+    serving: ClassVar[Serving] = {"buffers": "sent", "label_prior": "model"}
+
+    def begin(self, model: Flat, *_: object) -> State:
+        return State(centers=model[None])
+
+    def round(self, *_: object) -> Round:
+        raise NotImplementedError
+
+    def predictor(self, state: State, who: str | None) -> Mixture:
+        return ((0.25, state.centers[0]), (0.75, np.zeros_like(state.centers[0])))
+
+
+def test_a_mixture_travels_with_its_weights() -> None:
+    task = served(Two(), State(centers=start_of()[None]), "d00", batch=8)
+    assert task.prior == [0.25, 0.75]
+    assert DEVICES.answer("d00", task).confusion.shape[0] == 1  # type: ignore[union-attr]
+
+
+def run(method: FedAvg | FeSEM, evaluation: Evaluation, of: int = 4) -> tuple[State, list[list[str]]]:
+    """The last state, and for each round who was tested (the report's devices)."""
+    tested, state = [], method.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
+    for number in range(1, of + 1):
+        rng = round_rng(0, number)
+        exchanges = one_round(method, state, SCHEMA, FLEET, rng, batch=8, evaluation=evaluation, round=number, of=of)
+        state, report = drive(exchanges, lambda exchange: {c: DEVICES.answer(c, t) for c, t in exchange.items()})
+        tested.append(sorted(report.per_device))
+    return state, tested
+
+
+def test_rounds_between_tests_have_none_and_the_last_one_always_has() -> None:
+    everybody = sorted(FLEET)
+    assert run(METHOD, Evaluation())[1] == [everybody] * 4
+    assert run(METHOD, Evaluation(every=2), of=5)[1] == [[], everybody, [], everybody, everybody]
+    assert run(METHOD, Evaluation(every=100))[1] == [[], [], [], everybody]
+
+
+def test_a_round_that_tests_nobody_has_one_exchange_less() -> None:
+    state = METHOD.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
+    asked: list[Exchange] = []
+
+    def ask(exchange: Exchange) -> Replies:
+        asked.append(exchange)
+        return {}
+
+    never = Evaluation(every=3)
+    _, report = drive(
+        one_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8, evaluation=never, round=1, of=3), ask
+    )
+    assert len(asked) == 1
+    assert report.accuracy.micro is None
+
+
+def test_a_share_of_the_fleet_is_tested_another_in_each_round_and_in_the_last_everybody() -> None:
+    _, tested = run(METHOD, Evaluation(fraction=0.5), of=8)
+    assert [len(who) for who in tested] == [2] * 7 + [4]
+    assert len({tuple(who) for who in tested[:-1]}) > 1
+
+
+def test_whom_a_round_tests_is_the_same_for_every_method_and_changes_nothing_about_training() -> None:
+    """With half of the fleet sampled, training draws from the round's generator; so would a careless evaluation."""
+    (half, tested), (everybody, _) = run(SAMPLED, Evaluation(fraction=0.5)), run(SAMPLED, Evaluation())
+    np.testing.assert_array_equal(half.centers, everybody.centers)
+    assert run(FeSEM(clusters=2, local_steps=3, batch_size=8), Evaluation(fraction=0.5))[1] == tested
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [({"every": 0}, "evaluate-every"), ({"fraction": 0.0}, "fraction"), ({"fraction": 1.5}, "evaluate")],
+)
+def test_an_evaluation_that_would_never_take_place_is_refused(wrong: dict[str, float], key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        Evaluation(**wrong)  # type: ignore[arg-type]

@@ -1,0 +1,253 @@
+"""What devices say to a coordinator that runs: wrong, too often, or about things that are not theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client.protocol import blocks, codecs
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.task import Reply
+from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS, Anything, Federation, Spy, program
+
+
+@pytest.fixture
+def fed(tmp_path: Path) -> Iterator[Federation]:
+    fed = Federation.of(tmp_path, ballast=BALLAST, devices=2, quorum=0.5)
+    yield fed
+    fed.world.end()
+
+
+@pytest.fixture
+def spy(fed: Federation) -> Spy:
+    return Spy(fed.world.broker)
+
+
+def waiting(fed: Federation) -> None:
+    """One real device, one that says nothing: the first exchange stays open."""
+    fed.start_coordinator()
+    fed.start_devices(1)
+    fed.start_mute_device("d01")
+    fed.world.run(lambda: fed.live_since(1.0))
+
+
+def task_of(spy: Spy, cid: str) -> dict[str, Any]:
+    return spy.said("task", cid=cid)[0]
+
+
+def rdy_of(spy: Spy, cid: str, data: bytes, *, inline: bool, **changes: Anything) -> dict[str, Any]:
+    """An announcement of `data` as the answer to the task of `cid`."""
+    key = {name: task_of(spy, cid)[name] for name in ("run", "round", "exchange")}
+    update = manifest_of(data, "delta", block=BLOCK, inline=inline)
+    return {**key, "attempt": 1, "n": 40, "what": "delta", "update": update, "seconds": 1.0, **changes}
+
+
+def delta_of(spy: Spy, cid: str) -> bytes:
+    """A good answer: nothing was learned."""
+    schema = program(ballast=BALLAST).schema
+    base = task_of(spy, cid)["start"]["sha256"]
+    return codecs.encode(np.zeros(schema.size), schema, codec="f32", kind="delta", base=base)
+
+
+def answers(fed: Federation, spy: Spy, kind: str, cid: str, count: int = 1) -> list[dict[str, Any]]:
+    fed.world.run(lambda: len(spy.said(kind, cid=cid)) >= count, limit_s=30)
+    return spy.said(kind, cid=cid)
+
+
+def send_blocks(spy: Spy, cid: str, data: bytes, indices: list[int], *, spoil: bool = False) -> None:
+    manifest = manifest_of(data, "delta", block=BLOCK)
+    for index in indices:
+        start, stop = blocks.body_range(manifest, index)
+        message = blocks.pack(data[start:stop], index, manifest.total)
+        message = message[:-1] + bytes([message[-1] ^ 1]) if spoil else message
+        spy.publish(TOPICS.upload(0, cid, manifest.sha256[:16], index), message)
+
+
+@pytest.mark.parametrize(
+    ("payload", "code"),
+    [
+        (b"", "bad_json"),
+        (b"[" * 8000, "bad_json"),
+        (b'{"v":1,"k":"get","k":"get"}', "bad_json"),
+        (b'{"v":1,"k":"task","id":"x","t":0}', "bad_kind"),
+        (b'{"v":2,"k":"get","id":"x","t":0}', "bad_version"),
+        (b'{"v":1,"k":"get","id":"x","t":0}', "bad_field"),
+        (b"x" * 9000, "too_big"),
+    ],
+)
+def test_a_request_that_breaks_a_rule_is_answered_with_its_code(
+    fed: Federation, spy: Spy, payload: bytes, code: str
+) -> None:
+    waiting(fed)
+    spy.publish(TOPICS.request("d01"), payload)
+    assert answers(fed, spy, "err", "d01")[0]["code"] == code
+
+
+def test_topics_that_are_none_of_ours_are_dropped(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    for topic in ("fc/v1/test/rq/a+b", "fc/v1/test/st/coordinator.0", "fc/v1/test/in/0/d01/zz/0"):
+        spy.publish(topic, b"{}")
+    fed.world.run(lambda: fed.live_since(5.0))
+
+
+def test_a_stranger_is_asked_who_it_is(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    spy.say("nobody", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
+    assert len(answers(fed, spy, "rebirth", "nobody")) == 1
+
+
+def test_when_the_fleet_is_full_a_stranger_is_no_member(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=1, max_devices=1)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_mute_device("d00")
+    fed.world.run(lambda: fed.happened("joined"))
+    fed.start_mute_device("d01")
+    spy.say("d01", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
+    assert answers(fed, spy, "err", "d01")[0]["code"] == "not_member"
+    fed.world.end()
+
+
+def test_another_devices_update_and_a_blob_that_never_was_look_the_same(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    rdy = answers(fed, spy, "rdy", "d00")[0]
+    fed.world.run(lambda: len(spy.said("ack", cid="d00")) == 1)
+    for sha256 in (rdy["update"]["sha256"], "ab" * 32):
+        spy.say("d01", "get", sha256=sha256, block=BLOCK, at=[[0, 1]])
+    errors = answers(fed, spy, "err", "d01", 2)
+    assert [(e["code"], e["detail"]) for e in errors] == [("not_yours", errors[0]["detail"])] * 2
+
+
+def test_blocks_outside_a_blob_or_of_another_size_are_a_bad_range(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    start = task_of(spy, "d01")["start"]
+    spy.say("d01", "get", sha256=start["sha256"], block=BLOCK, at=[[60_000, 1]])
+    spy.say("d01", "get", sha256=start["sha256"], block=2 * BLOCK, at=[[0, 1]])
+    assert [e["code"] for e in answers(fed, spy, "err", "d01", 2)] == ["bad_range"] * 2
+
+
+def test_a_flood_of_requests_is_told_once_and_then_met_with_silence(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    for _ in range(200):
+        spy.say("d01", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
+    fed.world.run(lambda: fed.live_since(2.0))
+    codes = [e["code"] for e in spy.said("err", cid="d01")]
+    assert codes.count("not_yours") == 40
+    assert codes.count("rate") == 1
+
+
+def test_an_upload_in_blocks_in_any_order_and_twice_is_accepted_once(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    data = delta_of(spy, "d01")
+    spy.say("d01", "rdy", **rdy_of(spy, "d01", data, inline=False))
+    go = answers(fed, spy, "go", "d01")[0]
+    assert "have" not in go
+    total = manifest_of(data, "delta", block=BLOCK).total
+    send_blocks(spy, "d01", data, [*reversed(range(total)), 0, 1])
+    assert [a["status"] for a in answers(fed, spy, "ack", "d01")] == ["ok"]
+
+
+def test_after_a_break_only_the_missing_blocks_are_asked_for(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    data = delta_of(spy, "d01")
+    rdy = rdy_of(spy, "d01", data, inline=False)
+    spy.say("d01", "rdy", **rdy)
+    answers(fed, spy, "go", "d01")
+    send_blocks(spy, "d01", data, [0, 2])
+    fed.world.run(lambda: fed.live_since(2.0))
+    fed.world.kill("coordinator.0")
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.server is not None and fed.server.asking)
+    spy.say("d01", "rdy", **rdy)
+    go = answers(fed, spy, "go", "d01", 2)[-1]
+    bitmap = blocks.Bitmap.from_base64(manifest_of(data, "delta", block=BLOCK).total, go["have"])
+    assert [bitmap.has(i) for i in range(4)] == [True, False, True, False]
+
+
+def test_blocks_without_a_credit_leave_nothing_on_the_disk(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    send_blocks(spy, "d01", delta_of(spy, "d01"), [0, 1, 2])
+    fed.world.run(lambda: fed.live_since(3.0))
+    assert not (fed.config.folder / "store" / "updates" / "d01").exists()
+
+
+def test_damaged_blocks_end_a_transfer_and_a_second_damage_ends_the_answer(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    data = delta_of(spy, "d01")
+    for attempt in (1, 2):
+        spy.say("d01", "rdy", **rdy_of(spy, "d01", data, inline=False))
+        answers(fed, spy, "go", "d01", attempt)
+        send_blocks(spy, "d01", data, [0] * 16, spoil=True)
+        assert [a["status"] for a in answers(fed, spy, "ack", "d01", attempt)] == ["bad_hash"] * attempt
+    fed.world.run(lambda: len(spy.said("task", cid="d00")) == 2)  # both have answered: the next exchange is open
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [({"what": "stats", "update": manifest_of(b"x", "stats", inline=True)}, "bad_field"), ({"exchange": 9}, "closed")],
+)
+def test_an_announcement_that_does_not_fit_the_question_is_refused(
+    fed: Federation, spy: Spy, changes: dict[str, Any], code: str
+) -> None:
+    waiting(fed)
+    spy.say("d01", "rdy", **(rdy_of(spy, "d01", b"x", inline=True) | changes))
+    assert answers(fed, spy, "err", "d01")[0]["code"] == code
+
+
+def test_an_update_above_the_limit_is_refused_before_a_byte_is_sent(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    size = task_of(spy, "d01")["reply"]["max_size"] + 1
+    huge = {**manifest_of(b"x", "delta", block=BLOCK).to_json(), "size": size}
+    spy.say("d01", "rdy", **(rdy_of(spy, "d01", b"x", inline=False) | {"update": huge}))
+    assert answers(fed, spy, "err", "d01")[0]["code"] == "too_big"
+    assert spy.said("go", cid="d01") == []
+
+
+def test_a_bad_update_is_refused_by_name_and_counts_as_an_answer(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    spy.say("d01", "rdy", **rdy_of(spy, "d01", b"\x80\x05 a pickle", inline=True))
+    assert answers(fed, spy, "ack", "d01")[0]["status"] == "bad_schema"
+    fed.world.run(lambda: len(spy.said("task", cid="d00")) == 2)
+
+
+def test_a_refusal_counts_as_an_answer(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    spy.say("d01", "nack", re=task_of(spy, "d01")["id"], code="no_data")
+    fed.world.run(lambda: len(spy.said("task", cid="d00")) == 2, limit_s=30)
+
+
+def test_a_refusal_of_something_else_does_not_count(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    spy.say("d01", "nack", re="another", code="no_data")
+    spy.say("d01", "nack", re="another", code="no_data", run="other", round=1, exchange=0)
+    fed.world.run(lambda: fed.live_since(100.0))
+    assert len(spy.said("task", cid="d00")) == 1
+
+
+def test_unreachable_is_asked_once_more(fed: Federation, spy: Spy) -> None:
+    waiting(fed)
+    spy.say("d01", "nack", re=task_of(spy, "d01")["id"], code="unreachable")
+    assert len(answers(fed, spy, "task", "d01", 2)) == 2
+    spy.say("d01", "nack", re=spy.said("task", cid="d01")[1]["id"], code="unreachable")
+    fed.world.run(lambda: len(spy.said("task", cid="d00")) == 2, limit_s=30)
+
+
+def test_a_device_that_never_trained_is_told_its_nearest_center_or_none(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    fed.start_mute_device("d09")
+    fed.world.run(lambda: any(e.get("device") == "d09" for e in fed.events))
+    for losses in ([1.2, 0.3], [9.0, 8.0]):
+        data = codecs.encode_stats(Reply(n=9, losses=np.array(losses)), program().schema)
+        spy.say("d09", "near", how="loss", stats=manifest_of(data, "stats", inline=True), n=9)
+    near = [m for m in answers(fed, spy, "near", "d09", 4) if "center" in m]
+    assert [(m["center"], m["distance"]) for m in near] == [(1, 0.3), (None, 8.0)]
+    assert near[0]["alternatives"] == [{"center": 0, "distance": 1.2}]
+    fed.world.end()

@@ -1,0 +1,171 @@
+"""What comes after closing: answered `late`, and kept where a method can use it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.config import RunConfig
+from coordinator.storage.store import Store
+from coordinator.strategies.base import Answers, State
+from coordinator.strategies.baselines.fedavg_late import FedAvgLate
+from edge_client.protocol import blocks, codecs
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.task import Reply
+from tests.support import softmax_program
+from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS, Federation, Spy, program
+
+
+def federation(folder: Path, method: str = "fedavg-late", *, ballast: int = BALLAST) -> Federation:
+    run = RunConfig(method=method, rounds=2, name="run", settings={"local-steps": 2, "batch-size": 8})
+    return Federation.of(folder, runs=(run,), ballast=ballast, quorum=0.5, deadline_s=60.0)
+
+
+def begun(fed: Federation) -> Spy:
+    """Three devices that answer, and one that has not when the first exchange closes."""
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03", n=40)
+    fed.world.run(lambda: fed.server is not None and fed.server.asking and _exchange(spy, "d00") == 1)
+    return spy
+
+
+def _exchange(spy: Spy, cid: str) -> int:
+    return max((task["exchange"] for task in spy.said("task", cid=cid)), default=-1)
+
+
+def late_answer(spy: Spy, ballast: int = BALLAST, *, value: float = 0.01) -> bytes:
+    """What d03 would answer to the first task."""
+    task = spy.said("task", cid="d03")[0]
+    schema = program(ballast=ballast).schema
+    vector, codec = np.full(schema.size, value), task["reply"]["codec"]
+    return codecs.encode(vector, schema, codec=codec, kind="delta", base=task["start"]["sha256"])
+
+
+def announce(spy: Spy, ballast: int = BALLAST, *, inline: bool = False, value: float = 0.01) -> bytes:
+    """The late answer of d03 to the first task; -> its bytes."""
+    task, data = spy.said("task", cid="d03")[0], late_answer(spy, ballast, value=value)
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    update = manifest_of(data, "delta", block=BLOCK, inline=inline)
+    spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
+    return data
+
+
+def upload(spy: Spy, data: bytes) -> None:
+    manifest = manifest_of(data, "delta", block=BLOCK)
+    for index in range(manifest.total):
+        start, stop = blocks.body_range(manifest, index)
+        message = blocks.pack(data[start:stop], index, manifest.total)
+        spy.publish(TOPICS.upload(0, "d03", manifest.sha256[:16], index), message)
+
+
+def said(fed: Federation, spy: Spy, kind: str) -> list[dict[str, Any]]:
+    fed.world.run(lambda: bool(spy.said(kind, cid="d03")), limit_s=30)
+    return spy.said(kind, cid="d03")
+
+
+def shown(fed: Federation, number: int) -> list[str]:
+    store = Store(fed.config.folder / "store")
+    found = [reply.cid for reply in store.show_late(store.run_id("run", str), number)]
+    store.close()
+    return found
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_a_late_update_is_kept_answered_late_and_counts_in_the_next_round(tmp_path: Path, inline: bool) -> None:  # noqa: FBT001
+    ballast = 0 if inline else BALLAST
+    calm, rough = (federation(tmp_path / name, ballast=ballast) for name in ("calm", "rough"))
+    for fed in (calm, rough):
+        spy = begun(fed)
+        assert spy.said("stop") == []
+        if fed is rough:
+            data = announce(spy, ballast, inline=inline)
+            if not inline:
+                said(fed, spy, "go")
+                upload(spy, data)
+            assert [ack["status"] for ack in said(fed, spy, "ack")] == ["late"]
+        fed.finish()
+        fed.world.end()
+    assert calm.final_states() != rough.final_states()
+    assert (shown(calm, 2), shown(rough, 2)) == ([], ["d03"])
+    assert rough.rounds()[0]["refused"]["d03"] == "late"
+
+
+def test_a_restart_in_the_next_round_is_shown_the_same_late_updates(tmp_path: Path) -> None:
+    calm, rough = (federation(tmp_path / name) for name in ("calm", "rough"))
+    for fed in (calm, rough):
+        spy = begun(fed)
+        data = announce(spy)
+        said(fed, spy, "go")
+        upload(spy, data)
+        said(fed, spy, "ack")
+        fed.world.run(lambda: any(task["round"] == 2 for task in spy.said("task")))  # noqa: B023 - used at once
+        if fed is rough:
+            fed.world.kill("coordinator.0")
+            fed.start_coordinator()
+        fed.finish()
+        fed.world.end()
+    assert calm.final_states() == rough.final_states()
+
+
+def test_a_late_update_whose_blocks_are_all_here_since_before_a_crash_is_taken_without_another_one(
+    tmp_path: Path,
+) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    data = late_answer(spy)
+    assert fed.store is not None
+    partial = fed.store.updates("d03").partial(manifest_of(data, "delta", block=BLOCK))
+    for index in range(partial.manifest.total):
+        start, stop = blocks.body_range(partial.manifest, index)
+        partial.write_block(index, data[start:stop])
+    partial.close()
+    announce(spy)
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["late"]
+    assert spy.said("go", cid="d03") == []
+    fed.finish()
+    fed.world.end()
+    assert shown(fed, 2) == ["d03"]
+
+
+@pytest.mark.parametrize("value", [1e6, 5.0], ids=["far from any model", "far from what is usual here"])
+def test_a_late_update_that_is_wrong_is_refused_with_its_reason_and_not_kept(tmp_path: Path, value: float) -> None:
+    fed = federation(tmp_path)
+    spy = begun(fed)
+    data = announce(spy, value=value)
+    said(fed, spy, "go")
+    upload(spy, data)
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["rejected"]
+    fed.finish()
+    fed.world.end()
+    assert shown(fed, 2) == []
+
+
+def test_methods_that_cannot_use_it_are_not_sent_it(tmp_path: Path) -> None:
+    fed = federation(tmp_path, "fedavg")
+    spy = begun(fed)
+    assert len(spy.said("stop", cid="d03")) == 1
+    announce(spy)
+    assert [ack["status"] for ack in said(fed, spy, "ack")] == ["late"]
+    assert spy.said("go", cid="d03") == []
+    fed.world.end()
+
+
+def test_late_updates_weigh_less_and_never_beside_one_in_time() -> None:
+    schema = softmax_program.program().schema
+    fleet, size = {"a": 10, "b": 10, "c": 10}, schema.size
+    method = FedAvgLate(late_weight=0.5, local_steps=1)
+    state = State(centers=np.zeros((1, size)))
+
+    def reply(value: float) -> Reply:
+        return Reply(n=10, update=np.full(size, value))
+
+    exchanges = method.round(state, schema, fleet, np.random.default_rng(0))
+    next(exchanges)
+    with pytest.raises(StopIteration) as done:
+        exchanges.send(Answers({"a": reply(1.0), "b": reply(2.0)}, {"b": reply(9.0), "c": reply(4.0)}))
+    np.testing.assert_allclose(done.value.value.centers, np.full((1, size), (1 + 2 + 0.5 * 4) / 2.5))

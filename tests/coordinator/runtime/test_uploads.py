@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coordinator.runtime.uploads import Uploads, have_field
+from coordinator.storage.store import Store
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Bitmap, body_range, manifest_of, pack
+
+DATA = bytes(range(256)) * 80  # 5 blocks
+MANIFEST = manifest_of(DATA, "delta", block=4096)
+LABEL = MANIFEST.sha256[:16]
+CIDS = (f"d{i}" for i in itertools.count())
+
+
+def block(index: int, data: bytes = DATA) -> bytes:
+    start, stop = body_range(MANIFEST, index)
+    return pack(data[start:stop], index, MANIFEST.total)
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    store = Store(tmp_path_factory.mktemp("uploads"))
+    yield store
+    store.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(st.permutations(range(5)), st.lists(st.integers(0, 4), max_size=10))
+def test_no_order_and_no_repetition_of_blocks_changes_the_blob(
+    store: Store, order: list[int], repeated: list[int]
+) -> None:
+    uploads, cid = Uploads(store), next(CIDS)
+    uploads.begin(cid, MANIFEST)
+    whole: list[Path] = []
+    for index in [*order[:-1], *(i for i in repeated if i != order[-1]), order[-1]]:
+        found = uploads.take(cid, index, block(index))
+        whole += [found] if found is not None else []
+    assert [path.read_bytes() for path in whole] == [DATA]
+
+
+def test_what_was_not_announced_is_counted_and_nothing_else(store: Store) -> None:
+    uploads = Uploads(store)
+    assert not uploads.expects("stranger", LABEL)
+    uploads.begin("known", MANIFEST)
+    assert uploads.expects("known", LABEL)
+    assert not uploads.expects("known", "0" * 16)
+    assert uploads.dropped == 2
+    uploads.abandon_all()
+
+
+def test_right_blocks_that_make_another_blob_are_a_bad_hash_and_are_forgotten(store: Store) -> None:
+    uploads = Uploads(store)
+    uploads.begin("liar", MANIFEST)
+    for index in range(MANIFEST.total - 1):
+        uploads.take("liar", index, block(index, bytes(len(DATA))))
+    last = MANIFEST.total - 1
+    with pytest.raises(Malformed) as refused:
+        uploads.take("liar", last, block(last, bytes(len(DATA))))
+    assert refused.value.code == "bad_hash"
+    assert uploads.begin("liar", MANIFEST).count == 0
+    uploads.abandon_all()
+
+
+def test_another_announcement_replaces_the_one_before(store: Store) -> None:
+    uploads = Uploads(store)
+    uploads.begin("d", MANIFEST)
+    uploads.take("d", 0, block(0))
+    other = manifest_of(DATA[::-1], "delta", block=4096)
+    uploads.begin("d", other)
+    assert not uploads.expects("d", LABEL)
+    assert uploads.begin("d", MANIFEST).has(0)
+    uploads.abandon_all()
+
+
+def test_what_has_arrived_stays_when_nothing_more_is_expected(store: Store) -> None:
+    uploads = Uploads(store)
+    uploads.begin("stays", MANIFEST)
+    uploads.take("stays", 0, block(0))
+    uploads.end_all()
+    assert not uploads.expects("stays", LABEL)
+    assert uploads.begin("stays", MANIFEST).count == 1
+    uploads.abandon_all()
+
+
+def test_have_is_left_out_when_nothing_is_here_or_it_would_not_fit() -> None:
+    assert have_field(Bitmap(10)) is None
+    some = Bitmap(10)
+    some.add(0)
+    assert have_field(some) == some.to_base64()
+    long = Bitmap(40_000)
+    long.add(0)
+    assert have_field(long) is None

@@ -1,0 +1,139 @@
+"""Trackers are told the numbers of rounds, and only when asked for. Their own readers read them back."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.storage.experiment_trackers import numbers_of, opened
+from edge_client.errors import ConfigError, NetworkError
+
+
+def round_event(number: int, accuracy: float) -> dict[str, Any]:
+    return {
+        "event": "round",
+        "run": "fesem",
+        "round": number,
+        "accuracy": {"micro": accuracy, "macro": None},
+        "per_center": [0.5, None, 0.75],
+        "loss_per_center": [1.5],
+        "bytes": {"down": 10, "up": 4},
+        "assignment": {"device-00": 1},
+        "seconds": 2.5,
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+def test_a_round_in_numbers_leaves_out_devices_and_what_is_unknown() -> None:
+    assert numbers_of(round_event(1, 0.25)) == {
+        "accuracy/micro": 0.25,
+        "bytes/down": 10.0,
+        "bytes/up": 4.0,
+        "center_accuracy/0": 0.5,
+        "center_accuracy/2": 0.75,
+        "center_loss/0": 1.5,
+        "seconds": 2.5,
+    }
+
+
+def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    with opened("tensorboard", tmp_path, {}) as tell:
+        tell({"event": "start"})
+        tell(round_event(1, 0.25))
+        tell(round_event(2, 0.5))
+    reader = EventAccumulator(str(tmp_path / "tensorboard" / "fesem"))
+    reader.Reload()
+    found = [(e.step, float(make_ndarray(e.tensor_proto))) for e in reader.Tensors("accuracy/micro")]
+    assert found == [(1, 0.25), (2, 0.5)]
+
+
+def test_mlflow_has_the_rounds_and_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    tracking = pytest.importorskip("mlflow.tracking")
+    with opened("mlflow:mine", tmp_path, {"method": "fesem"}) as tell:
+        tell(round_event(1, 0.25))
+        tell(round_event(2, 0.5))
+    client = tracking.MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    history = client.get_metric_history(run.info.run_id, "accuracy/micro")
+    assert [(m.step, m.value) for m in history] == [(1, 0.25), (2, 0.5)]
+    assert (run.data.params["method"], run.info.status) == ("fesem", "FINISHED")
+
+
+def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/metrics"
+    with opened(f"prometheus:{port}", tmp_path, {}) as tell:
+        tell(round_event(1, 0.25))
+        tell(round_event(2, 0.5))
+        text = urllib.request.urlopen(url, timeout=10).read().decode()
+        with pytest.raises(NetworkError, match="cannot listen"), opened(f"prometheus:{port}", tmp_path, {}):
+            pass
+    assert 'fedcenters_round_value{name="accuracy/micro",run="fesem"} 0.5' in text
+    assert 'fedcenters_round{run="fesem"} 2.0' in text
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
+
+
+def test_a_tracker_that_fails_is_dropped_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from coordinator.storage import experiment_trackers
+
+    heard: list[int] = []
+
+    class Broken:
+        def __init__(self, *_: object) -> None:
+            self.asked = 0
+
+        def take(self, _run: str, step: int, _numbers: object) -> None:
+            heard.append(-step)
+            raise OSError("no server")
+
+        def close(self) -> None:
+            heard.append(0)
+
+    class Good(Broken):
+        def take(self, _run: str, step: int, _numbers: object) -> None:
+            heard.append(step)
+
+    monkeypatch.setattr(experiment_trackers, "SINKS", {"broken": Broken, "good": Good})
+    with opened("broken,good", tmp_path, {}) as tell:
+        tell(round_event(1, 0.1))
+        tell(round_event(2, 0.1))
+    assert heard == [-1, 1, 2, 0, 0]
+
+
+def test_an_unknown_tracker_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="unknown logger 'wandbb'"), opened("wandbb", tmp_path, {}):
+        pass
+
+
+def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    pytest.importorskip("mlflow.tracking")
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI is not set"), opened("mlflow", tmp_path, {}):
+        pass
+
+
+def test_no_tracker_is_imported_unless_it_is_asked_for() -> None:
+    names = "{'tensorboard', 'mlflow', 'prometheus_client'}"
+    code = f"import sys, coordinator.runtime.server, emulator.simulate; print(sorted({names} & set(sys.modules)))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "[]"

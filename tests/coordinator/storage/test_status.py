@@ -1,0 +1,138 @@
+"""`status` beside a coordinator that runs, after it has ended, and after it was killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from coordinator.storage.status import FILE, folder_of, lines, painted, status, watched
+from edge_client.errors import ConfigError
+from edge_client.protocol.blocks import manifest_of
+from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
+
+
+def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: fed.happened("round"))
+    found = status(fed.config.folder)
+    assert (found["epoch"], found["devices"], found["connected"], found["done"]) == (1, 4, 4, False)
+    assert [(run["name"], run["round"], run["of"]) for run in found["runs"]] == [("fesem", 1, 2)]
+    fed.finish()
+    fed.world.end()
+    assert status(fed.config.folder)["runs"][0]["accuracy"]["micro"] > 0.9
+
+
+def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answered(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, ballast=BALLAST)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(2)
+    fed.start_mute_device("d02")
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: len(spy.said("ack")) == 2)
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    update = manifest_of(b"x" * 3 * BLOCK, "delta", block=BLOCK)
+    spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
+    fed.world.run(lambda: fed.live_since(3.0))
+    found = status(fed.config.folder)
+    exchange = found["exchange"]
+    assert found["phase"] == "asking"
+    assert (exchange["run"], exchange["round"], exchange["asked"], exchange["wanted"]) == ("fesem", 1, 4, 4)
+    assert (exchange["answered"], exchange["uploading"], exchange["open"]) == (["d00", "d01"], ["d03"], ["d02"])
+    assert "  uploading: 1 (d03)" in lines(found)
+    fed.world.end()
+
+
+def test_an_update_that_does_not_count_is_named_with_the_reason_in_status_and_in_the_metrics(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: len(spy.said("ack")) == 3)
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    update = manifest_of(b"no tensors", "delta", block=BLOCK, inline=True)
+    spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
+    fed.world.run(lambda: fed.happened("round"))
+    found = status(fed.config.folder)
+    reason = next(event for event in fed.events if event["event"] == "round")["refused"]["d03"]
+    assert reason.startswith("bad_schema: ")
+    assert found["runs"][0]["refused"] == {"d03": reason} or found["runs"][0]["refused"] == {}  # of round 2 already
+    fed.world.end()
+
+
+def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5, deadline_s=60.0)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: len(spy.said("stop", cid="d03")) == 1)
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    update = manifest_of(b"x" * 3 * BLOCK, "delta", block=BLOCK)
+    spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
+    fed.world.run(lambda: bool(spy.said("ack", cid="d03")))
+    assert spy.said("ack", cid="d03")[0]["status"] == "late"
+    found = status(fed.config.folder)
+    assert found["runs"][0]["late"] == ["d03"]
+    assert "  late: 1 (d03)" in lines(found)
+    fed.world.end()
+
+
+def test_a_coordinator_that_stopped_and_one_that_was_killed_are_told_apart(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, exit_when_done=True)
+    process = fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: process.ended)
+    fed.world.end()
+    folder = fed.config.folder
+    assert lines(status(folder))[0] == "federation test, epoch 1: stopped, all runs are done"
+    assert [found["phase"] for found in watched(folder)] == ["stopped"]
+    console = Console(record=True, width=120, file=io.StringIO())
+    console.print(painted(status(folder)))
+    assert "stopped, all runs are done" in console.export_text()
+    left = json.loads((folder / FILE).read_text())
+    (folder / FILE).write_text(json.dumps({**left, "phase": "asking"}))
+    os.utime(folder / FILE, (1, 1))
+    assert "no sign of life for" in lines(status(folder))[0]
+    (folder / FILE).write_text("{")
+    assert status(folder)["phase"] == "not started"
+
+
+def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'federation = "x"\nbroker = "embedded"\nfolder = "run"\n[model]\nname = "digits-mlp"\n'
+        '[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
+    )
+    assert folder_of(config) == tmp_path / "run"
+    assert folder_of(tmp_path) == tmp_path
+    with pytest.raises(ConfigError, match="is no run folder"):
+        status(tmp_path)
+
+
+def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: len(spy.said("ack")) == 3)
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    hot = "cpu-thermal is at 84 °C, more than 80 °C"
+    spy.say("d03", "nack", re=task["id"], **key, code="unavailable", detail=hot, retry_ms=120_000)
+    fed.world.run(lambda: status(fed.config.folder)["runs"][0]["refused"] != {})
+    told = [line for line in lines(status(fed.config.folder)) if "d03" in line]
+    assert f"  d03 did not count: unavailable: {hot}" in told
+    fed.world.end()

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from coordinator.strategies.baselines.ditto import Ditto
+from coordinator.strategies.baselines.fedavg import FedAvg
+from coordinator.strategies.baselines.nonfed import NonFed
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import OWN, Fit, OwnModel
+from tests.support.driven_rounds import Driven
+from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
+
+LOCAL = grouped_fleet(5, 2)
+
+
+def driven(lam: float, rounds: int = 3, fraction: float = 1.0, common_weight: float = 0.0) -> Driven:
+    ditto = Ditto(local_steps=5, batch_size=8, lam=lam, fraction_train=fraction, common_weight=common_weight)
+    run = Driven(ditto, devices_of(LOCAL), start_of())
+    run.play(rounds)
+    return run
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.4])
+@pytest.mark.parametrize("lam", [0.0, 0.5])
+def test_the_common_model_is_fedavgs_whatever_lam_is(lam: float, fraction: float) -> None:
+    plain = play(FedAvg(local_steps=5, batch_size=8, fraction_train=fraction), LOCAL)
+    np.testing.assert_array_equal(driven(lam, fraction=fraction).state.centers, plain.centers)
+
+
+def test_without_a_pull_the_personal_models_are_those_of_local_training() -> None:
+    ditto, alone = driven(0.0), Driven(NonFed(local_steps=5, batch_size=8), devices_of(LOCAL), start_of())
+    alone.play(3)
+    for c in LOCAL:
+        np.testing.assert_array_equal(ditto.own(c, "personal"), alone.own(c, "main"))
+
+
+def test_the_more_pull_the_nearer_to_the_common_model() -> None:
+    def gap(lam: float) -> float:
+        run = driven(lam)
+        return float(np.mean([np.linalg.norm(run.own(c, "personal") - run.state.centers[0]) for c in LOCAL]))
+
+    gaps = [gap(lam) for lam in (0.0, 0.3, 3.0)]
+    assert gaps == sorted(gaps, reverse=True)
+    assert gaps[2] < gaps[0] / 2
+
+
+def test_a_personal_model_is_pulled_to_the_model_that_the_round_began_with_and_stays_at_home() -> None:
+    run = driven(0.5, rounds=1)
+    for task in run.asked[0][1].values():
+        assert isinstance(task, Fit)
+        assert (task.start, task.slot, task.upload, task.mu) == (OWN, "personal", False, 0.5)
+        np.testing.assert_array_equal(task.anchor, start_of())
+        np.testing.assert_array_equal(task.init, start_of())
+    assert all(reply.update is None for reply in run.said[0][1].values())
+
+
+def test_who_misses_the_personal_exchange_costs_nobody_anything() -> None:
+    method, devices = Ditto(local_steps=5, batch_size=8), devices_of(LOCAL)
+    run = Driven(method, devices, start_of(), answers=lambda _r, e, c, _t: (e, c) != (1, "d01"))
+    run.play(3)
+    np.testing.assert_array_equal(run.state.centers, driven(0.3).state.centers)
+    assert ("d01", "personal") not in run.devices.own
+
+
+def test_a_device_is_served_its_personal_model_and_a_newcomer_the_common_one() -> None:
+    run = driven(0.5)
+    ((_, served),) = run.strategy.predictor(run.state, "d00")
+    assert isinstance(served, OwnModel)
+    assert served.slot == "personal"
+    np.testing.assert_array_equal(served.init, run.state.centers[0])
+    np.testing.assert_array_equal(np.asarray(run.strategy.predictor(run.state, None)[0][1]), run.state.centers[0])
+
+
+def test_with_a_common_weight_a_device_is_served_both_models_and_training_is_the_same() -> None:
+    plain, both = driven(0.5), driven(0.5, common_weight=0.25)
+    np.testing.assert_array_equal(both.state.centers, plain.state.centers)
+    (own, personal), (weight, common) = both.strategy.predictor(both.state, "d00")
+    assert (own, weight) == (0.75, 0.25)
+    assert isinstance(personal, OwnModel)
+    np.testing.assert_array_equal(np.asarray(common), both.state.centers[0])
+    np.testing.assert_array_equal(np.asarray(both.strategy.predictor(both.state, None)[0][1]), both.state.centers[0])
+    ((one, alone),) = Ditto(common_weight=1.0).predictor(both.state, "d00")
+    assert one == 1.0
+    np.testing.assert_array_equal(np.asarray(alone), both.state.centers[0])
+
+
+@pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
+def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
+    with pytest.raises(ConfigError, match="common-weight"):
+        Ditto(common_weight=weight)
+
+
+def test_a_pull_that_diverges_is_refused() -> None:
+    with pytest.raises(ConfigError, match="lower `lam`") as refused:
+        Ditto(lam=21.0, learning_rate=0.1)
+    assert "lam" in refused.value.hint

@@ -1,0 +1,102 @@
+"""The broker of one machine: it answers, it stops, and what goes wrong is said in one line."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from coordinator import local_broker as brokers
+from coordinator.local_broker import Broker, start_broker
+from edge_client.errors import NetworkError, RuntimeMissing, UsageError
+
+CONNECT = bytes.fromhex("10 10 00 04 4d 51 54 54 04 02 00 3c 00 04 74 65 73 74".replace(" ", ""))  # 3.1.1, id "test"
+
+
+def answer_to_connect(url: str) -> bytes:
+    with socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as link:
+        link.sendall(CONNECT)
+        return link.recv(4)
+
+
+def listens(url: str) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", int(url.rsplit(":", 1)[1]))) == 0
+
+
+@pytest.mark.broker
+def test_mosquitto_accepts_a_client(mosquitto: Broker) -> None:
+    assert answer_to_connect(mosquitto.url) == b"\x20\x02\x00\x00"
+
+
+def test_amqtt_accepts_a_client(amqtt_broker: Broker) -> None:
+    assert answer_to_connect(amqtt_broker.url) == b"\x20\x02\x00\x00"
+
+
+@pytest.mark.broker
+def test_a_stopped_mosquitto_leaves_no_process_and_no_file(mosquitto: Broker, tmp_path: Path) -> None:
+    assert mosquitto.pid is not None
+    mosquitto.stop()
+    mosquitto.stop()
+    assert not psutil.pid_exists(mosquitto.pid)
+    assert not listens(mosquitto.url)
+    assert list((tmp_path / "mosquitto").iterdir()) == []
+
+
+def test_a_stopped_amqtt_leaves_no_thread(amqtt_broker: Broker) -> None:
+    answer_to_connect(amqtt_broker.url)
+    amqtt_broker.stop()
+    amqtt_broker.stop()
+    assert not listens(amqtt_broker.url)
+    assert "amqtt" not in {t.name for t in threading.enumerate()}
+
+
+@pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=pytest.mark.broker), "embedded"])
+def test_a_port_in_use_is_named(kind: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(NetworkError, match=rf"port {port}[\s\S]*hint: "):
+            start_broker(tmp_path, kind, port=port)
+
+
+@pytest.mark.parametrize("text", ["#!/bin/sh\necho 'libwebsockets missing'; exit 3\n", "not a program"])
+def test_a_broken_mosquitto_is_named_when_asked_for_and_passed_over_when_not(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "mosquitto"
+    broken.write_text(text)
+    broken.chmod(broken.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(brokers, "find_mosquitto", lambda: str(broken))
+    with pytest.raises(RuntimeMissing, match="hint: use --broker embedded"):
+        start_broker(tmp_path / "run", "mosquitto")
+    with start_broker(tmp_path / "run", "auto") as broker:
+        assert broker.kind == "embedded"
+
+
+def test_without_mosquitto_the_embedded_broker_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
+    with start_broker(tmp_path) as broker:
+        assert broker.kind == "embedded"
+    with pytest.raises(RuntimeMissing, match="apt install mosquitto"):
+        start_broker(tmp_path, "mosquitto")
+
+
+def test_a_broker_at_a_url_is_used_and_left_running(amqtt_broker: Broker, tmp_path: Path) -> None:
+    with start_broker(tmp_path, amqtt_broker.url) as broker:
+        assert (broker.kind, broker.url) == ("external", amqtt_broker.url)
+    assert listens(amqtt_broker.url)
+
+
+def test_an_unreachable_url_is_a_network_error(free_port: int, tmp_path: Path) -> None:
+    with pytest.raises(NetworkError, match="hint: start it"):
+        start_broker(tmp_path, f"mqtt://127.0.0.1:{free_port}")
+
+
+@pytest.mark.parametrize("wrong", ["rabbit", "http://localhost", "mqtt://", "mqtt://host:many"])
+def test_a_broker_that_does_not_exist_is_a_usage_error(wrong: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="hint: "):
+        start_broker(tmp_path, wrong)

@@ -1,0 +1,80 @@
+"""docs/flash-a-board.md tells the truth: what needs no board runs as it stands, and each setting and file is one."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from coordinator import cli as coordinator_cli
+from edge_client import config as configs
+from edge_client.board.profiles import PROFILES
+from edge_client.board.systemd_unit import SERVICE
+from edge_client.cli import main
+from edge_client.data.dataset import load
+from tests.support.flash_workstation import rootfs, stocked
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "flash-a-board.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+COMMANDS = [line.removeprefix("$ ") for kind, text in BLOCKS if kind == "console" for line in text.splitlines()]
+ON_HARDWARE = [text for kind, text in BLOCKS if kind == "sh"]
+
+
+def test_the_commands_of_the_page_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rootfs(tmp_path / "card", PROFILES["raspberry-pi-5"])
+    for board in ("raspberry-pi-5", "generic-arm64"):
+        stocked(tmp_path / "cache" / "fedcenters" / "wheels", PROFILES[board])
+    for command in COMMANDS:
+        program, *arguments = shlex.split(command)
+        if program == "fedcenters-edge":
+            assert main(arguments) == 0, command
+        else:
+            with pytest.raises(SystemExit) as left:
+                coordinator_cli.app(arguments)
+            assert left.value.code == 0, command
+    assert (tmp_path / "card" / "etc" / "systemd" / "system" / SERVICE).is_file()
+    assert (tmp_path / "porch.tar").is_file()
+    assert (tmp_path / "client.tar").is_file()
+
+
+@pytest.mark.parametrize("block", [block for block in ON_HARDWARE if "fedcenters-edge flash" in block])
+def test_a_command_that_needs_a_board_is_one_that_is_understood(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It gets as far as the identity that is not there, or the interpreter that was not given."""
+    monkeypatch.chdir(tmp_path)
+    arguments = shlex.split(block.removeprefix("sudo "))[1:]
+    assert main(arguments) == 3
+    assert "nothing was provisioned for porch" in capsys.readouterr().err
+
+
+def test_every_board_and_every_setting_of_the_page_is_one() -> None:
+    named = set(re.findall(r"`([a-z0-9-]+)`", PAGE.partition("\n\nThe Python that")[0]))
+    assert named >= set(PROFILES)
+    rows = dict(re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \| (?:on a|when|with|within)", PAGE, flags=re.MULTILINE))
+    assert sorted(rows) == sorted(
+        ["min-battery-percent", "max-temperature", "min-free-memory-mib", "allow-metered", "quiet-hours"]
+    )
+    for key, told in rows.items():
+        default = getattr(configs.ClientConfig, key.replace("-", "_"))
+        assert told.partition(";")[0].strip() == {"": "none", False: "false"}.get(default, str(default))
+
+
+def test_the_schema_of_the_page_reads_a_table_as_it_says(tmp_path: Path) -> None:
+    (schema,) = [text for kind, text in BLOCKS if kind == "toml"]
+    (tmp_path / "schema.toml").write_text(schema)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "a.csv").write_text("kind,length,width\nhigh,6.2,3.1\n")
+    train = load(tmp_path).train
+    assert train.x.round(5).tolist() == [[1.0, 1.0]]
+    assert train.y.tolist() == [1]
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!http|#)([\w/.@-]+)\)", PAGE))
+def test_each_linked_file_exists(link: str) -> None:
+    assert (ROOT / "docs" / link).is_file()

@@ -1,0 +1,59 @@
+"""docs/concepts.md tells the truth: its commands give its figures, and its other figures stand in RESULTS.md."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.strategies.registry import METHODS
+from tests.support.doc_pages import DOCS, ROOT, Reader, followed
+
+PAGE = "concepts.md"
+pytestmark = pytest.mark.timeout(600)
+TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
+POINTS = 3.0  # other BLAS libraries sum in another order, and ten rounds of a small problem amplify that
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
+        yield reader
+
+
+def told(method: str) -> list[float]:
+    """The two figures in the row of a method: with three groups, with one."""
+    row = next(line for line in TEXT.splitlines() if f"(`{method}`)" in line and line.startswith("| "))
+    return [float(figure) for figure in re.findall(r"([\d.]+) %", row)]
+
+
+@pytest.mark.parametrize("method", ["nonfed", "fedavg", "fesem"])
+def test_the_first_table_is_what_the_commands_print(reader: Reader, method: str) -> None:
+    printed = [text for command, text in reader.printed.items() if f"--method {method} " in command]
+    seen = [float(re.findall(r"accuracy \(micro, macro\) +([\d.]+)%", text)[0]) for text in printed]
+    assert seen == pytest.approx(told(method), abs=POINTS)
+
+
+def test_the_table_of_numbers_of_centers_is_what_the_command_prints(reader: Reader) -> None:
+    printed = reader.printed["fedcenters-emulator choose-k --devices 12 --most 5"]
+    shown, seen = (
+        [float(share) for share in re.findall(r"^ +\d +\d +([\d.]+)%", text, flags=re.MULTILINE)]
+        for text in (TEXT, printed)
+    )
+    assert len(shown) == 5
+    assert seen == pytest.approx(shown, abs=POINTS)
+    assert "take 3 centers" in printed
+
+
+def test_figures_from_results_stand_there() -> None:
+    results = (ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    for row in ("NoFed |  | 90.86", "FedAvg |  | 83.93", "80.1 %, FedAvg 68.7", "| 97.50 |", "22 of them"):
+        assert row in results
+
+
+def test_every_method_that_is_recommended_exists() -> None:
+    section = TEXT.split("## Which method")[1].split("\n## ")[0]
+    named = {name for row in section.splitlines() if row.startswith("| ") for name in re.findall(r"`([a-z-]+)`", row)}
+    assert named <= set(METHODS)
+    assert f"[{len(METHODS)} methods]" in section

@@ -1,0 +1,172 @@
+"""Every page tells what somebody runs: a command in a page is run by a test, or stands here with the reason why not.
+
+A new page with commands needs a test that follows it (tests/support/doc_pages.py, `followed`), named test_..._page.py.
+The pages in HERE are short enough to be followed right here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from coordinator.strategies.registry import METHODS
+from tests.support.doc_pages import DOCS, FILES, ROOT, TYPED, WORDS, Block, Reader, blocks, links
+
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+TESTS = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "docs").glob("test_*_page*.py")}
+HERE = ("README.md", "docs/methods.md", "docs/hostile-devices.md")
+
+DATA = "needs a data set that is not shipped; tests/emulator/data/test_registry.py and test_cli.py take small ones"
+INSTALLS = "changes the environment in which the tests run; CI starts from a fresh one with `make install`"
+DEMO = "tests/e2e/test_demo.py runs it"
+OTHER_MACHINES = "is for a second machine; tests/e2e/test_mutual_tls.py runs broker, coordinator and devices over TLS"
+ROADS = "tests/docs/test_roads.py follows it (`make roads`), with what it needs from other sections"
+MAKE = "a target of the Makefile; CI runs `make test` and `make check`, the long ones are for people"
+CONTAINER = "needs podman and root; tests/coordinator/test_deploy.py holds the file against the package"
+
+NOT_RUN: Mapping[str, Mapping[str, str]] = {
+    "README.md": {
+        r"make demo\b.*": DEMO,
+        r"make test\b.*": MAKE,
+        r"pip install .*": INSTALLS,
+        r"fedcenters-coordinator (provision|serve|status) .*|mosquitto .*": ROADS,
+        r"fedcenters-edge (doctor|join|nearest) .*|fedcenters-export (bundle|verify|serve) .*": ROADS,
+        r"fedcenters-edge flash .*": "needs a board; tests/edge_client/board flashes folders",
+        r".* --data DIR .*": DATA,
+        r"fedcenters-emulator figures runs/simulate-wecfl-0": "tests/emulator/reports/test_run_figures.py draws a run",
+    },
+    "CONTRIBUTING.md": {r"make .*|\.ci/run.*": MAKE},
+    "docs/bring-your-own-data.md": {r".* --data DIR": DATA},
+    "docs/flash-a-board.md": {
+        r"sudo .*|.* --ssh .*": "needs a board, or its root file system; tests/edge_client/board flashes folders"
+    },
+    "docs/privacy.md": {r"pip install .*": INSTALLS, r".* --data-set mnist .*": DATA},
+    "docs/quick-start.md": {r"python3 -m venv .*|\. .*|pip install .*": INSTALLS, r"fedcenters-emulator demo": DEMO},
+    "docs/run-as-a-service.md": {r"podman .*": CONTAINER},
+    "docs/serve-centers.md": {
+        r"fedcenters-export serve .*": "serves until it is stopped; tests/export/serve/test_serve.py starts it so"
+    },
+    "docs/run-at-scale.md": {
+        r"mosquitto .*|fedcenters-coordinator serve .*": OTHER_MACHINES,
+        r"ray start .*|.* --ray auto": "tests/emulator/parallel/test_ray_pool.py starts a cluster and runs the option",
+        r".* --engine stacked": "needs a GPU; pytest -m gpu, and tests/benches/gpu.py",
+    },
+    "docs/security.md": {
+        r"mosquitto .*|fedcenters-(coordinator|edge) .*": OTHER_MACHINES,
+        r"kill -HUP .*": "tests/attacks/test_foreign_certificates.py has a broker read its revocation list again",
+    },
+}
+
+
+def called(page: Path) -> str:
+    """A page's path from the root of the repository."""
+    return str(page.relative_to(ROOT)) if page.is_relative_to(ROOT) else page.name
+
+
+def reason(page: Path, command: str) -> str:
+    """Why nobody runs this command of a page; empty when somebody has to."""
+    known = NOT_RUN.get(called(page), {})
+    return next((why for pattern, why in known.items() if re.fullmatch(pattern, command)), "")
+
+
+@cache
+def followers(page: str) -> tuple[str, ...]:
+    """The sources of the tests that follow a page."""
+    return tuple(source for source in TESTS.values() if f'"{page}"' in source)
+
+
+def is_run(page: Path, kind: str) -> bool:
+    """Whether a test runs the blocks of this kind; a follower by `followed` runs commands and writes files."""
+    if called(page) in HERE:
+        return True
+    return any("followed(" in source or f'"{kind}"' in source for source in followers(page.name))
+
+
+def unrun(page: Path, block: Block) -> list[str]:
+    """The commands of a block that nobody runs and no reason excuses."""
+    if block.kind in (*WORDS, ""):
+        return [line for line in block.commands if re.match(r"(\$ )?fedcenters-", line) and not reason(page, line)]
+    if block.kind in FILES:
+        return [] if is_run(page, block.kind) or page.parent == ROOT else [block.text.splitlines()[0]]
+    if block.kind == "console" and is_run(page, "console"):
+        return []
+    return [command for command in block.commands if not reason(page, command)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=called)
+def test_every_command_of_a_page_is_run_or_excused(page: Path) -> None:
+    missing = [command for block in blocks(page) for command in unrun(page, block)]
+    assert missing == [], "write a test_..._page.py that follows the page, or say in NOT_RUN why nobody can"
+
+
+def test_a_line_of_a_console_block_is_a_command() -> None:
+    for page in PAGES:
+        for block in (b for b in blocks(page) if b.kind == "console"):
+            assert [line for line in block.text.splitlines() if line.strip() and not line.startswith("$ ")] == [], page
+
+
+def test_no_reason_has_outlived_its_command() -> None:
+    typed = {called(page): [c for block in blocks(page) for c in block.commands] for page in PAGES}
+    for page, known in NOT_RUN.items():
+        for pattern in known:
+            assert any(re.fullmatch(pattern, command) for command in typed[page]), (page, pattern)
+
+
+def test_a_page_that_somebody_adds_does_not_go_unseen(tmp_path: Path) -> None:
+    new = tmp_path / "new.md"
+    new.write_text("```console\n$ fedcenters-edge fly\n```\n\ntext\n\n    fedcenters-edge swim --far\n\n")
+    assert [unrun(new, block) for block in blocks(new)] == [["fedcenters-edge fly"], ["fedcenters-edge swim --far"]]
+    assert TYPED.match("pip install x")
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    reader = Reader(folder=tmp_path_factory.mktemp("reader"))
+    for page in (ROOT / name for name in HERE):
+        commands = [command for block in blocks(page) if block.kind == "console" for command in block.commands]
+        for command in (c for c in commands if not reason(page, c)):
+            reader.run(command)
+    yield reader
+    reader.leave()
+
+
+@pytest.mark.timeout(600)
+def test_short_pages_and_the_readme_run_as_they_stand(reader: Reader) -> None:
+    assert len(reader.printed) >= 4
+    assert all(reader.printed.values())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=called)
+def test_each_linked_file_exists(page: Path) -> None:
+    assert [link for link in links(page) if not (page.parent / link).exists()] == []
+
+
+def test_the_index_lists_every_page() -> None:
+    listed = set(links(DOCS / "README.md"))
+    assert {page.name for page in DOCS.glob("*.md")} - listed - {"README.md"} == set()
+
+
+def test_the_papers_page_names_every_method() -> None:
+    named = set(re.findall(r"`([\w-]+)`", (DOCS / "papers.md").read_text(encoding="utf-8")))
+    assert set(METHODS) - named - {"nonfed"} == set()
+
+
+def test_measured_rows_of_the_comparison_are_those_of_the_benchmarks() -> None:
+    section = (DOCS / "comparison.md").read_text(encoding="utf-8").split("## Measured")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "x |" in line]
+    measured = (ROOT / "BENCHMARKS.md").read_text(encoding="utf-8")
+    assert len(rows) > 4
+    assert [row for row in rows if f"| {' | '.join(row)} |" not in measured] == []
+
+
+@pytest.mark.parametrize("room", ["edge_client", "coordinator", "export", "emulator"])
+def test_the_architecture_page_has_the_docstring_of_every_part(room: str) -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8").splitlines()
+    for init in sorted((ROOT / room).rglob("__init__.py")):
+        words = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
+        assert f"| `{init.parent.relative_to(ROOT).as_posix()}/` | {words.splitlines()[0]} |" in page

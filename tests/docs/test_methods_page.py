@@ -1,0 +1,73 @@
+"""docs/methods.md tells the truth: a row for every method and no other, its settings with defaults, what it costs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.registry import METHODS, make, settings_of
+from edge_client.protocol.task import Fit, Probe
+from tests.support.methods import World, build, world
+from tests.support.softmax_program import grouped_fleet
+
+PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+LOCAL = grouped_fleet(6, 2, n=20)
+COMMON = {f.name.replace("_", "-"): str(f.default) for f in fields(LocalSgd) if f.metadata.get("setting", True)}
+
+
+def table(heading: str) -> dict[str, list[str]]:
+    """The cells of each row below a heading, by the name in the first."""
+    section = PAGE.split(f"## {heading}\n")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line[:3] == "| `"]
+    return {cells[0].strip("`"): cells[1:] for cells in rows}
+
+
+COSTS, EDGES = table("What it does, and what that costs"), table("Own settings, edges, deviations")
+
+
+@pytest.mark.parametrize("rows", [COSTS, EDGES], ids=["costs", "edges"])
+def test_every_method_has_a_row_and_every_row_is_a_method(rows: dict[str, list[str]]) -> None:
+    assert set(rows) == set(METHODS)
+
+
+def test_the_common_settings_are_those_of_local_sgd() -> None:
+    assert {name: cells[0] for name, cells in table("Settings").items()} == COMMON
+
+
+def test_the_command_of_the_page_names_a_method_and_settings_that_it_has() -> None:
+    words = next(line for line in PAGE.splitlines() if line.startswith("$ ")).split()
+    make(words[words.index("--method") + 1], **dict(word.split("=") for word in words if "=" in word))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_row_lists_the_methods_own_settings_and_defaults(name: str) -> None:
+    settings = {key: str(value) for key, value in settings_of(make(name)).items()}
+    cell = EDGES[name][0]
+    if cell.startswith("of the common ones only"):
+        assert set(re.findall(r"`([\w-]+)`", cell)) == set(settings)
+    else:
+        assert set(settings) >= set(COMMON)
+        assert dict(re.findall(r"`([\w-]+)=([\w.-]+)`", cell)) == {k: v for k, v in settings.items() if k not in COMMON}
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_row_says_what_a_settled_round_costs(name: str) -> None:
+    fleet = world(build(name, {"local-steps": 1, "first-steps": 1}, k=3), LOCAL, rounds=3)
+    fleet.round()
+    settings = settings_of(fleet.strategy)
+    k, r = int(settings.get("clusters", settings.get("runs", 1))), int(settings.get("local-rounds", 1))
+    said = [sum({"K": k, "R": r}.get(t) or int(t) for t in c.split(";")[0].split(" + ")) for c in COSTS[name][1:4]]
+    assert said == list(cost(fleet, "d03"))
+
+
+def cost(fleet: World, who: str) -> tuple[int, int, int]:
+    """Exchanges of the last round, different models that the device fetched for them, models and gradients it sent."""
+    tasks = [exchange[who] for exchange in fleet.exchanges[:-1] if who in exchange]
+    down = {model.tobytes() for task in tasks for model in fleet.devices.fetched(who, task)}
+    up = sum(task.upload if isinstance(task, Fit) else "grad" in task.want for task in tasks)
+    assert all(isinstance(task, (Fit, Probe)) for task in tasks)
+    return len(fleet.exchanges) - 1, len(down), up

@@ -1,0 +1,109 @@
+"""docs/nearest-center.md tells the truth: its commands run as they stand, in their order, against a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edge_client.nearest.choose_center import WAYS
+from emulator.cli import app as emulator
+from export.cli import app as export
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "nearest-center.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+APPS = {"fedcenters-emulator": emulator, "fedcenters-export": export}
+
+
+def commands(text: str) -> list[str]:
+    return [line.removeprefix("$ ") for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Every block of the page in one folder -> data folder -> what `nearest` said about it."""
+    folder, said, servers = tmp_path_factory.mktemp("page"), dict[str, str](), list[subprocess.Popen[str]]()
+    url = ""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for kind, text in BLOCKS:
+            if kind == "python":
+                subprocess.run([sys.executable, "-c", text], check=True)
+            for command in commands(text) if kind == "console" else ():
+                name, *arguments = shlex.split(command)
+                if arguments[0] == "serve":
+                    servers.append(serving(arguments[1]))
+                    url = address(servers[0])
+                elif name == "fedcenters-edge":
+                    where = arguments[arguments.index("--data") + 1]
+                    said[where] = nearest(arguments, url)
+                else:
+                    result = CliRunner().invoke(APPS[name], arguments)
+                    assert result.exit_code == 0, f"{command}: {result.output}"
+    try:
+        yield said
+    finally:
+        for server in servers:
+            server.terminate()
+            server.communicate(timeout=60)
+
+
+def serving(bundle: str) -> subprocess.Popen[str]:
+    """The page's server on a free port."""
+    line = [sys.executable, "-m", "export.cli", "serve", bundle, "--port", "0"]
+    return subprocess.Popen(line, stderr=subprocess.PIPE, text=True)
+
+
+def address(server: subprocess.Popen[str]) -> str:
+    assert server.stderr is not None
+    for line in server.stderr:
+        if found := re.search(r"http://[\d.]+:\d+", line):
+            return found.group()
+    raise AssertionError("the server ended")
+
+
+def nearest(arguments: list[str], url: str) -> str:
+    line = [argument.replace("http://127.0.0.1:8080", url) for argument in arguments]
+    command = [sys.executable, "-m", "edge_client.cli", *line, "--state", "state", "--device", "kitchen"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_labelled_device_gets_a_signed_center_that_suits_it(told: dict[str, str]) -> None:
+    said = told["samples"]
+    assert re.match(r"kitchen: center \d \(by labelled, \d+% sure\)", said)
+    assert "signed by home" in said
+    assert float(re.search(r"accuracy ([\d.]+)%", said)[1]) > 85  # type: ignore[index]  # a center of the other turn is below 50
+
+
+def test_without_labels_it_gets_the_same_one(told: dict[str, str]) -> None:
+    with_labels, without = (re.match(r"kitchen: center (\d)", told[name])[1] for name in ("samples", "inputs"))  # type: ignore[index]
+    assert with_labels == without
+    assert "by unlabelled" in told["inputs"]
+    assert "accuracy" not in told["inputs"]
+
+
+def test_inputs_that_nobody_has_are_answered_none(told: dict[str, str]) -> None:
+    answer = json.loads(told["strange"])
+    assert answer["center"] is None
+    assert answer["file"] is None
+    assert answer["why"]
+
+
+def test_every_way_has_its_row() -> None:
+    rows = re.findall(r"^\| `(\w+)` \|", PAGE[PAGE.index("## 2.") : PAGE.index("## 3.")], flags=re.MULTILINE)
+    assert set(rows) == set(WAYS)
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\(((?:\.\./)?[\w/.-]+)\)", PAGE))
+def test_each_linked_file_exists(link: str) -> None:
+    assert (ROOT / "docs" / link).is_file()

@@ -1,0 +1,62 @@
+"""docs/open-on-a-phone.md tells the truth: its commands serve the page, and its figures are those of the code."""
+
+from __future__ import annotations
+
+import json
+import re
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.identity.cli import WEB_PORT
+from coordinator.local_broker import free_port
+from coordinator.phone import vendored_files
+from tests.support.doc_pages import DOCS, Reader, followed
+from tests.support.node import ROOT, third_party
+
+PAGE = "open-on-a-phone.md"
+TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
+SAMPLES = (ROOT / "edge_client" / "web" / "data" / "samples.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def ports() -> dict[str, str]:
+    return {"9001": str(free_port()), "8090": str(free_port()), '"embedded"': f'"embedded:{free_port()}"'}
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, str]) -> Iterator[Reader]:
+    """Somebody whose cache has the third-party files already."""
+    cache = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(cache))
+        patch.delenv(vendored_files.ENVIRONMENT, raising=False)
+        folder = vendored_files.default_folder()
+        folder.parent.mkdir(parents=True)
+        folder.symlink_to(third_party())
+        with followed(PAGE, tmp_path_factory.mktemp("reader"), here=ports) as reader:
+            yield reader
+
+
+def test_the_commands_serve_a_page_that_knows_its_broker(reader: Reader, ports: dict[str, str]) -> None:
+    assert "everything is there" in reader.printed["fedcenters-coordinator web-files"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{ports['8090']}/phone/join.json", timeout=20) as answer:
+        said = json.load(answer)
+    assert said["broker"] == f"ws://127.0.0.1:{ports['9001']}"
+    assert said["open"]
+
+
+def test_provisioning_writes_what_the_page_lists(reader: Reader) -> None:
+    for name in re.findall(r"^\| `(keys/[^`]+)`", TEXT, flags=re.MULTILINE):
+        assert (reader.folder / name).is_file(), name
+    assert "listener 8884" in (reader.folder / "keys" / "broker" / "mosquitto.conf").read_text(encoding="utf-8")
+    assert f"port {WEB_PORT} " in TEXT
+
+
+def test_the_limits_are_those_of_the_code() -> None:
+    (kept,) = re.findall(r"SAMPLES_MAX = ([\d_]+);", SAMPLES)
+    assert f"At most {int(kept):,}." in TEXT
+    assert "HELD_OUT = 5;" in SAMPLES
+    assert "Chrome 137, Firefox 129, Safari 17" in Path(ROOT / "edge_client" / "web" / "main.js").read_text()

@@ -1,0 +1,70 @@
+"""The README tells the truth: configurations are accepted, commands and options exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator import config as coordinator_config
+from coordinator.strategies.registry import make
+from edge_client import config as client_config
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = sorted(
+    {
+        line.removeprefix("$ ").split("#")[0].strip()
+        for kind, text in BLOCKS
+        if kind == "console"
+        for line in text.splitlines()
+        if line.startswith("$ ")
+    }
+)
+
+
+def configuration(name: str) -> str:
+    return str(next(text for kind, text in BLOCKS if kind == "toml" and text.startswith(f"# {name}")))
+
+
+def test_the_devices_configuration_is_accepted_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "client.toml").write_text(configuration("client.toml"))
+    assert client_config.load(tmp_path / "client.toml", {}).device_id == "pi-1"
+
+
+def test_the_coordinators_configuration_is_accepted_as_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.toml").write_text(configuration("coordinator.toml"))
+    settings = coordinator_config.read(tmp_path / "coordinator.toml")
+    for run in settings.runs:
+        make(run.method, **run.settings)
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("fedcenters-")])
+def test_each_command_and_each_of_its_options_exists(command: str) -> None:
+    words = shlex.split(command)
+    module = {"edge": "edge_client"}.get(name := words[0].removeprefix("fedcenters-"), name)
+    done = subprocess.run(
+        [sys.executable, "-m", f"{module}.cli", words[1], "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+    )
+    for option in (w for w in words[2:] if w.startswith("-")):
+        assert re.search(rf"(^|[\s,]){re.escape(option)}\b", done.stdout), option
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
+def test_each_make_target_exists(command: str) -> None:
+    target = command.split()[1]
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", re.findall(r"\]\(([A-Za-z/]+\.\w+)\)", README))
+def test_each_linked_file_exists(name: str) -> None:
+    assert (ROOT / name).is_file()

@@ -1,0 +1,108 @@
+"""The README's roads for a server and for a board, as somebody follows them: certificates, mosquitto, two devices.
+
+What the README leaves to the reader is done here: the second device, samples, and this machine instead of 192.168.1.10.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.local_broker import find_mosquitto, free_port
+from coordinator.storage.status import watched
+from emulator.data.fleet_split import digits_fleet
+from tests.support.doc_pages import ROOT, Reader, blocks
+
+pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
+README = ROOT / "README.md"
+COMMANDS = [command for block in blocks(README) if block.kind == "console" for command in block.commands]
+DEVICES = ("pi-1", "pi-2")
+
+
+def command(words: str) -> str:
+    """The README's command that begins with these words."""
+    return next(re.sub(r"\s*&?$", "", line) for line in COMMANDS if line.startswith(words))
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    folder = tmp_path_factory.mktemp("reader")
+    port = free_port()
+    here = {
+        "--host 192.168.1.10": f"--host localhost --port {port} --enrol-port {free_port()}",
+        "192.168.1.10:8883": f"localhost:{port}",
+        "mosquitto -c": f"{find_mosquitto()} -c",
+        "--dashboard 8080": f"--dashboard {free_port()}",
+        "serve centers --port 8080": f"serve centers --port {free_port()}",
+    }
+    reader = Reader(folder=folder, here=here)
+    try:
+        for block in blocks(README):
+            if block.kind == "toml" and block.text.startswith("# coordinator.toml"):
+                reader.write(block.text)
+        reader.run(command("fedcenters-coordinator provision"))
+        configuration = folder / "keys" / "broker" / "mosquitto.conf"
+        if os.geteuid() == 0:  # root's mosquitto becomes a user who cannot look into a test's folder
+            configuration.write_text(f"user root\n{configuration.read_text()}")
+        reader.run(f"{command('mosquitto')} &")
+        reader.run(f"{command('fedcenters-coordinator serve')} &")
+        for name, local in zip(DEVICES, digits_fleet(devices=2, new=0, groups=2).devices.values(), strict=True):
+            shutil.copytree(folder / "keys" / "devices" / name, folder / name)
+            (folder / name / "data").mkdir()
+            for part, data in (("train", local.train), ("test", local.test)):
+                assert data is not None
+                np.savez(folder / name / "data" / f"{part}.npz", x=data.x, y=data.y)
+            if name == "pi-1":
+                reader.run(command("fedcenters-edge doctor"))
+            reader.run(f"{command('fedcenters-edge join').replace('pi-1', name)} &")
+        next(found for found in watched(folder / "runs" / "home") if found["done"])
+        for words in ("fedcenters-coordinator status", "fedcenters-export bundle", "fedcenters-export verify"):
+            reader.run(command(words))
+        reader.run(f"{command('fedcenters-export serve')} &")
+        reader.run(command("fedcenters-edge nearest"))
+        yield reader
+    finally:
+        reader.leave()
+
+
+def test_status_tells_of_a_training_that_is_done(reader: Reader) -> None:
+    assert "round 10/10, accuracy" in reader.printed[command("fedcenters-coordinator status")]
+
+
+def test_the_board_is_well(reader: Reader) -> None:
+    told = reader.printed[command("fedcenters-edge doctor")]
+    assert "took a step" in told
+    assert "FAIL" not in told
+
+
+def test_a_smaller_bundle_is_made_of_the_run(reader: Reader) -> None:
+    assert list((reader.folder / "centers").rglob("*int8*"))
+
+
+def test_the_bundle_is_verified_and_its_files_run_without_us(reader: Reader) -> None:
+    assert reader.printed[command("fedcenters-export verify")]
+    script = (
+        "import numpy, onnxruntime; s = onnxruntime.InferenceSession('runs/home/bundle/centers/center-0/model.onnx');"
+        "print(s.run(['logits'], {'x': numpy.load('pi-1/data/test.npz')['x']})[0].shape)"
+    )
+    done: subprocess.CompletedProcess[Any] = subprocess.run(
+        [sys.executable, "-c", script], cwd=reader.folder, check=True, capture_output=True, text=True
+    )
+    assert done.stdout.strip().endswith("10)")
+
+
+def test_a_device_is_told_its_nearest_center(reader: Reader) -> None:
+    told = reader.printed[command("fedcenters-edge nearest")]
+    assert '"center": ' in told
+    assert shlex.split(command("fedcenters-edge nearest"))[-1] == "--json"
+    assert Path(reader.folder / "pi-1" / "state").is_dir()

@@ -1,0 +1,68 @@
+"""docs/run-as-a-service.md tells the truth: its commands run as they stand, together, and what it lists exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import CoordinatorConfig, read
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "run-as-a-service.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+CONFIG = next(text for kind, text in BLOCKS if kind == "toml")
+COMMANDS = [text.removeprefix("$ ").strip() for kind, text in BLOCKS if kind == "console"]
+PATIENCE_S = 150
+
+
+def started(command: str, folder: Path) -> subprocess.Popen[str]:
+    """A command of the page as a process; console scripts are modules here."""
+    program, *arguments = shlex.split(command)
+    module = {"fedcenters-coordinator": "coordinator.cli", "fedcenters-emulator": "emulator.cli"}[program]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments], cwd=folder, stdout=pipe, stderr=pipe, text=True, env=env
+    )
+
+
+def test_the_commands_of_the_page_train_a_fleet_and_tell_of_it(tmp_path: Path, free_port: int) -> None:
+    config = tmp_path / "coordinator.toml"
+    config.write_text(CONFIG.replace('"embedded"', f'"embedded:{free_port}"'), encoding="utf-8")
+    serve, status, fleet = COMMANDS
+    with started(serve, tmp_path) as service, started(fleet, tmp_path) as devices:
+        try:
+            _, said = devices.communicate(timeout=PATIENCE_S)
+            assert devices.returncode == 0, said
+            _, said = service.communicate(timeout=PATIENCE_S)
+            assert service.returncode == 0, said
+        finally:
+            for process in (devices, service):
+                process.kill()
+    with started(status, tmp_path) as told:
+        out, said = told.communicate(timeout=PATIENCE_S)
+    assert told.returncode == 0, said
+    assert "federation home, epoch 1: stopped, all runs are done" in out
+    assert "fedavg (fedavg): round 2/2, accuracy" in out
+
+
+def test_every_setting_of_the_page_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    config = read(path)
+    assert (config.over_select, config.fraction_connected, config.below_quorum) == (1.3, 0.5, "continue")
+    defaults = re.findall(r"\| `([a-z-]+)` \| the file; ([\d.]+) \|", PAGE)
+    assert defaults
+    for key, value in defaults:
+        assert getattr(CoordinatorConfig, key.replace("-", "_")) == float(value)
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([\w/.@-]+)\)", PAGE))
+def test_each_linked_file_exists(link: str) -> None:
+    assert (ROOT / "docs" / link).is_file()

@@ -1,0 +1,189 @@
+"""Files that become samples: every form reads the same numbers, new ones are picked up, the newest are kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_client.data.dataset import Samples, load
+from edge_client.errors import ConfigError, RuntimeMissing
+from edge_client.protocol.task import Array
+from tests.support import softmax_program
+from tests.support.scripted_coordinator import Script, Stage
+
+CSV_SCHEMA = '[csv]\nfeatures = ["a", "b"]\nlabel = "kind"\nclasses = ["low", "high"]\n'
+IMAGE_SCHEMA = '[images]\nsize = [2, 3]\nchannels = 1\nclasses = ["cat", "dog"]\n'
+
+
+def write(path: Path, *, at: int, **arrays: Any) -> Path:  # noqa: ANN401
+    """An archive that was last changed at second `at`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, **arrays)
+    return aged(path, at)
+
+
+def aged(path: Path, at: int) -> Path:
+    os.utime(path, (at, at))
+    return path
+
+
+def rows(first: int, count: int) -> tuple[Array, Array]:
+    x = np.arange(first, first + count, dtype=np.float32)[:, None] * np.ones(2, np.float32)
+    return x, np.arange(first, first + count) % 3
+
+
+def test_archives_and_pairs_of_arrays_are_read_in_the_order_of_their_age(tmp_path: Path) -> None:
+    x, y = rows(0, 6)
+    write(tmp_path / "train" / "b.npz", at=1, x=x[:2], y=y[:2])
+    folder = tmp_path / "train"
+    np.save(folder / "a.x.npy", x[2:4])
+    np.save(folder / "a.y.npy", y[2:4])
+    aged(folder / "a.x.npy", 2)
+    write(tmp_path / "train.npz", at=3, x=x[4:], y=y[4:])
+    local = load(tmp_path)
+    assert (local.train.x == x).all()
+    assert (local.train.y == y).all()
+
+
+@settings(max_examples=25)
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), most=st.integers(1, 12))
+def test_the_newest_samples_are_kept(sizes: list[int], most: int, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("data")
+    x, y = rows(0, sum(sizes))
+    at = 0
+    for number, size in enumerate(sizes):
+        write(folder / "train" / f"{number}.npz", at=number + 1, x=x[at : at + size], y=y[at : at + size])
+        at += size
+    local = load(folder, most=most)
+    assert (local.train.x == x[-most:]).all()
+    assert (local.train.y == y[-most:]).all()
+
+
+def test_a_table_is_read_as_its_schema_says(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(CSV_SCHEMA + "mean = [1.0, 0.0]\nscale = 2.0\nshape = [1, 2]\n")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "t.csv").write_text("kind,b,unused,a\nhigh,4,x,3\nlow,8,y,-1\n\n")
+    train = load(tmp_path).train
+    assert train.x.tolist() == [[[1.0, 2.0]], [[-1.0, 4.0]]]
+    assert train.y.tolist() == [1, 0]
+
+
+def test_a_table_with_targets_is_a_regression(tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text('[csv]\nfeatures = ["a"]\ntargets = ["b"]\n')
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "t.csv").write_text("a,b\n1,2\n3,4\n")
+    train = load(tmp_path).train
+    assert train.y.tolist() == [[2.0], [4.0]]
+
+
+def test_pictures_become_samples_of_their_folders_class(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install 'fedcenters[images]')")
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA + "mean = 0.5\nscale = 0.5\n")
+    for at, (label, value) in enumerate((("dog", 255), ("cat", 0))):
+        folder = tmp_path / "train" / label
+        folder.mkdir(parents=True)
+        image.new("RGB", (6, 4), (value, value, value)).save(folder / "1.png")
+        aged(folder / "1.png", at + 1)
+    (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
+    train = load(tmp_path).train
+    assert train.x.shape == (2, 1, 2, 3)
+    assert train.y.tolist() == [1, 0]
+    assert train.x[0].tolist() == np.ones((1, 2, 3)).tolist()
+    assert train.x[1].tolist() == (-np.ones((1, 2, 3))).tolist()
+
+
+def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
+    wall = "import sys; sys.modules['PIL'] = None\n"
+    code = (
+        "from pathlib import Path\nfrom edge_client.data.dataset import load\n"
+        "from edge_client.errors import RuntimeMissing\n"
+        "try: load(Path(sys.argv[1]))\nexcept RuntimeMissing as wrong: print(wrong.hint)\n"
+    )
+    (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    (tmp_path / "train" / "cat" / "1.png").write_bytes(b"x")
+    done = subprocess.run(
+        [sys.executable, "-c", wall + code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert "fedcenters[images]" in done.stdout
+    assert RuntimeMissing.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "says"),
+    [
+        ("", "a,b,kind\n1,2,low\n", r"has no table \[csv\]"),
+        (CSV_SCHEMA, "a,b\n1,2\n", "no column 'kind'"),
+        (CSV_SCHEMA, "a,b,kind\n1,2,middle\n", "the class 'middle' is not among"),
+        (CSV_SCHEMA, "a,b,kind\n1,two,low\n", "could not convert"),
+        (CSV_SCHEMA, "a,b,kind\n1\n", "line 2 is too short"),
+        (CSV_SCHEMA, "a,b,kind\n1,nan,low\n", "NaN"),
+        (CSV_SCHEMA + "colour = 1\n", "a,b,kind\n1,2,low\n", "has no key 'colour'"),
+        ('[csv]\nlabel = "kind"\n', "a,kind\n1,low\n", "lacks features"),
+        ('[csv]\nfeatures = ["a"]\n', "a\n1\n", "needs either label or targets"),
+        ("[csv", "a\n1\n", "cannot read"),
+    ],
+)
+def test_a_table_that_is_wrong_is_named_with_a_hint(tmp_path: Path, schema: str, text: str, says: str) -> None:
+    (tmp_path / "train").mkdir()
+    if schema:
+        (tmp_path / "schema.toml").write_text(schema)
+    (tmp_path / "train" / "t.csv").write_text(text)
+    with pytest.raises(ConfigError, match=says) as wrong:
+        load(tmp_path)
+    assert wrong.value.hint
+
+
+def test_pieces_of_different_shapes_are_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path / "train" / "a.npz", at=1, x=np.ones((2, 3)), y=np.zeros(2, int))
+    write(tmp_path / "train" / "b.npz", at=2, x=np.ones((2, 4)), y=np.zeros(2, int))
+    with pytest.raises(ConfigError, match=r"train/a.npz: samples are \[3\], others are \[4\]"):
+        load(tmp_path)
+
+
+def test_new_samples_are_seen_and_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
+    x, y = rows(0, 4)
+    write(tmp_path / "train" / "a.npz", at=1, x=x[:2], y=y[:2])
+    samples = Samples(tmp_path, most=3)
+    assert len(samples.load().train) == 2
+    assert samples.fresh() is None
+    write(tmp_path / "train" / "b.npz", at=2, x=x[2:], y=y[2:])
+    fresh = samples.fresh()
+    assert fresh is not None
+    assert (fresh.train.x == x[1:]).all()
+    assert samples.fresh() is None
+    (tmp_path / "train" / "c.npz").write_bytes(b"half")
+    assert samples.fresh() is None
+    (tmp_path / "train" / "c.npz").unlink()
+    assert samples.fresh() is not None
+
+
+def test_a_device_takes_new_samples_in_between_two_rounds_and_tells_how_many_it_has(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    held = softmax_program.samples(np.random.default_rng(1), 20)
+    write(tmp_path / "train" / "a.npz", at=1, x=held.x[:12], y=held.y[:12])
+    stage.samples = Samples(tmp_path)
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(), round_=1)
+        yield
+        stage.go()
+        yield
+        stage.ack("ok")
+        write(tmp_path / "train" / "b.npz", at=2, x=held.x[12:], y=held.y[12:])
+        yield
+        stage.ask(stage.fit(), round_=2)
+        yield
+
+    stage.play(script())
+    assert [rdy["n"] for rdy in stage.said("rdy")] == [12, 20]
+    assert stage.said("st")[-2]["caps"]["n"] == 20

@@ -1,0 +1,195 @@
+"""A device chooses: sketches first, few models then, none when nothing fits; measured as training measures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+
+from coordinator.nearest.fit_router import Look, learn
+from edge_client.data.dataset import Dataset
+from edge_client.errors import UsageError
+from edge_client.nearest import features
+from edge_client.nearest.choose_center import CANDIDATES, Chosen, choose
+from edge_client.nearest.personalise import personal
+from edge_client.protocol.nearest.center_tree import Tree
+from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
+from edge_client.protocol.nearest.selection_rule import apart, guessing_loss
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Fit, Flat
+from edge_client.training.fit_probe import fit
+from edge_client.training.learner import OverEngine
+from tests.support import softmax_program
+
+K, N = 5, 40
+ABOUT = InputSketch(seed=1, width=3.0, centers=np.zeros((K, 64)))
+ROUND = LocalRound(representation="all", lr=0.2, momentum=0.0, batch=8, steps=5, centers=np.zeros((K, 384)))
+
+
+def data_of(group: int, *, seed: int = 0, n: int = N) -> Dataset:
+    """Inputs around a place of the group's own; labels by its own rule."""
+    rng = np.random.default_rng([seed, group])
+    x = (
+        rng.normal(size=(n, softmax_program.FEATURES))
+        + 2 * np.eye(softmax_program.FEATURES)[group % softmax_program.FEATURES]
+    )
+    rule = np.random.default_rng(group).normal(size=(softmax_program.FEATURES, softmax_program.CLASSES))
+    return Dataset(x, (x @ rule).argmax(axis=1))
+
+
+@dataclass
+class Shelf:
+    """An offer of centers that are here; what was fetched is noted."""
+
+    vectors: list[Flat]
+    guide: Guide | None = None
+    tree: Tree | None = None
+    splits: Sequence[Flat] = ()
+    begin: Flat | None = None
+    fetched: list[int] = field(default_factory=list)
+    abstain: float = guessing_loss(softmax_program.program())
+    program: Program = field(default_factory=softmax_program.program)
+
+    @property
+    def centers(self) -> int:
+        return len(self.vectors)
+
+    def learner(self, *, training: bool) -> OverEngine:
+        return OverEngine(softmax_program.SoftmaxEngine(), self.program)
+
+    def models(self, centers: Sequence[int]) -> list[Flat]:
+        self.fetched += centers
+        return [self.vectors[k] for k in centers]
+
+    def start(self) -> Flat | None:
+        return self.begin
+
+    def split(self, number: int) -> Flat:
+        return self.splits[number]
+
+
+def trained(data: Dataset) -> Flat:
+    learner = Shelf([]).learner(training=True)
+    task = Fit(start=np.zeros(learner.program.schema.size), steps=200, lr=0.3, batch=len(data), seed=0)
+    return fit(learner, task, data).vector
+
+
+@pytest.fixture(scope="module")
+def shelf() -> Shelf:
+    """Five centers, and a guide that two devices of each have taught."""
+    centers = [trained(data_of(g)) for g in range(K)]
+    begin = np.zeros(centers[0].size)
+    offer = Shelf(centers, begin=begin)
+    learner = offer.learner(training=True)
+    about = replace(ABOUT, centers=np.stack([features.inputs(data_of(g), ABOUT) for g in range(K)]))
+    went = np.stack([features.update(learner, begin, data_of(g), ROUND) for g in range(K)])
+    rounds = replace(ROUND, centers=went)
+    looks: list[Look] = []
+    for g in range(K):
+        for seed in range(1, 5):
+            data = data_of(g, seed=seed)
+            d = features.by_models(learner, centers, data, labels=True)
+            d["sketch"] = apart(features.inputs(data, about), about.centers)
+            d["round"] = apart(features.update(learner, begin, data, rounds), went)
+            looks.append(Look(device=len(looks), n=N, distances=d, own=g))
+    return replace(offer, guide=learn(looks, sizes=[N], centers=K, sketch=about, round=rounds))
+
+
+def chosen(shelf: Shelf, data: Dataset, *, labels: bool = True, by: str = "auto") -> tuple[Chosen, list[int]]:
+    offer = replace(shelf, fetched=[])
+    return choose(offer, data, labels=labels, by=by), offer.fetched
+
+
+@pytest.mark.parametrize("group", range(K))
+@pytest.mark.parametrize(
+    ("by", "labels"),
+    [("auto", True), ("auto", False), ("loss", True), ("sketch", False), ("round", True), ("entropy", False)],
+)
+def test_each_way_ranks_every_center_and_most_find_the_right_one(
+    shelf: Shelf,
+    group: int,
+    by: str,
+    labels: bool,  # noqa: FBT001 - a parameter of the case
+) -> None:
+    found, fetched = chosen(shelf, data_of(group, seed=9), labels=labels, by=by)
+    assert sum(found.confidence.values()) == pytest.approx(1)
+    assert found.ranking[0] == found.best
+    assert found.told
+    if by != "entropy":  # how sure a linear model is says little about whose data it sees
+        assert found.best == group
+    if by == "auto":
+        assert len(fetched) <= CANDIDATES
+    if by in ("sketch", "round"):
+        assert fetched == []
+
+
+def test_unseen_inputs_and_unseen_labels_are_answered_none(shelf: Shelf) -> None:
+    data = data_of(0, seed=9)
+    assert chosen(shelf, Dataset(10 - 3 * data.x, data.y))[0].center is None
+    assert chosen(shelf, Dataset(data.x, (data.y + 1) % softmax_program.CLASSES))[0].center is None
+    assert chosen(shelf, Dataset(10 - 3 * data.x, data.y), labels=False)[0].center is None
+
+
+def test_votes_are_mixture_weights(shelf: Shelf) -> None:
+    data = data_of(0, seed=9)
+    losses, _ = shelf.learner(training=False).evaluate(shelf.vectors, data, batch=N)
+    shares = np.bincount(losses.argmin(axis=0), minlength=K) / N
+    mixture = chosen(shelf, data, by="votes")[0].mixture
+    assert mixture == {k: pytest.approx(shares[k]) for k in range(K) if shares[k]}
+
+
+def test_without_a_guide_the_least_loss_wins_and_nobody_says_how_sure(shelf: Shelf) -> None:
+    bare = replace(shelf, guide=None)
+    found, _ = chosen(bare, data_of(2, seed=9))
+    assert (found.center, found.way, dict(found.confidence)) == (2, "loss", {})
+    assert chosen(bare, data_of(2, seed=9), labels=False)[0].way == "entropy"
+    assert chosen(replace(bare, abstain=0.01), data_of(2, seed=9))[0].center is None
+
+
+@pytest.mark.parametrize("by", ["loss", "votes", "round"])
+def test_a_way_that_needs_labels_is_refused_without(shelf: Shelf, by: str) -> None:
+    with pytest.raises(UsageError, match="labels"):
+        chosen(shelf, data_of(0), labels=False, by=by)
+
+
+def test_a_way_that_nobody_taught_is_refused(shelf: Shelf) -> None:
+    for by in ("norms", "sketch", "round", "tree"):
+        with pytest.raises(UsageError):
+            chosen(replace(shelf, guide=None), data_of(0), by=by)
+
+
+def test_no_centers_fit_nobody(shelf: Shelf) -> None:
+    assert choose(replace(shelf, vectors=[]), data_of(0), labels=True).center is None
+
+
+def test_a_walk_down_the_tree_ends_at_the_right_center(shelf: Shelf) -> None:
+    pairs = [
+        trained(Dataset(*(np.concatenate([getattr(data_of(g), n) for g in gs]) for n in ("x", "y"))))
+        for gs in ((0, 1), (2, 3))
+    ]
+    tree = Tree(((0, 1), (0, 2), (1, ~0), (1, ~1), (2, ~2), (2, ~3)), 4)
+    offer = Shelf(shelf.vectors[:4], tree=tree, splits=[pairs[0], *pairs])
+    for group in range(4):
+        found = choose(offer, data_of(group, seed=9), labels=True, by="auto")
+        assert (found.way, found.center) == ("tree", group)
+    assert len(set(offer.fetched)) == 4
+
+
+def test_personal_steps_gain_and_stay_near(shelf: Shelf) -> None:
+    data = data_of(0, seed=9)
+    center = shelf.vectors[1]
+    mine = personal(shelf, center, data, 30)
+    learner = shelf.learner(training=False)
+    losses, _ = learner.evaluate([center, mine], data, batch=N)
+    assert losses[1].mean() < losses[0].mean()
+    held = personal(replace(shelf, guide=None), center, data, 30)
+    assert np.linalg.norm(held - center) < np.linalg.norm(mine - center)  # without a guide the rate is careful
+
+
+def test_a_few_samples_fill_whatever_batch_an_engine_takes(shelf: Shelf) -> None:
+    few = data_of(0, n=3)
+    learner = OverEngine(softmax_program.SoftmaxEngine(fixed_batch=8), softmax_program.program())
+    assert features.update(learner, shelf.vectors[0], few, ROUND).shape == (384,)
+    assert features.norms(learner, shelf.vectors, few) is None  # this model has no batch norm

@@ -1,0 +1,170 @@
+"""A site is believed only as far as its signature and its hashes go."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import http.server
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client.config import ClientConfig
+from edge_client.errors import Malformed, NetworkError, UsageError
+from edge_client.nearest.over_http import Keys, Site, SiteOffer, visit
+from edge_client.protocol import codecs, signing
+from edge_client.protocol.messages import canonical
+from edge_client.transport.blobs import BlobFolder
+from export.bundle.signature import signer
+from tests.support import softmax_program
+
+PRIVATE = bytes(range(32))
+KEYS = Keys(trusted=(signing.public_key(PRIVATE),))
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Files of a folder; /away leads elsewhere."""
+
+    def do_GET(self) -> None:
+        if self.path.startswith("/away/"):
+            self.send_response(302)
+            self.send_header("Location", self.path.removeprefix("/away"))
+            self.end_headers()
+        else:
+            super().do_GET()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class Place:
+    """A static site on this machine, and what a device keeps."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.root, self.url, self.state = folder / "site", url, folder / "state"
+
+    def publish(self, *, sign: bool = True, **changes: Any) -> Path:  # noqa: ANN401 - of the manifest
+        """A generation of two centers; -> its folder."""
+        files = {
+            "program/program.json": canonical(softmax_program.program().to_json()),
+            "model": codecs.encode(
+                np.zeros(softmax_program.schema().size), softmax_program.schema(), codec="f32", kind="model"
+            ),
+        }
+        entries = {
+            name: {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+            for name, data in files.items()
+        }
+        center = {"model": entries["model"], "files": {}}
+        manifest: Mapping[str, Any] = {
+            "v": 1,
+            "program": entries["program/program.json"],
+            "containers": [],
+            "centers": [center, center],
+            **changes,
+        }
+        raw = json.dumps(manifest).encode()
+        name = hashlib.sha256(raw).hexdigest()
+        folder = self.root / "generations" / name
+        for path, data in {**files, "manifest.json": raw}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        if sign:
+            (folder / "manifest.sig").write_text(signer(PRIVATE, "home")(raw))
+        (self.root / "index.json").write_text(json.dumps({"v": 1, "generation": name}))
+        return folder
+
+    def offer(self, keys: Keys = KEYS, url: str = "") -> SiteOffer:
+        return SiteOffer(Site(url or self.url, BlobFolder(self.state / "cache")), keys, self.config())
+
+    def config(self) -> ClientConfig:
+        return ClientConfig(
+            federation="site", device_id="d", broker="", data=self.state, state=self.state, signing_keys=()
+        )
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    (tmp_path / "site").mkdir()
+    handler = functools.partial(Handler, directory=str(tmp_path / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Place(tmp_path, f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+        thread.join()
+
+
+def test_a_signed_site_is_read_and_each_file_fetched_once(place: Place) -> None:
+    place.publish()
+    offer = place.offer()
+    assert (offer.signed_by, offer.centers, offer.guide) == ("home", 2, None)
+    assert [len(v) for v in offer.models([0, 1])] == [softmax_program.schema().size] * 2
+    site = Site(place.url, BlobFolder(place.state / "cache"))
+    again = SiteOffer(site, KEYS, place.config())
+    before = site.fetched
+    again.models([0, 1])
+    assert site.fetched == before
+
+
+def test_what_nobody_trusted_signed_is_refused(place: Place) -> None:
+    place.publish()
+    with pytest.raises(Malformed, match="not trusted"):
+        place.offer(Keys(trusted=(bytes(32),)))
+    with pytest.raises(UsageError, match="nobody is trusted"):
+        visit(place.url, Keys(), place.config(), None, None)  # type: ignore[arg-type]  # refused before they are looked at
+    place.publish(sign=False, model="other")
+    with pytest.raises(NetworkError, match="404"):
+        place.offer()
+    assert place.offer(Keys(unsigned=True)).signed_by is None
+
+
+def test_a_changed_file_is_refused(place: Place) -> None:
+    folder = place.publish()
+    (folder / "model").write_bytes((folder / "model").read_bytes()[:-1] + b"\1")
+    with pytest.raises(Malformed, match="bad_hash"):
+        place.offer().models([0])
+    (folder / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(Malformed, match="another hash"):
+        place.offer()
+
+
+def test_a_file_is_read_no_further_than_its_size(place: Place) -> None:
+    folder = place.publish()
+    (folder / "model").write_bytes(bytes(1 << 20))
+    with pytest.raises(Malformed, match="too_big"):
+        place.offer().models([0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"v": 2},
+        {"centers": []},
+        {"guide": {"path": "../x", "sha256": "0" * 64, "size": 1}},
+        {"guide": {"path": "x", "sha256": "0" * 64, "size": 1 << 40}},
+        {"tree": {"edges": [[0, -1], [0, -2]], "splits": []}},
+        {"tree": {"edges": [[0, -1], [0, -1]], "splits": [{"path": "x", "sha256": "0" * 64, "size": 1}]}},
+    ],
+)
+def test_a_manifest_that_breaks_a_rule_is_refused_although_it_is_signed(place: Place, changes: dict[str, Any]) -> None:
+    place.publish(**changes)
+    with pytest.raises(Malformed):
+        place.offer()
+
+
+def test_a_redirection_is_not_followed(place: Place) -> None:
+    place.publish()
+    with pytest.raises(NetworkError, match="302"):
+        place.offer(url=f"{place.url}/away")
+
+
+@pytest.mark.parametrize("url", ["ftp://host", "http://", "file:///etc/passwd", "http://host/?x=1"])
+def test_what_is_no_address_is_refused(url: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no address"):
+        Site(url, BlobFolder(tmp_path))

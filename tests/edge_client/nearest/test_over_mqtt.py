@@ -1,0 +1,200 @@
+"""Which center suits a device that never trained: the choice, the visit, and what goes wrong on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.nearest.answer import nearest
+from edge_client.data.dataset import Dataset
+from edge_client.engines.center_file import run_file
+from edge_client.errors import Malformed, NetworkError, ProgramRefused
+from edge_client.nearest.result import score
+from edge_client.protocol import messages, signing
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.nearest import catalog as offered
+from edge_client.protocol.task import Array, Flat
+from edge_client.training.learner import OverEngine
+from tests.support import softmax_program
+from tests.support.scripted_coordinator import CONTAINERS, DEVICE, FEDERATION, Engine, Script, Stage, program
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, program=program(ballast=0))
+
+
+def good_model(stage: Stage, seed: int = 0) -> Flat:
+    """A center for this device's data: after thirty steps on it."""
+    from edge_client.training import fit_probe
+
+    return fit_probe.fit(OverEngine(Engine(), stage.program), stage.fit(seed, steps=30), stage.local.train).vector
+
+
+def onnx_file(stage: Stage, model: Flat) -> bytes:
+    """A center's self-contained file: x -> x W^T + b."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    parts = stage.schema.split(model.astype(np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("Gemm", ["x", "w", "b"], ["logits"], transB=1)],
+        "center",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", softmax_program.FEATURES])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", softmax_program.CLASSES])],
+        [
+            numpy_helper.from_array(np.ascontiguousarray(parts["head.weight"]), "w"),
+            numpy_helper.from_array(np.ascontiguousarray(parts["head.bias"]), "b"),
+        ],
+    )
+    model_proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return bytes(model_proto.SerializeToString())
+
+
+def catalog_of(stage: Stage, models: list[Flat], *, abstain: float = 1.4) -> offered.Catalog:
+    centers = [
+        offered.CatalogCenter(
+            model=stage.put(model, "model"),
+            devices=1,
+            files={"onnx": stage.blob(onnx_file(stage, model), "container")},
+        )
+        for model in models
+    ]
+    container = stage.containers["evaluate"]
+    return offered.Catalog(
+        version=1, program=stage.manifest, containers={"onnx": container}, centers=tuple(centers), abstain=abstain
+    )
+
+
+def publish(stage: Stage, catalog: offered.Catalog) -> None:
+    manifest = stage.blob(catalog.to_bytes(), "catalog")
+    message = messages.write("cat", ident="k", t_ms=0, epoch=1, ver=1, catalog=manifest)
+    stage.desk.publish(stage.topics.catalog(), message, retain=True)
+
+
+def answering(stage: Stage, catalog: offered.Catalog) -> Script:
+    publish(stage, catalog)
+    yield
+    near = stage.last("near")
+    stage.tell("near", re=near["id"], **nearest(catalog, near, stage.schema))
+    yield
+
+
+def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stage: Stage) -> None:
+    models = [stage.model(1), good_model(stage), stage.model(2)]
+    catalog = catalog_of(stage, models)
+    answer = stage.visit(answering(stage, catalog))
+    assert answer.center == 1
+    assert answer.losses[1] == min(answer.losses.values())
+    assert answer.n == 10
+    assert answer.file is not None
+    assert Path(answer.file).read_bytes() == onnx_file(stage, models[1])
+    served = stage.last("served")
+    assert (served["center"], served["n"]) == (1, 10)
+    assert served["metrics"]["accuracy"] == answer.accuracy == 1.0
+    assert {m["s"] for m in stage.said("st")} == {"on", "off"}
+    assert all(m["caps"]["n"] == 0 for m in stage.said("st") if m["s"] == "on")  # nobody will ask it to train
+
+
+def test_only_the_losses_leave_the_device(stage: Stage) -> None:
+    catalog = catalog_of(stage, [good_model(stage)])
+    stage.visit(answering(stage, catalog))
+    assert {m["k"] for m in stage.heard} == {"st", "get", "near", "served"}
+    stats = Manifest.from_json(stage.last("near")["stats"])
+    assert stats.inline is not None
+    assert len(stats.inline) < 500
+
+
+def test_a_device_that_no_center_fits_is_told_so(stage: Stage) -> None:
+    catalog = catalog_of(stage, [stage.model(1), stage.model(2)], abstain=0.1)
+    answer = stage.visit(answering(stage, catalog))
+    assert answer.center is None
+    assert answer.file is None
+    assert set(answer.losses) == {0, 1}
+    assert stage.said("served") == []
+
+
+def test_a_lost_question_is_asked_again(stage: Stage) -> None:
+    catalog = catalog_of(stage, [good_model(stage)])
+
+    def script() -> Script:
+        publish(stage, catalog)
+        yield 7
+        assert len(stage.said("near")) == 1
+        yield 1
+        assert len(stage.said("near")) == 2
+        near = stage.last("near")
+        stage.tell("near", re=near["id"], **nearest(catalog, near, stage.schema))
+        yield
+
+    assert stage.visit(script()).center == 0
+
+
+def test_a_catalog_that_does_not_come_is_told_with_a_hint(stage: Stage) -> None:
+    with pytest.raises(NetworkError, match="did not send its catalog of centers") as wrong:
+        stage.visit(iter(()))
+    assert "when training is done" in wrong.value.hint
+
+
+def test_an_unsigned_program_in_a_catalog_is_refused(stage: Stage) -> None:
+    catalog = catalog_of(stage, [stage.model(1)])
+    forged = signing.signed(stage.manifest, bytes(32), FEDERATION)
+    other = offered.Catalog(**{**vars(catalog), "program": forged})
+    with pytest.raises(Malformed, match="bad_signature"):
+        stage.visit(answering(stage, other))
+    assert stage.opened == []
+
+
+def test_a_container_that_the_program_does_not_list_is_refused(stage: Stage) -> None:
+    catalog = catalog_of(stage, [stage.model(1)])
+    swapped = stage.blob(CONTAINERS["evaluate"][::-1], "container")
+    other = offered.Catalog(**{**vars(catalog), "containers": {"onnx": swapped}})
+    with pytest.raises(Malformed, match="bad_program"):
+        stage.visit(answering(stage, other))
+
+
+def test_a_format_that_is_not_on_offer_is_named(stage: Stage) -> None:
+    catalog = catalog_of(stage, [good_model(stage)])
+    with pytest.raises(Malformed, match="no tflite file"):
+        stage.visit(answering(stage, catalog), file_format="tflite")
+
+
+def test_a_coordinator_that_does_not_know_the_device_hears_it_again(stage: Stage) -> None:
+    catalog = catalog_of(stage, [good_model(stage)])
+    stage.serve = False
+
+    def script() -> Script:
+        publish(stage, catalog)
+        yield
+        stage.tell("rebirth")
+        stage.serve = True
+        yield
+        near = stage.last("near")
+        stage.tell("near", re=near["id"], **nearest(catalog, near, stage.schema))
+        yield
+
+    assert stage.visit(script()).center == 0
+    assert stage.clock.time_s == 0
+    assert [m["s"] for m in stage.said("st") if m["s"] == "on"] == ["on", "on"]
+    assert {m["bd"] for m in stage.said("st")} == {1}
+    assert stage.topics.state(DEVICE) in stage.broker.retained
+
+
+def test_accuracy_and_loss_are_those_of_the_logits() -> None:
+    logits: Array = np.log(np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6]]))
+    data = Dataset(np.zeros((2, 1)), np.array([0, 1]))
+    accuracy, loss = score(logits + 5.0, data)
+    assert accuracy == 0.5
+    assert loss == pytest.approx(-(np.log(0.7) + np.log(0.3)) / 2)
+
+
+def test_numbers_instead_of_classes_have_no_accuracy() -> None:
+    data = Dataset(np.zeros((2, 1)), np.array([[1.0], [3.0]]))
+    assert score(np.array([[0.0], [3.0]]), data) == (None, 0.5)
+
+
+@pytest.mark.parametrize("file_format", ["onnx", "tflite"])
+def test_a_file_that_is_no_model_is_refused_in_words(file_format: str) -> None:
+    with pytest.raises(ProgramRefused, match=f"the {file_format} file does not run"):
+        run_file(file_format, b"no model", np.zeros((1, 5), np.float32))

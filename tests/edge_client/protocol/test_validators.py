@@ -1,0 +1,55 @@
+"""Checkers: each says what it wanted, and combinators name the place."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_client.errors import Malformed
+from edge_client.protocol import validators
+
+
+def test_a_complaint_names_the_place_and_what_was_wanted() -> None:
+    table = validators.required(
+        at=validators.list_of(validators.record(validators.required(n=validators.integer(1, 9))), 1, 4)
+    )
+    with pytest.raises(Malformed, match=r"get\.at\[1\]\.n is 10; expected an integer from 1 to 9"):
+        validators.record(table)({"at": [{"n": 1}, {"n": 10}]}, "get")
+    with pytest.raises(Malformed, match="get lacks at"):
+        validators.record(table)({}, "get")
+
+
+@pytest.mark.parametrize("value", [True, "1", None, float("nan"), float("inf"), [], -1.0])
+def test_a_number_is_finite_in_range_and_no_truth_value(value: object) -> None:
+    with pytest.raises(Malformed):
+        validators.number()(value, "lr")
+
+
+@pytest.mark.parametrize("value", [1, 1.5, 0])
+def test_integers_are_numbers_too(value: float) -> None:
+    assert validators.number()(value, "lr") == value
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "1", None, 10])
+def test_an_integer_is_no_float_and_no_truth_value(value: object) -> None:
+    with pytest.raises(Malformed):
+        validators.integer(0, 9)(value, "n")
+
+
+def test_a_long_wrong_value_does_not_fill_the_log() -> None:
+    with pytest.raises(Malformed) as refused:
+        validators.integer(0, 9)("x" * 100_000, "n")
+    assert len(str(refused.value)) < 300
+
+
+def test_words_nulls_and_truth_values() -> None:
+    assert validators.word_or("own", validators.integer(0, 1))("own", "start") == "own"
+    assert validators.word_or("own", validators.integer(0, 1))(1, "start") == 1
+    assert validators.or_null(validators.boolean)(None, "x") is None
+    with pytest.raises(Malformed):
+        validators.boolean(1, "x")
+    with pytest.raises(Malformed):
+        validators.text(3)("four", "x")
+    with pytest.raises(Malformed):
+        validators.map_of(validators.text(3), validators.boolean, 1)([], "x")
+    with pytest.raises(Malformed):
+        validators.record({})([], "x")

@@ -1,0 +1,279 @@
+"""The device's life, step by step, against a scripted coordinator in virtual time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_client.errors import ProtocolError
+from edge_client.protocol import codecs
+from edge_client.protocol.blocks import Bitmap
+from edge_client.protocol.task import OWN, Fit, Flat, Probe
+from edge_client.training import fit_probe
+from edge_client.training.learner import OverEngine
+from edge_client.transport.memory import MemoryTransport
+from tests.support import softmax_program
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, Engine, Script, Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def trained_here(stage: Stage, task: Fit, own: Flat | None = None) -> Flat:
+    """What the task gives when it is run by hand, float32."""
+    learner = OverEngine(Engine(), stage.program)
+    vector: Flat = fit_probe.fit(learner, task, stage.local.train, own=own).vector
+    return vector.astype(np.float32)
+
+
+# -- presence
+
+
+def test_a_device_announces_itself_with_what_it_can_do_and_leaves_with_off(stage: Stage) -> None:
+    stage.play(iter(()))
+    first, last = stage.said("st")
+    assert (first["s"], first["caps"]["engine"], first["caps"]["n"]) == ("on", "onnx", 30)
+    assert (last["s"], last["bd"]) == ("off", first["bd"])
+
+
+def test_every_connection_is_a_birth_and_the_will_carries_its_number(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.broker.cut(f"{FEDERATION}.{DEVICE}")
+        yield
+
+    stage.play(script())
+    stage.play(iter(()))
+    states = [(m["s"], m["bd"]) for m in stage.said("st")]
+    assert states == [("on", 1), ("lost", 1), ("on", 2), ("off", 2), ("on", 3), ("off", 3)]
+
+
+def test_rebirth_is_answered_with_presence(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.tell("rebirth")
+        yield
+
+    stage.play(script())
+    assert [m["s"] for m in stage.said("st")] == ["on", "on", "off"]
+
+
+# -- a task from beginning to end
+
+
+def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(stage: Stage) -> None:
+    task = stage.fit()
+
+    def script() -> Script:
+        yield
+        stage.ask(task)
+        yield
+        stage.go()
+        yield
+        stage.ack("ok")
+        yield
+
+    device = stage.play(script())
+    start = stage.put(np.asarray(task.start), "model")
+    delta = codecs.decode(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
+    assert np.array_equal(delta, trained_here(stage, task) - task.start)
+    rdy = stage.last("rdy")
+    assert (rdy["n"], rdy["what"], rdy["attempt"]) == (30, "delta", 0)
+    assert rdy["metrics"]["loss"] > 0
+    assert device.state.result is not None
+    assert device.state.result.status == "ok"
+
+
+def test_a_probe_is_answered_in_one_message(stage: Stage) -> None:
+    models = [stage.model(k) for k in range(3)]
+
+    def script() -> Script:
+        yield
+        stage.ask(Probe(models=models, want=frozenset({"loss", "confusion"}), batch=8, seed=1, split="test"))
+        yield
+
+    stage.play(script())
+    rdy = stage.last("rdy")
+    reply = codecs.decode_stats(stage.uploaded(), stage.schema, rdy["n"], models=3)
+    assert (rdy["what"], rdy["n"]) == ("stats", 10)
+    losses, _ = OverEngine(Engine(), stage.program).evaluate(models, stage.local.test or stage.local.train, batch=8)
+    assert reply.losses is not None
+    assert np.array_equal(reply.losses, losses.mean(axis=1))
+    assert reply.confusion is not None
+    assert reply.confusion.sum() == 30
+
+
+def test_a_gradient_is_taken_with_the_step_alone(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        wanted = Probe(models=[stage.model(1)], want=frozenset({"grad"}), batch=8, seed=1)
+        stage.ask(wanted, container=stage.containers["step"])
+        yield
+        stage.go()
+        yield
+
+    stage.play(script())
+    reply = codecs.decode_stats(stage.uploaded(), stage.schema, stage.last("rdy")["n"], models=1)
+    assert stage.opened == ["step"]
+    assert reply.grad is not None
+    assert reply.grad.shape == (stage.schema.n_params,)
+
+
+def test_own_models_are_kept_per_run_and_slot(stage: Stage) -> None:
+    first = stage.fit(1, slot="a")
+    later = stage.fit(start=OWN, init=stage.model(2), slot="a")
+
+    def script() -> Script:
+        yield
+        for round_, run, task in ((1, "r1", first), (2, "r1", later), (1, "r2", later)):
+            stage.ask(task, round_=round_, run=run, base="start" if task is first else "zero")
+            yield
+            stage.go()
+            yield
+            stage.ack("ok")
+            results.append(stage.uploaded())
+            yield
+
+    results: list[bytes] = []
+    stage.play(script())
+    own = trained_here(stage, first)
+    _, second, third = (codecs.decode(data, stage.schema, kind="delta") for data in results)
+    assert np.array_equal(second, trained_here(stage, later, own))  # goes on from the first
+    assert np.array_equal(third, trained_here(stage, later))  # another run: from `init`
+
+
+def test_programs_and_containers_are_fetched_once(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        for round_ in (1, 2):
+            stage.ask(stage.fit(round_), round_=round_)
+            yield
+            stage.go()
+            yield
+            stage.ack("ok")
+            yield
+
+    stage.play(script())
+    fetched = [m["sha256"] for m in stage.said("get")]
+    assert fetched.count(stage.manifest.sha256) == 1
+    assert fetched.count(stage.containers["step"].sha256) == 1
+    assert stage.opened == ["step"]
+
+
+def test_upload_blocks_that_the_coordinator_has_are_not_sent_again(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        have = Bitmap(5)
+        have.add(0)
+        have.add(3)
+        stage.go(have=have.to_base64())
+        yield
+
+    stage.play(script())
+    assert sorted(stage.arrived) == [1, 2, 4]
+
+
+# -- who leads
+
+
+def test_a_coordinator_with_an_old_epoch_is_told_so_and_ignored_even_after_a_restart(stage: Stage) -> None:
+    stage.epoch = 5
+
+    def script() -> Script:
+        stage.lead(1)
+        yield
+
+    stage.play(script())
+    stage.epoch = 4
+
+    def old() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+
+    stage.play(old())
+    assert stage.last("nack")["code"] == "old_epoch"
+    assert stage.said("rdy") == []
+
+
+def test_a_device_that_is_not_enrolled_ends_with_an_error(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.tell("err", code="not_member")
+        yield
+
+    with pytest.raises(ProtocolError, match="not enrolled"):
+        stage.play(script())
+
+
+# -- compression with error feedback
+
+
+def int8_round(stage: Stage, round_: int, status: str) -> Script:
+    stage.arrived.clear()
+    stage.ask(stage.fit(round_), round_=round_, codec="i8", center=0)
+    yield
+    stage.go()
+    yield
+    stage.ack(status)
+    yield
+
+
+def test_what_int8_loses_is_added_to_the_next_update_once_the_first_was_taken(tmp_path: Path) -> None:
+    sent = {}
+    for status in ("ok", "late"):
+        stage = Stage(tmp_path / status)
+
+        def script(stage: Stage = stage, status: str = status) -> Script:
+            yield
+            yield from int8_round(stage, 1, status)
+            yield from int8_round(stage, 2, "ok")
+
+        (tmp_path / status).mkdir()
+        stage.play(script())
+        sent[status] = codecs.decode(stage.uploaded(), stage.schema, kind="delta")
+    task = stage.fit(2)
+    delta = trained_here(stage, task) - task.start
+    name = "zero"  # only the quantised values matter here
+    without, _ = codecs.encode_feedback(delta, None, stage.schema, codec="i8", base=name)
+    first = stage.fit(1)
+    _, rest = codecs.encode_feedback(
+        trained_here(stage, first) - first.start, None, stage.schema, codec="i8", base=name
+    )
+    with_rest, _ = codecs.encode_feedback(delta, rest, stage.schema, codec="i8", base=name)
+    assert np.array_equal(sent["late"], codecs.decode(without, stage.schema, kind="delta"))
+    assert np.array_equal(sent["ok"], codecs.decode(with_rest, stage.schema, kind="delta"))
+    assert not np.array_equal(sent["late"], sent["ok"])
+
+
+def test_the_labels_of_a_device_stay_on_it(stage: Stage) -> None:
+    """Nothing that it sends holds a sample: not the bytes of any row of x, in float32 or float64."""
+    sent: list[bytes] = []
+    publish = stage.broker.publish
+
+    def record(sender: MemoryTransport | None, topic: str, payload: bytes, *, retain: bool) -> None:
+        if sender is not stage.desk:
+            sent.append(payload)
+        publish(sender, topic, payload, retain=retain)
+
+    stage.broker.publish = record  # type: ignore[method-assign]
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.go()
+        yield
+
+    stage.play(script())
+    everything = b"".join(sent)
+    for row in stage.local.train.x:
+        assert row.tobytes() not in everything
+        assert row.astype(np.float32).tobytes() not in everything
+    assert softmax_program.FEATURES > 1

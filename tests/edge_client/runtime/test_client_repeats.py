@@ -1,0 +1,256 @@
+"""Whatever happens to a task, its result arrives once: repeats, late answers, stops, and power that comes and goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, Script, Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_a_task_that_is_done_is_announced_again_and_not_trained_again(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.ask(stage.fit())
+        yield
+
+    stage.play(script())
+    first, second = stage.said("rdy")
+    assert first["update"] == second["update"]
+    assert first["seconds"] == second["seconds"]
+    assert first["attempt"] == second["attempt"] == 0
+
+
+def test_a_result_that_nobody_answers_is_announced_again_after_a_minute(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield 59
+        assert len(stage.said("rdy")) == 1
+        yield 20
+        assert len(stage.said("rdy")) == 2
+
+    stage.play(script())
+
+
+def test_an_acknowledged_result_is_not_announced_again(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.ack("ok")
+        yield 600
+
+    stage.play(script())
+    stage.play(iter(()))
+    assert len(stage.said("rdy")) == 1
+
+
+def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is_back(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+
+    stage.play(script())
+    stage.opened.clear()
+    stage.play(iter(()))
+    first, second = stage.said("rdy")
+    assert first["update"] == second["update"]
+    assert stage.opened == []
+
+
+def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.broker.cut(f"{FEDERATION}.{DEVICE}")
+        yield
+        stage.go()
+        yield
+
+    stage.play(script())
+    assert len(stage.said("rdy")) == 2
+    stage.uploaded()
+
+
+def test_a_new_boot_makes_the_device_announce_again_within_the_spread(stage: Stage) -> None:
+    def script() -> Script:
+        stage.lead(1)
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.lead(2, spread_ms=4_000)
+        yield
+        assert len(stage.said("rdy")) == 1
+        yield 4
+        assert len(stage.said("rdy")) == 2
+
+    stage.play(script())
+
+
+def test_an_old_task_that_comes_late_is_ignored(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(), round_=2)
+        yield
+        stage.ask(stage.fit(), round_=1)
+        yield
+
+    stage.play(script())
+    assert [m["round"] for m in stage.said("rdy")] == [2]
+
+
+def test_retry_and_busy_are_obeyed_after_the_time_they_name(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.ack("retry", retry_ms=5_000)
+        yield 4
+        assert len(stage.said("rdy")) == 1
+        yield 20
+        assert len(stage.said("rdy")) == 2
+        stage.tell("err", re=stage.last("rdy")["id"], code="busy", retry_ms=5_000)
+        yield 4
+        assert len(stage.said("rdy")) == 2
+        yield 20
+        assert len(stage.said("rdy")) == 3
+
+    stage.play(script())
+
+
+def test_a_wrong_hash_is_sent_again_once(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.ack("bad_hash")
+        yield
+        assert len(stage.said("rdy")) == 2
+        stage.ack("bad_hash")
+        yield 600
+
+    stage.play(script())
+    assert len(stage.said("rdy")) == 2
+
+
+def test_a_forged_acknowledgement_of_another_update_changes_nothing(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.tell("ack", run="r1", round=1, exchange=0, attempt=0, sha256="0" * 64, status="ok")
+        yield
+
+    device = stage.play(script())
+    assert device.state.result is not None
+    assert device.state.result.status is None
+
+
+def test_stop_drops_a_task_that_is_being_fetched(stage: Stage) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.tell("stop", run="r1", round=1, exchange=0)
+        yield 200
+
+    stage.play(script())
+    assert stage.said("rdy") == stage.said("nack") == []
+
+
+def test_stop_drops_a_task_in_the_middle_of_its_training(stage: Stage) -> None:
+    steps: list[float] = []
+
+    def stop_at_the_third() -> None:
+        steps.append(stage.clock.time_s)
+        stage.clock.time_s += 1
+        if len(steps) == 3:
+            stage.tell("stop", run="r1", round=1, exchange=0)
+
+    stage.before_step = stop_at_the_third
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=100))
+        yield 200
+
+    device = stage.play(script())
+    assert len(steps) == 3
+    assert stage.said("rdy") == stage.said("nack") == []
+    assert device.state.result is None
+
+
+def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: Stage) -> None:
+    steps: list[int] = []
+
+    def leave_at_the_third() -> None:
+        steps.append(1)
+        if len(steps) == 3 and stage.playing is not None:
+            stage.playing.stop()
+
+    stage.before_step = leave_at_the_third
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=100))
+        yield 200
+
+    stage.play(script())
+    assert len(steps) == 3
+    assert stage.said("rdy") == stage.said("nack") == []
+
+
+def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: Stage) -> None:
+    def a_minute_passes() -> None:
+        stage.clock.time_s += 60
+
+    stage.before_step = a_minute_passes
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=100), left_ms=150_000)
+        yield
+
+    stage.play(script())
+    assert [m["code"] for m in stage.said("nack")] == ["deadline"]
+
+
+def test_stop_ends_the_announcing(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.tell("stop", run="r1", round=1, exchange=0)
+        yield 600
+
+    stage.play(script())
+    assert len(stage.said("rdy")) == 1
+
+
+def test_a_newer_task_replaces_the_one_being_fetched(stage: Stage) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(), round_=1)
+        yield
+        stage.serve = True
+        stage.ask(stage.fit(1), round_=2)
+        yield
+
+    stage.play(script())
+    assert [m["round"] for m in stage.said("rdy")] == [2]
+    assert stage.said("nack") == []

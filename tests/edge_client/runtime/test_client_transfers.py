@@ -1,0 +1,106 @@
+"""A device gets whole blobs over a link that loses, damages and breaks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripted_coordinator import BLOCK, DEVICE, FEDERATION, Script, Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+def test_lost_blocks_are_asked_for_again_and_three_timeouts_give_up(stage: Stage) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield 8 + 16 + 31
+        assert stage.said("nack") == []
+        yield 1
+
+    stage.play(script())
+    assert len(stage.said("get")) == 3
+    assert stage.last("nack")["code"] == "unreachable"
+
+
+def test_damaged_blocks_are_dropped_and_fetched_again(stage: Stage) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.send_blocks(stage.last("get"), damage=lambda message: message[:-1] + bytes([message[-1] ^ 1]))
+        yield
+        stage.serve = True
+        yield 8
+
+    stage.play(script())
+    assert len(stage.said("rdy")) == 1
+
+
+def test_a_blob_with_good_blocks_and_a_wrong_hash_is_refused_after_a_second_try(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        other = stage.blob(b"x" * len(stage.blobs[stage.containers["step"].sha256]), "container")
+        stage.blobs[stage.containers["step"].sha256] = stage.blobs[other.sha256]
+        stage.ask(stage.fit())
+        yield
+
+    stage.play(script())
+    assert stage.last("nack")["code"] == "bad_hash"
+    assert stage.opened == []
+
+
+def test_a_broken_link_asks_again_at_once(stage: Stage) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.serve = True
+        stage.broker.cut(f"{FEDERATION}.{DEVICE}")
+        yield
+
+    stage.play(script())
+    assert stage.clock.time_s == 0
+    assert len(stage.said("rdy")) == 1
+
+
+def test_a_partial_download_survives_a_restart(stage: Stage) -> None:
+    stage.serve = False
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+        stage.serve = True
+        stage.listen()
+        get = next(m for m in reversed(stage.said("get")))
+        stage.send_blocks(get)
+        yield
+        stage.serve = False
+        yield
+
+    stage.play(script())
+    already = stage.served_blocks
+    stage.serve = True
+
+    def again() -> Script:
+        yield
+        stage.ask(stage.fit())
+        yield
+
+    stage.play(again())
+    data = [stage.blobs[sha] for sha in (stage.manifest.sha256, stage.containers["step"].sha256)]
+    model = stage.put(stage.model(0), "model")
+    every_block = sum(-(-len(d) // BLOCK) for d in data) + model.total
+    assert already > 0
+    assert stage.served_blocks == every_block

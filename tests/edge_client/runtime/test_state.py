@@ -1,0 +1,203 @@
+"""What survives: after a power cut at any write the state is the one before or the one after, never a mixture."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edge_client.errors import ConfigError
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.task import Flat, Schema, TensorSpec
+from edge_client.runtime.state import Key, Result, State, residual_name
+from edge_client.transport import blobs
+
+SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(3,)),))
+
+
+class PowerCut(BaseException):
+    """Everything stops here."""
+
+
+def open_state(folder: Path) -> State:
+    return State(folder, federation="test", device_id="dev-1")
+
+
+def flat(*values: float) -> Flat:
+    return np.array(values, dtype=np.float32)
+
+
+def result_of(number: int, update: bytes) -> Result:
+    key = Key(run="r1", round=number, exchange=0)
+    manifest = manifest_of(update, "delta", inline=True)
+    return Result(key=key, n=7, what="delta", update=manifest, seconds=0.5, metrics={"loss": 0.25})
+
+
+def finish(state: State, number: int) -> None:
+    """A task with an own model, a residual and responsibilities, all different from round to round."""
+    update = b"update %d" % number
+    rest = state.keep_residual(flat(number, 0, 0), SCHEMA)
+    done = replace(result_of(number, update), residual=residual_name("r1", 0, SCHEMA), residual_sha256=rest)
+    shares = np.full((2, 4), number / 8)
+    state.finish(done, update, SCHEMA, own=("main", flat(number, number, number)), posterior=shares)
+
+
+def seen(folder: Path) -> tuple[object, ...]:
+    """Everything that a fresh process finds."""
+    state = open_state(folder)
+    own, result = state.own("r1", "main", SCHEMA), state.result
+    rest = state.residual(Key(run="r1", round=3, exchange=0), 0, SCHEMA)
+    update = None if result is None else state.kept.read(result.update.sha256)
+    shares = [state.posterior(Key(run="r1", round=r, exchange=1)) for r in (1, 2)]
+    return (
+        state.epoch,
+        [None if found is None else found.tolist() for found in shares],
+        None if own is None else own.tolist(),
+        None if result is None else (result.key.round, result.status),
+        update,
+        None if rest is None else rest.tolist(),
+    )
+
+
+def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    done = state.finish(result_of(1, b"bytes"), b"bytes", SCHEMA, own=None)
+    assert open_state(tmp_path).result == done
+    assert open_state(tmp_path).kept.read(done.update.sha256) == b"bytes"
+
+
+def test_births_are_counted_over_restarts(tmp_path: Path) -> None:
+    assert [open_state(tmp_path).next_birth() for _ in range(3)] == [1, 2, 3]
+
+
+def test_the_highest_epoch_is_remembered(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    assert state.see_epoch(4)
+    assert state.see_epoch(4)
+    again = open_state(tmp_path)
+    assert not again.see_epoch(3)
+    assert again.see_epoch(5)
+
+
+def test_a_model_of_another_run_slot_or_schema_is_not_ours(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    finish(state, 1)
+    other = Schema((TensorSpec(name="w", role="p", shape=(4,)),))
+    assert state.own("r1", "main", SCHEMA) is not None
+    assert state.own("r2", "main", SCHEMA) is None
+    assert state.own("r1", "other", SCHEMA) is None
+    assert state.own("r1", "main", other) is None
+
+
+def test_responsibilities_are_those_of_this_run_and_round_bit_by_bit(tmp_path: Path) -> None:
+    shares = np.random.default_rng(0).random((3, 5))
+    open_state(tmp_path).finish(result_of(2, b"bytes"), b"bytes", SCHEMA, own=None, posterior=shares)
+    again = open_state(tmp_path)
+    found = again.posterior(Key(run="r1", round=2, exchange=3))
+    assert found is not None
+    np.testing.assert_array_equal(found, shares)
+    assert again.posterior(Key(run="r1", round=3, exchange=0)) is None
+    assert again.posterior(Key(run="r2", round=2, exchange=3)) is None
+
+
+@pytest.mark.parametrize(("status", "kept"), [("ok", True), ("dup", True), ("late", False), ("rejected", False)])
+def test_a_residual_is_committed_only_when_its_update_was_taken(tmp_path: Path, status: str, kept: bool) -> None:  # noqa: FBT001
+    state = open_state(tmp_path)
+    finish(state, 1)
+    state.acknowledged(status)
+    found = open_state(tmp_path).residual(Key(run="r1", round=2, exchange=0), 0, SCHEMA)
+    assert (found is not None) == kept
+
+
+def test_a_residual_is_halved_for_each_round_that_the_device_sat_out(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    finish(state, 1)
+    state.acknowledged("ok")
+    rests = [state.residual(Key(run="r1", round=r, exchange=0), 0, SCHEMA) for r in (2, 3, 4)]
+    assert [rest[0] for rest in rests if rest is not None] == [1.0, 0.5, 0.25]
+
+
+def test_an_acknowledgement_counts_once(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    finish(state, 1)
+    state.acknowledged("late")
+    state.acknowledged("ok")
+    assert state.result is not None
+    assert state.result.status == "late"
+    assert state.residual(Key(run="r1", round=2, exchange=0), 0, SCHEMA) is None
+
+
+def test_a_folder_belongs_to_one_device(tmp_path: Path) -> None:
+    open_state(tmp_path).see_epoch(1)
+    with pytest.raises(ConfigError, match="belongs to device dev-1 of federation test"):
+        State(tmp_path, federation="test", device_id="dev-2")
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]"])
+def test_a_damaged_state_file_begins_afresh(tmp_path: Path, damage: bytes) -> None:
+    finish(open_state(tmp_path), 1)
+    (tmp_path / "state.json").write_bytes(damage)
+    assert open_state(tmp_path).result is None
+
+
+def test_a_damaged_model_is_a_model_that_was_never_kept(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    finish(state, 1)
+    named = json.loads((tmp_path / "state.json").read_bytes())["own"]["r1/main"][0]
+    (tmp_path / "kept" / named).write_bytes(b"rot")
+    assert open_state(tmp_path).own("r1", "main", SCHEMA) is None
+
+
+def test_nothing_unnamed_stays_on_disk(tmp_path: Path) -> None:
+    state = open_state(tmp_path)
+    for number in range(1, 6):
+        finish(state, number)
+        state.acknowledged("ok")
+    files = {f.name for f in (tmp_path / "kept").iterdir() if f.is_file()}
+    assert hashlib.sha256(b"update 5").hexdigest() in files
+    assert len(files) == 4  # the update, the own model, the residual, the responsibilities
+
+
+STEPS: dict[str, Callable[[State], object]] = {
+    "finish": lambda state: finish(state, 2),
+    "acknowledge": lambda state: state.acknowledged("ok"),
+    "epoch": lambda state: state.see_epoch(9),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_power_cut_at_any_write_leaves_the_state_before_or_after(
+    tmp_path: Path, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish = blobs._publish
+    outcomes = []
+    for cut_at in range(20):
+        folder = tmp_path / str(cut_at)
+        state = open_state(folder)
+        state.see_epoch(1)
+        finish(state, 1)
+        before = seen(folder)
+        writes = iter(range(100))
+
+        def cutting(beside: Path, path: Path, cut_at: int = cut_at, writes: object = writes) -> None:
+            if next(writes) == cut_at:  # type: ignore[call-overload]
+                raise PowerCut
+            publish(beside, path)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(blobs, "_publish", cutting)
+            try:
+                STEPS[step](state)
+            except PowerCut:
+                outcomes.append((before, seen(folder)))
+                continue
+        after = seen(folder)
+        break
+    assert outcomes
+    assert after != before
+    assert all(found in (began, after) for began, found in outcomes)

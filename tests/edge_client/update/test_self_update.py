@@ -1,0 +1,335 @@
+"""A newer client: fetched when it is signed, installed whole or not at all, and given up when it does not report in."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import edge_client
+from edge_client.cli import main
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.update import launcher
+from edge_client.update.launcher import TRIALS, Record, choose
+from edge_client.update.self_update import REPORT_S, Updates, packed, unpacked, version_of
+from tests.support.scripted_coordinator import Script, Stage
+
+ROOT = Path(__file__).parents[3]
+OLD, NEW = "0.1.0", "0.2.0"
+
+
+def site(version: str, *, works: bool = True) -> dict[str, bytes]:
+    """A client that says its version, and reports in, if it works."""
+    code = (
+        "import os, sys\nfrom pathlib import Path\nfrom edge_client import __version__\n"
+        "folder = Path(os.environ['FEDCENTERS_RELEASES'])\nprint(__version__)\n"
+    )
+    if works:
+        code += (
+            f"sys.path.append({str(ROOT)!r})\n"
+            "import importlib.util\n"
+            f"file = {str(ROOT / 'edge_client/update/launcher.py')!r}\n"
+            "spec = importlib.util.spec_from_file_location('launcher', file)\n"
+            "launcher = importlib.util.module_from_spec(spec)\nsys.modules['launcher'] = launcher\n"
+            "spec.loader.exec_module(launcher)\nrecord = launcher.read(folder)\n"
+            "if record.trial == __version__: launcher.write(folder, launcher.Record(good=__version__))\n"
+        )
+    return {"edge_client/__init__.py": f'__version__ = "{version}"\n'.encode(), "edge_client/cli.py": code.encode()}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A flashed board: launch.py and site, and a state folder."""
+    for name, data in site(OLD).items():
+        path = tmp_path / "opt" / "site" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    (tmp_path / "opt" / "launch.py").write_bytes((ROOT / "edge_client/update/launcher.py").read_bytes())
+    return tmp_path
+
+
+def start(home: Path) -> str:
+    """One start of the service; -> the version that ran."""
+    command = [sys.executable, str(home / "opt" / "launch.py")]
+    env = {"STATE_DIRECTORY": str(home / "state"), "PATH": os.environ["PATH"]}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, cwd="/")
+    assert done.stdout, done.stderr
+    return done.stdout.strip()
+
+
+# -- which release starts
+
+
+def test_a_release_that_reports_in_stays_and_one_that_does_not_gives_way(home: Path) -> None:
+    assert start(home) == OLD
+    updates = Updates(home / "state" / "releases", running=OLD)
+    updates.install(packed(site(NEW), NEW), NEW)
+    assert [start(home) for _ in range(TRIALS + 2)] == [NEW] * (TRIALS + 2)
+    after = Updates(home / "state" / "releases", running=NEW)
+    after.install(packed(site("0.3.0", works=False), "0.3.0"), "0.3.0")
+    assert [start(home) for _ in range(TRIALS + 2)] == ["0.3.0"] * TRIALS + [NEW] * 2
+    assert not after.wanted("0.3.0")
+    assert after.wanted("0.4.0")
+
+
+def test_a_board_that_was_flashed_with_something_newer_passes_the_older_release_over(home: Path) -> None:
+    Updates(home / "state" / "releases", running=OLD).install(packed(site(NEW), NEW), NEW)
+    assert start(home) == NEW
+    (home / "opt/site/edge_client/__init__.py").write_text('__version__ = "0.5.0"\n')
+    assert start(home) == "0.5.0"
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"good": 1}', '{"good":"../x","trial":"../../x","starts":0,"failed":[]}'])
+def test_a_damaged_record_starts_the_flashed_client(home: Path, damage: str) -> None:
+    (home / "state" / "releases").mkdir(parents=True)
+    (home / "state" / "releases" / launcher.FILE).write_text(damage)
+    assert start(home) == OLD
+
+
+VERSIONS = st.sampled_from(["", "1", "2", "3"])
+RECORDS = st.builds(Record, good=VERSIONS, trial=VERSIONS, starts=st.integers(0, 5))
+
+
+@given(record=RECORDS, here=st.sets(VERSIONS))
+def test_what_is_started_is_there_and_a_trial_ends(record: Record, here: set[str]) -> None:
+    for _ in range(TRIALS + 1):
+        chosen, record = choose(record, here.__contains__)
+        assert chosen == "" or chosen in here
+    assert record.trial == ""
+    assert chosen in ("", record.good)
+    assert choose(record, here.__contains__) == (chosen, record)
+
+
+# -- killed at any step
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from edge_client.update.self_update import Updates
+archive, root = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+left = 0
+
+def mortal(function):
+    def step(*arguments, **more):
+        global left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **more)
+    return step
+
+os.fsync, os.mkdir, os.open, os.replace = map(mortal, (os.fsync, os.mkdir, os.open, os.replace))
+Path.replace, Path.open = mortal(Path.replace), mortal(Path.open)
+for number in range(1, 100):
+    child = os.fork()
+    if child == 0:  # one board, killed before the step of this number
+        left = number
+        Updates(root / f"{number:02}", running="0.1.0").install(archive, "0.2.0")
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        print(number)
+        break
+"""
+
+
+def test_a_board_killed_at_any_step_of_an_installation_starts_and_can_install_again(tmp_path: Path) -> None:
+    archive, boards = tmp_path / "release.tar", tmp_path / "boards"
+    archive.write_bytes(packed(site(NEW), NEW))
+    boards.mkdir()
+    command = [sys.executable, "-c", KILLED, str(archive), str(boards)]
+    done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    folders = [boards / f"{number:02}" for number in range(1, int(done.stdout) + 1)]
+    chosen = []
+    for folder in folders:
+        here = {path.parent.parent.name for path in folder.glob("*/edge_client/cli.py")}
+        chosen.append(choose(launcher.read(folder), here.__contains__)[0])
+        if chosen[-1] == NEW:
+            assert sorted(p.name for p in (folder / NEW / "edge_client").iterdir()) == ["__init__.py", "cli.py"]
+        Updates(folder, running=OLD).install(archive.read_bytes(), NEW)
+        assert launcher.read(folder).trial == NEW
+    assert len(chosen) > 10  # otherwise nothing was killed
+    assert chosen == sorted(chosen)  # the old one, and from one step on the new one
+    assert (chosen[0], chosen[-1]) == ("", NEW)
+
+
+# -- what a release may be
+
+
+def tar(**members: bytes | tarfile.TarInfo) -> bytes:
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as out:
+        for name, content in members.items():
+            header = content if isinstance(content, tarfile.TarInfo) else tarfile.TarInfo(name.replace("__", "/"))
+            data = b"" if isinstance(content, tarfile.TarInfo) else content
+            header.size = len(data)
+            out.addfile(header, io.BytesIO(data))
+    return made.getvalue()
+
+
+def special(name: str, kind: bytes) -> tarfile.TarInfo:
+    header = tarfile.TarInfo(name)
+    header.type, header.linkname = kind, "/etc/passwd"
+    return header
+
+
+NOTE = json.dumps({"version": NEW}).encode()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"no tar" * 200,
+        tar(RELEASE=NOTE),
+        tar(edge_client__cli=b""),
+        tar(RELEASE=b"{}", x=special("edge_client/cli.py", tarfile.REGTYPE)),
+        tar(RELEASE=b'{"version": "1;rm"}', x=special("edge_client/cli.py", tarfile.REGTYPE)),
+        tar(RELEASE=NOTE, x=special("edge_client/cli.py", tarfile.SYMTYPE)),
+        tar(RELEASE=NOTE, x=special("edge_client/cli.py", tarfile.LNKTYPE)),
+        tar(RELEASE=NOTE, x=special("edge_client/../../cli.py", tarfile.REGTYPE)),
+        tar(RELEASE=NOTE, x=special("/etc/passwd", tarfile.REGTYPE)),
+        tar(RELEASE=NOTE, x=special("sitecustomize.py", tarfile.REGTYPE)),
+        packed(site(NEW), NEW)[:1_000],
+    ],
+)
+def test_what_is_no_release_is_refused(data: bytes, tmp_path: Path) -> None:
+    with pytest.raises(Malformed, match="bad_program"):
+        unpacked(data)
+    with pytest.raises(Malformed):
+        Updates(tmp_path, running=OLD).install(data, NEW)
+    assert launcher.read(tmp_path) == Record()
+
+
+def test_a_release_under_another_version_than_it_says_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(Malformed, match=r"not version 0\.3\.0"):
+        Updates(tmp_path, running=OLD).install(packed(site(NEW), NEW), "0.3.0")
+
+
+def test_the_command_packs_this_client_the_same_twice(tmp_path: Path) -> None:
+    for name in ("a.tar", "b.tar"):
+        assert main(["release", str(tmp_path / name)]) == 0
+    data = (tmp_path / "a.tar").read_bytes()
+    assert data == (tmp_path / "b.tar").read_bytes()
+    assert version_of(data) == edge_client.__version__
+    found = unpacked(data)
+    assert found["edge_client/runtime/client.py"] == (ROOT / "edge_client" / "runtime" / "client.py").read_bytes()
+    assert "edge_client/board/flash.py" not in found
+
+
+# -- how a device comes by it
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path, updates=Updates(tmp_path / "releases", running=OLD))
+
+
+def offer(stage: Stage, version: str = NEW, *, data: bytes | None = None, manifest: Manifest | None = None) -> None:
+    blob = packed(site(version), version) if data is None else data
+    stage.lead(1, release={"version": version, "file": manifest or stage.blob(blob, "release")})
+
+
+def recorded(stage: Stage) -> Record:
+    return launcher.read(stage.folder / "releases")
+
+
+def test_a_signed_newer_release_is_fetched_put_on_trial_and_the_device_leaves(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        offer(stage)
+        yield
+        pytest.fail("the device did not leave")
+
+    stage.play(script())
+    assert recorded(stage) == Record(trial=NEW)
+    assert (stage.folder / "releases" / NEW / "edge_client" / "cli.py").is_file()
+    assert stage.last("st")["s"] == "off"
+
+
+@pytest.mark.parametrize("case", ["older", "same", "unsigned", "failed", "other version", "no release", "no launcher"])
+def test_anything_else_changes_nothing(stage: Stage, case: str) -> None:
+    def script() -> Script:
+        yield
+        data = packed(site(NEW), NEW)
+        if case in ("older", "same"):
+            offer(stage, {"older": "0.0.9", "same": OLD}[case])
+        elif case == "unsigned":
+            stage.blobs[manifest_of(data, "release", block=4096).sha256] = data
+            offer(stage, manifest=manifest_of(data, "release", block=4096))
+        elif case == "other version":
+            offer(stage, "0.9.0", data=data)
+        elif case == "no release":
+            offer(stage, data=b"no release")
+        else:
+            offer(stage)
+        yield 100
+        stage.ask(stage.fit())
+        yield
+
+    if case == "failed":
+        launcher.write(stage.folder / "releases", Record(failed=(NEW,)))
+    if case == "no launcher":
+        stage.updates = Updates(None, running=OLD)
+    before = recorded(stage)
+    stage.play(script())
+    assert recorded(stage) == before
+    assert stage.said("rdy")  # it lives on
+
+
+def test_a_task_comes_before_a_release(stage: Stage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit())
+        offer(stage)
+        yield
+        assert recorded(stage) == Record()
+        stage.go()
+        yield
+        stage.ack("ok")
+        yield
+        pytest.fail("the device did not leave")
+
+    stage.play(script())
+    assert len(stage.said("rdy")) == 1
+    assert recorded(stage) == Record(trial=NEW)
+
+
+def test_a_release_on_trial_that_hears_its_coordinator_is_good_and_others_are_removed(stage: Stage) -> None:
+    folder = stage.folder / "releases"
+    for version in (OLD, NEW):
+        (folder / version / "edge_client").mkdir(parents=True)
+    launcher.write(folder, Record(good=OLD, trial=NEW, starts=1))
+    stage.updates = Updates(folder, running=NEW)
+    stage.play(iter(()))
+    assert recorded(stage) == Record(good=NEW)
+    assert [path.name for path in folder.iterdir() if path.is_dir()] == [NEW]
+
+
+def test_a_release_on_trial_gives_way_when_the_coordinator_stays_silent(tmp_path: Path) -> None:
+    folder = tmp_path / "releases"
+    launcher.write(folder, Record(trial=NEW, starts=1))
+    updates = Updates(folder, running=NEW)
+    assert not updates.overdue(0.0)
+    assert not updates.overdue(REPORT_S - 1)
+    assert updates.overdue(REPORT_S)
+    launcher.write(folder, Record(good=NEW))
+    assert not updates.overdue(2 * REPORT_S)
+
+
+def test_without_a_launcher_there_are_no_updates() -> None:
+    updates = Updates.of({})
+    assert not updates.wanted("99")
+    updates.reported()
+    assert not updates.overdue(1e9)
+    told: dict[str, Any] = {launcher.RELEASES: "/nonexistent"}
+    assert Updates.of(told).wanted("99")

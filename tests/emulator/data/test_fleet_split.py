@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edge_client.data.dataset import Dataset
+from edge_client.errors import ConfigError
+from emulator.data.fleet_split import Split, digits_fleet, label_permutation_groups, turned
+from emulator.data.registry import load
+from tests.support.raw_data_files import numbered
+
+NUMBERED = numbered(400, 0)
+
+
+def parts(split: Split) -> list[tuple[str, Dataset]]:
+    everybody = {**split.devices, **split.new_devices}
+    return [(c, part) for c, local in everybody.items() for part in (local.train, local.test) if part is not None]
+
+
+@settings(max_examples=30)
+@given(devices=st.integers(1, 20), new=st.integers(0, 4), groups=st.integers(1, 5), seed=st.integers(0, 999))
+def test_every_sample_is_held_once_or_kept_for_reference(devices: int, new: int, groups: int, seed: int) -> None:
+    if groups > devices:
+        return
+    split = label_permutation_groups(NUMBERED, devices=devices, new=new, groups=groups, seed=seed)
+    held = np.concatenate([part.x[:, 0] for _, part in parts(split)] + [split.reference[:, 0]])
+    assert sorted(held.tolist()) == list(range(400))
+
+
+def test_each_group_writes_every_class_differently_from_every_other() -> None:
+    split = label_permutation_groups(NUMBERED, devices=9, new=3, groups=3, seed=4)
+    written: dict[int, dict[int, int]] = {g: {} for g in range(3)}
+    for c, part in parts(split):
+        for x, y in zip(part.x[:, 0], part.y, strict=True):
+            assert written[split.groups[c]].setdefault(int(x) % 10, int(y)) == y
+    assert all(sorted(w.values()) == list(range(10)) for w in written.values())
+    for digit in range(10):
+        assert len({written[g][digit] for g in range(3)}) == 3
+
+
+def test_devices_are_alike_in_size_and_keep_a_fifth_for_testing() -> None:
+    split = digits_fleet()
+    assert sorted(split.devices) == [f"device-{i:02d}" for i in range(12)]
+    assert sorted(split.new_devices) == ["new-0", "new-1", "new-2"]
+    sizes = [(len(local.train), len(local.test or ())) for local in split.devices.values()]
+    assert {a + b for a, b in sizes} <= {118, 119}  # 1797 - 16 kept = 1781 samples over 15 devices
+    assert all(abs(a / (a + b) - 0.8) < 0.01 for a, b in sizes)
+    assert Counter(split.groups[c] for c in split.devices) == {0: 4, 1: 4, 2: 4}
+    assert sorted(split.groups[c] for c in split.new_devices) == [0, 1, 2]
+
+
+def test_new_devices_count_groups_from_the_first() -> None:
+    split = digits_fleet(devices=4, new=3, groups=3)
+    assert [split.groups[f"new-{i}"] for i in range(3)] == [0, 1, 2]
+
+
+def test_the_same_seed_cuts_alike_and_another_does_not() -> None:
+    first, again, other = (digits_fleet(seed=s) for s in (3, 3, 4))
+    a, b, c = (s.devices["device-00"].train for s in (first, again, other))
+    assert (a.x == b.x).all()
+    assert (a.y == b.y).all()
+    assert not np.array_equal(a.x, c.x)
+
+
+@pytest.mark.parametrize("wrong", [{"devices": 0}, {"groups": 0}, {"groups": 13}, {"devices": 2}, {"devices": 1500}])
+def test_a_cut_that_cannot_be_made_is_refused_with_a_hint(wrong: dict[str, int]) -> None:
+    settings_ = {"devices": 12, "groups": 3, "seed": 0, **wrong}
+    with pytest.raises(ConfigError) as refused:
+        label_permutation_groups(load("digits"), **settings_)
+    assert refused.value.hint
+
+
+def test_a_quarter_turn_is_counter_clockwise_and_four_of_them_are_none() -> None:
+    image = np.arange(4).reshape(1, 1, 2, 2)
+    assert turned(image, 1).tolist() == [[[[1, 3], [0, 2]]]]
+    np.testing.assert_array_equal(turned(image, 4), image)
+    np.testing.assert_array_equal(turned(turned(image, 3), 1), image)
+
+
+def test_what_is_no_square_image_cannot_be_turned() -> None:
+    with pytest.raises(ConfigError, match="cannot be turned"):
+        turned(np.zeros((2, 1, 2, 3)), 1)

@@ -1,0 +1,293 @@
+"""Devices in several processes answer as in one, to the last bit, with everything that they keep between tasks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.models.registry import build
+from coordinator.strategies.base import Exchange
+from coordinator.strategies.registry import make
+from edge_client.data.dataset import Dataset, Local
+from edge_client.errors import FedcentersError, UsageError
+from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
+from edge_client.training.learner import Learner
+from emulator.data import registry
+from emulator.data.fleet_split import Split
+from emulator.data.partition_schemes import parse
+from emulator.engines.base import Recipe
+from emulator.engines.device_runtime import Runtime
+from emulator.engines.engine_spec import Order
+from emulator.parallel.process_pool import Crew, crew, dealt, ordered
+from emulator.simulate import run
+from emulator.simulation.virtual_network import Devices
+from export.compiler.program import compile_program, vector_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One compiled program and a small fleet."""
+
+    split: Split
+    recipe: Runtime
+    start: Flat
+    folder: Path
+
+    def alone(self) -> Devices:
+        return Devices(learner=self.recipe.open(), local=self.split.devices)
+
+    def crew(self, workers: int) -> AbstractContextManager[Crew]:
+        return crew(self.recipe, self.split.devices, workers=workers, folder=self.folder)
+
+
+@pytest.fixture(scope="module")
+def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    folder = tmp_path_factory.mktemp("workers")
+    model = build("digits-mlp", seed=0)
+    compiled = compile_program(model.module, name=model.name, input=model.input, batch=8, engines=("onnx",))
+    for sha256, blob in compiled.files.items():
+        (folder / sha256).write_bytes(blob)
+    files = {name: folder / c.sha256 for name, c in compiled.program.containers["onnx"].items()}
+    return Stage(
+        split=parse("iid").split(registry.load("digits"), devices=5, seed=0),
+        recipe=Runtime(engine="onnx", program=compiled.program, files=files),
+        start=vector_of(model.module, compiled.program.schema),
+        folder=folder,
+    )
+
+
+@pytest.fixture(scope="module")
+def pair(stage: Stage) -> Iterator[tuple[Devices, Crew]]:
+    with stage.crew(2) as many:
+        yield stage.alone(), many
+
+
+def asked(devices: Devices, task: Task) -> Exchange:
+    return dict.fromkeys(devices.fleet, task)
+
+
+def contents(answer: Reply | str) -> object:
+    return vars(answer) if isinstance(answer, Reply) else answer
+
+
+def test_fits_probes_own_models_and_posteriors_are_the_same_bits(stage: Stage, pair: tuple[Devices, Crew]) -> None:
+    (alone, many), w = pair, stage.start
+    tasks: list[Task] = [
+        Fit(start=w, steps=3, lr=0.1, batch=8, seed=1, momentum=0.9),
+        Fit(start=OWN, anchor=w, mu=0.1, steps=2, lr=0.1, batch=8, seed=2),
+        Probe(models=[w, -w], want=frozenset({"loss", "votes", "posterior"}), batch=8, seed=0),
+        Fit(start=w, steps=2, lr=0.1, batch=8, seed=3, rows="posterior:1", slot="second"),
+        Probe(models=[OwnModel(slot="second")], want=frozenset({"confusion"}), batch=8, seed=0, split="test"),
+        Fit(start=OWN, steps=1, lr=0.1, batch=8, seed=2, slot="empty"),  # refused: nothing to resume
+    ]
+    for task in tasks:
+        one, other = alone.answers(asked(alone, task)), many.answers(asked(many, task))
+        assert list(one) == list(other)
+        for c in one:
+            np.testing.assert_equal(contents(one[c]), contents(other[c]))
+            assert [v.size for v in alone.fetched(c, task)] == [v.size for v in many.fetched(c, task)]
+
+
+def test_what_a_probe_left_is_forgotten_in_every_worker_when_a_round_opens(
+    stage: Stage, pair: tuple[Devices, Crew]
+) -> None:
+    many, w = pair[1], stage.start
+    fit = Fit(start=w, steps=1, lr=0.1, batch=8, seed=3, rows="posterior:0")
+    many.answers(asked(many, Probe(models=[w, -w], want=frozenset({"posterior"}), batch=8, seed=0)))
+    assert all(isinstance(answer, Reply) for answer in many.answers(asked(many, fit)).values())
+    many.open_round()
+    assert all(isinstance(answer, str) for answer in many.answers(asked(many, fit)).values())
+
+
+def test_a_whole_run_has_the_same_centers_and_records(stage: Stage, pair: tuple[Devices, Crew]) -> None:
+    strategy = make("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
+    one, other = (run(strategy, stage.start, devices, {}, rounds=2, seed=0, batch=8) for devices in pair)
+    np.testing.assert_array_equal(one.state.centers, other.state.centers)
+    assert one.records == other.records
+
+
+def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(pair: tuple[Devices, Crew], stage: Stage) -> None:
+    many = pair[1]
+    first, second = (
+        many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=seed))) for seed in (1, 2)
+    )
+    rows = [answer.update for answer in first.values() if isinstance(answer, Reply) and answer.update is not None]
+    assert len(rows) == len(many.fleet)
+    address = [row.__array_interface__["data"][0] for row in rows]
+    assert {b - a for a, b in pairwise(address)} == {stage.start.nbytes}
+    kept = [row.copy() for row in rows]
+    again = many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+    for row, copy, answer in zip(rows, kept, again.values(), strict=True):
+        assert isinstance(answer, Reply)
+        np.testing.assert_array_equal(row, copy)
+        np.testing.assert_array_equal(row, answer.update)
+    assert not any(np.array_equal(row, answer.update) for row, answer in zip(rows, second.values(), strict=True))  # type: ignore[union-attr, arg-type]
+
+
+@given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(1, 8))
+def test_workers_hold_as_many_devices_and_about_as_many_samples(sizes: list[int], workers: int) -> None:
+    data = Dataset(np.zeros((max(sizes), 1), np.float32), np.zeros(max(sizes), np.int64))
+    local = {f"d{i:02}": Local(train=Dataset(data.x[:n], data.y[:n]), test=None) for i, n in enumerate(sizes)}
+    home = dealt(local, workers)
+    assert home.keys() == local.keys()
+    shares = [[len(local[who].train) for who in home if home[who] == worker] for worker in range(workers)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    assert max(map(sum, shares)) - min(map(sum, shares)) <= max(sizes)
+
+
+def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: Stage) -> None:
+    before, held = workers(), len(shared_rows())
+    with stage.crew(2) as many:
+        answers = many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+    assert (workers(), len(shared_rows())) == (before, held + 1)
+    del answers
+    assert len(shared_rows()) == held
+    assert not list(stage.folder.glob("worker-*"))
+
+
+class Deadly:
+    """A recipe that ends whoever reads it."""
+
+    def __init__(self, inner: Recipe) -> None:
+        self.inner = inner
+
+    def open(self) -> Learner:
+        return self.inner.open()
+
+    def __reduce__(self) -> tuple[Callable[[int], NoReturn], tuple[int]]:
+        return os._exit, (3,)
+
+
+def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: Stage) -> None:
+    with (
+        pytest.raises(FedcentersError, match="a worker process ended"),
+        crew(Deadly(stage.recipe), stage.split.devices, workers=2, folder=stage.folder) as many,
+    ):
+        many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+    for left in stage.folder.glob("worker-*"):
+        left.unlink()
+
+
+STOPPED = """
+from emulator.data.partition_schemes import parse
+from emulator import datasets
+from emulator.simulate import opened
+from edge_client.protocol.task import Fit
+
+if __name__ == "__main__":
+    split = parse("iid").split(datasets.load("digits"), devices=4, seed=0)
+    with opened("digits-mlp", split, seed=0, batch=8, workers=2) as (devices, start):
+        fit = Fit(start=start, steps=1, lr=0.1, batch=8, seed=1)
+        devices.answers(dict.fromkeys(devices.fleet, fit))
+        print("ready", flush=True)
+        devices.answers(dict.fromkeys(devices.fleet, Fit(start=start, steps=100_000, lr=0.1, batch=8, seed=1)))
+"""
+
+
+def test_ctrl_c_ends_a_run_with_its_workers_and_leaves_nothing(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(STOPPED, encoding="utf-8")
+    short = tmp_path_factory.mktemp("t")  # sockets lie in it, and their paths may have 107 characters
+    environment = {**os.environ, "TMPDIR": str(short), "PYTHONPATH": str(Path(__file__).parents[3])}
+    command = [sys.executable, str(script)]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        family = psutil.Process(process.pid).children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group
+        process.wait(60)
+    gone, alive = psutil.wait_procs(family, 30)
+    assert (len(gone) >= 2, alive) == (True, [])
+    assert list(short.iterdir()) == []
+
+
+SIMULATED = """
+import sys
+from pathlib import Path
+from emulator.config import SimulateArgs
+from emulator.simulate import simulate_json
+
+if __name__ == "__main__":
+    args = SimulateArgs(method="fedavg", devices=4, rounds=1, workers=2, out=Path(sys.argv[1]), model=sys.argv[2])
+    simulate_json(args)
+    print(*(name for name in ("torch", "onnx", "scipy") if name in sys.modules))
+"""
+
+
+def simulated(out: Path, model: str, temporary: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": str(Path(__file__).parents[3])}
+    script = out / "script.py"
+    script.write_text(SIMULATED, encoding="utf-8")
+    command = [sys.executable, str(script), str(out), model]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_a_run_whose_devices_live_in_workers_loads_no_torch(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    done = simulated(tmp_path, "digits-mlp", tmp_path_factory.mktemp("t"))
+    assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
+
+
+def test_what_the_first_worker_refuses_is_the_same_error_here(stage: Stage) -> None:
+    order = Order(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
+    with pytest.raises(UsageError, match="no-such-model"), ordered(order, stage.split.devices, workers=2):
+        pass
+
+
+def test_a_folder_too_deep_for_a_socket_is_told_of_before_anything_is_trained(tmp_path: Path) -> None:
+    deep = tmp_path / ("d" * 100)
+    deep.mkdir()
+    done = simulated(tmp_path, "digits-mlp", deep)
+    assert "ConfigError: no process for workers" in done.stderr
+    assert "TMPDIR" in done.stderr
+
+
+def test_a_model_that_is_asked_for_numbers_here_gives_the_workers(stage: Stage) -> None:
+    order = Order(model="digits-mlp", seed=0, engine="lean", batch=8, folder=stage.folder)
+    data = stage.split.devices[min(stage.split.devices)].train
+    with ordered(order, stage.split.devices, workers=2) as (many, start):
+        probe = Probe(models=[start], want=frozenset({"loss"}), batch=8, seed=0)
+        answer = many.answers({min(many.fleet): probe})[min(many.fleet)]
+        losses, _ = many.learner.evaluate([start], data, batch=8)
+    assert isinstance(answer, Reply)
+    assert answer.losses is not None
+    np.testing.assert_allclose(losses.mean(axis=1), answer.losses, rtol=1e-12)  # two sums of the same numbers
+
+
+def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage: Stage) -> None:
+    before = workers()
+    fit = Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)
+    with stage.crew(2) as many:
+        os.kill(min(workers() - before), signal.SIGKILL)
+        with pytest.raises(FedcentersError, match="a worker process ended"):
+            many.answers(asked(many, fit))
+    assert workers() == before
+
+
+def shared_rows() -> list[str]:
+    """Matrices that this process still holds; they have no name that anyone else could find."""
+    return [region.path for region in psutil.Process().memory_maps() if "fedcenters-rows" in region.path]
+
+
+def workers() -> set[int]:
+    """Copies of the one child that has imported everything."""
+    return {p.pid for p in psutil.Process().children(recursive=True) if p.ppid() != os.getpid()}

@@ -1,0 +1,214 @@
+"""Devices on a Ray cluster of two nodes on loopback answer as in one process, to the last bit; one node may leave."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+import pytest
+
+from coordinator.strategies.base import Exchange
+from coordinator.strategies.registry import make
+from edge_client.errors import FedcentersError, NetworkError
+from edge_client.protocol.task import OWN, ClientId, Fit, OwnModel, Probe, Reply, Task
+from emulator.parallel.ray_pool import RayCrew, ray_crew
+from emulator.simulate import run
+from emulator.simulation.virtual_network import Devices, exact
+from tests.support.gated_recipe import Failing, Gated, Plain
+from tests.support.requirements import lacking
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
+
+if TYPE_CHECKING:
+    from ray import ObjectRef
+    from ray.cluster_utils import Cluster
+
+LOCAL = grouped_fleet(24, 2)
+W = start_of()
+STORE = 80 * 2**20  # bytes; Ray takes no less than 75 MiB
+FIT = Fit(start=OWN, init=W, steps=3, lr=0.1, batch=8, seed=1)
+
+# Ray warns of its own changes to come, and leaves sockets and processes to its exit hooks.
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+@pytest.fixture(autouse=True)
+def _ray_is_installed() -> None:
+    if find_spec("ray") is None:
+        lacking("ray is not installed (pip install 'fedcenters[ray]')")
+
+
+@contextmanager
+def two_nodes() -> Iterator[Cluster]:
+    """A cluster with one CPU on each node; nothing of it is left afterwards."""
+    from ray.cluster_utils import Cluster
+
+    before = set(psutil.Process().children(recursive=True))
+    node = {"num_cpus": 1, "object_store_memory": STORE}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        yield cluster
+    finally:
+        started = set(psutil.Process().children(recursive=True)) - before
+        cluster.shutdown()  # type: ignore[no-untyped-call]  # Ray's
+        _, alive = psutil.wait_procs(started, timeout=30)
+        assert not alive
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster | None]:
+    if find_spec("ray") is None:
+        yield None
+        return
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    with two_nodes() as nodes:
+        yield nodes
+
+
+def asked(task: Task, local: Mapping[ClientId, object] = LOCAL) -> Exchange:
+    return dict.fromkeys(sorted(local), task)
+
+
+def same(one: Mapping[ClientId, Reply | str], other: Mapping[ClientId, Reply | str]) -> None:
+    assert list(one) == list(other)
+    for c in one:
+        mine, theirs = (vars(a) if isinstance(a, Reply) else a for a in (one[c], other[c]))
+        np.testing.assert_equal(mine, theirs)
+
+
+def unrounded(crew: RayCrew) -> RayCrew:
+    crew.wire = exact
+    return crew
+
+
+def test_fits_probes_own_models_and_posteriors_are_the_same_bits(cluster: Cluster) -> None:
+    tasks: list[Task] = [
+        Fit(start=W, steps=3, lr=0.1, batch=8, seed=1, momentum=0.9),
+        Fit(start=OWN, anchor=W, mu=0.1, steps=2, lr=0.1, batch=8, seed=2, upload=False),
+        Probe(models=[W, -W], want=frozenset({"loss", "votes", "posterior"}), batch=8, seed=0),
+        Fit(start=W, steps=2, lr=0.1, batch=8, seed=3, rows="posterior:1", slot="second"),
+        Probe(models=[OwnModel(slot="second")], want=frozenset({"confusion"}), batch=8, seed=0, split="test"),
+        Fit(start=OWN, steps=1, lr=0.1, batch=8, seed=2, slot="empty"),  # refused: nothing to resume
+        Fit(start=OWN, steps=1, lr=0.1, batch=8, seed=4),
+    ]
+    alone = devices_of(LOCAL)
+    with ray_crew(Plain(), LOCAL, address=cluster.address) as crew:
+        for task in tasks:
+            same(unrounded(crew).answers(asked(task)), alone.answers(asked(task)))
+            for c in LOCAL:
+                assert [v.size for v in crew.fetched(c, task)] == [v.size for v in alone.fetched(c, task)]
+        crew.open_round()
+        refused = crew.answers(asked(Fit(start=W, steps=1, lr=0.1, batch=8, seed=3, rows="posterior:1")))
+        assert set(refused.values()) == {"no_posterior"}
+
+
+def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(cluster: Cluster) -> None:
+    strategy = make("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
+    alone = Devices(learner=Plain().open(), local=LOCAL)
+    with ray_crew(Plain(), LOCAL, address=cluster.address) as crew:
+        one, other = (run(strategy, W, devices, {}, rounds=2, seed=0, batch=8) for devices in (alone, crew))
+    np.testing.assert_array_equal(one.state.centers, other.state.centers)
+    assert one.records == other.records
+
+
+def test_what_fails_over_there_is_said_here(cluster: Cluster) -> None:
+    with ray_crew(Plain(), LOCAL, address=cluster.address) as crew:
+        crew.recipe = _put(Failing())
+        with pytest.raises(FedcentersError, match="no such engine here"):
+            crew.answers(asked(FIT))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:{port}", "nowhere"])
+def test_no_cluster_is_an_error_with_a_hint(free_port: int, address: str) -> None:
+    with (
+        pytest.raises(NetworkError, match="start one with"),
+        ray_crew(Plain(), LOCAL, address=address.format(port=free_port)),
+    ):
+        pass
+
+
+def test_a_node_lost_in_the_middle_of_a_round_changes_nothing() -> None:
+    """Both nodes are held at work on the second of three exchanges that build on each other; one of them is killed."""
+    alone = devices_of(LOCAL)
+    learned = [alone.answers(asked(FIT)) for _ in range(3)]
+    with Gate() as gate, two_nodes() as nodes, ray_crew(Gated(port=gate.port), LOCAL, address=nodes.address) as crew:
+        unrounded(crew)
+        same(crew.answers(asked(FIT)), learned[0])
+        (leaving,) = nodes.worker_nodes
+        raylet = leaving.all_processes["raylet"][0].process.pid
+        gate.close()
+
+        def lose() -> None:
+            gate.wait_until(lambda pid: raylet in {parent.pid for parent in psutil.Process(pid).parents()})
+            nodes.remove_node(leaving, allow_graceful=False)
+            gate.open()
+
+        loser = threading.Thread(target=lose)
+        loser.start()
+        same(crew.answers(asked(FIT)), learned[1])
+        loser.join()
+        same(crew.answers(asked(FIT)), learned[2])
+        workers = [psutil.Process(pid) for pid in gate.seen if psutil.pid_exists(pid)]
+    assert not psutil.wait_procs(workers, timeout=30)[1]
+
+
+class Gate:
+    """Where the work of `Gated` waits. It begins open; `seen` are the processes that came by."""
+
+    def __enter__(self) -> Gate:  # noqa: PYI034 - Self is not in Python 3.10
+        self.seen: set[int] = set()
+        self._held: list[tuple[int, socket.socket]] = []
+        self._closed, self._news = False, threading.Condition()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._porter = threading.Thread(target=self._receive)
+        self._porter.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the porter
+        self._porter.join()
+        self._listener.close()
+        self.open()
+
+    def close(self) -> None:
+        """Who comes from now on waits."""
+        self._closed = True
+
+    def open(self) -> None:
+        """Let go whoever waits, and whoever comes."""
+        with self._news:
+            self._closed = False
+            while self._held:
+                self._held.pop()[1].close()
+
+    def wait_until(self, wanted: Callable[[int], bool]) -> None:
+        """Until a process for which this holds waits here."""
+        with self._news:
+            assert self._news.wait_for(lambda: any(wanted(pid) for pid, _ in self._held), timeout=60)
+
+    def _receive(self) -> None:
+        with suppress(OSError):  # the listener is shut
+            while True:
+                visitor, _ = self._listener.accept()
+                pid = int(visitor.makefile().readline())
+                with self._news:
+                    self.seen.add(pid)
+                    if self._closed:
+                        self._held.append((pid, visitor))
+                    else:
+                        visitor.close()
+                    self._news.notify_all()
+
+
+def _put(recipe: Failing) -> ObjectRef[Failing]:
+    import ray
+
+    return ray.put(recipe)

@@ -1,0 +1,87 @@
+"""One page about several runs: what each achieved, where they differ, how to see them again; alone on a disk."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edge_client.errors import ConfigError
+from emulator.cli import app
+from emulator.config import SimulateArgs
+from emulator.reports import comparison, demo_page
+from emulator.simulate import simulate_json
+
+ASKED = SimulateArgs(engine="lean", devices=6, rounds=3, settings={"local-steps": 3})
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    out = tmp_path_factory.mktemp("runs")
+    asked = [replace(ASKED, out=out), replace(ASKED, out=out, method="fedavg", name="<b>plain</b>".replace("/", ""))]
+    return [Path(simulate_json(one)["run"]) for one in asked]
+
+
+def test_the_table_has_each_runs_own_results(two: list[Path]) -> None:
+    first, second = (comparison.read(folder)[0] for folder in two)
+    assert (first.method, second.method) == ("FeSEM", "FedAvg")
+    curve = first.curve("accuracy", "micro")
+    assert first.result("accuracy", "micro") == pytest.approx(sum(v for v in curve if v is not None) / 3)
+    page = comparison.page([first, second])
+    for line in (first, second):
+        assert f"{line.result('accuracy', 'micro'):.1%}" in page
+    assert first.ari is not None
+    assert f"<td>{first.ari:.3f}</td>" in page
+
+
+def test_what_differs_is_listed_and_what_does_not_is_not(two: list[Path]) -> None:
+    page = comparison.page([comparison.read(folder)[0] for folder in two])
+    differing = page[page.index("Where they differ") : page.index("<h2>simulate-fesem-0")]
+    assert "<td>method</td><td>fesem</td><td>fedavg</td>" in differing
+    assert "<td>clusters</td>" in differing
+    assert "local-steps" not in differing
+
+
+def test_the_page_stands_alone_and_shows_names_as_text(two: list[Path], tmp_path: Path) -> None:
+    page = comparison.write(two, tmp_path / "both.html").read_text()
+    assert "<script" not in page
+    assert not re.search(r'(?:src|href)="https?:', page)
+    assert "<b>plain" not in page
+    assert "&lt;b&gt;plain" in page
+    assert page.count("<svg") > 4
+    assert f"fedcenters-emulator simulate {two[0] / 'config.toml'}" in page
+
+
+def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    (folder / "config.toml").write_text(
+        'broker = "mqtt://x"\n[model]\nname = "m"\n[[runs]]\nname = "a"\nmethod = "fesem"\nlam = 0.5\n'
+        '[[runs]]\nname = "b"\nmethod = "fedavg"\n'
+    )
+    events = [demo_page.read_events(run / "metrics.jsonl") for run in two]
+    told = [{**event, "run": name} for name, rows in zip("ab", events, strict=True) for event in rows]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))
+    lines = comparison.read(folder)
+    assert [(line.name, line.method) for line in lines] == [("home/a", "FeSEM"), ("home/b", "FedAvg")]
+    assert (lines[0].settings["lam"], lines[0].settings["model.name"]) == (0.5, "m")
+    assert "lam" not in lines[1].settings
+    assert "fedcenters-coordinator serve" in comparison.page(lines)
+    (folder / "simulate.toml").touch()  # and one that `simulate --broker` asked for
+    assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.page(lines)
+
+
+def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
+    done = CliRunner().invoke(app, ["report", str(two[0])])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(two[0] / "report.html"))
+    done = CliRunner().invoke(app, ["report", str(two[0]), "--json"])
+    assert json.loads(done.stdout) == {"files": [str(two[0] / "report.html")]}
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        comparison.read(tmp_path)

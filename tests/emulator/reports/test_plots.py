@@ -1,0 +1,131 @@
+"""What a picture shows is what the numbers say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from emulator.reports import plots
+from tests.support import finished_run
+
+
+def drawn(*arguments: object, draw: Callable[..., None]) -> Axes:
+    return plots.paint(4, 3, lambda axes: draw(axes, *arguments)).axes[0]
+
+
+def test_every_center_and_the_global_model_have_a_line() -> None:
+    axes = drawn([{0: 0.1, 1: 0.2}, {0: 0.3, 1: 0.4}], [0.15, 0.35], [0.1, 0.1], draw=plots.draw_accuracy)
+    lines = {line.get_label(): list(np.asarray(line.get_ydata())) for line in axes.get_lines()}
+    assert lines == {
+        "center 0": [0.1, 0.3],
+        "center 1": [0.2, 0.4],
+        "own center, all devices": [0.15, 0.35],
+        "one global model": [0.1, 0.1],
+    }
+
+
+def test_a_center_without_devices_in_a_round_has_a_gap_there() -> None:
+    axes = drawn([{0: 0.1, 1: 0.2}, {0: 0.3}, {0: 0.3, 1: 0.5}], [], [], draw=plots.draw_accuracy)
+    line = next(line for line in axes.get_lines() if line.get_label() == "center 1")
+    assert list(np.asarray(line.get_xdata())) == [1, 3]
+
+
+def test_each_cell_has_the_colour_of_its_center() -> None:
+    axes = drawn(finished_run.ASSIGNMENTS, finished_run.GROUPS, draw=plots.draw_assignment)
+    cells = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
+    rows = [label.get_text().split()[0] for label in axes.get_yticklabels()]
+    assert rows == ["device-00", "device-02", "device-01", "device-03"]  # by group
+    for cell in cells:
+        device, number = rows[round(cell.get_y() + 0.44)], round(cell.get_x() + 0.47)
+        assert to_hex(cell.get_facecolor()).upper() == plots.colour(finished_run.ASSIGNMENTS[number - 1][device])
+
+
+def test_every_device_is_a_point_of_the_fleet_picture() -> None:
+    points = {d: tuple(p) for d, p in finished_run.summary()["points"].items()}
+    axes = drawn(points, finished_run.GROUPS, finished_run.GROUPS, draw=plots.draw_fleet)
+    seen = np.concatenate([np.asarray(c.get_offsets()) for c in axes.collections])
+    assert sorted(map(tuple, seen.tolist())) == sorted(points.values())
+
+
+def test_the_bars_of_a_device_are_its_samples_of_each_class_in_the_order_of_its_group() -> None:
+    labels, groups = {"a": [3, 0, 2], "b": [1, 1], "c": [0, 4, 4]}, {"a": 1, "b": 0, "c": 1}
+    axes = drawn(labels, groups, draw=plots.draw_labels)
+    bars = [[patch.get_height() for patch in container] for container in axes.containers]
+    assert bars == [[1, 3, 0], [1, 0, 4], [0, 2, 4]]  # b first, then a and c
+    assert [line.get_xdata()[0] for line in axes.get_lines()] == [0.5]  # type: ignore[index]
+
+
+def test_bars_of_targets_name_no_class() -> None:
+    axes = drawn({"a": [3], "b": [5]}, {"a": 0, "b": 1}, draw=plots.draw_labels)
+    assert axes.get_legend() is None
+    assert [patch.get_height() for container in axes.containers for patch in container] == [3, 5]
+
+
+def test_ten_groups_have_ten_shapes() -> None:
+    assert len(set(plots.MARKERS)) == plots.MAX_NAMED_CLASSES
+
+
+def curves(**values: list[float | None]) -> Axes:
+    return drawn(values, draw=lambda ax, c: plots.draw_curves(ax, c, title="t"))
+
+
+def test_a_curve_passes_over_a_round_without_a_value_and_marks_the_others() -> None:
+    line, whole = curves(accuracy=[0.1, None, 0.3], f1=[0.2, 0.2, 0.4]).get_lines()
+    assert np.asarray(line.get_xdata()).tolist() == [1, 3]
+    assert np.asarray(line.get_ydata()).tolist() == [0.1, 0.3]
+    assert (line.get_marker(), whole.get_marker()) == ("o", "")
+
+
+def test_the_curve_of_one_round_is_a_point_over_a_whole_number() -> None:
+    axes = curves(accuracy=[0.7])
+    (line,) = axes.get_lines()
+    assert (np.asarray(line.get_xdata()).tolist(), line.get_marker()) == ([1], "o")
+    low, high = axes.get_xlim()
+    assert [tick for tick in axes.get_xticks() if low <= tick <= high] == [1.0]
+
+
+def test_the_heat_map_shows_the_lower_triangle_of_cosines() -> None:
+    vectors = np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0], [0.0, 0.0]])
+    expected = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    np.testing.assert_allclose(plots.cosines(vectors), expected)
+    axes = drawn(vectors, draw=lambda ax, v: plots.draw_cosines(ax, v, title="t"))
+    shown: np.ndarray[Any, Any] = np.ma.filled(np.ma.asarray(axes.get_images()[0].get_array()), np.nan)
+    np.testing.assert_array_equal(np.isnan(shown), np.triu(np.ones((4, 4), bool), 1))
+
+
+ROWS = hnp.arrays(np.float64, st.tuples(st.integers(1, 8), st.integers(1, 6)), elements=st.floats(-100, 100))
+
+
+@given(ROWS)
+def test_the_plane_never_holds_devices_further_apart_than_they_are(rows: np.ndarray[Any, Any]) -> None:
+    plane = plots.principal_plane(rows)
+    assert plane.shape == (len(rows), 2)
+    near = np.linalg.norm(plane[:, None] - plane, axis=2)
+    far = np.linalg.norm(rows[:, None] - rows, axis=2)
+    assert (
+        near <= far + 1e-5 * (1 + np.abs(rows).max())
+    ).all()  # an orthogonal projection; eigh of the squared numbers
+
+
+def test_two_dimensions_are_shown_as_they_are() -> None:
+    rows = np.array([[0.0, 0.0], [3.0, 0.0], [3.0, 1.0]])
+    plane = plots.principal_plane(rows)
+    assert np.linalg.norm(plane[0] - plane[2]) == pytest.approx(np.sqrt(10))
+
+
+def test_the_svg_scales_and_names_no_date() -> None:
+    text = plots.svg(Figure(figsize=(2, 1)))
+    head = text[: text.index(">")]
+    assert "viewBox" in head
+    assert "width=" not in head
+    assert "dc:date" not in text

@@ -1,0 +1,178 @@
+"""A run that is interrupted goes on from its checkpoint, and ends with the same bits as one that was not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.storage import state_codec
+from coordinator.strategies.registry import METHODS, make
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Flat
+from emulator.config import SimulateArgs
+from emulator.data.fleet_split import Split
+from emulator.simulate import Result, fleet_of, opened, run, simulate_json, wire_of
+from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation.virtual_network import Devices
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
+
+BATCH, ROUNDS = 8, 4
+METHODS_WITH_MEMORY = ("fesem", "fedsoft", "ditto", "nonfed", "fedem", "pfedme", "cfl")
+ASKED = SimulateArgs(engine="lean", devices=6, rounds=ROUNDS, checkpoint_every=2, settings={"local-steps": 2})
+
+
+class Cut(Exception):
+    """The process ends here."""
+
+
+def after(number: int) -> Callable[[Mapping[str, Any]], None]:
+    def tell(record: Mapping[str, Any]) -> None:
+        if record["round"] == number:
+            raise Cut
+
+    return tell
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Six devices that are made anew for each run, around one learner."""
+
+    devices: Devices
+    start: Flat
+    split: Split
+
+    def run(self, method: str, place: Path, *, rounds: int = ROUNDS, every: int = 2, **more: Any) -> Result:  # noqa: ANN401
+        resume = more.pop("resume", False)
+        settings = {} if method == "fedsgd" else {"local-steps": 2}
+        fresh = Devices(learner=self.devices.learner, local=self.devices.local)
+        return run(
+            make(method, **{"batch-size": BATCH, **settings}),
+            self.start,
+            fresh,
+            self.split.groups,
+            rounds=rounds,
+            seed=0,
+            batch=BATCH,
+            wire=wire_of("i8", fresh.program.schema),
+            checkpoints=Checkpoints(folder=place, every=every, resume=resume, lesson={"method": method}),
+            **more,
+        )
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    _, split = fleet_of(ASKED)
+    with opened("digits-mlp", split, seed=0, batch=BATCH, engine="lean") as (devices, start):
+        yield Bench(devices, start, split)
+
+
+def same(one: Result, other: Result) -> bool:
+    points = [[(m.round, m.who, m.points.tobytes()) for m in result.kept.moments] for result in (one, other)]
+    return (
+        state_codec.to_bytes(one.state) == state_codec.to_bytes(other.state)
+        and one.records == other.records
+        and one.virtual_seconds == other.virtual_seconds
+        and points[0] == points[1]
+    )
+
+
+@pytest.mark.parametrize("method", METHODS_WITH_MEMORY)
+def test_an_interrupted_run_ends_with_the_same_bits(method: str, bench: Bench, tmp_path: Path) -> None:
+    expected = bench.run(method, tmp_path / "whole")
+    with pytest.raises(Cut):
+        bench.run(method, tmp_path / "cut", progress=after(3))
+    heard: list[int] = []
+    found = bench.run(method, tmp_path / "cut", resume=True, progress=lambda record: heard.append(record["round"]))
+    assert heard == [3, 4]
+    assert same(found, expected)
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_a_method_asks_for_devices_own_models_in_its_first_round_or_never(
+    method: str, bench: Bench, tmp_path: Path
+) -> None:
+    """Else a checkpoint would lack them."""
+    bench.run(method, tmp_path, rounds=1, every=1)
+    bench.run(method, tmp_path, rounds=3, every=1, resume=True)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "nonfed"])
+def test_running_statistics_that_stay_on_devices_come_back(method: str, tmp_path: Path) -> None:
+    local = grouped_fleet(4, 2)
+    settings: dict[str, Any] = {"batch-size": BATCH, "local-steps": 2, "batch-norm": "local"}
+    strategy = make(method, **settings)
+
+    def play(place: Path, **more: Any) -> Result:  # noqa: ANN401
+        checkpoints = Checkpoints(folder=place, every=2, resume=True, lesson={})
+        facts: dict[str, Any] = {"rounds": ROUNDS, "seed": 0, "batch": BATCH, "checkpoints": checkpoints}
+        return run(strategy, start_of(buffered=True), devices_of(local, buffered=True), {}, **facts, **more)
+
+    expected = play(tmp_path / "whole")
+    with pytest.raises(Cut):
+        play(tmp_path / "cut", progress=after(3))
+    assert same(play(tmp_path / "cut"), expected)
+
+
+def test_a_finished_run_goes_on_to_more_rounds(bench: Bench, tmp_path: Path) -> None:
+    longer = bench.run("fesem", tmp_path / "whole", rounds=6)
+    bench.run("fesem", tmp_path / "cut")
+    found = bench.run("fesem", tmp_path / "cut", rounds=6, resume=True)
+    assert np.array_equal(found.state.centers, longer.state.centers)
+    assert [{**r, "of": 6} for r in found.records] == list(longer.records)
+
+
+def test_without_resume_a_run_begins_anew_and_without_a_checkpoint_too(bench: Bench, tmp_path: Path) -> None:
+    heard: list[int] = []
+    for resume in (True, False):
+        bench.run("fedavg", tmp_path, rounds=2, resume=resume, progress=lambda record: heard.append(record["round"]))
+    assert heard == [1, 2, 1, 2]
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_what_differs(bench: Bench, tmp_path: Path) -> None:
+    bench.run("fedavg", tmp_path, rounds=2)
+    with pytest.raises(ConfigError, match="made with method = 'fedavg', not 'fesem'"):
+        bench.run("fesem", tmp_path, rounds=2, resume=True)
+
+
+def test_a_broken_checkpoint_says_so(bench: Bench, tmp_path: Path) -> None:
+    bench.run("fedavg", tmp_path, rounds=2)
+    (tmp_path / "checkpoint" / "run.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        bench.run("fedavg", tmp_path, rounds=2, resume=True)
+
+
+def test_models_that_lived_with_workers_come_back_wherever_their_devices_live_now(tmp_path: Path) -> None:
+    whole = replace(ASKED, method="ditto", out=tmp_path / "whole")
+    cut = replace(whole, workers=2, out=tmp_path / "cut")
+    expected = simulate_json(whole)
+    with pytest.raises(Cut):
+        simulate_json(cut, after(3))
+    found = simulate_json(replace(cut, workers=1), resume=True)
+    told = ("accuracy", "f1", "ari", "virtual_seconds")
+    assert [found[key] for key in told] == [expected[key] for key in told]
+
+
+def test_a_killed_process_goes_on_from_its_own_file(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "emulator.cli", "simulate"]
+    options = ["-c", "checkpoint-every=1", "-c", "local-steps=2", "--engine", "lean", "--devices", "6"]
+    more = ["--rounds", "2000", "--out", str(tmp_path)]
+    with subprocess.Popen([*command, *options, *more], stderr=subprocess.PIPE, text=True) as running:
+        for line in running.stderr or ():
+            if "round 3/" in line:
+                os.kill(running.pid, signal.SIGKILL)
+                break
+    (folder,) = tmp_path.iterdir()
+    again = [*command, str(folder / "config.toml"), "--resume", "--rounds", "4"]
+    done = subprocess.run(again, capture_output=True, text=True, check=True)
+    assert "round 4/4" in done.stderr
+    assert "round 2/" not in done.stderr
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4

@@ -1,0 +1,180 @@
+"""Many real clients in one thread: they join, train, answer, come back when the link breaks, and say goodbye."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from coordinator.config import read
+from coordinator.local_broker import Broker
+from coordinator.storage.status import status
+from coordinator.storage.store import Store
+from edge_client.errors import ConfigError, UsageError
+from edge_client.transport.base import Message, Will
+from edge_client.transport.mqtt import MqttTransport
+from emulator.testbed import large_fleet
+from emulator.testbed.event_loop import Loop
+from emulator.testbed.large_fleet import Fleet, FleetArgs, SharedEngines
+from tests.support import softmax_program
+from tests.support.virtual_federation import WideEngine, seed_program
+
+PATIENCE_S = 90.0
+
+
+def written(folder: Path, broker: str, devices: int) -> Path:
+    """A coordinator's configuration for softmax regression, whose program needs no runtime and no compiler."""
+    settings = {"method": "fedavg", "num-rounds": 1, "local-steps": 2, "batch-size": 8}
+    table = {
+        "federation": "crowd",
+        "broker": broker,
+        "folder": "run",
+        "min-devices": devices,
+        "deadline-s": PATIENCE_S,
+        "formats": [],
+        "exit-when-done": True,
+        "block": 4096,
+        "model": {"name": "softmax", "batch-size": 8, "engines": ["onnx"]},
+        "runs": [settings],
+    }
+    path = folder / "coordinator.toml"
+    path.write_text(tomli_w.dumps(table))
+    read(path).folder.mkdir()
+    store = Store(read(path).folder / "store")
+    seed_program(store, ballast=8_192)
+    store.close()
+    return path
+
+
+@contextmanager
+def coordinator(config: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "coordinator.cli", "serve", str(config)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def softmax_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices hold the two-class data of these tests, and train it without a runtime."""
+    local = list(softmax_program.grouped_fleet(4, 2).values())
+    monkeypatch.setattr(large_fleet, "_drawn", lambda _: lambda index: local[index % 4])
+    monkeypatch.setattr(large_fleet, "open_engine", lambda *_, **__: WideEngine())
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("softmax_devices")
+def test_a_fleet_in_one_thread_finishes_a_training_with_uploads_in_blocks(tmp_path: Path, mosquitto: Broker) -> None:
+    config = written(tmp_path, mosquitto.url, 20)
+    fleet = Fleet(FleetArgs(config=config, devices=20), tmp_path / "state")
+    with coordinator(config) as process:
+        fleet.run(lambda: process.poll() is not None, lambda _: None)
+        assert process.returncode == 0
+    counts = fleet.counts()
+    fleet.close()
+    assert (counts["devices"], counts["acknowledged"]) == (20, 20)
+    assert sorted(json.loads(_last_round(config))["per_device"]) == [f"device-{i:05d}" for i in range(20)]
+    assert (tmp_path / "state" / "device-00019" / "state.json").is_file()
+
+
+@pytest.mark.usefixtures("softmax_devices")
+def test_it_works_with_the_embedded_broker_too(tmp_path: Path, amqtt_broker: Broker) -> None:
+    config = written(tmp_path, amqtt_broker.url, 5)
+    fleet = Fleet(FleetArgs(config=config, devices=5), tmp_path / "state")
+    with coordinator(config) as process:
+        fleet.run(lambda: process.poll() is not None, lambda _: None)
+        assert process.returncode == 0
+    fleet.close()
+    assert status(read(config).folder)["devices"] == 5
+
+
+@pytest.mark.broker
+@pytest.mark.usefixtures("softmax_devices")
+def test_a_broken_link_is_reported_once_and_mended_and_goodbye_is_said_at_the_end(
+    tmp_path: Path, mosquitto: Broker
+) -> None:
+    spy = MqttTransport(mosquitto.url, "spy")
+    spy.connect()
+    spy.subscribe("fc/v1/crowd/st/+")
+    config = written(tmp_path, mosquitto.url, 2)
+    fleet = Fleet(FleetArgs(config=config, devices=2), tmp_path / "state")
+    while fleet.loop.connected < 2:
+        fleet.loop.turn()
+    first = next(iter(fleet.loop.members))
+    assert first.session is not None
+    link = first.session.paho.socket()
+    assert isinstance(link, socket.socket)
+    link.shutdown(socket.SHUT_RDWR)
+    while fleet.loop.connected == 2:
+        fleet.loop.turn()
+    while fleet.loop.connected < 2:
+        fleet.loop.turn()
+    fleet.loop.turn()
+    fleet.close()
+    said = [json.loads(m.payload) for m in _messages(spy) if m.topic.endswith("device-00000")]
+    spy.close()
+    assert [(word["s"], word["bd"]) for word in said] == [("on", 1), ("lost", 1), ("on", 2), ("off", 2)]
+    assert fleet.loop.errors() == []
+
+
+def test_without_a_broker_the_loop_tries_again_and_nobody_dies(free_port: int) -> None:
+    waits: list[float] = []
+
+    def jitter(low: float, high: float) -> float:
+        waits.append(high)
+        return 0.0
+
+    loop = Loop(f"mqtt://127.0.0.1:{free_port}", jitter=jitter)
+    transport = loop.transport("x", lambda: Will("t", b""))
+    transport.connect()
+    while len(waits) < 5:
+        loop.turn(0.0)
+    assert waits == [2.0, 4.0, 8.0, 16.0, 32.0]
+    transport.close()
+
+
+def test_devices_of_one_process_share_an_engine_per_set_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr(large_fleet, "open_engine", lambda name, *_, **__: opened.append(name))
+    engines, program = SharedEngines(), softmax_program.program()
+    for device, files in (("a", {"step": "x"}), ("b", {"step": "x"}), ("c", {"step": "x", "evaluate": "y"})):
+        engines("onnx", program, {name: Path(device) / file for name, file in files.items()}, threads=1)
+    assert len(opened) == 2
+
+
+def test_a_fleet_over_a_network_in_plain_text_is_refused(tmp_path: Path) -> None:
+    config = written(tmp_path, "mqtt://192.0.2.1", 1)
+    with pytest.raises(ConfigError, match="not encrypted"):
+        Fleet(FleetArgs(config=config, devices=1), tmp_path / "state")
+
+
+def test_more_devices_than_open_files_are_refused_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = written(tmp_path, "embedded", 1)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
+    monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
+    with pytest.raises(UsageError, match=r"202 open files are needed[\s\S]*ulimit -Hn 202"):
+        Fleet(FleetArgs(config=config, devices=1), tmp_path / "state")
+
+
+def _last_round(config: Path) -> str:
+    lines = (read(config).folder / "metrics.jsonl").read_text().splitlines()
+    return next(line for line in lines if '"event":"round"' in line)
+
+
+def _messages(spy: MqttTransport) -> list[Message]:
+    found = []
+    while (event := spy.receive(1.0)) is not None:
+        found += [event] if isinstance(event, Message) else []
+    return found

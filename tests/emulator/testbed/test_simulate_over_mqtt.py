@@ -1,0 +1,156 @@
+"""`simulate --broker`: the same question over MQTT has the same answer, and leaves nothing but its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from emulator.cli import app
+from emulator.config import QUESTION as ASKED
+from emulator.config import asked, read
+from emulator.help import HELP
+from emulator.reports import comparison
+from emulator.simulate import simulate_json
+from emulator.testbed.simulate_over_mqtt import VIRTUAL
+
+PATIENCE_S = 150
+ROOT = Path(__file__).resolve().parents[3]
+QUESTION = ("--data-set", "digits", "--devices", "4", "--rounds", "2", "-c", "local-steps=2", "--engine", "onnx")
+
+
+@contextmanager
+def started(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that writes only below `home`; killed if a test leaves it running."""
+    (home / "tmp").mkdir(parents=True)
+    env = os.environ | {"TMPDIR": str(home / "tmp"), "PYTHONPATH": str(ROOT)}
+    where = ("--broker", "embedded", "--json", "--out", str(home / "runs"))
+    command = [sys.executable, "-m", "emulator.cli", "simulate", *QUESTION, *where, *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def processes(home: Path, word: str = "") -> list[psutil.Process]:
+    """Those that work in `home`, with `word` in their command line."""
+    lines = {process: process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])}
+    return [process for process, line in lines.items() if str(home) in " ".join(line) and word in " ".join(line)]
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    """What the records of a run's rounds say of its devices and centers."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    keys = ("round", "of", "assignment", "per_device", "per_center", "accuracy", "f1", "loss")
+    return [{key: line.get(key) for key in keys} for line in lines if line["event"] == "round"]
+
+
+def centers(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "centers").rglob("*.safetensors")}
+
+
+@pytest.mark.parametrize("method", ["fesem", "fedsoft"])
+def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tmp_path: Path) -> None:
+    with started(tmp_path / "mqtt", "--method", method) as process:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, stderr
+    assert "compiled for ONNX Runtime and torch" in stderr
+    assert "exported" not in stderr
+    real = json.loads(stdout)
+    folder = Path(real["run"])
+    asked_again = read(folder / ASKED)
+    assert asked_again.pop("broker") == "embedded"
+    virtual = simulate_json(asked(asked_again, {"out": tmp_path / "here"}))
+    elsewhere = {"seconds", "virtual_seconds", "run"}
+    assert virtual.keys() - real.keys() == {"virtual_seconds"}
+    assert {key: real[key] for key in real.keys() - elsewhere} == {key: virtual[key] for key in real.keys() - elsewhere}
+    assert rounds(folder) == rounds(Path(str(virtual["run"])))
+    assert centers(folder) == centers(Path(str(virtual["run"]))) != {}
+    (line,) = comparison.read(folder)
+    assert line.ari == pytest.approx(real["ari"])
+    assert {path.name for path in folder.iterdir()} >= {"config.toml", "metrics.jsonl", "centers", "store", ASKED}
+    assert_nothing_is_left(tmp_path / "mqtt")
+
+
+def assert_nothing_is_left(home: Path) -> None:
+    assert processes(home) == []
+    assert list((home / "tmp").iterdir()) == []
+    assert list(home.glob("runs/*/.work")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--profiles", "kinds.toml"), 2, "leave profiles out"),
+        (("--ray", "auto"), 2, "leave ray out"),
+        (("--workers", "2"), 2, "leave workers out"),
+        (("--hostile", "sign-flip:0.2"), 2, "leave hostile out"),
+        (("-c", "checkpoint-every=5"), 2, "leave checkpoint-every out"),
+        (("--resume",), 2, "leave --resume out"),
+        (("--engine", "lean"), 2, "use one of onnx, litert, pt2"),
+        (("--engine", "caffe"), 2, "use one of onnx, litert, pt2"),
+        (("--devices", "201"), 2, "fedcenters-emulator fleet"),
+        (("--broker", "rabbit"), 2, "use one of auto, mosquitto, embedded"),
+        (("--broker", "mqtt://127.0.0.1:1"), 4, "start it, or leave --broker out"),
+        (("--codec", "f8"), 3, "use some of: f32, f16, i8"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_with_what_to_do_and_leaves_nothing(
+    options: Sequence[str], code: int, said: str, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["simulate", "--broker", "embedded", "--out", str(tmp_path / "runs"), *options])
+    assert done.exit_code == code, done.stderr
+    assert said in done.stderr.split("hint: ")[-1]
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_what_says_nothing_over_mqtt_is_a_key_of_a_run() -> None:
+    assert set(VIRTUAL) < set(HELP)
+
+
+def test_a_device_process_that_dies_ends_the_run_and_its_words_are_kept(tmp_path: Path) -> None:
+    with started(tmp_path / "home", "--rounds", "1000") as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if "FeSEM round 1/" in line)
+        (devices,) = processes(tmp_path / "home", "emulator.testbed.threaded_fleet")
+        devices.kill()
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout) == (70, "")
+    assert "devices-onnx was killed by SIGKILL" in stderr
+    assert "hint: the logs folder" in stderr
+    (folder,) = (tmp_path / "home" / "runs").iterdir()
+    assert {path.name for path in (folder / "logs").iterdir()} == {"coordinator.log", "devices-onnx.log"}
+    assert_nothing_is_left(tmp_path / "home")
+
+
+def test_a_model_that_only_the_coordinator_can_refuse_is_refused_in_its_words(tmp_path: Path) -> None:
+    with started(tmp_path / "home", "--model", "digits-mpl") as process:
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout) == (2, "")
+    assert "unknown model 'digits-mpl'" in stderr
+    assert_nothing_is_left(tmp_path / "home")
+
+
+@pytest.mark.parametrize("moment", ["embedded listens", "FeSEM round 1/"])
+def test_after_a_signal_there_is_no_process_and_no_folder(moment: str, tmp_path: Path) -> None:
+    with started(tmp_path / "home", "--rounds", "1000") as process:
+        assert process.stderr is not None
+        next(line for line in process.stderr if moment in line)
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, stdout) == (128 + signal.SIGTERM, ""), stderr
+    assert "Traceback" not in stderr
+    assert list((tmp_path / "home" / "runs").iterdir()) == []
+    assert_nothing_is_left(tmp_path / "home")

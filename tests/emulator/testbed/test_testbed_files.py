@@ -1,0 +1,64 @@
+"""What the demo writes is what the programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.config import read
+from edge_client.config import load
+from edge_client.data.dataset import load as load_data
+from edge_client.errors import ConfigError
+from emulator.data.fleet_split import digits_fleet
+from emulator.testbed import testbed_files
+
+KEY = "ab" * 32
+
+
+def test_a_device_finds_its_own_samples_and_no_others(tmp_path: Path) -> None:
+    split = digits_fleet(3, 0, 3, 5)
+    for cid, local in split.devices.items():
+        testbed_files.write_device(tmp_path, cid, local, engine="onnx", broker="mqtt://127.0.0.1:1", key=KEY)
+    for cid, local in split.devices.items():
+        config = load(tmp_path / cid / "config.toml", {})
+        found = load_data(config.data)
+        assert found.test is not None
+        assert local.test is not None
+        assert (config.device_id, config.engine, config.signing_keys) == (cid, "onnx", (bytes.fromhex(KEY),))
+        np.testing.assert_array_equal(found.train.x, local.train.x)
+        np.testing.assert_array_equal(found.test.y, local.test.y)
+
+
+def test_the_coordinators_file_is_understood_by_the_coordinator(tmp_path: Path) -> None:
+    path = tmp_path / "work" / "coordinator.toml"
+    testbed_files.write_coordinator(
+        path,
+        tmp_path,
+        broker="mqtt://127.0.0.1:1",
+        devices=12,
+        runs=testbed_files.demo_runs(8),
+        seed=3,
+    )
+    config = read(path, environ={})
+    assert [(run.method, run.rounds) for run in config.runs] == [("fesem", 8), ("fedavg", 8)]
+    assert (config.min_devices, config.seed, config.folder) == (12, 3, tmp_path)
+    assert config.reference == path.with_name(testbed_files.REFERENCE)
+
+
+def test_half_the_devices_train_with_onnx_and_a_quarter_each_with_the_others() -> None:
+    engines = [testbed_files.engine_of(i) for i in range(12)]
+    assert [engines.count(e) for e in ("onnx", "litert", "pt2")] == [6, 3, 3]
+
+
+def test_a_folder_name_that_is_taken_gets_an_ending(tmp_path: Path) -> None:
+    first, second = testbed_files.new_folder(tmp_path, "demo"), testbed_files.new_folder(tmp_path, "demo")
+    assert first.name == "demo"
+    assert second.name.startswith("demo-")
+
+
+def test_a_place_where_nothing_can_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="hint: choose another folder"):
+        testbed_files.new_folder(tmp_path / "file", "demo")

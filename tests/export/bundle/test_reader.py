@@ -1,0 +1,339 @@
+"""A bundle can be checked and used by anyone, and a changed byte is found."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client.errors import ConfigError, Malformed, UsageError
+from edge_client.protocol.signing import public_key
+from edge_client.protocol.task import Array, Flat
+from export import cli
+from export.bundle.commands import bundle_run, quantize_bundle, verify_bundle
+from export.bundle.reader import MANIFEST, read_bundle
+from export.bundle.run_source import Material, Samples
+from export.bundle.signature import signer
+from export.bundle.verify_centers import largest_difference, stacked_difference, torch_logits
+from export.bundle.writer import Wish, write_bundle
+from export.compiler.program import vector_of
+from tests.support.programs import compiled, model
+
+PARITY = 1e-4
+KEY = bytes(range(32))
+VARIANTS = {"onnx", "onnx-fp16", "onnx-int8", "pt2", "tflite", "tflite-fp16", "tflite-int8"}
+
+
+def centers() -> list[Flat]:
+    start = vector_of(model("digits-mlp").module, compiled("digits-mlp").program.schema)
+    return [start, start * np.float32(0.5)]
+
+
+def reference() -> Array:
+    return np.random.default_rng(1).random((4, 1, 8, 8), dtype=np.float32)
+
+
+def judged() -> Samples:
+    """The reference with what is known of it: two devices, one per center, labelled as center 0 answers."""
+    x = reference()
+    y = torch_logits(model("digits-mlp").module, x).argmax(axis=-1)
+    return Samples(x=x, y=y, device=np.array(["a", "a", "b", "b"]), center=np.array([0, 0, 1, 1]))
+
+
+def material(**settings: Any) -> Material:  # noqa: ANN401 - Material's own
+    made = compiled("digits-mlp")
+    usual: dict[str, Any] = {
+        "program": made.program,
+        "files": made.files,
+        "centers": centers(),
+        "cards": [{"devices": 4}, {"devices": 8}],
+        "reference": judged(),
+        "calibration": judged(),
+    }
+    return Material(**usual | settings)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With everything that a bundle can have."""
+    out = tmp_path_factory.mktemp("run") / "bundle"
+    formats = ("onnx", "tflite", "pt2")
+    write_bundle(out, material(sign=signer(KEY, "home")), Wish(formats=formats, schemes=("int8", "fp16"), stacked=True))
+    return out
+
+
+@pytest.fixture
+def copied(bundle: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(bundle, tmp_path / "bundle"))
+
+
+def test_a_bundle_gives_back_what_went_in(bundle: Path) -> None:
+    read = read_bundle(bundle)
+    assert read.program == compiled("digits-mlp").program
+    assert all(np.array_equal(read.vector(k), center) for k, center in enumerate(centers()))
+    assert [c["card"]["devices"] for c in read.manifest["centers"]] == [4, 8]
+    assert read.files() == compiled("digits-mlp").files
+    given = read.reference()
+    assert given is not None
+    assert np.array_equal(given.x, reference())
+    assert given.device.tolist() == ["a", "a", "b", "b"]
+
+
+def test_every_center_has_each_format_with_a_measured_parity(bundle: Path) -> None:
+    for center in read_bundle(bundle).manifest["centers"]:
+        assert set(center["files"]) == VARIANTS
+        assert all(file["parity"] < PARITY for name, file in center["files"].items() if "-" not in name)
+
+
+def test_a_small_file_is_small_and_answers_nearly_like_torch(bundle: Path) -> None:
+    read = read_bundle(bundle)
+    for k, center in enumerate(read.manifest["centers"]):
+        for fmt, scheme, share in (("onnx", "fp16", 0.6), ("onnx", "int8", 0.4), ("tflite", "fp16", 0.6)):
+            small = center["files"][f"{fmt}-{scheme}"]
+            assert small["size"] < share * center["files"][fmt]["size"]
+            # rounding to 11 or to 8 bits: far above a float32 runtime's 1e-6, far below a wrong file's 1
+            assert 1e-6 < largest_difference(read.module(k), read.read(small), fmt, reference()) < 0.1
+
+
+@pytest.mark.parametrize("fmt", ["onnx", "tflite", "pt2"])
+def test_one_stacked_file_answers_for_every_center(bundle: Path, fmt: str) -> None:
+    read = read_bundle(bundle)
+    file = read.read(read.manifest["stacked"][fmt])
+    for k in (0, 1):
+        assert stacked_difference(read.module(k), file, fmt, k, reference()) < PARITY
+    assert stacked_difference(read.module(0), file, fmt, 1, reference()) > PARITY
+
+
+def test_a_card_tells_the_same_to_programs_and_people(bundle: Path) -> None:
+    read = read_bundle(bundle)
+    for center in read.manifest["centers"]:
+        card = json.loads(read.read(center["cards"]["json"]))
+        assert (card["center"], card["devices"], card["model"]) == (
+            center["center"],
+            4 + 4 * card["center"],
+            "digits-mlp",
+        )
+        assert card["files"] == center["files"]
+        text = read.read(center["cards"]["md"]).decode()
+        assert f"{card['devices']} devices" in text
+        assert all(file["sha256"] in text and f"{file['size']:,}" in text for file in card["files"].values())
+
+
+def test_a_bundle_that_is_written_from_the_users_module_is_measured_against_it(tmp_path: Path) -> None:
+    module = model("digits-mlp").module
+    before = vector_of(module, compiled("digits-mlp").program.schema)
+    manifest = write_bundle(tmp_path / "b", material(), Wish(formats=("onnx",)), module=module)
+    assert all(c["files"]["onnx"]["parity"] < PARITY for c in manifest["centers"])
+    assert np.array_equal(vector_of(module, compiled("digits-mlp").program.schema), before)
+
+
+def test_verification_measures_each_file_on_the_devices_that_it_serves(bundle: Path) -> None:
+    rows = verify_bundle(bundle)
+    assert [(r["center"], r["format"]) for r in rows] == [(k, name) for k in (0, 1) for name in sorted(VARIANTS)]
+    assert all(r["ok"] and r["samples"] == 2 and r["latency_ms"] > 0 for r in rows)
+    assert all(r["accuracy"]["devices"] == 1 and r["accuracy"]["median"] == r["torch"]["median"] for r in rows)
+    assert {r["accuracy"]["median"] for r in rows if r["center"] == 0} == {1.0}
+
+
+def test_a_file_of_another_center_is_not_ok(copied: Path) -> None:
+    manifest = json.loads((copied / MANIFEST).read_text())
+    first, second = manifest["centers"]
+    first["files"]["onnx"] = second["files"]["onnx"]
+    (copied / MANIFEST).write_text(json.dumps(manifest))
+    wrong = [(r["center"], r["format"]) for r in verify_bundle(copied) if not r["ok"]]
+    assert wrong == [(0, "onnx")]
+
+
+def test_a_quantized_file_is_judged_by_what_its_devices_lose(bundle: Path) -> None:
+    opposite = Samples(x=reference(), y=np.full(4, 3), device=np.array(["a", "a", "b", "b"]))
+    rows = verify_bundle(bundle, opposite, loss=0.0)
+    assert all(r["ok"] == (r["torch"]["mean"] <= r["accuracy"]["mean"]) for r in rows if "-" in r["format"])
+
+
+def test_a_bundle_can_be_made_smaller_later(bundle: Path, tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", material(), Wish(formats=("onnx", "tflite")))
+    quantize_bundle(tmp_path / "b", tmp_path / "small", ["int8-static"], judged(), None)
+    again = read_bundle(tmp_path / "small")
+    assert all(
+        {"onnx", "tflite", "onnx-int8-static", "tflite-int8-static"} == set(c["files"])
+        for c in again.manifest["centers"]
+    )
+    assert all(r["difference"] < 0.2 for r in verify_bundle(tmp_path / "small"))  # logits of about 1, in 8 bits
+
+
+def test_static_ranges_need_samples(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="needs calibration samples"):
+        quantize_bundle(bundle, tmp_path / "small", ["int8-static"], None, None)
+    assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("wish", [{"formats": ["coreml"]}, {"schemes": ["int4"]}])
+def test_an_unknown_wish_is_named_with_those_that_exist(wish: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"(coreml|int4)[\s\S]*use some of"):
+        Wish(**wish)
+
+
+def test_a_changed_byte_is_found_in_any_file(copied: Path) -> None:
+    files = [p for p in copied.rglob("*") if (p.is_file() and p.parent != copied) or p.name == "reference.npz"]
+    for path in files:
+        data = path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        with pytest.raises(Malformed, match="bad_hash"):
+            read_bundle(copied)
+        path.write_bytes(data)
+    read_bundle(copied)
+
+
+@pytest.mark.parametrize("path", ["../secret", "/etc/passwd", "centers/../../x"])
+def test_a_path_that_leaves_the_bundle_is_refused(copied: Path, path: str) -> None:
+    manifest = json.loads((copied / "manifest.json").read_text())
+    manifest["program"]["path"] = path
+    (copied / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(Malformed, match="outside"):
+        read_bundle(copied)
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", '{"v": 2}', '{"v": 1, "program": 3, "containers": []}'])
+def test_a_manifest_of_another_shape_is_malformed(copied: Path, text: str) -> None:
+    (copied / "manifest.json").write_text(text)
+    with pytest.raises(Malformed):
+        read_bundle(copied)
+
+
+def test_a_folder_that_is_no_bundle_gets_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a bundle[\s\S]*hint: "):
+        read_bundle(tmp_path)
+
+
+def test_a_failed_bundle_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="missing"):
+        write_bundle(tmp_path / "b", material(files={}), Wish(formats=()))
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    for cards in ([{"devices": 1}] * 2, [{"devices": 2}] * 2):
+        write_bundle(tmp_path / "b", material(cards=cards), Wish(formats=()))
+    assert [c["card"]["devices"] for c in read_bundle(tmp_path / "b").manifest["centers"]] == [2, 2]
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+def test_the_signature_vouches_for_the_manifest_and_so_for_all(bundle: Path, copied: Path) -> None:
+    read_bundle(bundle, [public_key(bytes(32)), public_key(KEY)])
+    with pytest.raises(Malformed, match="not trusted"):
+        read_bundle(bundle, [public_key(bytes(32))])
+    manifest = (copied / MANIFEST).read_bytes()
+    (copied / MANIFEST).write_bytes(manifest.replace(b'"devices": 4', b'"devices": 5'))
+    with pytest.raises(Malformed, match="bad_signature"):
+        read_bundle(copied, [public_key(KEY)])
+    (copied / "manifest.sig").unlink()
+    with pytest.raises(Malformed, match="is not signed"):
+        read_bundle(copied, [public_key(KEY)])
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"federation": 1, "key": "", "sig": ""}', "\xff"])
+def test_what_is_no_signature_is_malformed(copied: Path, text: str) -> None:
+    (copied / "manifest.sig").write_text(text, encoding="latin-1")
+    with pytest.raises(Malformed):
+        read_bundle(copied, [public_key(KEY)])
+
+
+def test_few_samples_are_every_devices_share() -> None:
+    many = Samples(x=np.zeros((9, 2)), device=np.array(list("aaaaaabbc")))
+    assert many.few(5).device.tolist() == ["a", "a", "b", "b", "c"]
+    assert len(many.few(20)) == 9
+
+
+def simulated(folder: Path) -> Path:
+    from emulator.config import SimulateArgs
+    from emulator.simulate import simulate_json
+
+    simulate_json(
+        SimulateArgs(rounds=1, devices=6, settings={"local-steps": 2, "clusters": 2}, engine="lean", out=folder)
+    )
+    return folder / "simulate-fesem-0"
+
+
+def test_a_simulated_run_is_bundled_with_its_devices_samples(tmp_path: Path) -> None:
+    run = simulated(tmp_path)
+    bundle_run(run, tmp_path / "b", Wish(formats=("onnx",)), samples=12)
+    read = read_bundle(tmp_path / "b")
+    cards = [c["card"] for c in read.manifest["centers"]]
+    assert [c["method"] for c in cards] == ["fesem", "fesem"]
+    assert sum(c["devices"] for c in cards) == 6
+    assert all(sum(c["labels"]["counts"]) == c["samples"] for c in cards if c["devices"])
+    told = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["per_device"]
+    assert max(c["accuracy"]["max"] for c in cards if c["accuracy"]) == max(told.values())
+    given = read.reference()
+    assert given is not None
+    assert sorted(set(given.device)) == sorted(told)
+    with pytest.raises(ConfigError, match="ifca"):
+        bundle_run(run, tmp_path / "never", Wish(), method="ifca")
+
+
+def test_the_files_of_a_bundle_get_right_what_the_run_says(tmp_path: Path) -> None:
+    """The accuracies of the last round are those of the written files, device by device."""
+    from export.bundle.run_source import kind_of
+
+    run = simulated(tmp_path)
+    bundle_run(run, tmp_path / "b", Wish(formats=("onnx",)))
+    rows = verify_bundle(tmp_path / "b", kind_of(run).held_out(run, data=None))
+    for row, center in zip(rows, read_bundle(tmp_path / "b").manifest["centers"], strict=True):
+        if center["card"]["devices"]:
+            assert row["accuracy"] == pytest.approx(center["card"]["accuracy"])
+
+
+def run_cli(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", ["fedcenters-export", *args])
+    try:
+        cli.main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
+
+
+def test_verify_prints_one_json_object(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_cli("verify", str(bundle), "--json", monkeypatch=monkeypatch) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["ok"]
+    assert len(told["files"]) == 2 * len(VARIANTS)
+
+
+def test_verify_takes_other_samples(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.savez(tmp_path / "s.npz", x=reference()[:2])
+    assert run_cli("verify", str(bundle), "--samples", str(tmp_path / "s.npz"), monkeypatch=monkeypatch) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert all(line.split()[6] == "2" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "said"),
+    [
+        (("verify", "nowhere"), 3, "hint: "),
+        (("verify",), 2, "Missing argument"),
+        (("polish",), 2, "No such command"),
+        (("bundle", "nowhere", "--out", "x"), 2, "hint: "),
+    ],
+)
+def test_a_foreseen_error_ends_with_its_code_and_no_traceback(
+    args: tuple[str, ...],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_cli(*args, monkeypatch=monkeypatch) == code
+    told = capsys.readouterr()
+    assert said in told.err
+    assert "Traceback" not in told.err
+    assert not told.out

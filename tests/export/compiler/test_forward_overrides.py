@@ -1,0 +1,52 @@
+"""ReLU behind the max-pool that follows it: the same bits, from fewer numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - torch's custom
+
+from export.compiler.forward_overrides import Rewritten
+from export.compiler.program import source_of
+from export.compiler.program_functions import Source
+from export.compiler.tracing import trace
+from tests.support.programs import model
+
+NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
+    "pooled": lambda x: F.max_pool2d(F.relu(x), 2),
+    "as methods": lambda x: torch.max_pool2d(x.relu(), 3, 2, 1),
+    "along one axis": lambda x: F.max_pool1d(torch.relu(x[:, 0]), 2),
+    "the ReLU is read twice": lambda x: F.max_pool2d(y := F.relu(x), 3, 1, 1) + y,
+    "another ReLU between": lambda x: F.max_pool2d(y := F.relu(x), 2) * F.max_pool2d(F.relu(y - 1), 2),
+    "ceil": lambda x: F.max_pool2d(F.relu(x), 2, ceil_mode=True),
+}
+
+
+@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
+def test_values_and_gradients_keep_every_bit_where_windows_tie_and_hold_nothing_positive(
+    network: Callable[[Tensor], Tensor],
+) -> None:
+    values = torch.randint(-4, 3, (3, 2, 7, 7), generator=torch.Generator().manual_seed(0)).double()
+
+    def run() -> list[Tensor]:
+        x = values.clone().requires_grad_()
+        out = network(x)
+        weight = torch.arange(out.numel(), dtype=out.dtype).reshape(out.shape)
+        return [out.detach(), *torch.autograd.grad(out, x, weight)]
+
+    expected = run()
+    with Rewritten():
+        found = run()
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+def test_a_traced_step_rectifies_only_what_the_pools_chose() -> None:
+    wecfl = model("wecfl-cnn")
+    source: Source = source_of(wecfl.module, input=wecfl.input)
+    graph = trace(source, "step", batch=2, dynamic=False).graph
+    assert isinstance(graph, torch.fx.GraphModule)
+    relus = [n.meta["val"].shape for n in graph.graph.nodes if n.target is torch.ops.aten.relu.default]
+    assert relus == [(2, 16, 14, 14), (2, 32, 7, 7)]

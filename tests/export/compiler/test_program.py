@@ -1,0 +1,209 @@
+"""compile_program: what it writes, what it leaves alone, what it refuses; vectors and schemas."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from edge_client.data.dataset import Dataset
+from edge_client.errors import Malformed, ProgramRefused, UsageError
+from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
+from edge_client.protocol.task import Fit
+from edge_client.training.fit_probe import fit
+from edge_client.training.learner import OverEngine
+from export.compiler.program import Compiled, compile_program, load_vector, schema_of, vector_of
+from export.diagnostics import sentence
+from tests.support.programs import BATCH, compiled, model, opened
+
+
+def compile_small(module: nn.Module, **settings: Any) -> None:  # noqa: ANN401 - compile_program's own
+    usual: dict[str, Any] = {"input": (6,), "engines": ("pt2",)}
+    compile_program(module, **usual | settings)
+
+
+def test_every_container_is_there_under_its_hash_and_nothing_else() -> None:
+    made = compiled("digits-mlp")
+    named = {c.sha256: c.size for files in made.program.containers.values() for c in files.values()}
+    assert {sha: len(data) for sha, data in made.files.items()} == named
+    assert all(hashlib.sha256(data).hexdigest() == sha for sha, data in made.files.items())
+    assert all(set(files) == set(FUNCTIONS) for files in made.program.containers.values())
+
+
+def test_one_tflite_file_holds_every_function() -> None:
+    assert len({c.sha256 for c in compiled("digits-mlp").program.containers["litert"].values()}) == 1
+
+
+def test_only_litert_fixes_the_batch() -> None:
+    assert compiled("digits-mlp").program.batch == {"onnx": "any", "litert": BATCH, "pt2": "any"}
+
+
+def test_compiling_leaves_the_module_as_it_was() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)).eval()
+    before = copy.deepcopy(module.state_dict())
+    compile_small(module)
+    assert not module.training
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_a_batch_of_samples_is_enough_to_compile_for() -> None:
+    program = compile_program(nn.Linear(6, 3), torch.zeros(5, 6), engines=("pt2",)).program
+    assert (program.model, program.input, program.target, program.classes) == ("Linear", (6,), (3,), 3)
+
+
+@pytest.fixture(scope="module")
+def grid() -> Compiled:
+    """Six numbers in, a table of 3 x 4 out."""
+    module = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Unflatten(1, (3, 4)))
+    return compile_program(module, (6,), target=(3, 4), loss="squared-error", engines=("onnx",))
+
+
+def test_targets_of_any_shape_are_in_the_manifest_and_survive_the_wire(grid: Compiled) -> None:
+    assert Program.from_json(parse_json(canonical(grid.program.to_json()), LIMIT_BYTES)).target == (3, 4)
+    assert next(p.shape for p in grid.program.functions["step"].inputs if p.name == "y") == ("batch", 3, 4)
+
+
+def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: Compiled, tmp_path: Path) -> None:
+    rng, program = np.random.default_rng(0), grid.program
+    x = rng.standard_normal((32, 6)).astype(np.float32)
+    data = Dataset(x, np.tanh(x @ rng.standard_normal((6, 12))).astype(np.float32).reshape(32, 3, 4))
+    start = 0.1 * rng.standard_normal(program.schema.size).astype(np.float32)
+    engine = opened(grid, "onnx", tmp_path)
+    task = Fit(start=start, steps=60, lr=0.5, momentum=0.9, batch=8, seed=0)
+    before, after = (
+        float(OverEngine(engine, program).evaluate([model], data, batch=8)[0].mean())
+        for model in (start, fit(OverEngine(engine, program), task, data).vector)
+    )
+    assert after < 0.5 * before
+    with pytest.raises(Malformed, match=r"targets of shape \(3, 4\), not \(12,\)"):
+        fit(OverEngine(engine, program), task, Dataset(x, data.y.reshape(32, 12)))
+
+
+def test_cross_entropy_wants_one_row_of_logits() -> None:
+    with pytest.raises(ProgramRefused, match=r"\(3, 4\) for one sample"):
+        compile_small(nn.Sequential(nn.Linear(6, 12), nn.Unflatten(1, (3, 4))))
+
+
+def test_a_schema_has_parameters_then_buffers_and_no_integers() -> None:
+    schema = schema_of(model("wecfl-cnn").module)
+    assert "".join(t.role for t in schema.tensors) == "p" * 10 + "b" * 4
+    assert not any("num_batches" in t.name for t in schema.tensors)
+    assert schema.n_params == 29_034
+
+
+@pytest.mark.parametrize(
+    ("name", "classifier"),
+    [
+        ("digits-mlp", ("3.weight", "3.bias")),
+        ("wecfl-cnn", ("9.weight", "9.bias")),
+        ("gn-cnn", ("head.weight", "head.bias")),
+    ],
+)
+def test_the_classifier_is_the_last_linear_layer(name: str, classifier: tuple[str, ...]) -> None:
+    assert schema_of(model(name).module).classifier == classifier
+
+
+@pytest.mark.parametrize("name", ["digits-mlp", "wecfl-cnn", "gn-cnn"])
+def test_a_vector_put_in_comes_out_again(name: str) -> None:
+    module = copy.deepcopy(model(name).module)
+    schema = schema_of(module)
+    vector = np.random.default_rng(0).random(schema.size, dtype=np.float32)
+    load_vector(module, schema, vector)
+    assert np.array_equal(vector_of(module, schema), vector)
+
+
+def test_a_vector_does_not_share_memory_with_the_module() -> None:
+    module = nn.Linear(6, 3)
+    vector_of(module, schema_of(module))[:] = 7.0
+    assert not torch.any(module.weight == 7.0)
+
+
+def test_a_model_with_nothing_to_train_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match="every parameter is frozen"):
+        compile_small(nn.Linear(6, 3).requires_grad_(False))  # noqa: FBT003 - torch's own
+
+
+def test_a_frozen_last_layer_is_no_classifier() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3).requires_grad_(False))  # noqa: FBT003 - torch's own
+    assert schema_of(module).classifier == ("0.weight", "0.bias")
+
+
+def test_a_shared_weight_travels_once_and_the_classifier_knows_it_by_its_first_name() -> None:
+    schema = schema_of(model("tied-embedding").module)
+    assert [t.name for t in schema.tensors] == ["tokens.weight", "mix.weight", "mix.bias", "out.bias"]
+    assert schema.classifier == ("tokens.weight", "out.bias")
+
+
+def test_buffers_that_torch_does_not_save_or_that_are_integers_stay_at_home() -> None:
+    schema = schema_of(model("several-buffers").module)
+    assert [t.name for t in schema.tensors if t.role == "b"] == ["largest", "mean", "scale"]
+
+
+class Counting(nn.Module):
+    """Counts its passes in an integer, which no step gives back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self.head = nn.Linear(6, 3)
+        self.passes: torch.Tensor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_a_written_integer_buffer_is_refused_by_name() -> None:
+    with pytest.raises(ProgramRefused, match="writes passes"):
+        compile_small(Counting())
+
+
+def test_a_model_whose_answers_depend_on_the_company_of_a_sample_is_refused() -> None:
+    for seed in range(8):
+        torch.manual_seed(seed)
+        with pytest.raises(ProgramRefused, match="other company"):
+            compile_small(nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3, track_running_stats=False)))
+
+
+def test_a_wrong_input_shape_is_refused_with_torchs_reason() -> None:
+    with pytest.raises(ProgramRefused, match="does not take samples of shape"):
+        compile_small(nn.Linear(6, 3), input=(5,))
+
+
+def test_a_wrong_number_of_classes_is_refused_with_both_shapes() -> None:
+    with pytest.raises(ProgramRefused, match=r"gives \(2, 3\).*expected \(2, 10\)"):
+        compile_small(nn.Linear(6, 3), classes=10)
+
+
+def test_an_exporters_error_is_told_without_the_paths_of_this_machine() -> None:
+    text = '  File "/usr/lib/site-packages/a.py", line 3, in f\nsite/packages/b.py:7: error: no lowering for aten.sort'
+    assert sentence(RuntimeError(text)) == "error: no lowering for aten.sort"
+
+
+def test_float64_for_litert_is_refused() -> None:
+    with pytest.raises(ProgramRefused, match="float64"):
+        compile_small(nn.Linear(6, 3), dtype="float64", engines=("litert",))
+
+
+def test_an_unknown_engine_is_named_with_those_that_exist() -> None:
+    with pytest.raises(UsageError, match=r"tvm[\s\S]*onnx, litert, pt2"):
+        compile_small(nn.Linear(6, 3), engines=("tvm",))
+
+
+def test_compiling_writes_nothing_to_stdout_or_stderr() -> None:
+    code = """
+from torch import nn
+from export.compiler.program import compile_program
+compile_program(nn.Linear(6, 3), name="mine", input=(6,), classes=3)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert (ran.stdout, ran.stderr) == ("", "")

@@ -1,0 +1,99 @@
+"""Which inputs can judge a program: those at which torch agrees with itself. There, one wrong answer is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from export.compiler import program_parity
+from export.compiler.program import compile_program, source_of
+from export.compiler.program_functions import Source, example, ports
+
+
+class Kinked(nn.Sequential):
+    """A ReLU behind the difference of two numbers; `bent`: the same tensors, another function."""
+
+    def __init__(self, bent: float = 1.0) -> None:
+        super().__init__(nn.Linear(2, 1, bias=False), nn.ReLU(), nn.Linear(1, 2))
+        self.bent = bent
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bent * super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@cache
+def step_of(bent: float) -> bytes:
+    """A real container of a program's step."""
+    made = compile_program(Kinked(bent), (2,), loss="squared-error", engines=("pt2",))
+    return made.files[made.program.containers["pt2"]["step"].sha256]
+
+
+def judge(bent: float, beside_the_kink: Callable[[int], bool]) -> tuple[float, int]:
+    """-> what is found out about a container, and at how many inputs it was looked at.
+
+    Beside the kink: weights 0.7 and -0.7 of two equal numbers, where a rounding decides whether a gradient flows.
+    """
+    seen: list[int] = []
+
+    def inputs(source: Source, function: str, batch: int, seed: int) -> list[Tensor]:
+        args = example(source, function, batch, seed)
+        at = {p.name: i for i, p in enumerate(ports(source, function).inputs)}
+        other = -0.7 if beside_the_kink(len(seen)) else 0.7
+        args[at["x"]], args[at["w/0.weight"]] = torch.ones(batch, 2), torch.tensor([[0.7, other]])
+        seen.append(seed)
+        return args
+
+    source = source_of(Kinked(), input=(2,), loss="squared-error")
+    found = program_parity.difference(
+        source, "pt2", "step", step_of(bent), batch=3, seed=0, limit=program_parity.LIMIT, inputs=inputs
+    )
+    return found, len(seen)
+
+
+def test_the_program_of_the_model_itself_passes_at_once() -> None:
+    found, looks = judge(1.0, lambda _: False)
+    assert found < 1e-6
+    assert looks == 1
+
+
+def test_one_wrong_answer_is_enough_where_torch_agrees_with_itself() -> None:
+    found, looks = judge(1.01, lambda _: False)
+    assert found > program_parity.LIMIT
+    assert looks == 1
+
+
+def test_inputs_beside_a_kink_judge_nobody_so_others_are_drawn() -> None:
+    found, looks = judge(1.01, lambda draw: draw < 2)
+    assert found > program_parity.LIMIT
+    assert looks == 3
+
+
+def test_a_wrong_program_is_not_accepted_because_no_inputs_can_judge_it() -> None:
+    found, looks = judge(1.01, lambda _: True)
+    assert found > program_parity.LIMIT
+    assert looks == program_parity.DRAWS
+
+
+def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:
+    # Each channel is its own group, so that the bias before the norm changes nothing: its gradient is cancelled sums.
+    for seed in range(3):
+        torch.manual_seed(seed)
+        network = nn.Sequential(nn.Conv2d(1, 2, 1), nn.GroupNorm(2, 2), nn.Flatten(), nn.Linear(512, 4))
+        compile_program(network, (1, 16, 16), engines=("pt2",))
+
+
+@pytest.mark.slow  # a model of six million weights
+def test_femnists_cnn_is_judged_where_it_can_be() -> None:
+    from coordinator.models.registry import build
+
+    known = build("femnist-cnn", seed=0)
+    source = source_of(known.module, input=known.input)
+    args = example(source, "step", 32, 1)  # one window of the first max-pool is decided by rounding
+    told = program_parity.answers(source, "step", args, dtype="float32"), program_parity.answers(source, "step", args)
+    assert max(program_parity.differences(*told)) > 10 * program_parity.LIMIT
+    made = compile_program(known.module, known.input, engines=("onnx",))
+    assert made.program.parity["onnx"] < 1e-5

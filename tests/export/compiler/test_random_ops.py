@@ -1,0 +1,170 @@
+"""Dropout is part of a step and never baked in: its numbers are an input, which the device draws from the task's seed.
+
+That the masks are torch's own is shown beside every other layer, in tests/conformance/test_architectures.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client.data.dataset import Dataset
+from edge_client.engines.base import step
+from edge_client.errors import ProgramRefused
+from edge_client.protocol.task import Fit
+from edge_client.training.fit_probe import fit
+from edge_client.training.learner import OverEngine
+from export.compiler.program import EXAMPLE_BATCH, compile_program, source_of, vector_of
+from export.compiler.program_functions import ports
+from export.compiler.tracing import exported, trace
+from export.containers.write_pt2 import run_pt2
+from tests.support.programs import BATCH, compiled, feeds, model, opened, relative
+
+
+def drawn(module: nn.Module, *input: int) -> int:  # noqa: A002 - the manifest's word
+    """Numbers per sample."""
+    return source_of(module, input=input).noise
+
+
+def test_the_noise_is_an_input_of_the_step_alone() -> None:
+    functions = compiled("dropout", engines=("onnx",)).program.functions
+    assert {name for name, f in functions.items() if any(p.name == "noise" for p in f.inputs)} == {"step"}
+    assert next(p.shape for p in functions["step"].inputs if p.name == "noise") == ("batch", 16 + 8)
+
+
+def test_other_noise_is_another_step_and_the_same_noise_the_same(tmp_path: Path) -> None:
+    made = compiled("dropout", engines=("onnx",))
+    engine = opened(made, "onnx", tmp_path)
+    given = feeds(made.program, "step", batch=BATCH)
+    once, again = step(engine, given), step(engine, given)
+    other = step(engine, given | {"noise": 1 - given["noise"] - 2**-24})
+    assert all(np.array_equal(once[n], again[n]) for n in once)
+    assert relative(other, once) > 0.1
+
+
+def test_the_seed_of_the_task_decides_what_is_dropped(tmp_path: Path) -> None:
+    made = compiled("dropout", engines=("onnx",))
+    engine = opened(made, "onnx", tmp_path)
+    rng = np.random.default_rng(0)
+    data = Dataset(rng.standard_normal((BATCH, 5)).astype(np.float32), np.arange(BATCH) % 3)
+    start = vector_of(model("dropout").module, made.program.schema)
+    task = Fit(start=start, steps=3, lr=0.1, batch=BATCH, seed=1)  # one batch of all samples: their order is no matter
+    one, same, other = (
+        fit(OverEngine(engine, made.program), replace(task, seed=seed), data).vector.astype(np.float64)
+        for seed in (1, 1, 2)
+    )
+    assert np.array_equal(one, same)
+    assert np.abs(one - other).max() > 0.01 * np.abs(one - start).max()
+
+
+def test_a_number_drops_its_value_when_it_is_below_the_probability() -> None:
+    """One linear layer behind dropout: the gradient of its weights is zero where all samples were dropped."""
+    module = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 2, bias=False))
+    source = source_of(module, input=(4,), loss="squared-error")
+    made = compile_program(module, (4,), loss="squared-error", engines=("pt2",))
+    args = {p.name: torch.zeros([2 if d == "batch" else d for d in p.shape]) for p in ports(source, "step").inputs}
+    edge = np.float32(0.3)
+    args |= {"x": torch.ones(2, 4), "y": torch.ones(2, 2), "q": torch.ones(2), "noise": torch.zeros(2, 4)}
+    args["noise"][:, 2] = float(edge) - 2**-24
+    args["noise"][:, 3] = float(edge)
+    result = run_pt2(made.files[made.program.containers["pt2"]["step"].sha256], list(args.values()))
+    velocity = result[[p.name for p in ports(source, "step").outputs].index("velocity/1.weight")]
+    assert torch.any(velocity != 0, dim=0).tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("layer", "numbers"),
+    [
+        (nn.Dropout(0.0), 0),
+        (nn.Dropout(1.0), 0),
+        (nn.Dropout(0.5), 4 * 6 * 6),
+        (nn.Dropout2d(0.5), 4),
+        (nn.Identity(), 0),
+    ],
+)
+def test_a_step_takes_as_many_numbers_as_the_layer_draws(layer: nn.Module, numbers: int) -> None:
+    module = nn.Sequential(nn.Conv2d(1, 4, 3), layer, nn.Flatten(), nn.Linear(144, 3))
+    assert drawn(module, 1, 8, 8) == numbers
+
+
+class Weights(nn.Linear):
+    """Drops weights, not values."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, nn.functional.dropout(self.weight, 0.5, self.training), self.bias)
+
+
+def test_numbers_that_belong_to_no_sample_are_refused_by_layer() -> None:
+    with pytest.raises(ProgramRefused, match=r"layer 0 \(Weights\).*do not belong to one sample"):
+        source_of(nn.Sequential(Weights(5, 3)), input=(5,))
+
+
+class DropPath(nn.Module):
+    """Stochastic depth (Huang et al. 2016) as it is often written: a whole sample skips the block, or does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.head = nn.Linear(5, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.head(x + 0.7 * self.block(x))  # type: ignore[no-any-return]
+        kept = (torch.rand((x.shape[0], 1), dtype=x.dtype) < 0.7).to(x.dtype)
+        return self.head(x + kept * self.block(x))  # type: ignore[no-any-return]
+
+
+def test_uniform_numbers_of_the_models_own_are_noise_too() -> None:
+    source = source_of(DropPath(), input=(5,))
+    trace(source, "step", batch=4, dynamic=True)  # refuses what still draws by itself
+    assert source.noise == 1
+
+
+class TimeFirst(nn.Module):
+    """Dropout of values that stand as [steps, batch, features], as between recurrent layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(nn.functional.dropout(x.transpose(0, 1), 0.5, self.training).mean(0))  # type: ignore[no-any-return]
+
+
+def test_a_mask_with_as_many_steps_as_the_example_has_samples_fits_every_batch() -> None:
+    source = source_of(TimeFirst(), input=(EXAMPLE_BATCH, 5))
+    graph = trace(source, "step", batch=EXAMPLE_BATCH, dynamic=True)
+    exported(source, "step", graph, batch=EXAMPLE_BATCH)  # refuses a graph that took the one for the other
+
+
+class Always(nn.Linear):
+    """Forgets to ask whether it trains."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.5)
+
+
+class Normal(nn.Linear):
+    """Noise of another kind."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x + torch.randn_like(x) if self.training else x)
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [(Always(5, 64), "other company"), (Normal(5, 3), "randn_like: only uniform")]
+)
+def test_what_no_noise_can_stand_for_is_refused(module: nn.Module, said: str) -> None:
+    with pytest.raises(ProgramRefused, match=said):
+        trace(source_of(module, input=(5,)), "step", batch=4, dynamic=False)
+
+
+def test_tracing_leaves_torchs_global_generator_as_it_was() -> None:
+    module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+    before = torch.random.get_rng_state()
+    trace(source_of(module, input=(4,)), "step", batch=4, dynamic=True)
+    assert torch.equal(torch.random.get_rng_state(), before)

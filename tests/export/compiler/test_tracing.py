@@ -1,0 +1,59 @@
+"""What cannot become a training program is refused by name, before anything is sent to a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from edge_client.errors import ProgramRefused
+from export.compiler.program import source_of
+from export.compiler.tracing import trace
+
+
+def refusal(module: nn.Module, *, input: tuple[int, ...] = (1, 8, 8)) -> str:  # noqa: A002 - the manifest's word
+    source = source_of(module, input=input)
+    with pytest.raises(ProgramRefused) as refused:
+        trace(source, "step", batch=4, dynamic=False)
+    return str(refused.value)
+
+
+def test_dropout_with_probability_zero_is_no_dropout() -> None:
+    source = source_of(nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 4)), input=(1, 8, 8))
+    trace(source, "step", batch=4, dynamic=True)
+
+
+def test_unequal_windows_of_an_adaptive_maximum_are_refused_with_their_layer_and_what_to_do() -> None:
+    text = refusal(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Linear(32, 4)))
+    assert "layer 1 (AdaptiveMaxPool2d)" in text
+    assert "[6, 6] does not divide into [4, 4] equal windows; choose sizes that do" in text
+
+
+class Sorting(nn.Module):
+    """An operator that inference runtimes do not share."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.sort(x.flatten(1))[0])  # type: ignore[no-any-return]
+
+
+def test_an_unknown_operator_is_refused_by_its_name() -> None:
+    assert "aten.sort" in refusal(Sorting())
+
+
+class Branching(nn.Module):
+    """Looks at values to decide what to do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x.flatten(1) if x.sum() > 0 else -x.flatten(1))  # type: ignore[no-any-return]
+
+
+def test_a_branch_on_values_is_refused_and_not_baked_in() -> None:
+    assert "cannot be traced" in refusal(Branching())

@@ -1,0 +1,45 @@
+"""A bundle becomes a Triton model repository, and the next bundle its next version."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edge_client.errors import ConfigError
+from export.serve.triton import config, write_repository
+from tests.support.served_bundle import write_bundle
+from tests.support.softmax_program import CLASSES, FEATURES, program
+
+
+def test_each_center_is_a_model_and_each_bundle_a_version(tmp_path: Path) -> None:
+    for version, mark in ((1, "one"), (2, "two")):
+        write_bundle(tmp_path / "b", mark)
+        assert write_repository(tmp_path / "b", tmp_path / "models") == [f"center-{k}/{version}" for k in (0, 1)]
+    model = tmp_path / "models" / "center-1"
+    assert (model / "1" / "model.onnx").read_bytes().startswith(b"one 1")
+    assert (model / "2" / "model.onnx").read_bytes().startswith(b"two 1")
+    assert sorted(p.name for p in model.iterdir()) == ["1", "2", "config.pbtxt"]
+
+
+def test_the_configuration_names_what_the_file_takes_and_gives() -> None:
+    """In protobuf's text format, as model_config.proto of the Triton server has it."""
+    text = config("center-0", program())
+    assert f'name: "x" data_type: TYPE_FP32 dims: [ {FEATURES} ]' in text
+    assert f'name: "logits" data_type: TYPE_FP32 dims: [ {CLASSES} ]' in text
+    assert text.startswith('name: "center-0"\nbackend: "onnxruntime"\nmax_batch_size: ')
+
+
+def test_a_bundle_without_onnx_files_says_what_to_do(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    with pytest.raises(ConfigError, match="--formats onnx"):
+        write_repository(without_files(tmp_path / "b"), tmp_path / "models")
+
+
+def without_files(bundle: Path) -> Path:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    for center in manifest["centers"]:
+        center["files"] = {}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+    return bundle

@@ -1,0 +1,96 @@
+"""A reader's own Python by import path, or registered by an installed package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coordinator.strategies.registry import make, name_of
+from edge_client.errors import UsageError
+from emulator.data import partition_schemes, registry
+from export.plugins import import_path, named
+
+MINE = """
+from dataclasses import dataclass
+from coordinator.strategies.baselines.fedavg import FedAvg
+from emulator.data.registry import DATA_SETS
+from emulator.data.partition_schemes import Iid
+
+DIGITS = DATA_SETS["digits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Half(FedAvg):
+    share: float = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Same(Iid):
+    twice: int = 1
+"""
+REGISTERED = """
+[fedcenters.methods]
+half = {0}:Half
+[fedcenters.data-sets]
+ours = {0}:DIGITS
+[fedcenters.partitions]
+same = {0}:Same
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A reader's module, in a package that is installed as far as Python can tell."""
+    name = f"plugged_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(MINE)
+    info = tmp_path / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(REGISTERED.format(name))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return name
+
+
+@pytest.mark.parametrize("how", ["{}:Half", "half"])
+def test_a_method_comes_by_import_path_or_registered_with_its_settings(module: str, how: str) -> None:
+    made = make(how.format(module), **{"share": "0.25", "local-steps": "3"})
+    assert (getattr(made, "share", None), getattr(made, "local_steps", None)) == (0.25, 3)
+    assert name_of(made) == "half"
+
+
+@pytest.mark.parametrize("how", ["{}:DIGITS", "ours"])
+def test_a_data_set_comes_by_import_path_or_registered(module: str, how: str) -> None:
+    assert registry.load(how.format(module)).classes == 10
+
+
+@pytest.mark.parametrize("how", ["{}:Same:twice=2", "same:twice=2"])
+def test_a_partition_comes_by_import_path_or_registered_with_its_settings(module: str, how: str) -> None:
+    assert getattr(partition_schemes.parse(how.format(module)), "twice", None) == 2
+
+
+@pytest.mark.parametrize("make_it", [lambda: make("json:dumps"), lambda: partition_schemes.parse("json:dumps")])
+def test_what_is_no_class_of_settings_is_refused(make_it: object) -> None:
+    with pytest.raises(UsageError, match="json:dumps is no"):
+        make_it()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("json", "is no import path"),
+        (":dumps", "is no import path"),
+        ("no_such_module_here:x", "there is no module 'no_such_module_here'"),
+        ("json:dumpz", "has no 'dumpz'"),
+    ],
+)
+def test_a_path_that_leads_nowhere_says_where_it_ends(path: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        import_path(path)
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match="unknown data set 'digit'") as wrong:
+        named("data-sets", "digit", {"digits": 1, "faces": 2})
+    assert wrong.value.hint is not None
+    assert wrong.value.hint.startswith("did you mean 'digits'? use one of digits, faces")

@@ -1,0 +1,109 @@
+"""What a codec costs in accuracy and saves in bytes on a real run: `make codecs`. Needs FEDCENTERS_DATA.
+
+Fashion-MNIST on 60 devices in ten groups, WeCFL with ten centers, 15 rounds; everything but the codec is the same.
+Writes the table into docs/codecs.md, between its marks. Top-k is no codec of the protocol: it is tried here.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.rounds.metrics import last_rounds
+from coordinator.strategies.registry import make
+from edge_client.protocol.task import Flat, Schema
+from emulator.config import SimulateArgs
+from emulator.simulate import Result, fleet_of, opened, run
+from emulator.simulation.codec_channel import Code, Wire, coded
+from emulator.simulation.virtual_network import Devices
+from tests.support.doc_pages import DOCS, machine, put
+
+PAGE = DOCS / "codecs.md"
+SEEDS, DEVICES, ROUNDS, BATCH = (0, 1, 2), 60, 15, 32
+SETTINGS: Mapping[str, Any] = {"clusters": 10, "local-steps": 20, "learning-rate": 0.02, "batch-size": BATCH}
+
+
+def top(share: float) -> Code:
+    """Only the `share` of all values that are largest, as float32 with a 32-bit index each."""
+
+    def code(delta: Flat, _schema: Schema) -> tuple[Flat, int]:
+        count = max(1, round(share * delta.size))
+        kept = np.argpartition(np.abs(delta), -count)[-count:]
+        out = np.zeros_like(delta)
+        out[kept] = delta[kept]
+        return out, 8 * count
+
+    return code
+
+
+WAYS: Mapping[str, tuple[Code | None, bool]] = {  # name -> code and feedback
+    "f32": (None, False),
+    "f16": (coded("f16"), False),
+    "i8, feedback": (coded("i8"), True),
+    "i8, none": (coded("i8"), False),
+    "top 10 %, feedback": (top(0.1), True),
+    "top 10 %, none": (top(0.1), False),
+    "top 1 %, feedback": (top(0.01), True),
+}
+
+
+def played(data: Path) -> dict[str, list[Result]]:
+    """Every way of every seed."""
+    found: dict[str, list[Result]] = {way: [] for way in WAYS}
+    for seed in SEEDS:
+        asked = SimulateArgs(data_set="fashion-mnist", model="mnist-mlp", devices=DEVICES, seed=seed, data=data)
+        args, split = fleet_of(asked)
+        facts: dict[str, Any] = {"seed": seed, "batch": BATCH}
+        with opened(args.model, split, **facts, engine="lean") as (devices, start):
+            for way, (code, feedback) in WAYS.items():
+                fleet = Devices(learner=devices.learner, local=devices.local)
+                wire = Wire(devices.program.schema, code, feedback=feedback)
+                method = make("wecfl", **SETTINGS)
+                found[way].append(run(method, start, fleet, split.groups, rounds=ROUNDS, wire=wire, **facts))
+        print(f"seed {seed} is done", file=sys.stderr)  # noqa: T201 - a script's progress
+    return found
+
+
+def table(found: Mapping[str, list[Result]], seconds: float) -> str:
+    """Markdown: accuracy over the last three rounds, how well the groups were found, bytes up."""
+    seeds = ", ".join(map(str, SEEDS))
+    said = f"Accuracy weighs by samples and is the mean of the last three rounds; means and deviations of seeds {seeds}"
+    rows = ["| codec | accuracy, % | against f32 | ARI | MB up a round | ratio |", "|---|---|---|---|---|---|"]
+    plain = _accuracies(found["f32"])
+    whole = _bytes(found["f32"])
+    for way, results in found.items():
+        mine, size = _accuracies(results), _bytes(results)
+        apart = 100 * (mine - plain)
+        rows.append(
+            f"| {way} | {100 * mine.mean():.2f} ± {100 * mine.std():.2f} | {apart.mean():+.2f} ± {apart.std():.2f} "
+            f"| {np.mean([r.ari for r in results]):.2f} | {size / 1e6:.2f} | {whole / size:.1f} |"
+        )
+    return "\n".join([f"{said}. {seconds / 60:.0f} CPU minutes; {machine()}.", "", *rows])
+
+
+def _accuracies(results: list[Result]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([np.mean(last_rounds(result.records, "accuracy")) for result in results])
+
+
+def _bytes(results: list[Result]) -> float:
+    return float(np.mean([record["bytes"]["up"] for result in results for record in result.records]))
+
+
+def main() -> None:
+    """Play and write."""
+    data = os.environ.get("FEDCENTERS_DATA")
+    if data is None:
+        raise SystemExit("set FEDCENTERS_DATA to the folder of data sets")
+    began = time.process_time()
+    found = played(Path(data))
+    put(PAGE, "codecs", table(found, time.process_time() - began))
+
+
+if __name__ == "__main__":
+    main()

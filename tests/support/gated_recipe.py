@@ -1,0 +1,51 @@
+"""A recipe whose work waits at a gate: a test on the other side sees every process that begins, and lets it go on."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from edge_client.protocol.program import Program
+from edge_client.training.learner import Job, Learner, OverEngine, Trained
+from tests.support import softmax_program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plain:
+    """Softmax regression in float64."""
+
+    def open(self) -> Learner:
+        return OverEngine(softmax_program.SoftmaxEngine(), softmax_program.program())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gated:
+    """The same; before it trains, it says its process id at the gate and waits for a byte, or for the gate's end."""
+
+    port: int
+
+    def open(self) -> Learner:
+        return Waiting(softmax_program.SoftmaxEngine(), softmax_program.program(), self.port)
+
+
+class Waiting(OverEngine):
+    def __init__(self, engine: softmax_program.SoftmaxEngine, program: Program, port: int) -> None:
+        super().__init__(engine, program)
+        self.port = port
+
+    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+        if jobs:
+            with socket.create_connection(("127.0.0.1", self.port)) as gate:
+                gate.sendall(f"{os.getpid()}\n".encode())
+                gate.recv(1)
+        yield from super().train(jobs, between)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing:
+    """Cannot be opened."""
+
+    def open(self) -> Learner:
+        raise RuntimeError("no such engine here")

@@ -1,0 +1,195 @@
+"""A real mosquitto with what `provision` generates, and clients that come to it honestly or not.
+
+Nothing here sleeps. A client's own later message, seen to arrive, tells that the broker has dealt with everything that
+the client sent before; mosquitto keeps the order of one client's packets.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import getpass
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from coordinator.identity.broker_acl import COORDINATOR
+from coordinator.identity.provisioning import Plan, Provision
+from coordinator.local_broker import find_mosquitto, free_port
+from edge_client.transport import mqtt
+from edge_client.transport.base import Connected, Lost, Message
+from edge_client.transport.mqtt import MqttTransport
+from edge_client.transport.tls import Credentials
+
+FEDERATION = "demo"
+HOSTS = ("localhost", "127.0.0.1")
+PATIENCE_S = 20.0
+
+
+def now() -> dt.datetime:
+    return dt.datetime.now(dt.timezone.utc)
+
+
+def provisioned(folder: Path, *devices: str, federation: str = FEDERATION, port: int = 8883) -> Provision:
+    """A federation's files, as the command makes them."""
+    work = Provision(folder=folder, plan=Plan(federation=federation, hosts=HOSTS, port=port), now=now())
+    work.infrastructure()
+    for cid in devices:
+        work.device(cid)
+    return work
+
+
+@contextmanager
+def running(configuration: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """mosquitto over a configuration file, from its first open port to its end."""
+    program = find_mosquitto()
+    assert program is not None  # such a test is marked `broker`
+    # Started by root it would become another user, who cannot read this user's keys.
+    told = configuration.with_name("as-we-are.conf")
+    told.write_text(configuration.read_text() + f"user {getpass.getuser()}\n")
+    with (
+        configuration.with_name("log").open("wb") as log,
+        subprocess.Popen([program, "-c", str(told)], stdout=log, stderr=log) as process,
+    ):
+        try:
+            _until_open(port, process)
+            yield process
+        finally:
+            process.terminate()
+
+
+def _until_open(port: int, process: subprocess.Popen[bytes]) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not _is_open(port):
+        assert process.poll() is None
+        assert time.monotonic() < until_s
+
+
+def _is_open(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
+@dataclass
+class Guarded:
+    """A provisioned federation whose broker runs."""
+
+    work: Provision
+    process: subprocess.Popen[bytes]
+    _open: list[Client] = field(default_factory=list)
+
+    @property
+    def url(self) -> str:
+        return self.work.plan.broker
+
+    def credentials(self, name: str) -> Credentials:
+        """The files of a device, or of the coordinator."""
+        stem = "coordinator" if name == COORDINATOR else "device"
+        home = self.work.folder / ("coordinator" if name == COORDINATOR else f"devices/{name}")
+        return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
+
+    def client(self, name: str, *, client_id: str = "", speaking: MQTTProtocolVersion | None = None) -> Client:
+        """Somebody who comes with the certificate of `name`."""
+        if speaking is not None:
+            mqtt._spoken[self.url] = speaking
+        ident = client_id or f"{FEDERATION}.{name}"
+        made = Client(name, MqttTransport(self.url, ident, credentials=self.credentials(name)))
+        self._open.append(made)
+        return made
+
+    def reload(self) -> None:
+        """What an operator does after a revocation."""
+        self.process.send_signal(signal.SIGHUP)
+
+    def leave(self) -> None:
+        for client in self._open:
+            client.transport.close()
+        self._open.clear()
+        mqtt._spoken.pop(self.url, None)
+
+
+class Client:
+    """A connected client; `marks` counts what it said to be heard."""
+
+    def __init__(self, name: str, transport: MqttTransport) -> None:
+        self.name, self.transport, self._marks = name, transport, 0
+        transport.connect()
+        assert transport.receive(PATIENCE_S) == Connected()
+
+    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        self.transport.publish(topic, payload, retain=retain)
+
+    def subscribe(self, *filters: str) -> None:
+        self.transport.subscribe(*filters)
+
+    def mark(self, topic: str) -> bytes:
+        """Say something new on a topic that is ours; -> what was said."""
+        self._marks += 1
+        said = f"mark {self.name} {self._marks}".encode()
+        self.publish(topic, said)
+        return said
+
+    def settle(self, topic: str) -> None:
+        """Return when the broker has dealt with all that we sent; `topic` is one that we may write and hear."""
+        self.until(self.mark(topic))
+
+    def until(self, payload: bytes) -> list[Message]:
+        """Everything that arrives before a message with this payload."""
+        before: list[Message] = []
+        while True:
+            event = self.transport.receive(PATIENCE_S)
+            assert event is not None, "it never came"
+            assert not isinstance(event, Lost), event
+            if isinstance(event, Message):
+                if event.payload == payload:
+                    return before
+                before.append(event)
+
+
+@contextmanager
+def guarded(folder: Path, *devices: str) -> Iterator[Guarded]:
+    """A broker with the generated configuration, and `devices` that were provisioned for it."""
+    port = free_port()
+    work = provisioned(folder / "keys", *devices, port=port)
+    with running(work.folder / "broker" / "mosquitto.conf", port) as process:
+        found = Guarded(work, process)
+        try:
+            yield found
+        finally:
+            found.leave()
+
+
+def knock(url: str, credentials: Credentials, will: tuple[str, bytes] | None = None) -> str:
+    """Dial without our own checks: "" when the broker answers CONNECT, else why the connection ended.
+
+    Whoever was let in vanishes without a DISCONNECT, so that the broker speaks its `will` (topic, payload).
+    """
+    host, port, _ = mqtt.parse_url(url)
+    tls = ssl.create_default_context(cafile=str(credentials.ca))
+    if credentials.certificate is not None and credentials.key is not None:
+        tls.load_cert_chain(credentials.certificate, credentials.key)
+    with closing(socket.create_connection((host, port), timeout=PATIENCE_S)) as plain:
+        try:
+            with tls.wrap_socket(plain, server_hostname=host) as link:
+                link.sendall(_connect(will))
+                return "" if link.recv(4)[:1] == b"\x20" else "closed without a word"
+        except OSError as wrong:
+            return str(wrong)
+
+
+def _connect(will: tuple[str, bytes] | None) -> bytes:
+    """A CONNECT of MQTT 3.1.1 with a clean session, a will at QoS 1 where there is one."""
+    texts = [b"guest", *((will[0].encode(), will[1]) if will else ())]
+    body = b"\x00\x04MQTT\x04" + (b"\x0e" if will else b"\x02") + b"\x00\x3c"
+    body += b"".join(len(text).to_bytes(2, "big") + text for text in texts)
+    return b"\x10" + bytes([len(body)]) + body

@@ -1,0 +1,113 @@
+"""Every registered method on the tests' small problem: settings that suit it, and rounds played one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coordinator.rounds.metrics import Report
+from coordinator.rounds.round import one_round, round_rng
+from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive
+from coordinator.strategies.registry import METHODS, Setting, make, settings_of
+from edge_client.data.dataset import Local
+from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
+from emulator.simulation.virtual_network import Devices
+from tests.support.softmax_program import devices_of, start_of
+
+SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10}
+FULL: Setting = 1_000  # a batch of all samples: then seeds, which follow names and exchanges, decide nothing
+COUNTS = ("clusters", "components", "runs")  # what methods call the number of their models
+
+VARIANTS = (  # settings under which a method takes other ways
+    "cfl warm-up=0",
+    "fedsoft select=2",
+    "fesem e-step=k-means",
+    "flhc warm-up=0",
+    "ifca start=k-means",
+    "ifca start=redraw",
+    "wecfl server-momentum=0.5",
+)
+CASES = (*sorted(METHODS), *VARIANTS)
+
+
+def build(case: str, more: Mapping[str, Setting] | None = None, *, k: int = 2) -> Strategy:
+    """A case of CASES with `k` models where that is a setting, few local steps, and whatever of `more` it knows."""
+    name, *words = case.split()
+    own = dict(word.split("=") for word in words)
+    known = settings_of(make(name))
+    asked = {**SMALL, **dict.fromkeys(COUNTS, k), **own, **(more or {})}
+    return make(name, **{key: value for key, value in asked.items() if key in known})
+
+
+@dataclass
+class World:
+    """A method and its devices, which keep their own models and posteriors from round to round."""
+
+    strategy: Strategy
+    devices: Devices
+    state: State
+    seed: int = 0
+    number: int = 0
+    exchanges: list[Exchange] = field(default_factory=list)  # of the last round, that of evaluation included
+
+    def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None) -> Report:
+        """One more round and its evaluation; the devices in `silent` answer neither."""
+        self.number, self.exchanges = self.number + 1, []
+        self.devices.posterior.clear()
+
+        def ask(exchange: Exchange) -> Replies:
+            self.exchanges.append(exchange)
+            return {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
+
+        rng, present = round_rng(self.seed, self.number), self.fleet if fleet is None else fleet
+        self.state, report = drive(one_round(self.strategy, self.state, self.schema, present, rng, batch=64), ask)
+        return report
+
+    @property
+    def fleet(self) -> Fleet:
+        return self.devices.fleet
+
+    @property
+    def schema(self) -> Schema:
+        return self.devices.program.schema
+
+    def served(self, who: ClientId | None) -> list[tuple[float, Flat]]:
+        """The mixture that serves `who`, with the models that the device keeps itself put in."""
+        return [(weight, self._model(model, who)) for weight, model in self.strategy.predictor(self.state, who)]
+
+    def _model(self, model: Flat | OwnModel, who: ClientId | None) -> Flat:
+        if not isinstance(model, OwnModel):
+            return model
+        found = None if who is None else self.devices.own.get((who, model.slot), model.init)
+        assert found is not None, f"{who} is to be served a model that nobody has"
+        return found
+
+
+def world(strategy: Strategy, local: Mapping[ClientId, Local], *, seed: int = 0, rounds: int = 0) -> World:
+    """A fleet at its start, then `rounds` rounds."""
+    devices = devices_of(local)
+    state = strategy.begin(start_of(), devices.program.schema, devices.fleet, round_rng(seed, 0))
+    made = World(strategy, devices, state, seed)
+    for _ in range(rounds):
+        made.round()
+    return made
+
+
+def copied(state: State) -> State:
+    return State(
+        centers=state.centers.copy(),
+        assignment=dict(state.assignment),
+        extra={name: value.copy() for name, value in state.extra.items()},
+    )
+
+
+def same(a: State, b: State) -> bool:
+    return (
+        np.array_equal(a.centers, b.centers)
+        and a.centers.dtype == b.centers.dtype
+        and dict(a.assignment) == dict(b.assignment)
+        and a.extra.keys() == b.extra.keys()
+        and all(np.array_equal(a.extra[name], b.extra[name]) for name in a.extra)
+    )

@@ -1,0 +1,147 @@
+"""A small fleet of real processes in a folder: one coordinator, and devices in worker processes that train with ONNX.
+
+Waiting for real processes means looking again and again; that happens here, in `until`, and in no test.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from coordinator.identity.signing_key import open_key
+from edge_client.protocol.task import Array
+from emulator.data.fleet_split import digits_fleet
+from emulator.testbed import testbed_files as stage
+from emulator.testbed.monitor import Tail
+from emulator.testbed.processes import Child, Children, Signals
+
+PATIENCE_S = 100.0
+SEED, DEVICES, ROUNDS = 7, 6, 10
+SETTINGS: Mapping[str, Any] = {
+    "clusters": 3,
+    "local-steps": 10,
+}
+RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
+
+
+def until(found: Callable[[], bool], children: Children, what: str) -> None:
+    """Return once `found`; raise when a child fails, or when it takes too long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not found():
+        children.check()
+        if time.monotonic() > deadline:
+            raise TimeoutError(what)
+        time.sleep(0.02)
+
+
+@dataclass
+class Scene:
+    """`folder` is the coordinator's; its events so far are in `events`."""
+
+    folder: Path
+    broker: str
+    children: Children
+    runs: Sequence[Mapping[str, Any]] = (RUN,)
+    options: Sequence[str] = ()  # of `serve`
+    events: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.work = self.folder.with_name(self.folder.name + "-work")
+        self._tail = Tail(self.folder / "metrics.jsonl")
+
+    def start_coordinator(self) -> Child:
+        """Start it, or start it again."""
+        config = self.work / "coordinator.toml"
+        if not config.exists():
+            self.folder.mkdir(parents=True)
+            stage.write_coordinator(
+                config, self.folder, broker=self.broker, devices=DEVICES, runs=self.runs, seed=SEED, engines=("onnx",)
+            )
+        return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config), *self.options)
+
+    def start_devices(self, workers: int) -> list[Child]:
+        """All devices, dealt to `workers` processes."""
+        split = digits_fleet(DEVICES, groups=3, seed=SEED)
+        np.savez(self.work / stage.REFERENCE, x=split.reference)
+        key = open_key(self.folder).public.hex()
+        configs = [
+            str(stage.write_device(self.work, cid, local, engine="onnx", broker=self.broker, key=key).config)
+            for cid, local in sorted(split.devices.items())
+        ]
+        return [
+            self.children.python(f"worker-{i}", "-m", "emulator.testbed.threaded_fleet", *configs[i::workers])
+            for i in range(workers)
+        ]
+
+    def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
+        """The events of a kind, once there are `count` of them."""
+
+        def enough() -> bool:
+            self.events += self._tail.new()
+            return len(self.of(kind)) >= count
+
+        until(enough, self.children, f"{count} events {kind!r} in {self.folder}")
+        return self.of(kind)
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The events of a kind so far."""
+        return [event for event in self.events if event["event"] == kind]
+
+    def replies_of_the_open_exchange(self) -> int:
+        """How many replies are stored of the exchange that is not closed yet; -1 when none is open."""
+        query = (
+            "select count(r.cid) from exchanges e left join replies r using (run, round, exchange)"
+            " where e.closed = 0 group by e.run, e.round, e.exchange"
+        )
+        store = sqlite3.connect(f"file:{self.folder / 'store' / 'coordinator.sqlite'}?mode=ro", uri=True)
+        try:
+            rows = store.execute(query).fetchall()
+        finally:
+            store.close()
+        return int(rows[0][0]) if rows else -1
+
+    def assignments(self) -> list[dict[str, int]]:
+        """The center of each device, round by round."""
+        return [event["assignment"] for event in self.of("round")]
+
+    def centers(self) -> list[dict[str, Array]]:
+        """The final centers, tensor by tensor."""
+        return centers_in(self.folder)
+
+
+def centers_in(folder: Path, run: str = "fesem") -> list[dict[str, Array]]:
+    """The centers that a run left."""
+    files = sorted((folder / "centers" / run).glob("center-*.safetensors"))
+    return [load_file(file) for file in files]
+
+
+def play(
+    folder: Path,
+    broker: str,
+    *,
+    act: Callable[[Scene], None] = lambda _: None,
+    workers: int = 1,
+    runs: Sequence[Mapping[str, Any]] = (RUN,),
+) -> Scene:
+    """An undisturbed run; `act` is called once the centers are published, before everyone leaves."""
+    with Signals() as signals, Children(folder.with_name("logs"), signals) as children:
+        scene = Scene(folder, broker, children, runs)
+        scene.start_coordinator()
+        scene.start_devices(workers)
+        scene.wait_for("bundle")
+        act(scene)
+        children.leave(children.running)
+    return scene
+
+
+def jsonl(path: Path) -> list[dict[str, Any]]:
+    """The lines of a file of JSON objects."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

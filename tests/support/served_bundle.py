@@ -1,0 +1,103 @@
+"""Bundles without torch, and a real server process for them."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edge_client.protocol.messages import canonical
+from export.bundle.reader import MANIFEST, VERSION, to_bytes
+from tests.support.softmax_program import program
+
+ROOT = Path(__file__).parents[2]
+LARGE = 3 << 20  # bytes; more than the server keeps in memory
+
+
+def write_bundle(out: Path, mark: str, *, centers: int = 2, large: int = 2_000, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - of the manifest
+    """A bundle whose every file says `mark`, put in the place of an older one as writer.py does it."""
+    part = out.with_name(f".{out.name}.part")
+    part.mkdir(parents=True)
+
+    def put(name: str, data: bytes) -> dict[str, Any]:
+        path = part / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
+
+    made = program()
+    manifest: dict[str, Any] = {
+        "v": VERSION,
+        "model": made.model,
+        "schema": made.schema.sha256,
+        "program": put("program/program.json", canonical(made.to_json())),
+        "containers": [],
+        "reference": None,
+        "centers": [
+            {
+                "center": k,
+                "card": {"mark": mark, "center": k},
+                "model": put(f"centers/center-{k}/model.safetensors", f"{mark} {k} ".encode() * 100),
+                "files": {"onnx": put(f"centers/center-{k}/model.onnx", (f"{mark} {k} ".encode() * large)[:large])},
+            }
+            for k in range(centers)
+        ],
+        **more,
+    }
+    (part / MANIFEST).write_bytes(to_bytes(manifest))
+    if out.exists():
+        out.rename(out.with_name(f".{out.name}.old{os.urandom(4).hex()}"))
+    part.rename(out)
+    return manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Running:
+    """A server process."""
+
+    port: int
+
+    def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:  # noqa: ANN401
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        connection.request(method, path, body=data, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        response = connection.getresponse()
+        answer = Answer(status=response.status, headers=dict(response.getheaders()), body=response.read())
+        connection.close()
+        return answer
+
+
+@contextmanager
+def running(bundle: Path, *options: str) -> Iterator[Running]:
+    """`fedcenters-export serve` on a free port, ended at the end."""
+    command = [sys.executable, "-m", "export.cli", "serve", str(bundle), "--port", "0", *options]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            said = process.stderr.readline() if process.stderr else ""
+            found = re.search(r"https?://127\.0\.0\.1:(\d+)", said)
+            if found is None:
+                raise RuntimeError(f"the server did not start: {said}{process.stderr.read() if process.stderr else ''}")
+            yield Running(port=int(found[1]))
+        finally:
+            process.terminate()
+            process.wait(timeout=60)

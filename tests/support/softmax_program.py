@@ -1,0 +1,161 @@
+"""A training program in twenty lines of numpy: softmax regression in float64, for tests that need exact arithmetic.
+
+The model is a weight [classes, features] and a bias [classes]; with `buffered` also a running mean [features] that each
+training step moves and that evaluation subtracts, so that buffers have an effect. Feeds are checked, never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from coordinator.rounds.round import round_rng
+from coordinator.strategies.base import State, Strategy, drive
+from edge_client.data.dataset import Dataset, Local
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
+from edge_client.training.learner import OverEngine
+from emulator.simulation.virtual_network import Devices, exact
+
+FEATURES, CLASSES = 5, 4
+
+
+def schema(*, buffered: bool = False) -> Schema:
+    tensors = [
+        TensorSpec(name="head.weight", role="p", shape=(CLASSES, FEATURES)),
+        TensorSpec(name="head.bias", role="p", shape=(CLASSES,)),
+    ]
+    if buffered:
+        tensors.append(TensorSpec(name="mean", role="b", shape=(FEATURES,)))
+    return Schema(tuple(tensors), ("head.weight", "head.bias"))
+
+
+def program(*, buffered: bool = False) -> Program:
+    return Program(
+        model="softmax",
+        loss="cross-entropy",
+        optimizer="sgd",
+        schema=schema(buffered=buffered),
+        input=(FEATURES,),
+        target=(CLASSES,),
+        dtype="float64",
+        functions={},
+        containers={},
+        batch={"numpy": "any"},
+        opset=18,
+        versions={},
+    )
+
+
+@dataclass
+class SoftmaxEngine:
+    name: str = "numpy"
+    fixed_batch: int | None = None
+
+    def update(self, feeds: Tensors) -> SoftmaxUpdate:
+        return SoftmaxUpdate(self.step, feeds)
+
+    def step(self, feeds: Tensors) -> dict[str, Array]:
+        self._check(feeds)
+        names = ("head.weight", "head.bias")
+        loss, error = self._forward(feeds)
+        error *= feeds["q"][:, None]
+        gradient = {"head.weight": error.T @ self._centered(feeds), "head.bias": error.sum(axis=0)}
+        out: dict[str, Array] = {"loss": feeds["q"] @ loss}
+        for name in names:
+            pull = feeds["mu"] * (feeds[f"w/{name}"] - feeds[f"anchor/{name}"])
+            velocity = feeds["momentum"] * feeds[f"velocity/{name}"] + gradient[name] + feeds[f"linear/{name}"] + pull
+            out[f"velocity/{name}"] = velocity
+            out[f"w/{name}"] = feeds[f"w/{name}"] - feeds["lr"] * velocity
+        if "buffers/mean" in feeds:
+            out["buffers/mean"] = 0.9 * feeds["buffers/mean"] + 0.1 * feeds["x"].mean(axis=0)
+        return out
+
+    def evaluate(self, feeds: Tensors) -> dict[str, Array]:
+        self._check(feeds)
+        return {"loss": self._forward(feeds)[0], "logits": self._logits(feeds)}
+
+    def _check(self, feeds: Tensors) -> None:
+        assert all(value.dtype == np.float64 for value in feeds.values())
+        assert self.fixed_batch in (None, len(feeds["x"]))
+
+    def _centered(self, feeds: Tensors) -> Array:
+        x: Array = feeds["x"] - feeds.get("buffers/mean", np.zeros(FEATURES))
+        return x
+
+    def _logits(self, feeds: Tensors) -> Array:
+        logits: Array = self._centered(feeds) @ feeds["w/head.weight"].T + feeds["w/head.bias"]
+        return logits
+
+    def _forward(self, feeds: Tensors) -> tuple[Array, Array]:
+        logits = self._logits(feeds)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        log_p = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        return -(feeds["y"] * log_p).sum(axis=1), np.exp(log_p) - feeds["y"]
+
+
+class SoftmaxUpdate:
+    """Carries what a step gives into the next step's feeds."""
+
+    def __init__(self, step: Callable[[Tensors], dict[str, Array]], feeds: Tensors) -> None:
+        self._step, self._feeds, self._moved = step, dict(feeds), dict[str, Array]()
+
+    def step(self, feeds: Tensors) -> float:
+        result = self._step({**self._feeds, **feeds})
+        loss = float(result.pop("loss"))
+        self._feeds |= result
+        self._moved |= result
+        return loss
+
+    def read(self) -> dict[str, Array]:
+        return {name: value.copy() for name, value in self._moved.items()}
+
+
+def samples(rng: np.random.Generator, n: int, *, written: Array | None = None) -> Dataset:
+    """Points near one corner per class; `written` [CLASSES] renames the classes, as one group of a fleet does."""
+    y = rng.integers(CLASSES, size=n)
+    x = 3.0 * np.eye(CLASSES, FEATURES)[y] + 0.5 * rng.standard_normal((n, FEATURES))
+    return Dataset(x, y if written is None else np.asarray(written)[y])
+
+
+def grouped_fleet(devices: int, groups: int, *, seed: int = 0, n: int = 40) -> dict[str, Local]:
+    """Device i of group i mod `groups`; group g writes class y as y + g. Sizes differ from device to device."""
+    rng = np.random.default_rng(seed)
+    written = [(np.arange(CLASSES) + g) % CLASSES for g in range(groups)]
+    return {
+        f"d{i:02d}": Local(
+            train=samples(rng, n + i, written=written[i % groups]), test=samples(rng, 20, written=written[i % groups])
+        )
+        for i in range(devices)
+    }
+
+
+def devices_of(local: Mapping[ClientId, Local], *, buffered: bool = False) -> Devices:
+    """Devices whose updates arrive unrounded, in float64."""
+    return Devices(learner=OverEngine(SoftmaxEngine(), program(buffered=buffered)), local=local, wire=exact)
+
+
+def start_of(seed: int = 0, *, buffered: bool = False) -> Flat:
+    return 0.1 * np.random.default_rng(seed).standard_normal(schema(buffered=buffered).size)
+
+
+def play(
+    strategy: Strategy,
+    local: Mapping[ClientId, Local],
+    *,
+    rounds: int = 3,
+    seed: int = 0,
+    silent: Collection[ClientId] = (),
+    buffered: bool = False,
+) -> State:
+    """Run rounds of a strategy with direct calls; devices in `silent` never answer."""
+    devices = devices_of(local, buffered=buffered)
+    state = strategy.begin(start_of(buffered=buffered), devices.program.schema, devices.fleet, round_rng(seed, 0))
+    for number in range(1, rounds + 1):
+        state = drive(
+            strategy.round(state, devices.program.schema, devices.fleet, round_rng(seed, number)),
+            lambda exchange: {c: devices.answer(c, t) for c, t in exchange.items() if c not in silent},
+        )
+    return state

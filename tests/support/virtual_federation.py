@@ -1,0 +1,298 @@
+"""A whole federation in virtual time: the real coordinator and real devices over a broker in memory.
+
+The coordinator can be killed at any of its waits, or, through `DoomedStore`, at any write: from that moment nothing of
+it reaches the broker or the disk. A `Spy` hears everything, and speaks in anybody's name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.artifacts.signed_program import FACT
+from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
+from coordinator.identity.signing_key import open_key
+from coordinator.runtime.server import Server
+from coordinator.storage import state_codec
+from coordinator.storage.store import Store
+from edge_client.config import ClientConfig
+from edge_client.data.dataset import Local
+from edge_client.errors import Malformed
+from edge_client.protocol import messages
+from edge_client.protocol.messages import canonical
+from edge_client.protocol.program import Container, Program
+from edge_client.protocol.task import Array, Schema, Tensors, TensorSpec
+from edge_client.protocol.topics import Topics
+from edge_client.runtime.client import Client
+from edge_client.transport.base import Message, Transport, Will
+from edge_client.transport.memory import MemoryBroker
+from tests.support import softmax_program
+from tests.support.virtual_time import Killed, Participant, VirtualTransport, World
+
+Anything = Any  # what a test passes on by keyword
+FEDERATION = "test"
+TOPICS = Topics(FEDERATION)
+BALLAST = 4_096  # values that nothing trains; they make an update too big to travel inline
+BLOCK = 4_096
+
+
+class DoomedStore(Store):
+    """Dies at its `fatal`-th write, `before` it is committed or right after. `writes` counts them."""
+
+    def __init__(
+        self, folder: Path, *, fatal: int = 0, before: bool = True, die: Callable[[], None] = lambda: None
+    ) -> None:
+        self.writes, self.fatal, self.before, self.die = 0, 0, before, die
+        super().__init__(folder)
+        self._db.execute("pragma synchronous = off")  # processes die here, machines do not
+        self.writes, self.fatal = 0, fatal
+
+    @contextmanager
+    def _write(self) -> Iterator[None]:
+        self.writes += 1
+        fatal = self.writes == self.fatal
+        if fatal and self.before:
+            self._die()
+        with super()._write():
+            yield
+        if fatal:
+            self._die()
+
+    def _die(self) -> None:
+        self.die()
+        self.close()
+        raise Killed
+
+
+class WideEngine(softmax_program.SoftmaxEngine):
+    """Softmax regression that carries ballast: parameters that no sample reads."""
+
+    def step(self, feeds: Tensors) -> dict[str, Array]:
+        out = super().step(feeds)
+        return out | {"w/ballast": feeds["w/ballast"], "velocity/ballast": feeds["velocity/ballast"]}
+
+
+CONTAINERS = {"step": b"steps", "evaluate": b"evaluates"}
+
+
+def program(*, ballast: int = 0, buffered: bool = False) -> Program:
+    """The program of these worlds; its containers are a few bytes that only their hashes name."""
+    plain = softmax_program.program(buffered=buffered)
+    extra = (TensorSpec(name="ballast", role="p", shape=(ballast,)),) if ballast else ()
+    files = {name: Container(sha256=_sha256(data), size=len(data)) for name, data in CONTAINERS.items()}
+    tensors = sorted((*plain.schema.tensors, *extra), key=lambda tensor: tensor.role == "b")
+    schema = Schema(tuple(tensors), plain.schema.classifier)
+    return replace(plain, schema=schema, containers={"onnx": files}, batch={"onnx": "any"})
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def config(folder: Path, *, rounds: int = 2, devices: int = 4, **changes: Anything) -> CoordinatorConfig:
+    """Two centers for a fleet of two groups."""
+    settings = {"local-steps": 3, "clusters": 2, "restarts": 3, "batch-size": 8}
+    defaults: dict[str, Any] = {
+        "federation": FEDERATION,
+        "broker": "memory",
+        "folder": folder,
+        "model": ModelConfig(name="softmax", batch_size=8, engines=("onnx",)),
+        "runs": (RunConfig(method="fesem", rounds=rounds, name="fesem", settings=settings),),
+        "min_devices": devices,
+        "quorum": 1.0,
+        "deadline_s": 300.0,
+        "codec": "f32",  # loses nothing, so that runs can be compared with direct calls
+        "formats": (),
+        "block": BLOCK,
+        "seed": 3,
+    }
+    return CoordinatorConfig(**(defaults | changes))
+
+
+def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> None:
+    """Store a program as if it had been compiled."""
+    made = program(ballast=ballast, buffered=buffered)
+    start = np.zeros(made.schema.size, np.float32)
+    plain = softmax_program.start_of(buffered=buffered)
+    start[: softmax_program.program().schema.size] = plain[: softmax_program.program().schema.size]
+    start[made.schema.n_params :] = plain[softmax_program.program().schema.size :]
+    for data in CONTAINERS.values():
+        store.blobs.put(data)
+    facts = {
+        "program": store.blobs.put(canonical(made.to_json())),
+        "initial": store.blobs.put(state_codec.array_to_bytes(start)),
+    }
+    store.once(FACT, lambda: json.dumps(facts))
+
+
+@dataclass
+class Federation:
+    """A world with a coordinator and devices, and handles on both."""
+
+    world: World
+    config: CoordinatorConfig
+    ballast: int = 0
+    buffered: bool = False
+    server: Server | None = None
+    store: DoomedStore | None = None
+    events: list[dict[str, Any]] = field(default_factory=list)
+    open_since_s: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        folder: Path,
+        *,
+        broker: MemoryBroker | None = None,
+        ballast: int = 0,
+        buffered: bool = False,
+        **changes: Anything,
+    ) -> Federation:
+        return cls(World(folder, broker=broker), config(folder / "run", **changes), ballast, buffered)
+
+    def start_coordinator(self, *, fatal: int = 0, before: bool = True, name: str = "coordinator.0") -> Participant:
+        """One coordinator process; `fatal` counts the store's writes from this start."""
+        self.server, self.open_since_s = None, None
+
+        with closing(Store(self.config.folder / "store")) as fresh:
+            seed_program(fresh, ballast=self.ballast, buffered=self.buffered)
+
+        def life(me: Participant) -> None:
+            store = DoomedStore(self.config.folder / "store", fatal=fatal, before=before, die=me.vanish)
+            store.writes = 0
+            self.store = store
+
+            def dial(will: Will | None) -> Transport:
+                return VirtualTransport(me, self.world.broker, f"{FEDERATION}.{name}", will)
+
+            with closing(store):
+                clock, watch = self.world.clock, self._watch
+                self.server = Server(self.config, store, dial=dial, clock=clock, watch=watch)
+                self.server.run()
+
+        return self.world.begin(name, life)
+
+    def _watch(self, event: Mapping[str, Any]) -> None:
+        self.events.append(dict(event))
+
+    def start_devices(self, count: int = 4, *, groups: int = 2) -> None:
+        """Devices d00, d01, ... with data of alternating groups."""
+        for cid, local in softmax_program.grouped_fleet(count, groups).items():
+            self.start_device(cid, local)
+
+    def start_device(self, cid: str, local: Local) -> Participant:
+        """One device process; starting it again continues with what it kept."""
+        key = open_key(self.config.folder).public
+        folder = self.world.folder / cid
+        settings = ClientConfig(
+            federation=FEDERATION,
+            device_id=cid,
+            broker="memory",
+            data=folder / "data",
+            state=folder / "state",
+            signing_keys=(key,),
+            min_battery_percent=0,
+        )
+
+        def life(me: Participant) -> None:
+            def dial(will: Callable[[], Will]) -> Transport:
+                return VirtualTransport(me, self.world.broker, f"{FEDERATION}.{cid}", will)
+
+            def open_engine(*_: object, **__: object) -> softmax_program.SoftmaxEngine:
+                return WideEngine() if self.ballast else softmax_program.SoftmaxEngine()
+
+            rng = np.random.default_rng(int(cid[1:]))
+            client = Client(settings, dial, local=local, clock=self.world.clock, rng=rng, open_engine=open_engine)
+            client.run()
+
+        return self.world.begin(cid, life)
+
+    def start_mute_device(self, cid: str, *, n: int = 40) -> Participant:
+        """A device that says that it is here, and nothing else ever."""
+
+        def life(me: Participant) -> None:
+            transport = VirtualTransport(me, self.world.broker, f"{FEDERATION}.{cid}", None)
+            transport.connect()
+            payload = messages.write("st", ident="mute", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n})
+            transport.publish(TOPICS.state(cid), payload, retain=True)
+            while True:
+                transport.receive(60.0)
+
+        return self.world.begin(cid, life)
+
+    def live_since(self, seconds: float) -> bool:
+        """Whether an exchange has been open for so long."""
+        if self.open_since_s is None and self.server is not None and self.server.asking:
+            self.open_since_s = self.world.clock.time_s
+        return self.open_since_s is not None and self.world.clock.time_s >= self.open_since_s + seconds
+
+    def happened(self, event: str) -> bool:
+        """Whether this process life or an earlier one wrote such an event."""
+        return any(known["event"] == event for known in self.events)
+
+    def final_states(self) -> dict[str, bytes]:
+        """The last state of every run, as stored."""
+        store = Store(self.config.folder / "store")
+        try:
+            states = {run.name: store.last_state(store.run_id(run.name, str)) for run in self.config.runs}
+            return {name: state_codec.to_bytes(found[1]) for name, found in states.items() if found is not None}
+        finally:
+            store.close()
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """What metrics.jsonl says about every round, without what depends on time and traffic."""
+        lines = (self.config.folder / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return [{k: v for k, v in r.items() if k not in ("bytes", "seconds")} for r in records if r["event"] == "round"]
+
+    def finish(self) -> None:
+        """Run until the last center is published."""
+        self.world.run(lambda: self.server is not None and self.server.offering)
+
+
+class Spy:
+    """Hears everything on the broker, and can speak in anybody's name."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._transport = broker.client("spy")
+        self._transport.connect()
+        self._transport.subscribe("fc/v1/#")
+        self._count = 0
+        self._heard: list[Message] = []
+
+    def heard(self) -> list[Message]:
+        while (event := self._transport.receive(0.0)) is not None:
+            if isinstance(event, Message):
+                self._heard.append(event)
+        return self._heard
+
+    def said(self, kind: str, *, cid: str | None = None) -> list[dict[str, Any]]:
+        """Messages of a kind to or from `cid`, oldest first."""
+        out = []
+        for event in self.heard():
+            try:
+                route = TOPICS.parse(event.topic)
+            except Malformed:
+                continue
+            if event.payload and route.kind in ("rq", "t") and cid in (None, route.cid):
+                with suppress(Malformed):  # some tests say things that nobody can read
+                    out.append(messages.read(event.payload, route.kind))
+        return [message for message in out if message["k"] == kind]
+
+    def say(self, cid: str, kind: str, **fields: Anything) -> str:
+        """A request of `cid`; -> its id."""
+        self._count += 1
+        payload = messages.write(kind, ident=f"spy-{self._count}", t_ms=0, **fields)
+        self.publish(TOPICS.request(cid), payload)
+        return f"spy-{self._count}"
+
+    def publish(self, topic: str, payload: bytes) -> None:
+        """Any bytes on any topic."""
+        self._transport.publish(topic, payload)

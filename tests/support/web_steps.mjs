@@ -1,0 +1,69 @@
+// node steps.mjs THIRD FOLDER...: runs each folder's program on ONNX Runtime Web and writes answers beside it, for
+// test_steps.py to compare with torch and with Python's client. A folder holds program.json, step.onnx, evaluate.onnx,
+// feeds.safetensors (of a step), and task.json with samples.safetensors and models.safetensors (of a fit and a probe).
+
+import { readFileSync, writeFileSync } from "node:fs";
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
+
+import { openEngine } from "../../edge_client/web/engines/onnx.js";
+import { Learner } from "../../edge_client/web/training/learner.js";
+import { readProgram } from "../../edge_client/web/protocol/program.js";
+import { pack, unpack } from "../../edge_client/web/protocol/tensors.js";
+import { fit, probe } from "../../edge_client/web/training/fit_probe.js";
+
+const [third, ...folders] = process.argv.slice(2);
+const ort = await import(pathToFileURL(join(third, "ort.wasm.min.mjs")));
+ort.env.wasm.numThreads = 1;
+ort.env.wasm.wasmPaths = `${pathToFileURL(third)}/`;
+ort.env.wasm.wasmBinary = readFileSync(join(third, "ort-wasm-simd-threaded.wasm"));
+
+for (const folder of folders) {
+  const file = (name) => new Uint8Array(readFileSync(join(folder, name)));
+  const program = await readProgram(file("program.json"));
+  const engine = await openEngine(ort, program, { step: file("step.onnx"), evaluate: file("evaluate.onnx") });
+  write(folder, "step", await steps(engine, feedsIn(file("feeds.safetensors"))), program.schema);
+  const learner = new Learner(engine);
+  const { tensors } = unpack(file("samples.safetensors"));
+  const train = { n: tensors.y.data.length, x: tensors.x.data, labels: Int32Array.from(tensors.y.data, Number) };
+  const models = unpack(file("models.safetensors")).tensors;
+  const vectors = new Map(Object.entries(models).map(([name, tensor]) => [name, tensor.data]));
+  const tasks = JSON.parse(readFileSync(join(folder, "task.json"), "utf8"));
+  const given = { vectors, own: new Map(), between: async () => {} };
+  const asked = await probe(learner, tasks.probe, { train }, given);
+  const told = await probe(learner, { ...tasks.probe, label_prior: "device" }, { train }, given);
+  const grad = await probe(learner, { ...tasks.probe, want: ["grad"], models: tasks.probe.models.slice(0, 1) }, { train }, given);
+  const trained = await fit(learner, tasks.fit, train, { ...given, own: undefined, posterior: asked.shares });
+  const answer = {
+    vector: trained.vector, loss: Float64Array.of(trained.loss), losses: Float64Array.from(asked.loss),
+    posterior: Float64Array.from(asked.posterior), votes: Float64Array.from(asked.votes),
+    confusion: Float64Array.from(asked.confusion.flat(2)), grad: grad.grad,
+    told_losses: Float64Array.from(told.loss), told_confusion: Float64Array.from(told.confusion.flat(2)),
+  };
+  const rows = Object.entries(answer).map(([name, data]) => [name, { dims: [data.length], data }]);
+  write(folder, "task", Object.fromEntries(rows), program.schema);
+  await engine.close();
+}
+
+/** Two steps on the same batch, the second from the tensors that the first returned. */
+async function steps(engine, feeds) {
+  const fresh = Object.fromEntries(["x", "y", "q", "noise"].filter((name) => feeds[name]).map((name) => [name, feeds[name]]));
+  const update = engine.update(feeds);
+  const losses = [await update.step(fresh)];
+  const first = { ...update.read() };
+  losses.push(await update.step(fresh));
+  const named = (prefix, moved) => Object.entries(moved).map(([name, data]) => [`${prefix}/${name}`, { data, dims: feeds[name].dims }]);
+  return Object.fromEntries([...named("1", first), ...named("2", update.read()), ["losses", { data: Float64Array.from(losses), dims: [2] }]]);
+}
+
+function feedsIn(file) {
+  const { tensors } = unpack(file);
+  return Object.fromEntries(Object.entries(tensors).map(([name, { shape, data }]) => [name, { data, dims: shape }]));
+}
+
+function write(folder, name, arrays, schema) {
+  const tensors = Object.fromEntries(Object.entries(arrays).map(([key, { data, dims }]) => {
+    return [key, { dtype: data instanceof Float64Array ? "F64" : "F32", shape: dims, data }];
+  }));
+  writeFileSync(join(folder, `${name}-answer.safetensors`), pack(tensors, { kind: "stats", codec: "f32", schema: schema.sha256 }));
+}

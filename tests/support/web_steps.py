@@ -1,0 +1,148 @@
+"""Training steps, fits and probes of the page on ONNX Runtime Web, against torch and against Python's client.
+
+Run from tests/conformance, where the programs are compiled anyway.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client.data.dataset import Dataset, Local
+from edge_client.protocol import tensors
+from edge_client.protocol.messages import canonical
+from edge_client.protocol.task import Array, Fit, Flat, Probe
+from edge_client.training import fit_probe
+from edge_client.training.learner import OverEngine
+from export.compiler.program import Compiled
+from tests.support.node import ROOT, run_node, third_party
+from tests.support.programs import feeds, model, opened, relative, torch_step
+
+SCRIPT = Path(__file__).with_name("web_steps.mjs")
+TO_TORCH = 1e-4  # relative; WebAssembly's sums in float32 run in another order than torch's in float64
+TO_PYTHON = 1e-4  # ten steps of the same graph on two builds of ONNX Runtime
+SAMPLES, SEED = 19, 7
+
+
+def check_page(programs: Mapping[str, Compiled], folder: Path) -> None:
+    """The page's steps, fits and probes of these programs, by one Node process, are torch's and Python's client's."""
+    for name, made in programs.items():
+        (folder / name).mkdir()
+        write(made, folder / name)
+    run_node(SCRIPT, third_party(), *(folder / name for name in programs))
+    for name, made in programs.items():
+        check_steps(name, made, folder / name)
+        check_tasks(made, folder / name)
+
+
+def check_life(made: Compiled, folder: Path) -> None:
+    """The page's client against a scripted coordinator: client.test.mjs, with a real program."""
+    write(made, folder)
+    said = run_node("--test", ROOT / "tests" / "web" / "client.test.mjs", PROGRAM=str(folder), THIRD=str(third_party()))
+    assert "# fail 0" in said
+    assert "# pass 8" in said
+
+
+def write(made: Compiled, folder: Path) -> None:
+    program = made.program
+    (folder / "program.json").write_bytes(canonical(program.to_json()))
+    for function in ("step", "evaluate"):
+        (folder / f"{function}.onnx").write_bytes(made.files[program.containers["onnx"][function].sha256])
+    save(folder / "feeds.safetensors", feeds(program, "step", batch=8), made)
+    data, models = material(made)
+    save(folder / "samples.safetensors", {"x": data.x, "y": data.y}, made)
+    save(folder / "models.safetensors", {str(k): vector for k, vector in enumerate(models)}, made)
+    (folder / "task.json").write_text(json.dumps({"fit": FIT, "probe": PROBE}), encoding="utf-8")
+
+
+PROBE: dict[str, Any] = {
+    "models": [{"sha256": "0"}, {"sha256": "1"}],
+    "want": ["loss", "votes", "posterior", "confusion"],
+    "prior": [0.25, 0.75],
+    "batch": 8,
+    "seed": SEED,
+}
+FIT: dict[str, Any] = {
+    "start": {"sha256": "0"},
+    "anchor": {"sha256": "1"},
+    "rows": "posterior:1",
+    "lr": 0.05,
+    "momentum": 0.5,
+    "mu": 0.1,
+    "steps": 10,
+    "batch": 8,
+    "seed": SEED,
+}
+
+
+def save(path: Path, arrays: dict[str, Array], made: Compiled) -> None:
+    schema = made.program.schema.sha256
+    path.write_bytes(tensors.pack(arrays, kind="stats", codec="f32", schema=schema))
+
+
+def material(made: Compiled) -> tuple[Dataset, list[Flat]]:
+    """Samples with labels, and two models near the program's own."""
+    program, rng = made.program, np.random.default_rng(SEED)
+    x = rng.standard_normal((SAMPLES, *program.input)).astype(np.float32)
+    state = model(program.model).module.state_dict()
+    start = np.concatenate([state[t.name].numpy().ravel() for t in program.schema.tensors]).astype(np.float32)
+    other = start.copy()
+    n = program.schema.n_params
+    other[:n] += 0.05 * rng.standard_normal(n).astype(np.float32)
+    return Dataset(x, rng.integers(program.classes, size=SAMPLES)), [start, other]
+
+
+def answered(folder: Path, name: str) -> dict[str, Array]:
+    return tensors.unpack((folder / f"{name}-answer.safetensors").read_bytes())[0]
+
+
+def check_steps(name: str, made: Compiled, folder: Path) -> None:
+    """A step is torch's, and the next one begins where it ended."""
+    got = answered(folder, "step")
+    given = feeds(made.program, "step", batch=8)
+    for k in (1, 2):
+        wanted = torch_step(model(name).module, given)
+        loss = float(wanted.pop("loss"))
+        # Not velocities: that of a bias before a batch norm is zero but for rounding, and relative to nothing.
+        visible = {port: value for port, value in wanted.items() if not port.startswith("velocity/")}
+        assert relative({port: got[f"{k}/{port}"] for port in visible}, visible) < TO_TORCH, name
+        assert got["losses"][k - 1] == pytest.approx(loss, rel=TO_TORCH), name
+        given = given | {port: np.asarray(value, np.float32) for port, value in wanted.items()}
+
+
+def check_tasks(made: Compiled, folder: Path) -> None:
+    """A probe, a gradient and a fit with weights of the probe are those of Python's client."""
+    got = answered(folder, "task")
+    data, models = material(made)
+    learner, shares = OverEngine(opened(made, "onnx", folder), made.program), list[Array]()
+    asked = Probe(**{**PROBE, "models": models, "want": frozenset(PROBE["want"])})
+    reply = fit_probe.probe(learner, asked, Local(train=data), keep=shares.append)
+    assert reply.losses is not None
+    assert reply.posterior is not None
+    assert reply.confusion is not None
+    assert got["losses"] == pytest.approx(reply.losses, rel=TO_PYTHON)
+    assert got["posterior"] == pytest.approx(reply.posterior, rel=TO_PYTHON)
+    assert got["votes"].tolist() == np.asarray(reply.votes).tolist()
+    assert got["confusion"].tolist() == reply.confusion.ravel().tolist()
+    told = fit_probe.probe(learner, replace(asked, label_prior="device"), Local(train=data))
+    assert told.losses is not None
+    assert told.confusion is not None
+    assert got["told_losses"] == pytest.approx(told.losses, rel=TO_PYTHON)
+    assert got["told_confusion"].tolist() == told.confusion.ravel().tolist()
+    slope = Probe(models=models[:1], want=frozenset({"grad"}), batch=8, seed=SEED)
+    near(got["grad"], fit_probe.probe(learner, slope, Local(train=data)).grad)
+    fit = Fit(**{**FIT, "start": models[0], "anchor": models[1]})
+    trained = fit_probe.fit(learner, fit, data, posterior=shares[0])
+    near(got["vector"], trained.vector)
+    assert got["loss"][0] == pytest.approx(trained.loss, rel=TO_PYTHON)
+
+
+def near(got: Array, wanted: Array | None) -> None:
+    assert wanted is not None
+    assert np.linalg.norm(got - wanted) < TO_PYTHON * np.linalg.norm(wanted)
