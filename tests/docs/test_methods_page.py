@@ -26,12 +26,18 @@ def table(heading: str) -> dict[str, list[str]]:
     return {cells[0].strip("`"): cells[1:] for cells in rows}
 
 
-COSTS, EDGES = table("What it does, and what that costs"), table("Own settings, edges, deviations")
+COSTS, EDGES = table("What it does, and what that costs"), table("Own settings and edge cases")
+DIFFERENCES = table("Differences from the papers and their code")
 
 
 @pytest.mark.parametrize("rows", [COSTS, EDGES], ids=["costs", "edges"])
 def test_every_method_has_a_row_and_every_row_is_a_method(rows: dict[str, list[str]]) -> None:
     assert set(rows) == set(METHODS)
+
+
+def test_every_row_of_the_differences_is_a_method() -> None:
+    assert set(DIFFERENCES) <= set(METHODS)
+    assert len(DIFFERENCES) > 10
 
 
 def test_the_common_settings_are_those_of_local_sgd() -> None:

@@ -83,15 +83,17 @@ def tables(cells: Cells, seconds: float) -> str:
     seeds, spread = ", ".join(map(str, SEEDS)), 100 * max(_spread(cells))
     said = f"mean of seeds {seeds}; the largest standard deviation of a cell is {spread:.0f}"
     out = [f"Percent of the honest devices' held-out samples, {said}. {seconds / 60:.0f} CPU minutes; {machine()}.", ""]
-    heads = [f"{attack} {share:.0%}" for attack in ATTACKS for share in SHARES[1:]]
+    out += [f"A cell has the accuracy with {', '.join(f'{share:.0%}' for share in SHARES[1:])} of hostile devices.", ""]
     for method in METHODS:
-        out += [f"**{method}**", "", f"| reduce | nobody | {' | '.join(heads)} |", "|---|" + "---|" * (1 + len(heads))]
-        for reduce in dict.fromkeys(r for m, r, _ in cells if m == method):
-            mine = {attack: found for (m, r, attack), found in cells.items() if (m, r) == (method, reduce)}
-            calm = np.mean(next(iter(mine.values()))[0.0])
-            shown = [_cell(mine[a][s]) if a in mine else "" for a in ATTACKS for s in SHARES[1:]]
-            out.append(f"| `{reduce}` | {100 * calm:.0f} | " + " | ".join(shown) + " |")
-        out.append("")
+        reduces = list(dict.fromkeys(r for m, r, _ in cells if m == method))
+        calm = [next(found[0.0] for (m, r, _), found in cells.items() if (m, r) == (method, one)) for one in reduces]
+        rows = [("none", [_cell(values) for values in calm])]
+        for attack in ATTACKS:
+            mine = [cells.get((method, reduce, attack)) for reduce in reduces]
+            shown = [", ".join(_cell(found[share]) for share in SHARES[1:]) if found else "" for found in mine]
+            rows += [(f"`{attack}`", shown)] if any(shown) else []
+        out += [f"**{method}**", "", f"| attack | {' | '.join(f'`{reduce}`' for reduce in reduces)} |"]
+        out += ["|---|" + "---|" * len(reduces), *(f"| {name} | {' | '.join(shown)} |" for name, shown in rows), ""]
     return "\n".join(out)
 
 
