@@ -1,8 +1,8 @@
 """`fedcenters-edge doctor`: is this device fit to take part? One line per check: ok or FAIL, what was seen, what to do.
 
-A runtime is asked to build a session and take a step on a tiny program of ours (edge_client/probe), whose answer is
-compared with numpy's: an import alone proves nothing. The broker is asked under no name, so a client that runs is not
-disturbed. Nothing is changed but one small file in the state folder, which is removed.
+Every installed runtime makes the golden run of a tiny program of ours (edge_client/probe), and is compared with torch:
+an import alone proves nothing. The broker is asked under no name, so a client that runs is not disturbed. Nothing is
+changed but one small file in the state folder, which is removed.
 """
 
 from __future__ import annotations
@@ -20,33 +20,24 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib import metadata
 from pathlib import Path
-
-import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
 from edge_client.data.dataset import load as load_data
-from edge_client.engines.base import open_engine, step
+from edge_client.engines.base import open_engine
+from edge_client.engines.golden import run_golden
+from edge_client.engines.installed import version_of
 from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
-from edge_client.protocol.task import Array, Tensors
 from edge_client.runtime import train_conditions
-from edge_client.training.learner import log_softmax
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
 
 EXIT_UNFIT = 1
 PROBE = Path(__file__).parent / "probe"
 STEP_FILES = {"onnx": "step.onnx", "litert": "step.tflite"}
-PACKAGES = {
-    "onnx": ("onnxruntime", "onnxruntime-gpu"),
-    "litert": ("ai-edge-litert", "tflite-runtime"),
-    "pt2": ("torch",),
-}
-TOLERANCE = 1e-5  # float32 against float64, sums of four products
 OLDEST_PYTHON = (3, 10)
 OLDEST_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
 PATIENCE_S = 15.0
@@ -146,62 +137,41 @@ def _glibc(_config: ClientConfig) -> str:
 
 
 def _runtime(config: ClientConfig) -> str:
-    """Open the probe with the configured engine, take one step, compare with numpy's."""
-    began_s = time.perf_counter()
-    version = _version(config.engine)
-    program, files = probe(config.engine)
-    if not files:
+    """The configured engine decides; what is said of others, tells whether they could take its place."""
+    if config.engine not in STEP_FILES:
         raise Unwell(f"{config.engine} has no probe", "its programs come from the coordinator; try one round")
+    said = [_golden(config.engine, config)]
+    for engine in STEP_FILES:
+        if engine != config.engine and version_of(engine) is not None:
+            try:
+                said.append(_golden(engine, config))
+            except (FedcentersError, Unwell) as wrong:
+                said.append(f"{wrong.message if isinstance(wrong, FedcentersError) else wrong}, and is never used")
+    return "; ".join(said)
+
+
+def _golden(engine: str, config: ClientConfig) -> str:
+    """Train the probe with an engine, and compare with torch's outcome."""
+    began_s, version = time.perf_counter(), version_of(engine) or engine
+    program, files = probe(engine)
+    golden = program.golden[engine]
     try:
-        engine = open_engine(config.engine, program, files, threads=config.threads, device=config.device)
-        feeds = probe_feeds(program)
-        given, expected = step(engine, feeds), expected_step(feeds)
+        opened = open_engine(engine, program, files, threads=config.threads, device=config.device)
+        off = run_golden(opened, program, golden)
     except FedcentersError:
         raise
     except Exception as wrong:
         raise RuntimeMissing(f"{version} fails: {wrong}", hint="install the build for this board") from wrong
-    worst = max(float(np.abs(given[name] - value).max()) for name, value in expected.items())
-    if not worst <= TOLERANCE:
-        raise Unwell(f"{version} gives wrong numbers: {worst:.1e} from numpy's", "install another version of it")
-    return f"{version} took a step, {worst:.0e} from numpy's, in {time.perf_counter() - began_s:.1f} s"
+    if not off <= golden.tolerance:
+        raise Unwell(f"{version} computes wrongly: {off:.1e} from torch", "install another version of it")
+    took_s = time.perf_counter() - began_s
+    return f"{version} took {len(golden.losses)} steps on {opened.place}, {off:.0e} from torch's, in {took_s:.1f} s"
 
 
 def probe(engine: str) -> tuple[Program, dict[str, Path]]:
     """The tiny program, and its step for an engine where there is one."""
     raw = parse_json((PROBE / "program.json").read_bytes(), LIMIT_BYTES)
     return Program.from_json(raw), {"step": PROBE / STEP_FILES[engine]} if engine in STEP_FILES else {}
-
-
-def probe_feeds(program: Program) -> Tensors:
-    """Fixed numbers for every input of the step; float32."""
-    batch, made = 4, dict[str, Array]()
-    for at, port in enumerate(program.functions["step"].inputs):
-        shape = tuple(batch if size == "batch" else int(size) for size in port.shape)
-        made[port.name] = np.sin(np.arange(int(np.prod(shape)), dtype=np.float64) + at).reshape(shape)
-    made["y"], made["q"] = np.eye(3)[[0, 1, 2, 0]], np.array([0.1, 0.2, 0.3, 0.4])
-    made |= {"lr": np.array(0.1), "momentum": np.array(0.5), "mu": np.array(0.3)}
-    return {name: np.asarray(value, dtype=np.float32) for name, value in made.items()}
-
-
-def expected_step(feeds: Tensors) -> dict[str, Array]:
-    """The proximal SGD step of softmax regression in float64: the new weights and the loss."""
-    f = {name: np.asarray(value, dtype=np.float64) for name, value in feeds.items()}
-    logits = f["x"] @ f["w/0.weight"].T + f["w/0.bias"]
-    log_p = log_softmax(logits)
-    error = f["q"][:, None] * (np.exp(log_p) * f["y"].sum(axis=1, keepdims=True) - f["y"])
-    out = {"loss": np.asarray(-(f["q"][:, None] * f["y"] * log_p).sum())}
-    for name, gradient in (("0.weight", error.T @ f["x"]), ("0.bias", error.sum(axis=0))):
-        pull = gradient + f[f"linear/{name}"] + f["mu"] * (f[f"w/{name}"] - f[f"anchor/{name}"])
-        velocity = f["momentum"] * f[f"velocity/{name}"] + pull
-        out |= {f"velocity/{name}": velocity, f"w/{name}": f[f"w/{name}"] - f["lr"] * velocity}
-    return out
-
-
-def _version(engine: str) -> str:
-    for name in PACKAGES[engine]:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{name} {metadata.version(name)}"
-    return engine
 
 
 def _data(config: ClientConfig) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 
 from edge_client.protocol.task import ClientId
 
+REFUSALS = 256  # devices; the file that `status` reads stays small
+
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
@@ -21,6 +23,13 @@ class Device:
     engine: str = ""
     n: int = 0
     codecs: tuple[str, ...] = ()
+    runtime: str = ""  # name and version
+    refused: tuple[tuple[str, str, float], ...] = ()  # engines that fail the golden run: name, runtime, difference
+
+    @property
+    def able(self) -> bool:
+        """Whether its engine computes right, as far as the device has tried."""
+        return all(engine != self.engine for engine, _, _ in self.refused)
 
     @property
     def here(self) -> bool:
@@ -59,10 +68,20 @@ class Fleet:
         """How many of these are on."""
         return sum(cid in self.devices and self.devices[cid].here for cid in members)
 
+    def refusals(self) -> dict[ClientId, str]:
+        """What devices say of runtimes that they do not use, at most REFUSALS devices."""
+        told = {cid: device for cid, device in sorted(self.devices.items()) if device.refused}
+        return {cid: _refusal(told[cid]) for cid in list(told)[:REFUSALS]}
+
     def ready(self, engines: Mapping[str, Any]) -> dict[ClientId, Device]:
-        """The devices that can train now: on, with samples, with an engine that the program was compiled for."""
-        able = {c: d for c, d in self.devices.items() if d.here and d.n > 0 and d.engine in engines}
+        """The devices that can train now: on, with samples, with a right engine that the program was compiled for."""
+        able = {c: d for c, d in self.devices.items() if d.here and d.n > 0 and d.engine in engines and d.able}
         return dict(sorted(able.items()))
+
+
+def _refusal(device: Device) -> str:
+    wrong = ", ".join(f"{runtime} computes wrongly (off by {off:.1e})" for _, runtime, off in device.refused)
+    return f"{wrong}; {f'it uses {device.runtime or device.engine}' if device.able else 'no other engine is left'}"
 
 
 def _born(message: Mapping[str, Any]) -> Device:
@@ -73,6 +92,8 @@ def _born(message: Mapping[str, Any]) -> Device:
         engine=caps.get("engine", ""),
         n=caps.get("n", 0),
         codecs=tuple(caps.get("codecs", ())),
+        runtime=caps.get("runtime", ""),
+        refused=tuple((each["engine"], each["runtime"], each["difference"]) for each in caps.get("refused", ())),
     )
 
 

@@ -357,6 +357,7 @@ class Server:
         return {
             "unix_ms": self.clock.unix_ms(),
             "connected": len(fleet.here()),
+            "runtimes": fleet.refusals(),
             "bytes": {"down": self.link.bytes_down, "up": self.reception.bytes_up},
             "exchange": None if live is None else live.progress(),
         }

@@ -90,6 +90,7 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     """The same for people, most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
     out.append(f"{found['devices']} devices enrolled, {found['connected']} connected; {_traffic(found['bytes'])}")
+    out += [f"  {cid}: {reason}" for cid, reason in _few(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         micro = (run["accuracy"] or {}).get("micro")
         reached = "" if micro is None else f", accuracy {micro:.1%}"
@@ -120,7 +121,7 @@ def painted(found: Mapping[str, Any]) -> RenderableType:
 
     text = Text()
     for number, line in enumerate(lines(found)):
-        bad = "did not count" in line or line.startswith("last error")
+        bad = "did not count" in line or "computes wrongly" in line or line.startswith("last error")
         text.append(line + "\n", style="bold" if number == 0 else "red" if bad else "")
     text.rstrip()
     return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)
@@ -141,7 +142,14 @@ def watched(folder: Path, *, every_s: float = BEAT_S) -> Iterator[dict[str, Any]
 
 def _live(folder: Path) -> dict[str, Any]:
     """What the coordinator left; zeros and nothing where it left none."""
-    nothing = {"phase": "not started", "unix_ms": 0, "connected": 0, "bytes": {"down": 0, "up": 0}, "exchange": None}
+    nothing: dict[str, Any] = {
+        "phase": "not started",
+        "unix_ms": 0,
+        "connected": 0,
+        "bytes": {"down": 0, "up": 0},
+        "exchange": None,
+    }
+    nothing["runtimes"] = {}
     try:
         left = json.loads((folder / FILE).read_text(encoding="utf-8"))
         silent_s = max(0.0, time.time() - (folder / FILE).stat().st_mtime)

@@ -41,6 +41,7 @@ class Engine(Protocol):
     """One opened program. Never changes its feeds."""
 
     name: str
+    place: str  # where it computes: "cpu", "cuda" or "tensorrt"
     fixed_batch: int | None  # None: any batch size from 1
 
     def update(self, feeds: Tensors) -> Update:

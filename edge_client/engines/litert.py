@@ -46,6 +46,7 @@ class LitertEngine:
     """
 
     name = "litert"
+    place = "cpu"
 
     def __init__(self, program: Program, files: Mapping[str, Path], threads: int) -> None:
         self.fixed_batch = None if program.batch["litert"] == "any" else int(program.batch["litert"])

@@ -41,6 +41,8 @@ class OnnxEngine:
     def __init__(self, program: Program, sessions: Mapping[str, Any]) -> None:
         self.fixed_batch = None if program.batch["onnx"] == "any" else int(program.batch["onnx"])
         self._sessions, self._functions = sessions, program.functions
+        first = next((session.get_providers()[0] for session in sessions.values()), "")
+        self.place = next((place for place, (provider, _) in PROVIDERS.items() if provider == first), "cpu")
         for name, session in sessions.items():
             _agree(session, program.functions[name])
 

@@ -45,6 +45,7 @@ class Pt2Engine:
 
     def __init__(self, program: Program, graphs: Mapping[str, Any], place: str) -> None:
         self.fixed_batch = None if program.batch["pt2"] == "any" else int(program.batch["pt2"])
+        self.place = place
         self._calls = {name: _Call(graph, program.functions[name], place) for name, graph in graphs.items()}
 
     def update(self, feeds: Tensors) -> Pt2Update:

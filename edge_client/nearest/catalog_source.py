@@ -78,7 +78,10 @@ class CatalogOffer:
         for function, container in zip(("evaluate", "step"), needed, strict=False):
             self._workshop.check_container(self._program, function, container)
         self._fetch(needed)
-        return OverEngine(self._workshop.engine(self._program, *needed), self._program)
+        functions = ["evaluate", "step"][: len(needed)]
+        if training and (refused := self._workshop.use(self._program, self._engine, self.catalog.program.sha256)):
+            raise refused.error()
+        return OverEngine(self._workshop.engine(self._program, functions), self._program)
 
     def _step(self) -> Manifest:
         """The file of training steps: program.json names it, the catalog need not."""

@@ -33,6 +33,7 @@ from edge_client.protocol.program import LIMIT_BYTES, Program
 from edge_client.protocol.task import Flat
 from edge_client.training.learner import OverEngine
 from edge_client.transport.blobs import BlobFolder
+from edge_client.vetting import require_golden
 
 TIMEOUT_S = 30.0
 INDEX_BYTES, MANIFEST_BYTES, FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
@@ -195,7 +196,10 @@ class SiteOffer:
                 raise UsageError(f"the bundle has no {function} for {engine}", hint=hint)
             files[function] = self._site.file(self._generation, known[container.sha256])
         settings = {"threads": self._config.threads, "device": self._config.device}
-        return OverEngine(open_engine(engine, self._program, files, **settings), self._program)  # type: ignore[arg-type]  # each by its name
+        opened = open_engine(engine, self._program, files, **settings)  # type: ignore[arg-type]  # each by its name
+        if training:
+            require_golden(opened, self._program)
+        return OverEngine(opened, self._program)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
         """Weights [schema.size] each."""

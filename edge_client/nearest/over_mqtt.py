@@ -35,6 +35,7 @@ from edge_client.runtime.task_runner import OpenEngine, Workshop
 from edge_client.transport.base import Connected, Dial, Message, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import Clock
+from edge_client.vetting import FILE, Vetting
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class Visitor:
         self._voice = Voice(self._topics, config.device_id, self._transport, clock=self.clock, rng=self.rng)
         self._cache = open_cache(config)
         self._downloads = Downloads(self._cache, self._voice.get)
-        self._workshop = Workshop(config, self._cache, self.local, self.open_engine)
+        self._workshop = Workshop(config, self._cache, self.local, self.open_engine, Vetting(config.state / FILE))
         self._until_s = self.clock.now_s() + PATIENCE_S
 
     def run(self) -> Answer:

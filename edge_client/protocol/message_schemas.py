@@ -37,6 +37,7 @@ from edge_client.protocol.validators import (
 
 CODECS = ("f32", "f16", "i8")
 DETAIL_MAX = 200
+RUNTIME = r"[A-Za-z0-9_.+ -]{1,64}"  # a runtime's name and version
 GET_MAX_BLOCKS = 16
 CENTERS_MAX = 1_024
 
@@ -92,9 +93,13 @@ _CENTER = integer(0, CENTERS_MAX - 1)
 _SAMPLES = integer(1, 2**31)
 _METRICS = map_of(matching(r"[A-Za-z0-9_./-]{1,64}"), number(-math.inf), 16)
 _SOURCES = list_of(matching(r"bcast|mqtt|https://[!-~]{1,256}"), 0, 8)
+_ENGINE = matching(r"[a-z0-9-]{1,16}")
+_RUNTIME = matching(RUNTIME)
+_REFUSED = record(required(engine=_ENGINE, runtime=_RUNTIME, difference=number()))
 _CAPS = record(
-    required(engine=matching(r"[a-z0-9-]{1,16}"), n=integer(0, 2**31))
+    required(engine=_ENGINE, n=integer(0, 2**31))
     | optional(ram=_COUNT, disk=_COUNT, codecs=list_of(_NAME, 0, 16), window=_WINDOW)
+    | optional(runtime=_RUNTIME, refused=list_of(_REFUSED, 0, 8))
 )
 _KEY = required(run=_run, round=_U32, exchange=_U32)  # with the device id of the topic: one answer of one device
 _MODEL = manifest("model")

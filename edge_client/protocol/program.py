@@ -6,10 +6,11 @@ Written by export/, read by devices. The manifest is signed, so the hashes in it
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edge_client.errors import Malformed
+from edge_client.protocol.golden import Golden
 from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
 
 FORMAT_VERSION = 1
@@ -77,6 +78,7 @@ class Program:
 
     `containers[engine][function]` names the file for an engine ("onnx", "litert", "pt2"); `batch[engine]` is a fixed
     batch size or "any"; `parity[engine]` the largest difference of a step from torch at export time (relative).
+    `golden[engine]` is a short run by which a device checks its runtime; programs of older compilers have none.
     """
 
     model: str
@@ -93,6 +95,7 @@ class Program:
     versions: Mapping[str, str]
     parity: Mapping[str, float] = field(default_factory=dict)
     origin: Origin | None = None
+    golden: Mapping[str, Golden] = field(default_factory=dict)
 
     @property
     def classes(self) -> int:
@@ -127,6 +130,7 @@ class Program:
             "versions": dict(self.versions),
             "parity": dict(self.parity),
             "origin": None if self.origin is None else self.origin.to_json(),
+            **({"golden": {engine: run.to_json() for engine, run in self.golden.items()}} if self.golden else {}),
         }
 
     @staticmethod
@@ -167,12 +171,27 @@ class Program:
                 parity={_text(k): float(v) for k, v in raw["parity"].items()},
                 origin=None if raw["origin"] is None else Origin.from_json(raw["origin"]),
             )
+            program = replace(program, golden=_golden(program, raw.get("golden")))
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise Malformed("bad_program", f"program.json: {wrong!r}") from wrong
         for engine, files in program.containers.items():
             if any(c.size > CONTAINER_LIMIT_BYTES for c in files.values()):
                 raise Malformed("too_big", f"a container for {engine} is above {CONTAINER_LIMIT_BYTES} bytes")
         return program
+
+
+def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - JSON
+    """Runs of engines that the program has a step for, with the batch that they take. Absent, or null: none."""
+    if raw is None:
+        return {}
+    buffers = any(t.role == "b" for t in program.schema.tensors)
+    found = {_text(engine): Golden.from_json(run, buffers=buffers) for engine, run in raw.items()}
+    for engine, run in found.items():
+        if "step" not in program.containers.get(engine, {}) or "step" not in program.functions:
+            raise ValueError(f"a golden run for {engine!r:.40}, which has no step")
+        if program.batch.get(engine) not in ("any", run.batch):
+            raise ValueError(f"a golden run of batches of {run.batch} for {engine!r:.40}, which takes others")
+    return found
 
 
 def _text(value: object) -> str:

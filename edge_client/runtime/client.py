@@ -21,10 +21,13 @@ import numpy as np
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Local, Samples
 from edge_client.engines.base import open_engine
+from edge_client.engines.golden import run_golden
+from edge_client.engines.installed import version_of
 from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, ProtocolError, RuntimeMissing
 from edge_client.protocol import messages, task_codec
 from edge_client.protocol.blocks import BLOCK_DEFAULT, Manifest, manifest_of
 from edge_client.protocol.message_schemas import CODECS, DETAIL_MAX, NACK_CODES
+from edge_client.protocol.program import Program
 from edge_client.protocol.topics import Topics
 from edge_client.protocol.transfer import WINDOW_MAX
 from edge_client.runtime.downloader import Downloads, open_cache
@@ -37,6 +40,7 @@ from edge_client.runtime.uploader import Delivery
 from edge_client.transport.base import Connected, Dial, Event, Lost, Message, Will
 from edge_client.transport.clock import Clock
 from edge_client.update.self_update import Updates
+from edge_client.vetting import FILE, Check, Refused, Vetting
 
 log = logging.getLogger(__name__)
 
@@ -74,6 +78,7 @@ class Client:
         clock: Clock,
         rng: np.random.Generator,
         open_engine: OpenEngine = open_engine,
+        check: Check = run_golden,
         watchdog: Watchdog | None = None,
         samples: Samples | None = None,
         updates: Updates | None = None,
@@ -90,7 +95,8 @@ class Client:
         self._cache = open_cache(config)
         self._downloads = Downloads(self._cache, self._voice.get)
         self._delivery = Delivery(self.state, self._voice, self._transport, clock=clock, rng=rng)
-        self._workshop = Workshop(config, self._cache, local, open_engine)
+        self._workshop = Workshop(config, self._cache, local, open_engine, Vetting(config.state / FILE, check))
+        self._refused: list[Refused] = []  # engines that fail the golden run of the program at hand
         self._task: _Task | None = None
         self._glance_s = 0.0  # when to look next, while training
         self._boot: str | None = None  # of the coordinator's process
@@ -183,19 +189,18 @@ class Client:
         self._look_for_samples((run, task.key.round))
         manifest = Manifest.from_json(task.message["program"])
         needed = task_codec.functions_of(task.message)
-        containers = {field: Manifest.from_json(task.message[field]) for field in needed}
         self._workshop.check_signature(manifest)
         yield from self._fetch(task, [manifest])
         program = self._workshop.program(manifest)
-        for field, container in containers.items():
-            self._workshop.check_container(program, needed[field], container)
+        for field, function in needed.items():
+            self._workshop.check_container(program, function, Manifest.from_json(task.message[field]))
         message = task_codec.without_spares(
             task.message, lambda slot: self.state.own(run, slot, program.schema) is not None
         )
-        self._cache.pin({manifest.sha256, *(container.sha256 for container in containers.values())})
         vectors = task_codec.task_manifests(message)
         self._workshop.check_signature(*vectors)  # a crafted model could make its update give away the samples
-        yield from self._fetch(task, [*containers.values(), *vectors])
+        yield from self._choose_engine(task, manifest, program, set(needed.values()))
+        yield from self._fetch(task, vectors)
         began_s = self._clock.now_s()
         outcome = self._workshop.run(
             message,
@@ -205,6 +210,32 @@ class Client:
             between=lambda: self._glance(task),
         )
         return outcome, self._clock.now_s() - began_s
+
+    def _choose_engine(self, task: _Task, manifest: Manifest, program: Program, functions: set[str]) -> Life:
+        """Fetch the containers of the first engine that passes the program's golden run; tell of those that fail."""
+        before, refused, chosen = (self._workshop.engine_name, self._refused), list[Refused](), None
+        for name in self._workshop.engines(program):
+            files = self._workshop.containers(program, name, functions, manifest.block)
+            self._cache.pin({manifest.sha256, *(file.sha256 for file in files)})
+            yield from self._fetch(task, files)
+            try:
+                failed = self._workshop.use(program, name, manifest.sha256)
+            except (RuntimeMissing, ProgramRefused) as wrong:
+                if not refused:
+                    raise
+                log.warning("%s cannot take the place of %s: %s", name, refused[0].engine, wrong.message)
+                continue
+            if failed is None:
+                chosen = name
+                break
+            refused.append(failed)
+        self._refused = refused
+        if (self._workshop.engine_name, self._refused) != before:
+            self._say_here()
+            for each in refused:
+                log.warning("%s; %s", each, "no other engine is left" if chosen is None else f"using {chosen}")
+        if chosen is None:
+            raise refused[0].error()
 
     def _look_for_samples(self, now: tuple[str, int]) -> None:
         """Between two rounds: within one, a probe's responsibilities belong to the samples that it saw."""
@@ -373,12 +404,15 @@ class Client:
 
     def _say_here(self) -> None:
         caps = {
-            "engine": self.config.engine,
+            "engine": self._workshop.engine_name,
             "n": len(self._local.train),
             "codecs": list(CODECS),
             "window": WINDOW_MAX,
             "disk": shutil.disk_usage(self.config.state).free,
         }
+        runtime = version_of(self._workshop.engine_name)
+        caps |= {"runtime": runtime} if runtime else {}
+        caps |= {"refused": [each.to_json() for each in self._refused]} if self._refused else {}
         self._voice.presence("on", self.state.birth, sw=SOFTWARE, caps=caps)
 
     def _will(self) -> Will:

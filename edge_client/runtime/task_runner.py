@@ -5,7 +5,7 @@ Works on blobs that are here already. Sends nothing, waits for nothing, and keep
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Local
-from edge_client.engines.base import Engine
+from edge_client.engines.base import ENGINES, Engine
+from edge_client.engines.installed import version_of
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs, signing, task_codec
 from edge_client.protocol.blocks import Manifest
@@ -23,6 +24,7 @@ from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
 from edge_client.training import fit_probe
 from edge_client.training.learner import Learner, OverEngine
 from edge_client.transport.blobs import BlobFolder
+from edge_client.vetting import Refused, Vetting
 
 OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
 Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
@@ -46,14 +48,19 @@ class Outcome:
 
 @dataclass
 class Workshop:
-    """Opens programs and runs tasks. `blobs` holds what was fetched; an opened engine is used again."""
+    """Opens programs and runs tasks. `blobs` holds what was fetched; an opened engine is used again.
+
+    `engine_name` is the configured engine, until `use` takes another one.
+    """
 
     config: ClientConfig
     blobs: BlobFolder
     local: Local
     open_engine: OpenEngine
+    vetting: Vetting
 
     def __post_init__(self) -> None:
+        self.engine_name = self.config.engine
         self._programs: dict[str, Program] = {}
         self._engines: dict[frozenset[str], Engine] = {}  # by the sha256 of the containers; of one program only
 
@@ -75,23 +82,51 @@ class Workshop:
         return self._programs[manifest.sha256]
 
     def check_container(self, program: Program, function: str, manifest: Manifest) -> None:
-        """Before it is fetched: the signed program vouches for this file for our engine."""
-        files = program.containers.get(self.config.engine)
-        if not files or function not in files:
+        """Before anything is fetched: the signed program vouches for this file, and has the function for our engine."""
+        listed = {engine: files[function] for engine, files in program.containers.items() if function in files}
+        if self.config.engine not in listed:
             raise Malformed("no_engine", f"the program has no {function} for {self.config.engine}")
-        if (files[function].sha256, files[function].size) != (manifest.sha256, manifest.size):
+        if (manifest.sha256, manifest.size) not in {(c.sha256, c.size) for c in listed.values()}:
             raise Malformed("bad_program", f"container {manifest.sha256:.16} is not the one that the program lists")
 
-    def engine(self, program: Program, *manifests: Manifest) -> Engine:
-        """The engine over fetched containers, opened once."""
-        named = frozenset(manifest.sha256 for manifest in manifests)
+    def engines(self, program: Program) -> list[str]:
+        """Whom to ask, in this order: the configured engine, then each installed one that has a golden run."""
+        own = self.config.engine
+        others = [name for name in ENGINES if name != own and name in program.golden and version_of(name)]
+        return [own, *others] if own in program.golden else [own]
+
+    def containers(self, program: Program, engine: str, functions: Collection[str], block: int) -> list[Manifest]:
+        """What an engine needs for these functions, and for its golden run if there is one."""
+        files = program.containers[engine]
+        wanted = {files[name] for name in (*functions, *(["step"] if engine in program.golden else []))}
+        return [Manifest(sha256=c.sha256, size=c.size, block=block, kind="container") for c in wanted]
+
+    def use(self, program: Program, engine: str, sha256: str) -> Refused | None:
+        """Compute with this engine from now on, unless it fails the golden run of `program`, whose hash is given.
+
+        Its step is here already. Raises what opening an engine raises.
+        """
+        if engine in program.golden:
+            refused = self.vetting.refused(self._opened(program, engine, ["step"]), program, sha256)
+            if refused is not None:
+                return refused
+        self.engine_name = engine
+        return None
+
+    def engine(self, program: Program, functions: Collection[str]) -> Engine:
+        """The engine in use, over the fetched containers of these functions."""
+        return self._opened(program, self.engine_name, functions)
+
+    def _opened(self, program: Program, engine: str, functions: Collection[str]) -> Engine:
+        """Opened once."""
+        files = program.containers[engine]
+        named = frozenset(files[name].sha256 for name in functions)
         if named not in self._engines:
             for sha256 in named:
                 self.blobs.read(sha256)  # hashed again: a damaged container must not be loaded
-            files = program.containers[self.config.engine]
             here = {name: self.blobs.path(c.sha256) for name, c in files.items() if c.sha256 in named}
             settings = {"threads": self.config.threads, "device": self.config.device}
-            self._engines[named] = self.open_engine(self.config.engine, program, here, **settings)
+            self._engines[named] = self.open_engine(engine, program, here, **settings)
         return self._engines[named]
 
     def vector(self, manifest: Manifest, schema: Schema) -> Flat:
@@ -115,8 +150,7 @@ class Workshop:
         schema = program.schema
         if schema.sha256 != message["schema"]:
             raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
-        containers = [Manifest.from_json(message[field]) for field in task_codec.functions_of(message)]
-        learner = OverEngine(self.engine(program, *containers), program)
+        learner = OverEngine(self.engine(program, list(task_codec.functions_of(message).values())), program)
         task = task_codec.task_from(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
             outcome = self._probe(learner, task, own)

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge_client.engines.base import open_engine
 from edge_client.protocol.program import Program
 from edge_client.training.learner import Learner, OverEngine
+from edge_client.vetting import require_golden
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,4 +22,6 @@ class Runtime:
 
     def open(self) -> Learner:
         """See `Recipe`."""
-        return OverEngine(open_engine(self.engine, self.program, self.files), self.program)
+        opened = open_engine(self.engine, self.program, self.files)
+        require_golden(opened, self.program)
+        return OverEngine(opened, self.program)

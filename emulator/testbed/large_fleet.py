@@ -30,7 +30,9 @@ from coordinator.storage.status import status
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Dataset, Local
 from edge_client.engines.base import Engine, open_engine
+from edge_client.engines.golden import run_golden
 from edge_client.errors import ConfigError, UsageError, run_cli
+from edge_client.protocol.golden import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.client import Client
@@ -103,7 +105,9 @@ class Fleet:
             made.append(self.loop.transport(Topics(settings.federation).client_id(settings.device_id), will))
             return made[-1]
 
-        client = Client(settings, dial, local=local, clock=SystemClock(), rng=rng, open_engine=engines)
+        client = Client(
+            settings, dial, local=local, clock=SystemClock(), rng=rng, open_engine=engines, check=engines.check
+        )
         self.loop.add(client.life(), made[0])
         return client
 
@@ -140,6 +144,7 @@ class SharedEngines:
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, frozenset[str]], Engine] = {}
+        self._off: dict[int, float] = {}  # by the id of an engine, which this object keeps
 
     def __call__(self, name: str, program: Program, files: Mapping[str, Path], **settings: Any) -> Engine:  # noqa: ANN401
         """Containers are named by their hashes."""
@@ -147,6 +152,12 @@ class SharedEngines:
         if key not in self._open:
             self._open[key] = open_engine(name, program, files, **settings)
         return self._open[key]
+
+    def check(self, engine: Engine, program: Program, golden: Golden) -> float:
+        """The golden run of an engine of ours, made once for all devices."""
+        if id(engine) not in self._off:
+            self._off[id(engine)] = run_golden(engine, program, golden)
+        return self._off[id(engine)]
 
 
 def _drawn(args: FleetArgs) -> Callable[[int], Local]:

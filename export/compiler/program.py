@@ -31,6 +31,7 @@ from export.containers.write_onnx import OPSET, to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_tflite
 from export.diagnostics import sentence
+from export.golden import check_golden, golden_run
 
 ENGINES = ("onnx", "litert", "pt2")
 EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have
@@ -81,6 +82,10 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
         parity={engine: _parity(source, engine, blobs[engine], batch) for engine in engines},
         origin=origin,
     )
+    runs = {fixed: golden_run(source, program, fixed=fixed) for fixed in {_fixed(e, batch) for e in engines}}
+    program = replace(program, golden={engine: runs[_fixed(engine, batch)] for engine in engines})
+    for engine in engines:
+        check_golden(program, engine, blobs[engine])
     return Compiled(program=program, files=files)
 
 
@@ -239,6 +244,10 @@ def _check_engines(source: Source, engines: Sequence[str]) -> None:
 
 def _batch(engine: str, batch: int) -> Batch:
     return batch if engine == "litert" else "any"
+
+
+def _fixed(engine: str, batch: int) -> int | None:
+    return batch if engine == "litert" else None
 
 
 def _containers(source: Source, engines: Sequence[str], batch: int) -> dict[str, dict[str, bytes]]:

@@ -17,10 +17,13 @@ from coordinator.local_broker import Broker
 from edge_client import doctor as doctors
 from edge_client.cli import main
 from edge_client.config import ClientConfig, load
-from edge_client.doctor import Check, checks, expected_step, probe, probe_feeds
-from edge_client.engines.base import open_engine, step
+from edge_client.doctor import Check, checks, probe
+from edge_client.engines.base import open_engine
+from edge_client.engines.golden import run_golden
+from edge_client.engines.installed import version_of
 from edge_client.runtime import train_conditions as device_module
 from edge_client.runtime.train_conditions import Readings
+from tests.edge_client.engines.broken import break_engine
 from tests.support.guarded_broker import FEDERATION, guarded
 
 ROOT = Path(__file__).parents[2]
@@ -46,13 +49,11 @@ def found(config: ClientConfig) -> dict[str, Check]:
 
 
 @pytest.mark.parametrize("engine", ["onnx", "litert"])
-def test_the_probe_steps_like_numpy_on_every_runtime(engine: str) -> None:
+def test_the_probe_makes_its_golden_run_on_every_runtime(engine: str) -> None:
     program, files = probe(engine)
-    feeds = probe_feeds(program)
-    given = step(open_engine(engine, program, files), feeds)
-    for name, value in expected_step(feeds).items():
-        assert np.abs(given[name] - value).max() < doctors.TOLERANCE
-        assert name == "loss" or np.abs(value - feeds[name]).max() > 1e-3  # it moved
+    golden = program.golden[engine]
+    assert len(golden.losses) == 10
+    assert run_golden(open_engine(engine, program, files), program, golden) < golden.tolerance / 100
 
 
 @pytest.mark.broker
@@ -66,7 +67,7 @@ def test_a_device_that_is_well_passes_every_check(
     assert main(["doctor", "--config", str(path), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["fit"], [check["name"] for check in told["checks"]]) == (True, NAMES)
-    assert "took a step" in told["checks"][2]["said"]
+    assert "took 10 steps" in told["checks"][2]["said"]
 
 
 @pytest.mark.broker
@@ -98,7 +99,7 @@ def test_what_is_wrong_is_a_fail_with_a_hint_and_an_exit_code(
     assert all("; " in line for line in failed.values())
 
 
-def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     config = load(device(tmp_path, "mqtt://127.0.0.1:1"), {})
     wall = (
         "import sys; sys.modules['onnxruntime'] = None\n"
@@ -108,8 +109,27 @@ def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path, monkeypatch:
     )
     done = subprocess.run([sys.executable, "-c", wall], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("FAIL runtime: onnxruntime cannot be imported")
-    monkeypatch.setattr(doctors, "expected_step", lambda feeds: {n: v + 1 for n, v in expected_step(feeds).items()})
-    assert "gives wrong numbers" in found(config)["runtime"].said
+    for group in ("lr", "anchor", "linear"):
+        with pytest.MonkeyPatch.context() as patch:
+            break_engine(patch, "onnx", group, np.zeros_like)
+            told = found(config)["runtime"]
+            assert (told.ok, told.hint) == (False, "install another version of it")
+            assert told.said.startswith(f"{version_of('onnx')} computes wrongly: ")
+
+
+def test_of_every_other_installed_runtime_it_is_told_whether_it_could_take_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    onnx, litert = version_of("onnx"), version_of("litert")
+    first, second = found(config)["runtime"].said.split("; ")
+    assert first.startswith(f"{onnx} took 10 steps on cpu, ")
+    assert second.startswith(f"{litert} took 10 steps on cpu, ")
+    break_engine(monkeypatch, "litert", "mu", np.zeros_like)
+    told = found(config)["runtime"]
+    assert told.ok
+    assert f"{litert} computes wrongly: " in told.said
+    assert told.said.endswith(", and is never used")
 
 
 def test_a_hot_a_dry_and_a_full_board_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

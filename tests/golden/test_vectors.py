@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_client.engines.golden import golden_inputs
 from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog
@@ -231,6 +232,34 @@ def test_the_catalog_and_the_program_are_read_and_written_as_they_stand() -> Non
     assert named(catalog) == {"bytes": said["size"], "sha256": said["sha256"]}
     public = bytes.fromhex(VECTORS["key"]["public"])
     signing.verify_manifest(blocks.Manifest.from_json(said), [public], "demo")
+
+
+def test_a_golden_run_is_read_and_written_as_it_stands() -> None:
+    text = VECTORS["golden"]["program"].encode()
+    program = Program.from_json(messages.parse_json(text))
+    assert messages.canonical(program.to_json()) == text
+    assert program.golden["onnx"].losses == (1.5, 1.25, 1.0)
+
+
+@pytest.mark.parametrize("absent", [{"golden": None}, {}])
+def test_a_program_of_an_older_compiler_has_no_golden_run(absent: dict[str, None]) -> None:
+    raw = messages.parse_json(VECTORS["golden"]["program"].encode())
+    del raw["golden"]
+    assert Program.from_json(raw | absent).golden == {}
+
+
+@pytest.mark.parametrize(("engine", "name"), [("onnx", "any"), ("litert", "fixed")])
+def test_the_inputs_of_a_golden_run_are_drawn_as_recorded(engine: str, name: str) -> None:
+    program = Program.from_json(messages.parse_json(VECTORS["golden"]["program"].encode()))
+    run = golden_inputs(program, program.golden[engine], fixed=name == "fixed")
+    drawn = [*run.start.values(), *(value for step in run.steps for value in step.values())]
+    data = b"".join(value.astype("<f4").tobytes() for value in drawn)
+    data += b"".join(sign.astype("i1").tobytes() for sign in run.signs.values())
+    assert hashlib.sha256(data).hexdigest() == VECTORS["golden"]["inputs"][name]
+    if name == "any":
+        assert run.start["w/fc.weight"].ravel().tolist() == VECTORS["golden"]["weight"]
+        assert run.steps[-1]["y"].argmax(axis=1).tolist() == VECTORS["golden"]["labels"]
+        assert run.signs["w/fc.weight"].ravel().tolist() == VECTORS["golden"]["signs"]
 
 
 def test_a_guide_is_read_and_written_as_it_stands() -> None:

@@ -42,6 +42,7 @@ PROGRAM = Program(
 
 class LinearEngine:
     name = "numpy"
+    place = "cpu"
     fixed_batch: int | None = None
 
     def update(self, feeds: Tensors) -> SoftmaxUpdate:

@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Local, Samples
+from edge_client.engines.golden import run_golden
 from edge_client.nearest.over_mqtt import Visitor, Wish
 from edge_client.nearest.result import Answer
 from edge_client.protocol import blocks, codecs, messages, signing, task_codec
@@ -30,6 +31,7 @@ from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Event, Message, Will
 from edge_client.transport.memory import MemoryBroker, MemoryTransport
 from edge_client.update.self_update import Updates
+from edge_client.vetting import Check
 from tests.support import softmax_program
 
 FEDERATION, DEVICE = "test", "dev-1"
@@ -110,6 +112,7 @@ class Stage:
     before_step: Callable[[], None] = lambda: None
     environment: dict[str, str] = field(default_factory=dict)  # of the device's process
     updates: Updates | None = None  # of a device that a launcher started
+    check: Check = run_golden
     samples: Samples | None = None  # a folder that is looked at again; else what `local` holds
 
     def __post_init__(self) -> None:
@@ -163,6 +166,7 @@ class Stage:
             clock=self.clock,
             rng=np.random.default_rng(1),
             open_engine=self.open_engine,
+            check=self.check,
             watchdog=Watchdog(self.environment),
         )
 

@@ -52,6 +52,7 @@ def program(*, buffered: bool = False) -> Program:
 @dataclass
 class SoftmaxEngine:
     name: str = "numpy"
+    place: str = "cpu"
     fixed_batch: int | None = None
 
     def update(self, feeds: Tensors) -> SoftmaxUpdate:

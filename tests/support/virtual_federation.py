@@ -214,13 +214,13 @@ class Federation:
 
         return self.world.begin(cid, life)
 
-    def start_mute_device(self, cid: str, *, n: int = 40) -> Participant:
-        """A device that says that it is here, and nothing else ever."""
+    def start_mute_device(self, cid: str, *, n: int = 40, **more: Any) -> Participant:  # noqa: ANN401 - of caps
+        """A device that says that it is here, and nothing else ever; `more` is what it says of itself."""
 
         def life(me: Participant) -> None:
             transport = VirtualTransport(me, self.world.broker, f"{FEDERATION}.{cid}", None)
             transport.connect()
-            payload = messages.write("st", ident="mute", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n})
+            payload = messages.write("st", ident="mute", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n, **more})
             transport.publish(TOPICS.state(cid), payload, retain=True)
             while True:
                 transport.receive(60.0)

@@ -139,10 +139,10 @@ const SAMPLES = {
 };
 
 /** A phone over a store; `stop` ends its life as a closed tab does, or in good order. */
-async function phone(world, store, { takesPart = true, tell = () => {} } = {}) {
+async function phone(world, store, { takesPart = true, tell = () => {}, runtime = ort } = {}) {
   if (takesPart) await store.write({ "takes part": true });
   const client = await Client.open({
-    join: KEYS, device: { id: CID }, store, ort, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), tell,
+    join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), tell,
   });
   const life = client.live();
   await world.heard((m) => m.k === "st" && m.s === "on", world.said.length);
@@ -317,4 +317,58 @@ test("a task that is stopped or replaced is dropped, and the next one is done", 
   assert.equal(rdy.round, 3);
   assert.equal(world.said.some((m) => m.k === "nack"), false);
   await leave();
+});
+
+/** ONNX Runtime Web of a version, whose steps are counted; `spoil` may write into the tensors of each. */
+function runtimeOf(version, spoil = () => {}) {
+  const made = { ...ort, Tensor: ort.Tensor, env: { ...ort.env, versions: { web: version } }, steps: 0 };
+  made.InferenceSession = {
+    create: async (...given) => {
+      const session = await ort.InferenceSession.create(...given);
+      const run = async (tensors) => {
+        if ("lr" in tensors) made.steps += 1;
+        spoil(tensors);
+        return session.run(tensors);
+      };
+      return { inputNames: session.inputNames, outputNames: session.outputNames, run, release: () => session.release() };
+    },
+  };
+  return made;
+}
+
+test("a runtime that computes wrongly trains nothing, and the page and the coordinator are told", async () => {
+  for (const port of ["linear", "anchor", "lr", "velocity"]) {
+    const [world, store, told] = [new World(), new MemoryStore(), []];
+    const runtime = runtimeOf("1.2.3", (tensors) => {
+      for (const [name, tensor] of Object.entries(tensors)) if (name.split("/")[0] === port) tensor.data.fill(0);
+    });
+    const { leave } = await phone(world, store, { runtime, tell: (event) => told.push(event) });
+    assert.equal(world.said.find((m) => m.k === "st").caps.runtime, "onnxruntime-web 1.2.3");
+    world.say("task", await world.task());
+    const nack = await world.heard((m) => m.k === "nack");
+    assert.equal(nack.code, "no_engine");
+    assert.match(nack.detail, /^onnxruntime-web 1\.2\.3 computes wrongly in this browser: /);
+    const [refused] = world.said.findLast((m) => m.k === "st").caps.refused;
+    assert.deepEqual([refused.engine, refused.runtime], ["onnx", "onnxruntime-web 1.2.3"]);
+    assert.ok(refused.difference > 10 * program.golden.onnx.tolerance, `${port}: ${refused.difference}`);
+    assert.equal(told.find(({ what }) => what === "refused").detail, nack.detail);
+    await leave();
+  }
+});
+
+test("the golden run is made once for each version of the runtime", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const golden = program.golden.onnx.losses.length;
+  const counts = [];
+  for (const [round, version] of ["1.2.3", "1.2.3", "1.2.4"].entries()) {
+    const runtime = runtimeOf(version);
+    const { leave } = await phone(world, store, { runtime });
+    const from = world.said.length;
+    world.say("task", await world.task({ round: round + 1 }));
+    await world.heard((m) => m.k === "rdy" && m.round === round + 1, from);
+    counts.push(runtime.steps);
+    await leave();
+  }
+  assert.deepEqual(counts, [golden + 3, 3, golden + 3]);
+  assert.equal((await store.names("golden/")).length, 1);
 });

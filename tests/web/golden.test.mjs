@@ -5,6 +5,7 @@ import { createPrivateKey, sign as signBytes } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
+import { goldenInputs } from "../../edge_client/web/golden.js";
 import * as blocks from "../../edge_client/web/protocol/blocks.js";
 import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
 import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
@@ -197,6 +198,24 @@ test("the catalog and the program are read", async () => {
   assert.deepEqual(program.functions.evaluate.inputs[3], { name: "x", dtype: "float32", shape: ["batch", 3] });
 });
 
+test("the inputs of a golden run are drawn as recorded", async () => {
+  const program = await readProgram(bytes(VECTORS.golden.program));
+  assert.deepEqual(program.golden.litert.losses, [1.5, 1.25, 1]);
+  for (const [engine, name] of [["onnx", "any"], ["litert", "fixed"]]) {
+    const { start, steps, signs } = goldenInputs(program, program.golden[engine], name === "fixed");
+    const drawn = [...Object.values(start), ...steps.flatMap((step) => Object.values(step))].map(({ data }) => data);
+    const all = [...drawn, ...Object.values(signs)].flatMap((array) => [...new Uint8Array(array.buffer)]);
+    assert.equal(await sha256(Uint8Array.from(all)), VECTORS.golden.inputs[name]);
+  }
+});
+
+test("a program of an older compiler has no golden run", async () => {
+  for (const golden of [undefined, null]) {
+    const raw = JSON.stringify({ ...JSON.parse(VECTORS.golden.program), golden });
+    assert.deepEqual(Object.keys((await readProgram(bytes(raw))).golden), []);
+  }
+});
+
 test("topics are built and read as they stand", () => {
   const topics = new Topics("demo");
   const { label: short } = VECTORS.p;
@@ -217,6 +236,7 @@ const READERS = {
   blocks: (data) => blocks.unpack(fromHex(data), HELLO, 0),
   bitmaps: (text) => blocks.Bitmap.fromBase64(10, text),
   topics: (topic) => new Topics("demo").parse(topic),
+  programs: (text) => readProgram(bytes(text)),
   files: (data) => compress.decode(fromHex(data), SCHEMA, { kind: "model" }),
 };
 

@@ -53,9 +53,13 @@ const WINDOW = integer(1, 16);
 const CENTER = integer(0, CENTERS_MAX - 1);
 const SAMPLES = integer(1, 2 ** 31);
 const METRICS = mapOf(matching("[A-Za-z0-9_./-]{1,64}"), number(-Infinity), 16);
+const ENGINE = matching("[a-z0-9-]{1,16}");
+const RUNTIME = matching("[A-Za-z0-9_.+ -]{1,64}");
+const REFUSED = record(required({ engine: ENGINE, runtime: RUNTIME, difference: number() }));
 const CAPS = record({
-  ...required({ engine: matching("[a-z0-9-]{1,16}"), n: integer(0, 2 ** 31) }),
+  ...required({ engine: ENGINE, n: integer(0, 2 ** 31) }),
   ...optional({ ram: COUNT, disk: COUNT, codecs: listOf(matching("[A-Za-z0-9_.-]{1,32}"), 0, 16), window: WINDOW }),
+  ...optional({ runtime: RUNTIME, refused: listOf(REFUSED, 0, 8) }),
 });
 const KEY = required({ run, round: U32, exchange: U32 });
 const MODEL = manifest("model");

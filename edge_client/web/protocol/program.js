@@ -12,8 +12,11 @@ const FUNCTIONS = ["step", "evaluate", "infer"];
 const DTYPES = ["float32", "float64", "int32", "int64"];
 const PORTS_MAX = 32_768;
 const DIMS_MAX = 8;
+const STEPS_MAX = 16; // of a golden run
+const DIGEST = 8;
+const TOLERANCE_MAX = 0.1;
 
-/** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch}. */
+/** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch, golden}. */
 export async function readProgram(data) {
   let raw;
   try {
@@ -48,7 +51,7 @@ async function checked(raw) {
     return Number(value);
   });
   checkOrigin(raw.origin);
-  return {
+  const found = {
     model: text(raw.model), loss, target, schema, classifier, rows,
     input: dims(raw.input),
     dtype: oneOf(raw.dtype, ["float32", "float64"]),
@@ -57,6 +60,55 @@ async function checked(raw) {
     batch: object(raw.batch, (value) => (value === "any" ? value : count(value))),
     classes: target.at(-1),
   };
+  return { ...found, golden: goldenRuns(found, raw.golden ?? null) };
+}
+
+/** Per engine: the run that checks a runtime; absent in the programs of older compilers. */
+function goldenRuns({ rows, functions, containers, batch }, raw) {
+  if (raw === null) return Object.create(null);
+  const buffers = rows.some(([, role]) => role === "b") ? DIGEST : 0;
+  const runs = object(raw, (run) => goldenRun(run, buffers));
+  for (const [engine, run] of Object.entries(runs)) {
+    if (!containers[engine]?.step || !functions.step) throw new RangeError(`a golden run for ${shown(engine)}, which has no step`);
+    if (batch[engine] !== "any" && batch[engine] !== run.batch) throw new RangeError("a golden run of another batch");
+  }
+  return runs;
+}
+
+function goldenRun(run, buffers) {
+  const numbers = (values) => {
+    if (!Array.isArray(values) || values.length > STEPS_MAX) throw new RangeError("expected a short list of numbers");
+    return values.map(number);
+  };
+  const positive = (value, most) => {
+    const found = number(value);
+    if (!(found > 0 && found <= most)) throw new RangeError(`expected a number above 0, at most ${most}`);
+    return found;
+  };
+  const within = (value, low, high) => {
+    if (!isCount(value, low, high)) throw new RangeError(`expected an integer from ${low} to ${high}`);
+    return value;
+  };
+  const found = {
+    seed: within(run.seed, 0, Number.MAX_SAFE_INTEGER),
+    batch: within(run.batch, 1, 65_536),
+    lr: positive(run.lr, Number.MAX_VALUE),
+    pull: positive(run.pull, Number.MAX_VALUE),
+    tokens: within(run.tokens, 0, 2 ** 24),
+    losses: numbers(run.losses),
+    weights: numbers(run.weights),
+    buffers: numbers(run.buffers),
+    tolerance: positive(run.tolerance, TOLERANCE_MAX),
+  };
+  if (!found.losses.length || found.weights.length !== DIGEST || found.buffers.length !== buffers) throw new RangeError("golden");
+  return found;
+}
+
+function number(value) {
+  if ((typeof value !== "number" && !(value instanceof Real)) || !Number.isFinite(Number(value))) {
+    throw new RangeError(`expected a finite number, got ${shown(value)}`);
+  }
+  return Number(value);
 }
 
 function container(file) {

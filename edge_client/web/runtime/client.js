@@ -4,6 +4,7 @@
 
 import { Delivery } from "./uploader.js";
 import { Downloads, WINDOW_MAX } from "./downloader.js";
+import { tooFar } from "../golden.js";
 import { breath, Inbox } from "./inbox.js";
 import { BLOCK_DEFAULT, manifestOf } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
@@ -65,6 +66,7 @@ export class Client {
     this.stopping = false;
     this.failure = null;
     this.connected = false;
+    this.refused = []; // this runtime, where it fails the golden run of the program at hand
   }
 
   /** Live until `stop`. Throws what makes going on useless. */
@@ -278,6 +280,7 @@ export class Client {
     await this.workshop.checkSignatures(...vectors); // a crafted model could make its update give away the samples
     const containers = Object.keys(functions).map((field) => message[field]);
     await this.makeRoom([message.program, ...containers, ...vectors], program);
+    await this.vet(task, message.program, program);
     await this.fetch([...containers, ...vectors], () => this.checkWanted(task));
     const began = this.now();
     const outcome = await this.workshop.run(asked, {
@@ -288,6 +291,22 @@ export class Client {
       between: (k, steps, losses) => this.glance(task, k, steps, losses),
     });
     return { outcome, seconds: (this.now() - began) / 1000 };
+  }
+
+  /** No task with a runtime that fails the program's golden run. */
+  async vet(task, manifest, program) {
+    const golden = program.golden[ENGINE];
+    if (golden) {
+      const step = { ...program.containers[ENGINE].step, block: manifest.block, kind: "container" };
+      await this.fetch([step], () => this.checkWanted(task));
+    }
+    const off = await this.workshop.vetted(manifest, this.store);
+    const { runtime } = this.workshop;
+    const refused = golden && off > golden.tolerance ? [{ engine: ENGINE, runtime, difference: off }] : [];
+    const changed = refused.length !== this.refused.length;
+    this.refused = refused;
+    if (changed) await this.sayHere();
+    if (refused.length) throw tooFar(runtime, off, golden);
   }
 
   /** Take events until the blobs are here; `check` throws when they are not wanted any more. */
@@ -361,6 +380,8 @@ export class Client {
     const disk = (await globalThis.navigator?.storage?.estimate?.())?.quota;
     const caps = { engine: ENGINE, n: this.takesPart ? train.n : 0, codecs: CODECS, window: WINDOW_MAX, disk: disk && Math.floor(disk) };
     if (caps.disk === undefined) delete caps.disk;
+    caps.runtime = this.workshop.runtime;
+    if (this.refused.length) caps.refused = this.refused;
     this.voice.presence("on", this.state.birth, { sw: SOFTWARE, caps });
   }
 

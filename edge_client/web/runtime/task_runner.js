@@ -2,6 +2,7 @@
 // that are here already. Sends nothing and keeps nothing: client.js does.
 
 import { openEngine } from "../engines/onnx.js";
+import { runGolden } from "../golden.js";
 import { Learner } from "../training/learner.js";
 import { decode, encode, encodeFeedback, encodeStats } from "../protocol/codecs.js";
 import { Malformed } from "../protocol/errors.js";
@@ -11,6 +12,7 @@ import { functionsOf, manifestsOf } from "../protocol/task.js";
 import { fit, probe } from "../training/fit_probe.js";
 
 export const ENGINE = "onnx";
+const GOLDEN = "golden/";
 
 /** Opens programs and runs tasks. `blobs.read(sha256)` gives fetched bytes, hashed again; an opened engine is used again. */
 export class Workshop {
@@ -52,6 +54,28 @@ export class Workshop {
       this.opened.engines.set(name, await openEngine(this.ort, program, files));
     }
     return new Learner(this.opened.engines.get(name));
+  }
+
+  /** The runtime's name and version. */
+  get runtime() {
+    return `onnxruntime-web ${this.ort.env?.versions?.web ?? "of unknown version"}`;
+  }
+
+  /**
+   * How far this runtime is from the program's golden run, 0 for a program without one; computed once for each program and
+   * version, and kept in `store`. The step's file is here already.
+   */
+  async vetted(manifest, store) {
+    const program = await this.program(manifest);
+    const golden = program.golden[ENGINE];
+    if (!golden) return 0;
+    const name = `${GOLDEN}${manifest.sha256}/${this.runtime}`;
+    const kept = await store.get(name);
+    if (Number.isFinite(kept)) return kept;
+    const { engine } = await this.learner(program, { step: program.containers[ENGINE].step });
+    const off = await runGolden(engine, golden);
+    await store.write({ [name]: off }, (await store.names(GOLDEN)).filter((other) => other !== name));
+    return off;
   }
 
   /** A fetched model or linear term [schema.size]. */

@@ -136,3 +136,24 @@ def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_p
     told = [line for line in lines(status(fed.config.folder)) if "d03" in line]
     assert f"  d03 did not count: unavailable: {hot}" in told
     fed.world.end()
+
+
+def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_device_is_not_waited_for(
+    tmp_path: Path,
+) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    wrong = {"engine": "onnx", "runtime": "onnxruntime 1.23.2", "difference": 0.5}
+    fed.start_mute_device("d04", runtime="onnxruntime 1.23.2", refused=[wrong])
+    fed.start_mute_device("d05", n=0, engine="litert", runtime="ai-edge-litert 2.3.0", refused=[wrong])
+    fed.world.run(lambda: fed.happened("round"))
+    found = status(fed.config.folder)
+    said = "onnxruntime 1.23.2 computes wrongly (off by 5.0e-01)"
+    assert found["runtimes"] == {
+        "d04": f"{said}; no other engine is left",
+        "d05": f"{said}; it uses ai-edge-litert 2.3.0",
+    }
+    assert f"  d04: {said}; no other engine is left" in lines(found)
+    assert found["devices"] == 4
+    fed.world.end()

@@ -1,0 +1,154 @@
+"""A program's golden run: chosen and answered by torch in float64, then run on each container (engines/golden.py).
+
+The run is drawn, so a seed may stand where no float32 program can be judged: next to the kink of a ReLU rounding alone
+decides (program_parity.py). Torch's own float32 is asked at each of a few seeds; the first whose outcome is torch's in
+float64 is taken. The learning rate and the size of the pulls follow from the gradient there, so that every term has a
+share in each step and a step moves a weight by about a hundredth.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from edge_client.engines.base import open_engine, roles
+from edge_client.engines.golden import Run, digests, golden_difference, golden_inputs, run_golden
+from edge_client.errors import ProgramRefused
+from edge_client.protocol.golden import Golden
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Array
+from export.compiler.program_functions import Source, example, vocabulary
+from export.compiler.program_parity import torch_step
+
+BATCH = 8  # of engines that take any
+STEPS, STEPS_MIN = 10, 3
+WORK = 2.5e9  # multiplications and additions of a whole run: under a second of one core of a small board
+TOLERANCE = 1e-2  # a right runtime is off by 1e-6 to 1e-4, a missing term by more than 0.1
+CLEAR = 1e-4  # torch's float32 nearer than this: no kink decides
+SEEDS = 8
+STRIDE = 256.0  # the part of a weight that a step moves: a weight over a pull
+
+
+def golden_run(source: Source, program: Program, *, fixed: int | None) -> Golden:
+    """The run for engines with this batch. ProgramRefused where no drawn weights make torch agree with itself."""
+    best, least = None, math.inf
+    for golden in _candidates(source, program, BATCH if fixed is None else fixed):
+        run = golden_inputs(program, golden, fixed=fixed is not None)
+        told = _answered(source, program, golden, run, "float64")
+        if told is None:
+            continue
+        off = 0.0 if source.dtype == "float64" else _own(source, program, told, run)
+        if off <= CLEAR:
+            return told
+        if off < least:
+            best, least = told, off
+    if best is None or not least <= TOLERANCE / 2:
+        raise ProgramRefused(
+            f"model {source.name!r} has no golden run: from drawn weights torch's own float32 is {least:.0e} off",
+            hint="scale what the model computes from its weights: no device could check its runtime with this one",
+        )
+    return best
+
+
+def check_golden(program: Program, engine: str, files: Mapping[str, bytes]) -> float:
+    """How far the containers of `engine` are from their golden run here. ProgramRefused above its tolerance."""
+    golden = program.golden[engine]
+    with tempfile.TemporaryDirectory() as scratch:
+        step = Path(scratch) / "step"
+        step.write_bytes(files["step"])
+        found = run_golden(open_engine(engine, program, {"step": step}, device="cpu"), program, golden)
+    if not found <= golden.tolerance:
+        raise ProgramRefused(
+            f"model {program.model!r} on {engine} is {found:.1e} off in {len(golden.losses)} steps, "
+            f"at most {golden.tolerance:.0e}",
+            hint=f"leave {engine} out of the engines and report the model, or install another version of its runtime",
+        )
+    return found
+
+
+def _candidates(source: Source, program: Program, batch: int) -> Iterator[Golden]:
+    steps = _steps(source, batch)
+    for seed in range(SEEDS):
+        draft = Golden(
+            seed=seed,
+            batch=batch,
+            lr=1.0,
+            pull=1.0,
+            tokens=vocabulary(source.module),
+            losses=(0.0,) * steps,
+            weights=(),
+            buffers=(),
+            tolerance=TOLERANCE,
+        )
+        pull = _gradient(source, program, draft)
+        if not (math.isfinite(pull) and pull > 0):
+            continue
+        weights = np.concatenate([np.ravel(a) for n, a in _start(program, draft).items() if n.startswith("w/")])
+        yield replace(draft, pull=_power(pull), lr=_power(_size(weights) / (STRIDE * pull)))
+
+
+def _steps(source: Source, batch: int) -> int:
+    """Fewer for a large model; counted, not timed, so that the same model gives the same program."""
+    count = FlopCounterMode(display=False)
+    with count, torch.no_grad():
+        source.module.eval()(example(source, "infer", 1)[-1])
+    work = 3 * batch * (count.get_total_flops() + 2 * source.schema.n_params)  # a backward pass costs twice a forward
+    return max(STEPS_MIN, min(STEPS, int(WORK / max(1, work))))
+
+
+def _start(program: Program, golden: Golden) -> Mapping[str, Array]:
+    return golden_inputs(program, replace(golden, losses=(0.0,)), fixed=True).start
+
+
+def _gradient(source: Source, program: Program, draft: Golden) -> float:
+    """The size of the first step's gradient."""
+    run = golden_inputs(program, replace(draft, losses=(0.0,)), fixed=True)
+    zero = {n: np.zeros_like(a) for n, a in run.start.items() if n.startswith(("velocity/", "linear/"))}
+    given = {**run.start, **zero, "mu": np.array(0.0), "momentum": np.array(0.0), **run.steps[0]}
+    stepped = torch_step(source, {n: torch.tensor(a, dtype=torch.float64) for n, a in given.items()}, "float64")
+    return _size(np.concatenate([np.ravel(v.numpy()) for n, v in stepped.items() if n.startswith("velocity/")]))
+
+
+def _answered(source: Source, program: Program, golden: Golden, run: Run, dtype: str) -> Golden | None:
+    """The run with torch's losses and digests; None where they are not finite."""
+    losses, end = _trained(source, program, run, dtype)
+    weights, buffers = digests(program, run, end)
+    if not np.isfinite([*losses, *weights, *buffers]).all() or not any(weights):
+        return None
+    rows = [tuple(float(f"{v:.9g}") for v in row) for row in (losses, weights, buffers)]
+    return replace(golden, losses=rows[0], weights=rows[1], buffers=rows[2])
+
+
+def _own(source: Source, program: Program, told: Golden, run: Run) -> float:
+    """How far torch's float32 is from its float64."""
+    losses, end = _trained(source, program, run, "float32")
+    return golden_difference(told, losses, digests(program, run, end))
+
+
+def _trained(source: Source, program: Program, run: Run, dtype: str) -> tuple[list[float], dict[str, Array]]:
+    """Torch's losses, and what moved."""
+    kind = getattr(torch, dtype)
+    held = {name: torch.tensor(array, dtype=kind) for name, array in run.start.items()}
+    names, losses = [port.name for port in roles(program.functions["step"])[0]], []
+    for fresh in run.steps:
+        stepped = torch_step(source, held | {n: torch.tensor(a, dtype=kind) for n, a in fresh.items()}, dtype)
+        losses.append(float(stepped["loss"].detach()))
+        held |= {name: stepped[name].detach() for name in names}
+    return losses, {name: held[name].numpy() for name in names}
+
+
+def _size(values: Array) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+
+
+def _power(value: float) -> float:
+    """The nearest power of two: exact in every format."""
+    return float(2.0 ** round(math.log2(value)))

@@ -1,0 +1,96 @@
+"""The golden run of each model on each engine: how long it takes, and how far a right and a wrong runtime are.
+
+    python -m tests.bench_golden [--models NAME...] [--engines NAME...]
+
+"right" is this machine's runtime; the other columns are the same runtime with one term that reads zeros instead of what
+it was given. Times are medians of CPU time with one thread. Prints a Markdown table; progress goes to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.models.registry import MODELS, build
+from edge_client.engines.base import ENGINES, KEPT, Engine, Update, open_engine
+from edge_client.engines.golden import run_golden
+from edge_client.protocol.task import Array, Tensors
+from export.compiler.program import compile_program
+
+BATCH = 32  # of LiteRT, as a coordinator compiles by default
+TIMES = 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Without:
+    """An engine that reads zeros in every port of one group."""
+
+    engine: Engine
+    group: str
+
+    @property
+    def name(self) -> str:
+        return self.engine.name
+
+    @property
+    def place(self) -> str:
+        return self.engine.place
+
+    @property
+    def fixed_batch(self) -> int | None:
+        return self.engine.fixed_batch
+
+    def update(self, feeds: Tensors) -> Update:
+        gone = {n: np.zeros_like(a) for n, a in feeds.items() if n.partition("/")[0] == self.group}
+        return self.engine.update({**feeds, **gone})
+
+    def evaluate(self, feeds: Tensors) -> Mapping[str, Array]:
+        return self.engine.evaluate(feeds)
+
+
+def rows(name: str, engines: tuple[str, ...]) -> Iterator[list[str]]:
+    """Compile, and measure each engine."""
+    model = build(name, seed=0)
+    print(f"{name}: compiling", file=sys.stderr, flush=True)
+    facts = {"input": model.input, "target": model.output, "loss": model.loss}
+    made = compile_program(model.module, name=name, batch=BATCH, engines=engines, **facts)
+    for engine in engines:
+        golden = made.program.golden[engine]
+        with tempfile.TemporaryDirectory() as scratch:
+            step = Path(scratch) / "step"
+            step.write_bytes(made.files[made.program.containers[engine]["step"].sha256])
+            here = open_engine(engine, made.program, {"step": step}, threads=1, device="cpu")
+            right = run_golden(here, made.program, golden)
+            took = []
+            for _ in range(TIMES):
+                began = time.process_time()
+                run_golden(here, made.program, golden)
+                took.append(time.process_time() - began)
+            wrong = [run_golden(Without(engine=here, group=group), made.program, golden) for group in KEPT]
+        run = f"{len(golden.losses)} x {golden.batch}"
+        yield [name, engine, run, f"{1000 * statistics.median(took):.0f}", *(f"{off:.0e}" for off in (right, *wrong))]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    options.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
+    given = options.parse_args()
+    head = ["model", "engine", "steps x batch", "ms", "right", *(f"no {group}" for group in KEPT)]
+    print(f"| {' | '.join(head)} |\n|{'|'.join(['---', '---', *['--:'] * (len(head) - 2)])}|")
+    for name in given.models:
+        for row in rows(name, tuple(given.engines)):
+            print(f"| {' | '.join(row)} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

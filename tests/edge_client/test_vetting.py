@@ -1,0 +1,279 @@
+"""A device whose runtime computes wrongly takes another engine, or trains nothing and says so; a run is made once."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_client import vetting
+from edge_client.data.dataset import Dataset, Local
+from edge_client.engines.base import Engine, open_engine
+from edge_client.engines.golden import run_golden
+from edge_client.engines.installed import PACKAGES, version_of
+from edge_client.protocol import codecs
+from edge_client.protocol.golden import Golden
+from edge_client.protocol.message_schemas import RUNTIME
+from edge_client.protocol.messages import parse_json
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import Fit, Probe
+from edge_client.runtime import task_runner
+from edge_client.training import fit_probe
+from edge_client.training.learner import OverEngine
+from edge_client.vetting import FAR, FILE, KEPT_MAX, LIMIT_BYTES, Vetting
+from tests.edge_client.engines.broken import break_engine
+from tests.support.programs import BATCH, compiled
+from tests.support.scripted_coordinator import Script, Stage
+
+SHA = "ab" * 32
+OFF = 0.5
+
+
+@dataclass
+class Counted:
+    """A check that counts, and gives what it is told to."""
+
+    off: float = 0.0
+    made: list[str] = field(default_factory=list)
+
+    def __call__(self, engine: Engine, _program: Program, _golden: Golden) -> float:
+        self.made.append(engine.name)
+        if self.off < 0:
+            raise RuntimeError("no kernel")
+        return self.off
+
+
+class Named:
+    """An engine as far as a vetting with a check of its own asks."""
+
+    name: str = "onnx"
+    place: str = "cpu"
+    fixed_batch: int | None = None
+
+    def update(self, feeds: Any) -> Any:  # noqa: ANN401 - never called
+        raise NotImplementedError
+
+    def evaluate(self, feeds: Any) -> Any:  # noqa: ANN401
+        raise NotImplementedError
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    return compiled("digits-mlp").program
+
+
+# -- results that are kept
+
+
+def test_a_result_is_kept_over_restarts_and_is_not_computed_again(tmp_path: Path, program: Program) -> None:
+    check = Counted(off=OFF)
+    refusals = [Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) for _ in range(3)]
+    assert check.made == ["onnx"]
+    assert refusals[0] == refusals[2]
+    assert refusals[0] is not None
+    assert refusals[0].difference == OFF
+    assert str(refusals[0]).startswith(f"{version_of('onnx')} computes wrongly on cpu: 5.0e-01 from")
+
+
+def test_another_version_place_or_program_is_computed_anew(
+    tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check = Counted()
+    assert Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) is None
+    monkeypatch.setattr(vetting, "version_of", lambda engine: f"{engine}runtime 99.0")
+    Vetting(tmp_path / FILE, check).refused(Named(), program, SHA)
+    assert len(check.made) == 2
+    elsewhere = Named()
+    elsewhere.place = "cuda"
+    Vetting(tmp_path / FILE, check).refused(elsewhere, program, SHA)
+    Vetting(tmp_path / FILE, check).refused(Named(), program, "cd" * 32)
+    assert len(check.made) == 4
+    Vetting(tmp_path / FILE, check).refused(Named(), program, SHA)
+    assert len(check.made) == 4
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b'{"v":1}', b'{"found":[["a",1]],"v":1}', b'{"found":[[1,0.0]],"v":1}', b'{"found":[],"v":2}']
+)
+def test_a_damaged_file_means_that_the_runs_are_made_again(tmp_path: Path, program: Program, data: bytes) -> None:
+    (tmp_path / FILE).write_bytes(data)
+    check = Counted()
+    for _ in range(2):
+        assert Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) is None
+    assert len(check.made) == 1
+
+
+@pytest.mark.parametrize("off", [np.inf, np.nan, -1.0])
+def test_a_runtime_that_gives_nonsense_or_fails_in_the_run_is_refused(
+    tmp_path: Path, program: Program, off: float
+) -> None:
+    refused = Vetting(tmp_path / FILE, Counted(off=off)).refused(Named(), program, SHA)
+    assert refused is not None
+    assert refused.difference == FAR
+
+
+def test_the_file_stays_small(tmp_path: Path, program: Program) -> None:
+    vets = Vetting(tmp_path / FILE, Counted())
+    for k in range(KEPT_MAX + 5):
+        vets.refused(Named(), program, f"{k:064x}")
+    data = (tmp_path / FILE).read_bytes()
+    assert len(parse_json(data, LIMIT_BYTES)["found"]) == KEPT_MAX
+
+
+@pytest.mark.parametrize("engine", PACKAGES)
+def test_a_runtime_is_named_in_the_words_that_a_presence_message_takes(engine: str) -> None:
+    assert re.fullmatch(RUNTIME, version_of(engine) or "")
+
+
+# -- a device's rounds
+
+
+class RealStage(Stage):
+    """A stage with a compiled program, real runtimes, and the containers of every engine to fetch."""
+
+    def __post_init__(self) -> None:
+        made = compiled("digits-mlp")
+        self.program = made.program
+        super().__post_init__()
+        blobs = {sha256: self.blob(data, "container") for sha256, data in made.files.items()}
+        self.of = {e: {f: blobs[c.sha256] for f, c in files.items()} for e, files in self.program.containers.items()}
+        self.containers = dict(self.of["onnx"])
+        rng = np.random.default_rng(3)
+        data = Dataset(rng.standard_normal((20, *self.program.input)).astype(np.float32), rng.integers(10, size=20))
+        self.local = Local(train=data, test=data)
+        self.started: list[str] = []
+
+    def open_engine(self, name: str, program: Program, files: Mapping[str, Path], **settings: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
+        self.started.append(name)
+        return open_engine(name, program, files, **settings)
+
+    def round(self, number: int) -> Script:
+        yield
+        self.ask(self.task, round_=number)
+        yield
+        self.go(window=16)
+        yield
+        self.ack("ok")
+        yield
+
+    @property
+    def task(self) -> Fit:
+        return self.fit(steps=4, batch=BATCH)
+
+    def trained(self, engine: str) -> Any:  # noqa: ANN401 - an array
+        """What the task gives with an engine, by hand."""
+        step = self.program.containers[engine]["step"].sha256
+        path = self.folder / "by hand"
+        path.write_bytes(self.blobs[step])
+        here = open_engine(engine, self.program, {"step": path}, device="cpu")
+        return fit_probe.fit(OverEngine(here, self.program), self.task, self.local.train).vector
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> RealStage:
+    return RealStage(tmp_path)
+
+
+def caps(stage: Stage) -> dict[str, Any]:
+    return next(m["caps"] for m in reversed(stage.said("st")) if m["s"] == "on")
+
+
+def test_a_right_runtime_is_used_and_named(stage: RealStage) -> None:
+    stage.play(stage.round(1))
+    assert set(stage.started) == {"onnx"}
+    assert caps(stage)["runtime"] == version_of("onnx")
+    assert "refused" not in caps(stage)
+    assert len(stage.said("rdy")) > 0
+
+
+def test_a_wrong_runtime_gives_way_to_another_engine_for_a_whole_round(
+    stage: RealStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = stage.trained("litert")
+    break_engine(monkeypatch, "onnx", "anchor", lambda a: np.full_like(a, 7.0))
+    stage.play(stage.round(1))
+    start = stage.put(np.asarray(stage.task.start), "model")
+    delta = codecs.decode(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
+    assert np.array_equal(delta, expected.astype(np.float32) - stage.task.start)
+    (refused,) = caps(stage)["refused"]
+    assert (caps(stage)["engine"], caps(stage)["runtime"]) == ("litert", version_of("litert"))
+    assert (refused["engine"], refused["runtime"]) == ("onnx", version_of("onnx"))
+    assert refused["difference"] > 10 * stage.program.golden["onnx"].tolerance
+    told = [r.getMessage() for r in caplog.records if "computes wrongly" in r.getMessage()]
+    assert len(told) == 1
+    assert told[0].endswith("; using litert")
+    assert stage.of["litert"]["step"].sha256 in {get["sha256"] for get in stage.said("get")}
+
+
+def test_what_was_found_is_not_computed_again_in_the_next_life(
+    stage: RealStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[str] = []
+
+    def counted(engine: Engine, program: Program, golden: Golden) -> float:
+        runs.append(engine.name)
+        return run_golden(engine, program, golden)
+
+    break_engine(monkeypatch, "onnx", "lr", np.zeros_like)
+    stage.check = counted
+    stage.play(stage.round(1))
+    stage.play(stage.round(2))
+    assert runs == ["onnx", "litert"]
+    assert caps(stage)["engine"] == "litert"
+
+
+def test_when_no_engine_is_left_the_task_is_refused_and_the_coordinator_told_why(
+    stage: RealStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for engine in ("onnx", "litert", "pt2"):
+        break_engine(monkeypatch, engine, "linear", lambda a: a + 1)
+    first = stage.put(np.asarray(stage.task.start), "model").sha256
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.task)
+        yield
+        stage.ask(Probe(models=[stage.model(1)], want=frozenset({"loss"}), batch=BATCH, seed=1), round_=2)
+        yield
+
+    stage.play(script())
+    assert [nack["code"] for nack in stage.said("nack")] == ["no_engine", "no_engine"]
+    assert stage.last("nack")["detail"].startswith(f"{version_of('onnx')} computes wrongly on cpu: ")
+    assert [each["engine"] for each in caps(stage)["refused"]] == ["onnx", "litert", "pt2"]
+    assert caps(stage)["engine"] == "onnx"
+    assert stage.said("rdy") == []
+    assert first not in {get["sha256"] for get in stage.said("get")}  # no model is fetched in vain
+
+
+def test_an_engine_that_is_not_installed_takes_no_place(stage: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_engine(monkeypatch, "onnx", "mu", lambda a: a * 3)
+    monkeypatch.setattr(task_runner, "version_of", lambda engine: None if engine == "litert" else "x")
+    stage.play(stage.round(1))
+    assert caps(stage)["engine"] == "pt2"
+    assert "litert" not in stage.started
+
+
+def test_an_engine_that_cannot_be_opened_takes_no_place(stage: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_engine(monkeypatch, "onnx", "mu", lambda a: a * 3)
+    monkeypatch.setitem(sys.modules, "ai_edge_litert.interpreter", None)
+    monkeypatch.setitem(sys.modules, "tflite_runtime.interpreter", None)
+    stage.play(stage.round(1))
+    assert caps(stage)["engine"] == "pt2"
+    assert [each["engine"] for each in caps(stage)["refused"]] == ["onnx"]
+
+
+def test_a_task_that_names_the_file_of_another_engine_is_done_with_ones_own(stage: RealStage) -> None:
+    def script() -> Script:
+        yield
+        stage.ask(stage.task, container=stage.of["litert"]["step"])
+        yield
+
+    stage.play(script())
+    assert set(stage.started) == {"onnx"}
+    assert len(stage.said("rdy")) == 1
