@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
+constraints:     ## write constraints.txt anew: one resolution of everything for Python 3.10 to 3.14, pins kept where they can be
+	$(BIN)/uv pip compile --quiet --config-file tests/runtimes/uv.toml --universal --python-version 3.10 --extra dev --no-annotate --custom-compile-command 'make constraints' pyproject.toml -o constraints.txt
+
 web: $(STAMP)    ## the phone page's third-party files into .web, once (33 MB from npm's registry)
 	$(BIN)/fedcenters-coordinator web-files --out .web
 

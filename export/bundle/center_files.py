@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from edge_client.errors import ProgramRefused, UsageError
+from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.task import Flat, Schema
 from export.compiler.tracing import MAX_BATCH, quiet_warnings
 from export.containers.write_onnx import to_onnx
@@ -48,6 +48,8 @@ def _written(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Sequenc
             return to_named_tflite((_NamedStack if first else _Named)(module), given)
         made = _any_batch(module, (*first, torch.zeros(EXAMPLE_BATCH, *sample_shape)))
         return to_pt2(made) if fmt == "pt2" else named_batch(to_onnx(made, names, ["logits"]))
+    except RuntimeMissing:
+        raise
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(f"this model cannot be written as {fmt}: {text}", hint="use another format") from wrong

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.errors import ProgramRefused, UsageError
+from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.task import Array
 from export.bundle.run_source import Samples
 from export.silence import quiet
@@ -45,6 +45,10 @@ def quantized(file: bytes, fmt: str, scheme: str, calibration: Samples | None = 
     try:
         with quiet():
             return make(file, scheme, x)
+    except ImportError as missing:  # no model's fault
+        raise RuntimeMissing(
+            f"a quantizer cannot be imported: {missing}", hint="pip install 'fedcenters[export]'"
+        ) from missing
     except Exception as wrong:  # the tools raise many kinds; what they cannot convert is a refusal
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused, UsageError
+from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import FUNCTIONS, Batch, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
 from export.compiler.program_functions import Loss, Source, call, example, places, ports, private_copy, tensors_of
@@ -273,7 +273,7 @@ def _containers(source: Source, engines: Sequence[str], batch: int) -> dict[str,
 
 
 class _naming:  # noqa: N801 - reads as a word in a with statement
-    """What an exporter cannot convert is a refusal that names the model and the engine."""
+    """What an exporter cannot convert is a refusal that names the model and the engine; one that is missing says so."""
 
     def __init__(self, source: Source, engine: str) -> None:
         self.source, self.engine = source, engine
@@ -281,7 +281,7 @@ class _naming:  # noqa: N801 - reads as a word in a with statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
-        if isinstance(wrong, Exception):
+        if isinstance(wrong, Exception) and not isinstance(wrong, RuntimeMissing):
             raise ProgramRefused(
                 f"model {self.source.name!r} cannot be written for {self.engine}: {sentence(wrong)}",
                 hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",

@@ -1,0 +1,1 @@
+"""Every Python and every runtime that we name, run: `make runtimes`."""
