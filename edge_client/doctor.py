@@ -26,7 +26,7 @@ from edge_client.config import ClientConfig
 from edge_client.config import load as load_config
 from edge_client.data.dataset import load as load_data
 from edge_client.engines.base import open_engine
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
 from edge_client.protocol.messages import parse_json

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client.engines.base import Engine
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.errors import Malformed, RuntimeMissing
-from edge_client.protocol.golden import Golden
+from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.messages import canonical, parse_json
 from edge_client.protocol.program import Program
 from edge_client.transport.blobs import write_atomically
 
 log = logging.getLogger(__name__)
 
-Check = Callable[[Engine, Program, Golden], float]  # edge_client.engines.golden.run_golden
+Check = Callable[[Engine, Program, Golden], float]  # edge_client.engines.golden_run.run_golden
 FILE = "golden.json"
 VERSION = 1
 LIMIT_BYTES = 1 << 16

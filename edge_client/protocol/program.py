@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edge_client.errors import Malformed
-from edge_client.protocol.golden import Golden
+from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
 
 FORMAT_VERSION = 1

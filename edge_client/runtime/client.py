@@ -21,7 +21,7 @@ import numpy as np
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Local, Samples
 from edge_client.engines.base import open_engine
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, ProtocolError, RuntimeMissing
 from edge_client.protocol import messages, task_codec

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import FUNCTIONS, Batch, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
+from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.program_functions import Loss, Source, call, example, places, ports, private_copy, tensors_of
 from export.compiler.program_parity import LIMIT, difference
 from export.compiler.tracing import exported, numbers_drawn, trace
@@ -31,7 +32,6 @@ from export.containers.write_onnx import OPSET, to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_tflite
 from export.diagnostics import sentence
-from export.golden import check_golden, golden_run
 
 ENGINES = ("onnx", "litert", "pt2")
 EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have

@@ -19,7 +19,7 @@ from edge_client.cli import main
 from edge_client.config import ClientConfig, load
 from edge_client.doctor import Check, checks, probe
 from edge_client.engines.base import open_engine
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.runtime import train_conditions as device_module
 from edge_client.runtime.train_conditions import Readings

@@ -15,10 +15,10 @@ import pytest
 from edge_client import vetting
 from edge_client.data.dataset import Dataset, Local
 from edge_client.engines.base import Engine, open_engine
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import PACKAGES, version_of
 from edge_client.protocol import codecs
-from edge_client.protocol.golden import Golden
+from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.message_schemas import RUNTIME
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import Program

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.engines.golden import golden_inputs
+from edge_client.engines.golden_run import golden_inputs
 from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog

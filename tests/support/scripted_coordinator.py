@@ -17,7 +17,7 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import Local, Samples
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.nearest.over_mqtt import Visitor, Wish
 from edge_client.nearest.result import Answer
 from edge_client.protocol import blocks, codecs, messages, signing, task_codec

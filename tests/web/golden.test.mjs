@@ -5,7 +5,7 @@ import { createPrivateKey, sign as signBytes } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { test } from "node:test";
 
-import { goldenInputs } from "../../edge_client/web/golden.js";
+import { goldenInputs } from "../../edge_client/web/engines/golden_run.js";
 import * as blocks from "../../edge_client/web/protocol/blocks.js";
 import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
 import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";

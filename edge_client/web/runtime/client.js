@@ -4,7 +4,7 @@
 
 import { Delivery } from "./uploader.js";
 import { Downloads, WINDOW_MAX } from "./downloader.js";
-import { tooFar } from "../golden.js";
+import { tooFar } from "../engines/golden_run.js";
 import { breath, Inbox } from "./inbox.js";
 import { BLOCK_DEFAULT, manifestOf } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";

@@ -2,7 +2,7 @@
 // that are here already. Sends nothing and keeps nothing: client.js does.
 
 import { openEngine } from "../engines/onnx.js";
-import { runGolden } from "../golden.js";
+import { runGolden } from "../engines/golden_run.js";
 import { Learner } from "../training/learner.js";
 import { decode, encode, encodeFeedback, encodeStats } from "../protocol/codecs.js";
 import { Malformed } from "../protocol/errors.js";

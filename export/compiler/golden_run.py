@@ -1,4 +1,4 @@
-"""A program's golden run: chosen and answered by torch in float64, then run on each container (engines/golden.py).
+"""A program's golden run: chosen and answered by torch in float64, then run on each container (engines/golden_run.py).
 
 The run is drawn, so a seed may stand where no float32 program can be judged: next to the kink of a ReLU rounding alone
 decides (program_parity.py). Torch's own float32 is asked at each of a few seeds; the first whose outcome is torch's in
@@ -19,9 +19,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from edge_client.engines.base import open_engine, roles
-from edge_client.engines.golden import Run, digests, golden_difference, golden_inputs, run_golden
+from edge_client.engines.golden_run import Run, digests, golden_difference, golden_inputs, run_golden
 from edge_client.errors import ProgramRefused
-from edge_client.protocol.golden import Golden
+from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 from export.compiler.program_functions import Source, example, vocabulary

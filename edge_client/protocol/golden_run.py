@@ -1,7 +1,7 @@
 """The golden run of a program: a few training steps from numbers that both sides draw, and what torch answers.
 
-Written by the compiler into program.json, once per engine, since engines differ in their batch. engines/golden.py draws
-the inputs and runs them. Pure.
+Written by the compiler into program.json, once per engine, since engines differ in their batch. engines/golden_run.py
+draws the inputs and runs them. Pure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The golden run: does this runtime, on this device, compute what torch computes? Compiler, client and doctor ask.
 
-A program's golden run (protocol/golden.py) is a short training with every term switched on: anchor, linear term,
+A program's golden run (protocol/golden_run.py) is a short training with every term switched on: anchor, linear term,
 momentum, mu, and fewer samples in the last step. `golden_inputs` draws it from a seed, `run_golden` trains with an
 engine and compares (PROTOCOL.md, section 8). The expected values are torch's, in float64.
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edge_client.engines.base import Engine, roles
-from edge_client.protocol.golden import DIGEST, Golden
+from edge_client.protocol.golden_run import DIGEST, Golden
 from edge_client.protocol.program import Port, Program
 from edge_client.protocol.task import Array
 

@@ -1,6 +1,6 @@
 """The golden run of each model on each engine: how long it takes, and how far a right and a wrong runtime are.
 
-    python -m tests.bench_golden [--models NAME...] [--engines NAME...]
+    python -m tests.benches.golden_run [--models NAME...] [--engines NAME...]
 
 "right" is this machine's runtime; the other columns are the same runtime with one term that reads zeros instead of what
 it was given. Times are medians of CPU time with one thread. Prints a Markdown table; progress goes to stderr.
@@ -21,7 +21,7 @@ import numpy as np
 
 from coordinator.models.registry import MODELS, build
 from edge_client.engines.base import ENGINES, KEPT, Engine, Update, open_engine
-from edge_client.engines.golden import run_golden
+from edge_client.engines.golden_run import run_golden
 from edge_client.protocol.task import Array, Tensors
 from export.compiler.program import compile_program
 

@@ -1,10 +1,10 @@
 // The golden run (PROTOCOL.md, section 8): does this browser's runtime compute what torch computes? Inputs are drawn from the
-// program's seed, to the bit as edge_client/engines/golden.py draws them; losses and digests are compared with the program's.
+// program's seed, to the bit as edge_client/engines/golden_run.py draws them; losses and digests are compared with the program's.
 
-import { arrayOf } from "./engines/onnx.js";
-import { Malformed } from "./protocol/errors.js";
-import { Pcg64 } from "./protocol/random.js";
-import { sizeOf } from "./protocol/tensors.js";
+import { arrayOf } from "./onnx.js";
+import { Malformed } from "../protocol/errors.js";
+import { Pcg64 } from "../protocol/random.js";
+import { sizeOf } from "../protocol/tensors.js";
 
 const POOL = 65_521;
 const DIGEST = 8;
