@@ -31,9 +31,9 @@ from edge_client.protocol.nearest.center_tree import EDGES, Tree
 from edge_client.protocol.nearest.router import Guide
 from edge_client.protocol.program import LIMIT_BYTES, Program
 from edge_client.protocol.task import Flat
+from edge_client.runtime.engine_selection import require_golden
 from edge_client.training.learner import OverEngine
 from edge_client.transport.blobs import BlobFolder
-from edge_client.vetting import require_golden
 
 TIMEOUT_S = 30.0
 INDEX_BYTES, MANIFEST_BYTES, FILE_BYTES = 1 << 16, 16 << 20, 1 << 30

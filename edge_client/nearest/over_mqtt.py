@@ -29,13 +29,13 @@ from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import MAX_MODELS, Reply
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.downloader import Downloads, open_cache
+from edge_client.runtime.engine_selection import FILE, Vetting
 from edge_client.runtime.sender import Voice, presence
 from edge_client.runtime.state import State
 from edge_client.runtime.task_runner import OpenEngine, Workshop
 from edge_client.transport.base import Connected, Dial, Message, Will
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import Clock
-from edge_client.vetting import FILE, Vetting
 
 log = logging.getLogger(__name__)
 

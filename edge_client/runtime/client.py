@@ -31,6 +31,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.topics import Topics
 from edge_client.protocol.transfer import WINDOW_MAX
 from edge_client.runtime.downloader import Downloads, open_cache
+from edge_client.runtime.engine_selection import FILE, Check, Refused, Vetting
 from edge_client.runtime.sender import Voice, presence
 from edge_client.runtime.state import Key, Result, State, residual_name
 from edge_client.runtime.systemd_watchdog import Watchdog
@@ -40,7 +41,6 @@ from edge_client.runtime.uploader import Delivery
 from edge_client.transport.base import Connected, Dial, Event, Lost, Message, Will
 from edge_client.transport.clock import Clock
 from edge_client.update.self_update import Updates
-from edge_client.vetting import FILE, Check, Refused, Vetting
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,10 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import LIMIT_BYTES, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
+from edge_client.runtime.engine_selection import Refused, Vetting
 from edge_client.training import fit_probe
 from edge_client.training.learner import Learner, OverEngine
 from edge_client.transport.blobs import BlobFolder
-from edge_client.vetting import Refused, Vetting
 
 OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
 Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]

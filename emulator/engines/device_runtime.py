@@ -8,8 +8,8 @@ from pathlib import Path
 
 from edge_client.engines.base import open_engine
 from edge_client.protocol.program import Program
+from edge_client.runtime.engine_selection import require_golden
 from edge_client.training.learner import Learner, OverEngine
-from edge_client.vetting import require_golden
 
 
 @dataclass(frozen=True, kw_only=True)

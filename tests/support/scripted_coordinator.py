@@ -27,11 +27,11 @@ from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics, label
 from edge_client.runtime.client import Client
+from edge_client.runtime.engine_selection import Check
 from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Event, Message, Will
 from edge_client.transport.memory import MemoryBroker, MemoryTransport
 from edge_client.update.self_update import Updates
-from edge_client.vetting import Check
 from tests.support import softmax_program
 
 FEDERATION, DEVICE = "test", "dev-1"

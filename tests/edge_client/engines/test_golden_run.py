@@ -16,7 +16,7 @@ from edge_client.engines.base import ENGINES, KEPT, Engine, open_engine
 from edge_client.engines.golden_run import POOL, Numbers, golden_inputs, run_golden
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Program
-from edge_client.vetting import require_golden
+from edge_client.runtime.engine_selection import require_golden
 from export.compiler.golden_run import TOLERANCE, check_golden
 from tests.edge_client.engines.broken import break_engine
 from tests.support.programs import BATCH, compiled

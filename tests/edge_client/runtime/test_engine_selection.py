@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client import vetting
 from edge_client.data.dataset import Dataset, Local
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
@@ -23,10 +22,10 @@ from edge_client.protocol.message_schemas import RUNTIME
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit, Probe
-from edge_client.runtime import task_runner
+from edge_client.runtime import engine_selection, task_runner
+from edge_client.runtime.engine_selection import FAR, FILE, KEPT_MAX, LIMIT_BYTES, Vetting
 from edge_client.training import fit_probe
 from edge_client.training.learner import OverEngine
-from edge_client.vetting import FAR, FILE, KEPT_MAX, LIMIT_BYTES, Vetting
 from tests.edge_client.engines.broken import break_engine
 from tests.support.programs import BATCH, compiled
 from tests.support.scripted_coordinator import Script, Stage
@@ -86,7 +85,7 @@ def test_another_version_place_or_program_is_computed_anew(
 ) -> None:
     check = Counted()
     assert Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) is None
-    monkeypatch.setattr(vetting, "version_of", lambda engine: f"{engine}runtime 99.0")
+    monkeypatch.setattr(engine_selection, "version_of", lambda engine: f"{engine}runtime 99.0")
     Vetting(tmp_path / FILE, check).refused(Named(), program, SHA)
     assert len(check.made) == 2
     elsewhere = Named()
