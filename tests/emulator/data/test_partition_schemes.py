@@ -50,7 +50,7 @@ TRUE_CUTS = [  # every sample is used exactly once
     "label-permutations:groups=3,new=0",
     "by-user",
 ]
-MIXTURES = [f"mixtures:shares={share_matrices}" for shares in ("10-90", "30-70", "linear", "random")]
+MIXTURES = [f"mixtures:shares={shares}" for shares in ("10-90", "30-70", "linear", "random")]
 FORMS = {"rotations": pictures, "mixtures": mixed}  # what a scheme needs of its data
 every_cut = pytest.mark.parametrize("spec", TRUE_CUTS)
 
