@@ -15,12 +15,12 @@ from typing import Annotated, Any
 try:
     import typer
 except ImportError as missing:  # a device's installation has no typer
-    from edge_client.errors import missing_extra
+    from edge_client.errors import report_missing_extra
 
-    raise SystemExit(missing_extra(missing)) from None
+    raise SystemExit(report_missing_extra(missing)) from None
 
 from coordinator.identity import cli as provision_cli
-from edge_client.errors import foreseen
+from edge_client.errors import handle_errors
 
 app = typer.Typer(
     name="fedcenters-coordinator",
@@ -42,13 +42,13 @@ def main() -> None:
 
 
 @app.callback()
-def beside() -> None:
+def add_working_folder() -> None:
     """A reader's own model or method lies in the folder where the command is typed, as for `python -m`."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
 
 
 @app.command()
-@foreseen
+@handle_errors
 def serve(
     configs: Annotated[list[Path], typer.Argument(help="TOML files, one for each federation.")],
     *,
@@ -67,13 +67,13 @@ def serve(
 
     example: fedcenters-coordinator serve coordinator.toml --dashboard 8080
     """
-    from coordinator.service import serve as serve_all
+    from coordinator.service import run_service as serve_all
 
     serve_all(configs, broker=broker, insecure=insecure, dashboard=dashboard, tell=_tell)
 
 
 @app.command("web-files")
-@foreseen
+@handle_errors
 def web_files(
     *,
     out: Annotated[Path | None, typer.Option(help="The folder; by default one in your cache.")] = None,
@@ -88,13 +88,17 @@ def web_files(
     folder = out or third.default_folder()
     made = third.fetch_all(folder)
     if as_json:
-        print(json.dumps({"folder": str(folder), "made": [path.name for path in made], "files": list(third.FILES)}))
+        print(
+            json.dumps(
+                {"folder": str(folder), "made": [path.name for path in made], "files": list(third.VENDORED_FILES)}
+            )
+        )
     else:
         print(f"{folder}: {len(made)} files fetched" if made else f"{folder}: everything is there")
 
 
 @app.command()
-@foreseen
+@handle_errors
 def phone(
     config: Annotated[Path, typer.Argument(help="A coordinator's TOML file.")],
     *,
@@ -107,13 +111,13 @@ def phone(
 
     example: fedcenters-coordinator phone coordinator.toml
     """
-    from coordinator.phone.server import serve as serve_page
+    from coordinator.phone.server import run_phone_server as serve_page
 
     serve_page(config, listen, url=url, certificate=certificate, key=key)
 
 
 @app.command()
-@foreseen
+@handle_errors
 def status(
     config: Annotated[Path, typer.Argument(help="A coordinator's TOML file, or the folder of a run.")],
     *,
@@ -126,29 +130,28 @@ def status(
 
     example: fedcenters-coordinator status coordinator.toml --watch
     """
-    from coordinator.storage.status import folder_of, lines, painted, watched
-    from coordinator.storage.status import status as read_status
+    from coordinator.storage.status import follow_status, read_status, render_status, run_folder_of, status_lines
 
-    folder = folder_of(config)
-    founds = watched(folder) if watch else iter([read_status(folder)])
+    folder = run_folder_of(config)
+    founds = follow_status(folder) if watch else iter([read_status(folder)])
     if as_json or not sys.stdout.isatty():
         for found in founds:
-            print(json.dumps(found) if as_json else "\n".join(lines(found)), flush=True)
+            print(json.dumps(found) if as_json else "\n".join(status_lines(found)), flush=True)
         return
     from rich.live import Live
 
     with Live(auto_refresh=False) as live:
         for found in founds:
-            live.update(painted(found), refresh=True)
+            live.update(render_status(found), refresh=True)
 
 
 def _tell(event: Mapping[str, Any]) -> None:
     """One line on stderr about what happened; an error ends the command, which says it with its hint."""
     if event["event"] != "error":
-        print(in_words(event), file=sys.stderr, flush=True)
+        print(format_event(event), file=sys.stderr, flush=True)
 
 
-def in_words(event: Mapping[str, Any]) -> str:
+def format_event(event: Mapping[str, Any]) -> str:
     """An event of metrics.jsonl as a sentence."""
     kind = event["event"]
     if kind == "round":

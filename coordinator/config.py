@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from coordinator.rounds.round import Evaluation
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.blocks import BLOCK_MAX, BLOCK_STEP
+from edge_client.protocol.blocks import BLOCK_BYTES_STEP, MAX_BLOCK_BYTES
 from edge_client.protocol.topics import check_federation
 
 if sys.version_info >= (3, 11):
@@ -29,7 +29,7 @@ ENGINES = ("onnx", "litert", "pt2")
 CODECS = ("f32", "f16", "i8")
 FORMATS = ("onnx", "tflite")
 BELOW_QUORUM = ("stop", "continue")
-PATHS = (
+PATH_KEYS = (
     "folder",
     "reference",
     "ca",
@@ -42,7 +42,7 @@ PATHS = (
     "dashboard_certificate",
     "dashboard_key",
 )
-TABLES = ("model", "runs")
+TABLE_KEYS = ("model", "runs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +145,8 @@ class CoordinatorConfig:
                 f"over-select is {self.over_select}", hint="over-select is 1 or more, 1.3 for a third more"
             )
         _positive("fraction-evaluate", self.fraction_evaluate)
-        Evaluation(every=self.evaluate_every, fraction=self.fraction_evaluate)
-        if self.block % BLOCK_STEP or not BLOCK_STEP <= self.block <= BLOCK_MAX:
+        EvaluationPlan(every=self.evaluate_every, fraction=self.fraction_evaluate)
+        if self.block % BLOCK_BYTES_STEP or not BLOCK_BYTES_STEP <= self.block <= MAX_BLOCK_BYTES:
             raise ConfigError(f"block is {self.block}", hint="block is a multiple of 4096 from 4096 to 1048576 bytes")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed is {self.seed}", hint="seed is 0 to 2147483647")
@@ -169,21 +169,21 @@ class CoordinatorConfig:
         return self.bundle_run or self.runs[0].name
 
     @property
-    def keys(self) -> Path:
+    def signing_key_folder(self) -> Path:
         """The folder of the signing key, which the first start makes if nobody did."""
         return self.signing_folder or self.folder
 
     @property
-    def in_flight(self) -> int:
+    def in_flight_bytes(self) -> int:
         """Bytes of updates, and as many of models, that may be on their way."""
         return self.in_flight_mib << 20
 
     @property
-    def evaluation(self) -> Evaluation:
+    def evaluation(self) -> EvaluationPlan:
         """Who is tested, and after which rounds."""
-        return Evaluation(every=self.evaluate_every, fraction=self.fraction_evaluate)
+        return EvaluationPlan(every=self.evaluate_every, fraction=self.fraction_evaluate)
 
-    def lesson(self) -> dict[str, Any]:
+    def fingerprint(self) -> dict[str, Any]:
         """What decides the results; a folder that holds stored rounds can only be continued with an equal lesson."""
         return {
             "federation": self.federation,
@@ -203,15 +203,15 @@ class CoordinatorConfig:
         }
 
     def to_toml(self) -> dict[str, Any]:
-        """The configuration in use, defaults included, in the file's own keys; `read` understands it."""
+        """The configuration in use, defaults included, in the file's own keys; `read_config` understands it."""
         plain = {key: getattr(self, key) for key in _keys() if getattr(self, key) not in (None, "")}
         out = {key.replace("_", "-"): _plain(value) for key, value in plain.items()}
-        lesson = self.lesson()
+        lesson = self.fingerprint()
         runs = [{"num-rounds": run.pop("rounds"), **run} for run in lesson["runs"]]
         return out | {"model": lesson["model"], "runs": runs}
 
 
-def read(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: str) -> CoordinatorConfig:
+def read_config(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: str) -> CoordinatorConfig:
     """Read and check one file; `overrides` (a command line's flags) win over the environment, that over the file."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -219,10 +219,10 @@ def read(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: st
         raise ConfigError(f"cannot read {path}: {missing.strerror}", hint="pass the path of a TOML file") from missing
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as wrong:
         raise ConfigError(f"{path} is no TOML file: {wrong}", hint="see coordinator/config.py for the keys") from wrong
-    return from_table(raw | from_environment(environ) | overrides, base=path.resolve().parent)
+    return config_from_table(raw | overrides_from_environment(environ) | overrides, base=path.resolve().parent)
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
+def overrides_from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     """FEDCENTERS_DEADLINE_S=5 -> {"deadline-s": 5}; values are read as TOML, else as text. Lists stay in the file."""
     out: dict[str, Any] = {}
     for key in _keys():
@@ -236,15 +236,15 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return out
 
 
-def from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfig:
+def config_from_table(raw: Mapping[str, Any], *, base: Path) -> CoordinatorConfig:
     """A parsed file -> the checked configuration."""
-    table = _known(raw, [*_keys(), *TABLES], "")
+    table = _known(raw, [*_keys(), *TABLE_KEYS], "")
     for needed in ("federation", "broker", "folder", "model", "runs"):
         if needed not in table:
             raise ConfigError(
                 f"{needed!r} is missing", hint="federation, broker, folder, [model] and [[runs]] are needed"
             )
-    for key in PATHS:
+    for key in PATH_KEYS:
         if table.get(key):
             table[key] = base / _typed(key.replace("_", "-"), table[key], str)
     if "formats" in table:
@@ -279,7 +279,7 @@ def _runs(rows: list[Any]) -> tuple[RunConfig, ...]:
 
 
 def _keys() -> list[str]:
-    return [key for key in CoordinatorConfig.__dataclass_fields__ if key not in TABLES]
+    return [key for key in CoordinatorConfig.__dataclass_fields__ if key not in TABLE_KEYS]
 
 
 def _known(raw: Mapping[str, Any], keys: Collection[str], where: str) -> dict[str, Any]:

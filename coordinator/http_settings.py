@@ -7,12 +7,12 @@ from pathlib import Path
 import uvicorn
 from starlette.types import ASGIApp
 
-CONNECTIONS = 512
-HEADER_BYTES = 16 << 10
-IDLE_S = 20
+MAX_CONNECTIONS = 512
+MAX_HEADER_BYTES = 16 << 10
+IDLE_TIMEOUT_S = 20
 
 
-def listening(
+def uvicorn_config(
     app: ASGIApp, host: str, port: int, *, certificate: Path | None = None, key: Path | None = None
 ) -> uvicorn.Config:
     """Settings for a server of `app`; nothing listens yet."""
@@ -22,14 +22,14 @@ def listening(
         port=port,
         loop="asyncio",
         http="h11",  # refuses a header longer than this
-        h11_max_incomplete_event_size=HEADER_BYTES,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="off",
         log_level="error",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_keep_alive=IDLE_S,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=IDLE_TIMEOUT_S,
         timeout_graceful_shutdown=1,
         ssl_certfile=certificate,
         ssl_keyfile=None if key is None else str(key),

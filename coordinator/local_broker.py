@@ -27,12 +27,12 @@ from edge_client.errors import NetworkError, RuntimeMissing, UsageError
 
 log = logging.getLogger(__name__)
 
-KINDS = ("auto", "mosquitto", "embedded")
-PORT = 1883
-EMBEDDED_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fleet of 5,000 connects in 23 s
-FAREWELLS = 4  # passes of the embedded broker's loop before it is closed
+BROKER_KINDS = ("auto", "mosquitto", "embedded")
+DEFAULT_PORT = 1883
+EMBEDDED_MAX_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fleet of 5,000 connects in 23 s
+CLOSING_LOOP_PASSES = 4  # passes of the embedded broker's loop before it is closed
 START_TIMEOUT_S = 10.0
-STOP_PATIENCE_S = 5.0
+STOP_TIMEOUT_S = 5.0
 PORT_ATTEMPTS = 3
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # not on the PATH of every user
 MOSQUITTO_CONF = """\
@@ -48,7 +48,7 @@ memory_limit 1073741824
 log_type error
 log_type warning
 """
-MOSQUITTO_WEB = """\
+MOSQUITTO_WEB_LISTENER = """\
 listener {port} 127.0.0.1
 protocol websockets
 """
@@ -87,7 +87,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def check_free(port: int) -> None:
+def check_port_free(port: int) -> None:
     """Raise NetworkError when something on this machine listens on `port` already."""
     try:
         socket.create_server(("127.0.0.1", port)).close()
@@ -98,7 +98,7 @@ def check_free(port: int) -> None:
         ) from wrong
 
 
-def served(broker: str) -> tuple[str, int] | None:
+def local_broker(broker: str) -> tuple[str, int] | None:
     """What `serve` has to start itself: "embedded" or "mosquitto", with ":PORT" or on 1883; None for a URL.
 
     Raises UsageError for anything else.
@@ -106,25 +106,25 @@ def served(broker: str) -> tuple[str, int] | None:
     if "://" in broker:
         return None
     kind, colon, port = broker.partition(":")
-    if kind not in KINDS[1:] or (colon and not (port.isdecimal() and 0 < int(port) < 2**16)):
+    if kind not in BROKER_KINDS[1:] or (colon and not (port.isdecimal() and 0 < int(port) < 2**16)):
         raise UsageError(
             f"unknown broker {broker!r}", hint="use embedded, mosquitto, embedded:PORT, or a URL like mqtts://host:8883"
         )
-    return kind, int(port or PORT)
+    return kind, int(port or DEFAULT_PORT)
 
 
-def url_of(broker: str) -> str:
-    """Where clients find what `served` describes; a URL is itself."""
-    own = served(broker)
+def broker_url(broker: str) -> str:
+    """Where clients find what `local_broker` describes; a URL is itself."""
+    own = local_broker(broker)
     return broker if own is None else f"mqtt://127.0.0.1:{own[1]}"
 
 
-def advice(devices: int) -> str:
+def embedded_broker_warning(devices: int) -> str:
     """What to tell about a fleet that is too large for the embedded broker; nothing for a smaller one."""
-    if devices <= EMBEDDED_DEVICES:
+    if devices <= EMBEDDED_MAX_DEVICES:
         return ""
     return (
-        f"fleet of {devices}: the embedded broker is meant for about {EMBEDDED_DEVICES} devices; "
+        f"fleet of {devices}: the embedded broker is meant for about {EMBEDDED_MAX_DEVICES} devices; "
         "install mosquitto (apt install mosquitto), or pass --broker mqtts://host"
     )
 
@@ -139,12 +139,12 @@ def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None,
     """
     if "://" in prefer:
         return _external(prefer)
-    if prefer not in KINDS:
+    if prefer not in BROKER_KINDS:
         raise UsageError(
-            f"unknown broker {prefer!r}", hint=f"use one of {', '.join(KINDS)}, or a URL like mqtt://host:1883"
+            f"unknown broker {prefer!r}", hint=f"use one of {', '.join(BROKER_KINDS)}, or a URL like mqtt://host:1883"
         )
     if web_port:
-        check_free(web_port)
+        check_port_free(web_port)
     if prefer == "embedded":
         return _start_embedded(port, web_port)
     program = find_mosquitto()
@@ -188,10 +188,10 @@ def _start_mosquitto(program: str, folder: Path, port: int | None, web_port: int
 
 
 def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Broker:
-    check_free(port)
+    check_port_free(port)
     folder.mkdir(parents=True, exist_ok=True)
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
-    web = MOSQUITTO_WEB.format(port=web_port) if web_port else ""
+    web = MOSQUITTO_WEB_LISTENER.format(port=web_port) if web_port else ""
     conf.write_text(MOSQUITTO_CONF.format(port=port, web=web))
     # Its own session: a Ctrl-C in the terminal reaches us, and we end the broker after the clients.
     with log.open("wb") as out:
@@ -204,7 +204,7 @@ def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Brok
             raise RuntimeMissing(f"{program} cannot be started: {wrong}", hint="use --broker embedded") from wrong
 
     def stop() -> None:
-        end_process(process, patience_s=STOP_PATIENCE_S)
+        terminate_process(process, timeout_s=STOP_TIMEOUT_S)
         conf.unlink(missing_ok=True)
         log.unlink(missing_ok=True)
 
@@ -234,7 +234,7 @@ def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], prog
             break
         time.sleep(0.02)
     if "in use" in log():  # taken since we looked
-        check_free(port)
+        check_port_free(port)
     raise RuntimeMissing(
         f"{program} does not start: {log().strip()[-500:] or 'it says nothing'}", hint="use --broker embedded"
     )
@@ -252,7 +252,7 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
     for name in ("amqtt", "transitions"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     chosen = port or free_port()
-    check_free(chosen)
+    check_port_free(chosen)
     listeners = {"default": {"type": "tcp", "bind": f"127.0.0.1:{chosen}"}}
     if web_port:
         listeners["web"] = {"type": "ws", "bind": f"127.0.0.1:{web_port}"}
@@ -307,13 +307,13 @@ def _note(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
     log.debug("the embedded broker: %s", context.get("exception") or context["message"])
 
 
-def end_process(process: subprocess.Popen[bytes], *, patience_s: float) -> None:
-    """SIGTERM, then SIGKILL to the session of a process that has not left after `patience_s`; it is gone on return."""
+def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
+    """SIGTERM, then SIGKILL to the session of a process that has not left after `timeout_s`; it is gone on return."""
     if process.poll() is not None:
         return
     process.terminate()
     try:
-        process.wait(patience_s)
+        process.wait(timeout_s)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -325,7 +325,7 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
     Several passes: a task that is cancelled may close its connection, which the loop then lets go of one pass later.
     """
-    for _ in range(FAREWELLS):
+    for _ in range(CLOSING_LOOP_PASSES):
         for transport in list(getattr(loop, "_transports", {}).values()):  # asyncio offers no public list of them
             transport.abort()
         left = asyncio.all_tasks(loop)

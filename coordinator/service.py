@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator import local_broker as brokers
-from coordinator.artifacts.finished_run import strategy_of
-from coordinator.config import CoordinatorConfig, RunConfig, read
-from coordinator.dashboard.endpoint import Where, where_of
-from coordinator.identity.signing_key import credentials_of
+from coordinator.artifacts.finished_run import make_strategy
+from coordinator.config import CoordinatorConfig, RunConfig, read_config
+from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
+from coordinator.identity.signing_key import coordinator_credentials
 from coordinator.runtime.server import Server
 from coordinator.storage import experiment_trackers
 from coordinator.storage.store import Store
-from coordinator.strategies.common.representation import explained
-from coordinator.strategies.registry import settings_of
+from coordinator.strategies.common.representation import annotate_representations
+from coordinator.strategies.registry import method_settings
 from edge_client.errors import EXIT_OK, ConfigError
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
@@ -35,30 +35,36 @@ from edge_client.transport.mqtt import MqttTransport
 
 if TYPE_CHECKING:
     from coordinator.dashboard.event_hub import Hub
-    from coordinator.dashboard.server import Running
+    from coordinator.dashboard.server import DashboardServer
 
-PATIENCE_S = 8.0  # after a signal; container engines kill after ten
-GLANCE_S = 0.5
-Tell = Callable[[Mapping[str, Any]], None]  # is told every event of metrics.jsonl
+STOP_TIMEOUT_S = 8.0  # after a signal; container engines kill after ten
+POLL_S = 0.5
+EventReporter = Callable[[Mapping[str, Any]], None]  # is told every event of metrics.jsonl
 
 
-def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell, dashboard: str = "") -> None:
+def run_service(
+    paths: Sequence[Path], *, broker: str, insecure: bool, tell: EventReporter, dashboard: str = ""
+) -> None:
     """Serve the federations of these files until all are done, or a signal came. Raises the first failure.
 
     After SIGINT raises KeyboardInterrupt. `broker` replaces that of every file, `dashboard` that of the only one.
     """
     flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
-    settings = [read(path, **flags) for path in paths]
+    settings = [read_config(path, **flags) for path in paths]
     _check_apart(settings)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
-    places = [where_of(config) if config.dashboard else None for config in settings]
+    places = [dashboard_endpoint(config) if config.dashboard else None for config in settings]
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
-        crowd = _Crowd(tell, sum(len(s.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c)))
-        logs = [stack.enter_context(experiment_trackers.opened(c.loggers, c.folder, c.to_toml())) for c in settings]
+        crowd = _DeviceCounter(
+            tell, sum(len(s.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
+        )
+        logs = [
+            stack.enter_context(experiment_trackers.open_trackers(c.loggers, c.folder, c.to_toml())) for c in settings
+        ]
         lives = [
-            _Life(config, store, _both(log, crowd.watch(config)), insecure=insecure)
+            _FederationThread(config, store, _both(log, crowd.watch(config)), insecure=insecure)
             for config, store, log in zip(settings, stores, logs, strict=True)
         ]
         for life, where in zip(lives, places, strict=True):
@@ -73,7 +79,7 @@ def serve(paths: Sequence[Path], *, broker: str, insecure: bool, tell: Tell, das
         raise KeyboardInterrupt
 
 
-def _both(first: Tell, second: Tell) -> Tell:
+def _both(first: EventReporter, second: EventReporter) -> EventReporter:
     def tell(event: Mapping[str, Any]) -> None:
         first(event)
         second(event)
@@ -81,15 +87,17 @@ def _both(first: Tell, second: Tell) -> Tell:
     return tell
 
 
-class _Life:
+class _FederationThread:
     """One federation: its server, and the thread that runs it."""
 
-    def __init__(self, config: CoordinatorConfig, store: Store, watch: Tell, *, insecure: bool) -> None:
-        url = brokers.url_of(config.broker)
+    def __init__(self, config: CoordinatorConfig, store: Store, watch: EventReporter, *, insecure: bool) -> None:
+        url = brokers.broker_url(config.broker)
         client_id = f"{Topics(config.federation).federation}.coordinator.0"
 
         def dial(will: Will | None) -> Transport:
-            return MqttTransport(url, client_id, will=will, credentials=credentials_of(config), insecure=insecure)
+            return MqttTransport(
+                url, client_id, will=will, credentials=coordinator_credentials(config), insecure=insecure
+            )
 
         self.name, self._config, self._store = config.federation, config, store
         self.failure: BaseException | None = None
@@ -100,13 +108,13 @@ class _Life:
         self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch, observe=observe)
         self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
 
-    def show(self, where: Where) -> Running:
+    def show(self, endpoint: Endpoint) -> DashboardServer:
         """Serve its dashboard, and say where."""
-        from coordinator.dashboard.server import Running
+        from coordinator.dashboard.server import DashboardServer
 
         if self._hub is None:
             raise ValueError(f"{self.name} has no dashboard")
-        running = Running(where, self._config, self._hub, self.server)
+        running = DashboardServer(endpoint, self._config, self._hub, self.server)
         _say(f"dashboard: {running.link}")
         return running
 
@@ -117,12 +125,12 @@ class _Life:
             self.failure = wrong
 
 
-def _hub(store: Store, watch: Tell) -> tuple[Hub, Tell]:
+def _hub(store: Store, watch: EventReporter) -> tuple[Hub, EventReporter]:
     """A hub that knows what the store's events tell of, and a `watch` that tells it what comes."""
     from coordinator.dashboard.event_hub import Hub
-    from coordinator.dashboard.metrics_view import replayed
+    from coordinator.dashboard.metrics_view import replay_events
 
-    hub = Hub(replayed(store.events()))
+    hub = Hub(replay_events(store.events()))
 
     def both(event: Mapping[str, Any]) -> None:
         hub.event(event)
@@ -134,7 +142,7 @@ def _hub(store: Store, watch: Tell) -> tuple[Hub, Tell]:
 class _Signals:
     """Waits for the lives, and for a signal."""
 
-    def __init__(self, lives: Sequence[_Life], helpers: Sequence[int]) -> None:
+    def __init__(self, lives: Sequence[_FederationThread], helpers: Sequence[int]) -> None:
         self._lives, self._helpers, self._came = lives, helpers, 0
 
     def wait(self) -> int:
@@ -153,13 +161,13 @@ class _Signals:
         told: set[str] = set()
         leave_s = float("inf")
         while alive := [life for life in self._lives if life.thread.is_alive()]:
-            alive[0].thread.join(GLANCE_S)
+            alive[0].thread.join(POLL_S)
             for life in self._lives:
                 if life.failure is not None and life.name not in told and len(self._lives) > 1:
                     told.add(life.name)
                     _say(f"{life.name} has ended: {life.failure}")
             if self._came:
-                leave_s = min(leave_s, time.monotonic() + PATIENCE_S)
+                leave_s = min(leave_s, time.monotonic() + STOP_TIMEOUT_S)
                 if time.monotonic() > leave_s:
                     self._leave_now(EXIT_OK if self._came == signal.SIGTERM else 128 + self._came)
 
@@ -178,14 +186,14 @@ class _Signals:
         os._exit(code)
 
 
-class _Crowd:
+class _DeviceCounter:
     """Counts who joined over the embedded broker, and says once when there are too many for it."""
 
-    def __init__(self, tell: Tell, known: int) -> None:
+    def __init__(self, tell: EventReporter, known: int) -> None:
         self._tell, self._known, self._lock, self._told = tell, known, threading.Lock(), False
         self._advise()
 
-    def watch(self, config: CoordinatorConfig) -> Tell:
+    def watch(self, config: CoordinatorConfig) -> EventReporter:
         """The `watch` of one federation."""
         return self._joined if _embedded(config) else self._tell
 
@@ -197,19 +205,19 @@ class _Crowd:
                 self._advise()
 
     def _advise(self) -> None:
-        if not self._told and (words := brokers.advice(self._known)):
+        if not self._told and (words := brokers.embedded_broker_warning(self._known)):
             self._told = True
             _say(words)
 
 
 def _embedded(config: CoordinatorConfig) -> bool:
-    own = brokers.served(config.broker)
+    own = brokers.local_broker(config.broker)
     return own is not None and own[0] == "embedded"
 
 
 def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
     """Start each broker that some configuration wants from us, once."""
-    wanted = {own: config for config in settings if (own := brokers.served(config.broker)) is not None}
+    wanted = {own: config for config in settings if (own := brokers.local_broker(config.broker)) is not None}
     for (kind, port), config in wanted.items():
         started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web_port)
         browsers = f", for browsers at {started.web}" if started.web else ""
@@ -250,7 +258,7 @@ def _every_setting(run: RunConfig, config: CoordinatorConfig) -> str:
     """Of a run's method, as comments: what the configuration leaves alone is there too."""
     import tomli_w
 
-    lines = explained(tomli_w.dumps(settings_of(strategy_of(run, config)))).splitlines()
+    lines = annotate_representations(tomli_w.dumps(method_settings(make_strategy(run, config)))).splitlines()
     return "\n".join(f"# {line}" for line in (f"Every setting of run {run.name}, {run.method}:", *lines)) + "\n"
 
 

@@ -18,15 +18,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from edge_client.config import ClientConfig
-from edge_client.config import load as load_config
+from edge_client.config import ClientConfig, load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
 from edge_client.nearest import cli as nearest_cli
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 
-LEAVE_S = 10.0  # a task under way is given this long when we are told to stop
+STOP_TIMEOUT_S = 10.0  # a task under way is given this long when we are told to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: whoever is on the way reads and changes everything"
 ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
@@ -95,27 +94,27 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 
 
 def _join(options: argparse.Namespace) -> int:
-    configs = [_enrolled(path) for path in options.config]
+    configs = [_load_enrolled(path) for path in options.config]
     clients = [make_client(config, insecure=options.insecure) for config in configs]
-    return live(clients)
+    return run_clients(clients)
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from edge_client.doctor import doctor
+    from edge_client.doctor import run_doctor
 
-    return doctor(options)
+    return run_doctor(options)
 
 
 def _enrol(options: argparse.Namespace) -> int:
     config = load_config(options.config, os.environ)
-    if not enrolment.wanted(config):
+    if not enrolment.has_token(config):
         raise ConfigError("there is no token to enrol with", hint="it is used up, or `token` does not point at it")
     enrolment.enrol(config)
     print(f"{config.device_id}: the certificate is in {config.certificate}", file=sys.stderr)
     return EXIT_OK
 
 
-def live(clients: Sequence[Client]) -> int:
+def run_clients(clients: Sequence[Client]) -> int:
     """Run clients, one thread each, until SIGTERM, Ctrl-C, or the first of them fails; -> the exit code."""
     failures: list[BaseException] = []
     over = threading.Event()
@@ -157,15 +156,15 @@ def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> Non
     """What is under way may end; what takes longer is killed with us and loses nothing that was on disk."""
     for client in clients:
         client.stop()
-    until = time.monotonic() + LEAVE_S
+    until = time.monotonic() + STOP_TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
 
 
-def _enrolled(path: Path) -> ClientConfig:
+def _load_enrolled(path: Path) -> ClientConfig:
     """A device's configuration; its one-time token, if there is one, is a certificate now."""
     config = load_config(path, os.environ)
-    if enrolment.wanted(config):
+    if enrolment.has_token(config):
         enrolment.enrol(config)
     return config
 

@@ -24,8 +24,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ENVIRONMENT = "FEDCENTERS_"
-KEY_HEX = 64
+VARIABLE_PREFIX = "FEDCENTERS_"
+KEY_HEX_DIGITS = 64
 _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])")
 
 
@@ -56,7 +56,7 @@ class ClientConfig:
     quiet_hours: str = ""  # "22:00-06:30" in local time; "": none
 
 
-def load(path: Path, environment: Mapping[str, str]) -> ClientConfig:
+def load_config(path: Path, environment: Mapping[str, str]) -> ClientConfig:
     """Read and check one file. Raises ConfigError naming the file and the key."""
     try:
         with path.open("rb") as file:
@@ -65,10 +65,10 @@ def load(path: Path, environment: Mapping[str, str]) -> ClientConfig:
         raise ConfigError(f"no configuration at {path}", hint="pass --config FILE") from missing
     except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="the file must be TOML, see toml.io") from wrong
-    return from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
+    return config_from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
 
 
-def from_mapping(raw: Mapping[str, Any], *, folder: Path, where: str) -> ClientConfig:
+def config_from_mapping(raw: Mapping[str, Any], *, folder: Path, where: str) -> ClientConfig:
     """Check the keys and values of one configuration; `where` is named in errors."""
     unknown = sorted(set(raw) - set(_READERS))
     if unknown:
@@ -91,7 +91,7 @@ def _read(key: str, value: object, folder: Path, where: str) -> Any:  # noqa: AN
 
 def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
     """FEDCENTERS_DEVICE_ID=x -> {"device-id": "x"}; numbers and lists are read by their key's reader."""
-    names = {ENVIRONMENT + key.upper().replace("-", "_"): key for key in _READERS}
+    names = {VARIABLE_PREFIX + key.upper().replace("-", "_"): key for key in _READERS}
     return {key: environment[name] for name, key in names.items() if environment.get(name)}
 
 
@@ -140,8 +140,8 @@ def _keys(value: object, _folder: Path) -> tuple[bytes, ...]:
     texts = value.split(",") if isinstance(value, str) else value
     if not isinstance(texts, list) or not texts:
         raise ValueError("expected a list with at least one key")
-    if any(not isinstance(text, str) or len(text) != KEY_HEX for text in texts):
-        raise ValueError(f"a key is {KEY_HEX} hex digits")
+    if any(not isinstance(text, str) or len(text) != KEY_HEX_DIGITS for text in texts):
+        raise ValueError(f"a key is {KEY_HEX_DIGITS} hex digits")
     return tuple(bytes.fromhex(text) for text in texts)
 
 
@@ -167,7 +167,7 @@ def _switch(value: object, _folder: Path) -> bool:
 def _hours(value: object, _folder: Path) -> str:
     if value == "":
         return ""
-    minutes_of(_text(value))
+    parse_hours(_text(value))
     return _text(value)
 
 
@@ -220,7 +220,7 @@ _HINTS = {
 }
 
 
-def minutes_of(hours: str) -> tuple[int, int]:
+def parse_hours(hours: str) -> tuple[int, int]:
     """The text 22:00-06:30 -> (1320, 390): minutes of the day, the end excluded. Raises ValueError."""
     found = _HOURS.fullmatch(hours)
     if found is None:

@@ -22,36 +22,35 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from edge_client.config import ClientConfig
-from edge_client.config import load as load_config
-from edge_client.data.dataset import load as load_data
+from edge_client.config import ClientConfig, load_config
+from edge_client.data.dataset import load_folder as load_data
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.runtime import train_conditions
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
 
-EXIT_UNFIT = 1
-PROBE = Path(__file__).parent / "probe"
+EXIT_CHECK_FAILED = 1
+PROBE_FOLDER = Path(__file__).parent / "probe"
 STEP_FILES = {"onnx": "step.onnx", "litert": "step.tflite"}
-OLDEST_PYTHON = (3, 10)
-OLDEST_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
-PATIENCE_S = 15.0
-DISK_MIB = 256
-EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
+MIN_PYTHON = (3, 10)
+MIN_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
+CHECK_TIMEOUT_S = 15.0
+MIN_DISK_MIB = 256
+EARLIEST_CLOCK = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
 # MQTT 3.1.1 CONNECT: a clean session under no name of ours, keepalive 60 s; and the first byte of its answer.
-CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
-CONNACK = 0x20
-NAMELESS = 2  # the broker answers, and wants a name: it can be reached
-REFUSED = {4: "the broker refuses our name or password", 5: "the broker does not let this device in"}
+CONNECT_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
+CONNACK_TYPE = 0x20
+IDENTIFIER_REJECTED = 2  # the broker answers, and wants a name: it can be reached
+CONNECT_REFUSALS = {4: "the broker refuses our name or password", 5: "the broker does not let this device in"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class CheckResult:
     """What was looked at, whether it is well, what was seen, and what to do where it is not."""
 
     name: str
@@ -65,7 +64,7 @@ class Check:
         return told if self.ok or not self.hint else f"{told}; {self.hint}"
 
 
-class Unwell(Exception):
+class CheckFailed(Exception):
     """A check found something; `hint` says what to do."""
 
     def __init__(self, said: str, hint: str) -> None:
@@ -73,20 +72,20 @@ class Unwell(Exception):
         self.hint = hint
 
 
-def doctor(options: argparse.Namespace) -> int:
+def run_doctor(options: argparse.Namespace) -> int:
     """The command: print, and give the exit code."""
     config = load_config(options.config, os.environ)
     found = []
-    for check in checks(config):
+    for check in run_checks(config):
         found.append(check)
         if not options.json:
             print(check.line(), flush=True)
     if options.json:
         print(json.dumps({"fit": all(c.ok for c in found), "checks": [asdict(c) for c in found]}))
-    return EXIT_OK if all(check.ok for check in found) else EXIT_UNFIT
+    return EXIT_OK if all(check.ok for check in found) else EXIT_CHECK_FAILED
 
 
-def checks(config: ClientConfig) -> Iterator[Check]:
+def run_checks(config: ClientConfig) -> Iterator[CheckResult]:
     """Every check, one after another; what one finds ends no other."""
     looks: dict[str, Callable[[ClientConfig], str]] = {
         "python": _python,
@@ -106,22 +105,22 @@ def checks(config: ClientConfig) -> Iterator[Check]:
         yield _checked(name, look, config)
 
 
-def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfig) -> Check:
+def _checked(name: str, look: Callable[[ClientConfig], str], config: ClientConfig) -> CheckResult:
     try:
-        return Check(name=name, ok=True, said=look(config))
-    except Unwell as wrong:
-        return Check(name=name, ok=False, said=str(wrong), hint=wrong.hint)
+        return CheckResult(name=name, ok=True, said=look(config))
+    except CheckFailed as wrong:
+        return CheckResult(name=name, ok=False, said=str(wrong), hint=wrong.hint)
     except FedcentersError as wrong:
-        return Check(name=name, ok=False, said=wrong.message, hint=wrong.hint)
+        return CheckResult(name=name, ok=False, said=wrong.message, hint=wrong.hint)
     except OSError as wrong:
-        return Check(name=name, ok=False, said=str(wrong), hint="check the rights of the folders, and the disk")
+        return CheckResult(name=name, ok=False, said=str(wrong), hint="check the rights of the folders, and the disk")
 
 
 def _python(_config: ClientConfig) -> str:
-    if sys.version_info[:2] < OLDEST_PYTHON:
-        raise Unwell(f"Python {platform.python_version()}", "install Python 3.10 or newer")
+    if sys.version_info[:2] < MIN_PYTHON:
+        raise CheckFailed(f"Python {platform.python_version()}", "install Python 3.10 or newer")
     if sys.maxsize < 2**32:
-        raise Unwell(f"Python {platform.python_version()} is 32-bit", "install a 64-bit system: runtimes need one")
+        raise CheckFailed(f"Python {platform.python_version()} is 32-bit", "install a 64-bit system: runtimes need one")
     return f"{platform.python_version()}, {platform.machine()}"
 
 
@@ -130,22 +129,22 @@ def _glibc(_config: ClientConfig) -> str:
     if sys.platform != "linux":
         return f"not Linux but {sys.platform}"
     if name != "glibc":
-        raise Unwell(f"the C library is {name or 'not glibc'}", "take a system with glibc, as Debian or Ubuntu")
-    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_GLIBC:
-        raise Unwell(f"glibc {version}", f"the runtimes need {OLDEST_GLIBC[0]}.{OLDEST_GLIBC[1]}: a newer system")
+        raise CheckFailed(f"the C library is {name or 'not glibc'}", "take a system with glibc, as Debian or Ubuntu")
+    if tuple(int(part) for part in version.split(".")[:2]) < MIN_GLIBC:
+        raise CheckFailed(f"glibc {version}", f"the runtimes need {MIN_GLIBC[0]}.{MIN_GLIBC[1]}: a newer system")
     return f"glibc {version}"
 
 
 def _runtime(config: ClientConfig) -> str:
     """The configured engine decides; what is said of others, tells whether they could take its place."""
     if config.engine not in STEP_FILES:
-        raise Unwell(f"{config.engine} has no probe", "its programs come from the coordinator; try one round")
+        raise CheckFailed(f"{config.engine} has no probe", "its programs come from the coordinator; try one round")
     said = [_golden(config.engine, config)]
     for engine in STEP_FILES:
         if engine != config.engine and version_of(engine) is not None:
             try:
                 said.append(_golden(engine, config))
-            except (FedcentersError, Unwell) as wrong:
+            except (FedcentersError, CheckFailed) as wrong:
                 said.append(f"{wrong.message if isinstance(wrong, FedcentersError) else wrong}, and is never used")
     return "; ".join(said)
 
@@ -153,7 +152,7 @@ def _runtime(config: ClientConfig) -> str:
 def _golden(engine: str, config: ClientConfig) -> str:
     """Train the probe with an engine, and compare with torch's outcome."""
     began_s, version = time.perf_counter(), version_of(engine) or engine
-    program, files = probe(engine)
+    program, files = load_probe(engine)
     golden = program.golden[engine]
     try:
         opened = open_engine(engine, program, files, threads=config.threads, device=config.device)
@@ -163,19 +162,19 @@ def _golden(engine: str, config: ClientConfig) -> str:
     except Exception as wrong:
         raise RuntimeMissing(f"{version} fails: {wrong}", hint="install the build for this board") from wrong
     if not off <= golden.tolerance:
-        raise Unwell(f"{version} computes wrongly: {off:.1e} from torch", "install another version of it")
+        raise CheckFailed(f"{version} computes wrongly: {off:.1e} from torch", "install another version of it")
     took_s = time.perf_counter() - began_s
     return f"{version} took {len(golden.losses)} steps on {opened.place}, {off:.0e} from torch's, in {took_s:.1f} s"
 
 
-def probe(engine: str) -> tuple[Program, dict[str, Path]]:
+def load_probe(engine: str) -> tuple[Program, dict[str, Path]]:
     """The tiny program, and its step for an engine where there is one."""
-    raw = parse_json((PROBE / "program.json").read_bytes(), LIMIT_BYTES)
-    return Program.from_json(raw), {"step": PROBE / STEP_FILES[engine]} if engine in STEP_FILES else {}
+    raw = parse_json((PROBE_FOLDER / "program.json").read_bytes(), MAX_PROGRAM_BYTES)
+    return Program.from_json(raw), {"step": PROBE_FOLDER / STEP_FILES[engine]} if engine in STEP_FILES else {}
 
 
 def _data(config: ClientConfig) -> str:
-    local = load_data(config.data, most=config.max_samples)
+    local = load_data(config.data, limit=config.max_samples)
     held_out = "none held out" if local.test is None else f"{len(local.test)} held out"
     return f"{len(local.train)} samples of {list(local.train.x.shape[1:])}, {held_out}"
 
@@ -190,23 +189,25 @@ def _broker(config: ClientConfig) -> str:
     began_s = time.perf_counter()
     try:
         with contextlib.ExitStack() as stack:
-            line = stack.enter_context(socket.create_connection((host, port), timeout=PATIENCE_S))
+            line = stack.enter_context(socket.create_connection((host, port), timeout=CHECK_TIMEOUT_S))
             if encrypted:
                 credentials = tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
-                made = tls.context(credentials, dt.datetime.now(dt.timezone.utc))
+                made = tls.client_context(credentials, dt.datetime.now(dt.timezone.utc))
                 line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
-            line.sendall(CONNECT)
+            line.sendall(CONNECT_PACKET)
             answer = line.recv(4)
             with contextlib.suppress(OSError):
                 line.sendall(b"\xe0\x00")  # DISCONNECT
     except (OSError, ssl.SSLError) as wrong:
-        reason, hint = tls.explain(wrong, config.ca)
-        raise Unwell(f"{config.broker}: {reason}", hint or "check the address, and that the broker runs") from wrong
-    if len(answer) < 4 or answer[0] != CONNACK:  # noqa: PLR2004 - the length of a CONNACK
-        raise Unwell(f"{config.broker} does not answer as a broker", "check the port")
-    if answer[3] not in (0, NAMELESS):
-        said = REFUSED.get(answer[3], f"the broker answers {answer[3]}")
-        raise Unwell(said, "use the certificate made for this device of this federation")
+        reason, hint = tls.explain_failure(wrong, config.ca)
+        raise CheckFailed(
+            f"{config.broker}: {reason}", hint or "check the address, and that the broker runs"
+        ) from wrong
+    if len(answer) < 4 or answer[0] != CONNACK_TYPE:  # noqa: PLR2004 - the length of a CONNACK
+        raise CheckFailed(f"{config.broker} does not answer as a broker", "check the port")
+    if answer[3] not in (0, IDENTIFIER_REJECTED):
+        said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
+        raise CheckFailed(said, "use the certificate made for this device of this federation")
     return f"{config.broker} answers in {time.perf_counter() - began_s:.2f} s"
 
 
@@ -217,19 +218,21 @@ def _certificate(config: ClientConfig) -> str:
         return "comes with the first start: a one-time token is here"
     tls.check_subject(config.certificate, name=config.device_id, federation=config.federation)
     now = dt.datetime.now(dt.timezone.utc)
-    tls.context(tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key), now)
+    tls.client_context(tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key), now)
     left = (tls.read_certificate(config.certificate).not_valid_after_utc - now).days
-    soon = "; renew it soon with `provision --renew`" if left < tls.WARN_DAYS else ""
+    soon = "; renew it soon with `provision --renew`" if left < tls.EXPIRY_WARNING_DAYS else ""
     return f"valid for {left} days{soon}"
 
 
 def _clock(config: ClientConfig) -> str:
     now = dt.datetime.now(dt.timezone.utc)
-    begins = [EPOCH]
+    begins = [EARLIEST_CLOCK]
     files = [path for path in (config.certificate, config.ca) if path is not None and path.is_file()]
     begins += [tls.read_certificate(path).not_valid_before_utc for path in files]
     if now < max(begins):
-        raise Unwell(f"{now:%Y-%m-%d %H:%M} UTC is before our certificate began", "set the clock, or let NTP set it")
+        raise CheckFailed(
+            f"{now:%Y-%m-%d %H:%M} UTC is before our certificate began", "set the clock, or let NTP set it"
+        )
     synchronised = Path("/run/systemd/timesync/synchronized").exists()
     return f"{now:%Y-%m-%d %H:%M} UTC{', synchronised' if synchronised else ', not known to be synchronised'}"
 
@@ -240,45 +243,45 @@ def _disk(config: ClientConfig) -> str:
     write_atomically(trial, b"doctor")
     trial.unlink()
     free = shutil.disk_usage(config.state).free >> 20
-    if free < DISK_MIB:
-        raise Unwell(
-            f"{free} MiB are free in {config.state}", f"free {DISK_MIB} MiB: a card that is full loses updates"
+    if free < MIN_DISK_MIB:
+        raise CheckFailed(
+            f"{free} MiB are free in {config.state}", f"free {MIN_DISK_MIB} MiB: a card that is full loses updates"
         )
     return f"{free} MiB free, and writable"
 
 
 def _memory(config: ClientConfig) -> str:
-    free = train_conditions.read().free_mib
+    free = train_conditions.read_device_status().free_mib
     if free is None:
         return "unknown"
     if free < config.min_free_memory_mib:
-        raise Unwell(f"{free} MiB available", "stop something else, or choose engine = litert")
+        raise CheckFailed(f"{free} MiB available", "stop something else, or choose engine = litert")
     return f"{free} MiB available"
 
 
 def _power(config: ClientConfig) -> str:
-    draining = train_conditions.read().draining
+    draining = train_conditions.read_device_status().draining
     if not draining:
         return "on mains or charging, or no battery that Linux shows"
     low = [f"{name} at {percent} %" for name, percent in draining if percent < config.min_battery_percent]
     if low:
-        raise Unwell(", ".join(low), "connect a charger")
+        raise CheckFailed(", ".join(low), "connect a charger")
     return ", ".join(f"{name} at {percent} %" for name, percent in draining)
 
 
 def _temperature(config: ClientConfig) -> str:
-    found = train_conditions.read().temperatures
+    found = train_conditions.read_device_status().temperatures
     if not found:
         return "no sensor that Linux shows"
     name, celsius = max(found, key=lambda each: each[1])
     if config.max_temperature and celsius > config.max_temperature:
-        raise Unwell(f"{name} at {celsius:.0f} °C", "give it air, or raise max-temperature")
+        raise CheckFailed(f"{name} at {celsius:.0f} °C", "give it air, or raise max-temperature")
     return f"{name} at {celsius:.0f} °C"
 
 
 def _allowed(config: ClientConfig) -> str:
     try:
-        train_conditions.may_train(config)
+        train_conditions.check_may_train(config)
     except DeviceRefused as refused:
-        raise Unwell(refused.reason, refused.hint) from refused
+        raise CheckFailed(refused.reason, refused.hint) from refused
     return "allowed"

@@ -10,8 +10,8 @@
     |- ProgramRefused                5  a model that cannot become a training program, or a program that does not fit
     `- DeviceRefused                 6  battery, heat, memory, metered link; `retry_s` says when to ask again
 
-Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130. `run_cli` and `foreseen`
-are how every command of ours turns an error into that message on stderr and that exit code.
+Every message ends with what to do next: a blank line, then `hint: ...`. Ctrl-C exits with 130. `run_cli` and
+`handle_errors` are how every command of ours turns an error into that message on stderr and that exit code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
-EXTRAS = (
+EXTRAS_HINT = (
     "pip install 'fedcenters[server]' for a coordinator, [export] for its files, [serve] to serve them, "
     "[emulator] for everything"
 )
@@ -108,7 +108,7 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
         _say(f"error: {wrong}")
         return wrong.exit_code
     except ModuleNotFoundError as missing:
-        return missing_extra(missing)
+        return report_missing_extra(missing)
     except BrokenPipeError:  # the reader of stdout has left
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -125,7 +125,7 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
         return FedcentersError.exit_code
 
 
-def foreseen(command: Command) -> Command:
+def handle_errors(command: Command) -> Command:
     """A decorator: `run_cli` around a command of a command line library, which keeps the command's parameters."""
 
     @functools.wraps(command)
@@ -137,9 +137,9 @@ def foreseen(command: Command) -> Command:
     return wrapped  # type: ignore[return-value]  # same parameters, read through functools.wraps
 
 
-def missing_extra(missing: ImportError) -> int:
+def report_missing_extra(missing: ImportError) -> int:
     """Say which package is not installed and how to get it; the exit code. Base installations are a device's."""
-    _say(f"error: {missing.name or missing} is not installed\n\nhint: {EXTRAS}")
+    _say(f"error: {missing.name or missing} is not installed\n\nhint: {EXTRAS_HINT}")
     return RuntimeMissing.exit_code
 
 

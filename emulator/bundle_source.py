@@ -17,11 +17,11 @@ import numpy as np
 
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
-from edge_client.protocol.nearest.center_tree import Tree
+from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.task import Array, ClientId
 from emulator import config
-from emulator.run_folder import TREE
-from export.bundle.run_source import Material, Newcomers, Samples
+from emulator.run_folder import TREE_FILE
+from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -29,71 +29,71 @@ else:
     import tomli as tomllib
 
 if TYPE_CHECKING:
-    from emulator.data.fleet_split import Split
+    from emulator.data.fleet_split import FleetData
 
-CALIBRATION = 512  # training samples, every device's share alike
+MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
 
-def knows(run: Path) -> bool:
+def is_run_folder(run: Path) -> bool:
     """Whether `fedcenters-emulator simulate` wrote this folder."""
     return all((run / name).is_file() for name in ("config.toml", "fleet.json", "metrics.jsonl"))
 
 
-def material(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> Material:
+def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:
     """The centers of the run, a program for `engines`, and every device's samples."""
-    from coordinator.models.registry import build
+    from coordinator.models.registry import build_model
     from export.compiler.program import compile_program
 
     asked, last = _asked(run), _last(run)
     if method not in ("", asked["method"]):
         raise ConfigError(f"run {run} has no centers of {method}", hint=f"it has {asked['method']}")
-    model = build(asked["model"], seed=asked["seed"])
+    model = build_model(asked["model"], seed=asked["seed"])
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
     made = compile_program(model.module, **facts, batch=int(asked["batch-size"]), engines=engines)
     folder = run / "centers" / last["method"]
     paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
-    centers = [codecs.decode(path.read_bytes(), made.program.schema, kind="model") for path in paths]
+    centers = [codecs.decode_vector(path.read_bytes(), made.program.schema, kind="model") for path in paths]
     split = _split(asked, data)
-    return Material(
+    return BundleSource(
         program=made.program,
         files=made.files,
         centers=centers,
         cards=_cards(asked, last, split, len(centers)),
         reference=_samples(split, last["assignment"], "test", len(centers)),
         calibration=_few_training(split, last),
-        newcomers=_newcomers(asked, last, split, centers, tree_of(folder, len(centers))),
+        newcomers=_newcomers(asked, last, split, centers, read_tree(folder, len(centers))),
     )
 
 
-def tree_of(folder: Path, centers: int) -> tuple[Tree | None, list[Array]]:
+def read_tree(folder: Path, centers: int) -> tuple[CenterTree | None, list[Array]]:
     """The tree of a run whose method splits centers, and the model of each split."""
-    path = folder / TREE
+    path = folder / TREE_FILE
     if not path.is_file():
         return None, []
     with np.load(path, allow_pickle=False) as kept:
-        return Tree(tuple((int(a), int(b)) for a, b in kept["edges"]), centers), list(kept["models"])
+        return CenterTree(tuple((int(a), int(b)) for a, b in kept["edges"]), centers), list(kept["models"])
 
 
 def _newcomers(
     asked: Mapping[str, Any],
     last: Mapping[str, Any],
-    split: Split,
+    split: FleetData,
     centers: Sequence[Array],
-    walked: tuple[Tree | None, list[Array]],
-) -> Newcomers:
+    walked: tuple[CenterTree | None, list[Array]],
+) -> NewcomerData:
     """What the run's devices teach those that come later, where each of them has a center and a test part."""
     from coordinator.strategies.common.local_sgd import LocalSgd
-    from coordinator.strategies.registry import make
-    from emulator.router_training import Ended, taught
-    from emulator.simulate import opened
+    from coordinator.strategies.registry import make_method
+    from emulator.router_training import FinishedTraining, fit_router
+    from emulator.simulate import open_devices
 
     assignment = last["assignment"] or (dict.fromkeys(split.devices, 0) if len(centers) == 1 else {})
     tree, splits = walked
-    method = make(asked["method"], **config.asked(asked).settings)
+    method = make_method(asked["method"], **config.make_args(asked).settings)
     if not assignment or not isinstance(method, LocalSgd) or any(d.test is None for d in split.devices.values()):
-        return Newcomers(tree=tree, splits=splits)
-    with opened(asked["model"], split, seed=asked["seed"], batch=int(asked["batch-size"])) as (devices, start):
-        run = Ended(
+        return NewcomerData(tree=tree, splits=splits)
+    with open_devices(asked["model"], split, seed=asked["seed"], batch=int(asked["batch-size"])) as (devices, start):
+        run = FinishedTraining(
             learner=devices.learner,
             method=method,
             start=start,
@@ -101,27 +101,27 @@ def _newcomers(
             assignment=assignment,
             devices=split.devices,
         )
-        guide = taught(run, seed=asked["seed"])
-    return Newcomers(guide=guide, start=start.astype(np.float32), tree=tree, splits=splits)
+        guide = fit_router(run, seed=asked["seed"])
+    return NewcomerData(router=guide, start=start.astype(np.float32), tree=tree, splits=splits)
 
 
-def held_out(run: Path, *, data: Path | None) -> Samples | None:
+def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:
     """Every test sample of every device."""
     last = _last(run)
     return _samples(_split(_asked(run), data), last["assignment"], "test", len(last["per_center"]))
 
 
-def calibration(run: Path, *, data: Path | None) -> Samples | None:
+def calibration(run: Path, *, data: Path | None) -> LabelledSamples | None:
     """Training samples, every device's share alike."""
     return _few_training(_split(_asked(run), data), _last(run))
 
 
-def _few_training(split: Split, last: Mapping[str, Any]) -> Samples:
-    return _samples(split, last["assignment"], "train", len(last["per_center"])).few(CALIBRATION)
+def _few_training(split: FleetData, last: Mapping[str, Any]) -> LabelledSamples:
+    return _samples(split, last["assignment"], "train", len(last["per_center"])).subsample(MAX_CALIBRATION_SAMPLES)
 
 
-def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: Split, centers: int) -> list[dict[str, Any]]:
-    from export.bundle.model_cards import facts
+def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: FleetData, centers: int) -> list[dict[str, Any]]:
+    from export.bundle.model_cards import center_facts
 
     train = {c: local.train for c, local in split.devices.items()}
     classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
@@ -134,15 +134,15 @@ def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: Split, cent
         "labels_of": "training samples",
     }
     at = _center_of(split, last["assignment"], centers)
-    return [facts(k, [c for c in sorted(at) if at[c] == k], **told) for k in range(centers)]
+    return [center_facts(k, [c for c in sorted(at) if at[c] == k], **told) for k in range(centers)]
 
 
-def _center_of(split: Split, assignment: Mapping[ClientId, int], centers: int) -> dict[ClientId, int]:
+def _center_of(split: FleetData, assignment: Mapping[ClientId, int], centers: int) -> dict[ClientId, int]:
     """Each device's center; the only one where a method assigns nobody, -1 where several may serve a device."""
     return {c: assignment.get(c, 0 if centers == 1 else -1) for c in split.devices}
 
 
-def _samples(split: Split, assignment: Mapping[ClientId, int], part: str, centers: int) -> Samples:
+def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, centers: int) -> LabelledSamples:
     at = _center_of(split, assignment, centers)
     found = {c: getattr(local, part) for c, local in sorted(split.devices.items())}
     found = {c: d for c, d in found.items() if d is not None and len(d)}
@@ -151,7 +151,7 @@ def _samples(split: Split, assignment: Mapping[ClientId, int], part: str, center
     def joined(arrays: Sequence[Array]) -> Array:
         return np.concatenate(arrays)
 
-    return Samples(
+    return LabelledSamples(
         x=joined([d.x for d in found.values()]),
         y=joined([d.y for d in found.values()]),
         device=np.repeat(np.array(list(found)), lengths),
@@ -159,10 +159,10 @@ def _samples(split: Split, assignment: Mapping[ClientId, int], part: str, center
     )
 
 
-def _split(asked: Mapping[str, Any], data: Path | None) -> Split:
-    from emulator.simulate import fleet_of
+def _split(asked: Mapping[str, Any], data: Path | None) -> FleetData:
+    from emulator.simulate import make_fleet
 
-    return fleet_of(replace(config.asked(asked), data=data))[1]
+    return make_fleet(replace(config.make_args(asked), data=data))[1]
 
 
 def _asked(run: Path) -> dict[str, Any]:

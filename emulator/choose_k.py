@@ -16,28 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.clustering.gram import gram, squared_distances
+from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
-from coordinator.strategies.base import Fleet, Round, Served, Serving, State, Strategy
-from coordinator.strategies.common.local_sgd import one_of
-from coordinator.strategies.common.momentum import coasting
-from coordinator.strategies.common.representation import representation
-from coordinator.strategies.registry import make, settings_of
-from edge_client.data.dataset import Dataset, Local
+from coordinator.strategies.base import Fleet, Round, ServedModels, ServingOptions, State, Strategy
+from coordinator.strategies.common.local_sgd import check_choice
+from coordinator.strategies.common.momentum import with_momentum
+from coordinator.strategies.common.representation import represent
+from coordinator.strategies.registry import make_method, method_settings
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.config import SimulateArgs
-from emulator.simulate import fleet_of, opened, run
-from emulator.simulation.virtual_network import Devices
+from emulator.simulate import make_fleet, open_devices, run_simulation
+from emulator.simulation.virtual_network import EmulatedDevices
 
 CRITERIA = ("accuracy", "silhouette", "distance")
-HELD_OUT = 0.2  # of a device's training samples
-SMALLEST = 2  # training samples: one to train, one held out
+HELD_OUT_SHARE = 0.2  # of a device's training samples
+MIN_SAMPLES = 2  # training samples: one to train, one held out
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class ClusterCountTrial:
     """What came of K centers: held-out accuracy of each device, and how apart the clusters' first models lie.
 
     `distance` is the mean squared distance to the own cluster's mean, `used` the number of centers with devices.
@@ -56,41 +56,45 @@ class Trial:
 
 
 def choose_k(
-    args: SimulateArgs, ks: Sequence[int], *, sample: int = 100, progress: Callable[[Trial], None] = lambda _: None
-) -> list[Trial]:
+    args: SimulateArgs,
+    ks: Sequence[int],
+    *,
+    sample: int = 100,
+    progress: Callable[[ClusterCountTrial], None] = lambda _: None,
+) -> list[ClusterCountTrial]:
     """One trial for each K on the same devices, the same held-out samples and the same first model."""
     if not ks or min(ks) < 1 or sample < 1:
         raise UsageError(f"clusters {list(ks)} on {sample} devices", hint="use at least one of each")
-    methods = [make(args.method, **{**args.settings, "clusters": k}) for k in ks]
-    args, split = fleet_of(args)
-    local = validation(split.devices, sample=sample, seed=args.seed)
-    batch = int(settings_of(methods[0])["batch-size"])
+    methods = [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
+    args, split = make_fleet(args)
+    local = validation_fleet(split.devices, sample=sample, seed=args.seed)
+    batch = int(method_settings(methods[0])["batch-size"])
     fleet = replace(split, devices=local)
-    with opened(args.model, fleet, seed=args.seed, batch=batch, engine=args.engine) as (devices, start):
-        return try_each(methods, start, devices, rounds=args.rounds, seed=args.seed, batch=batch, progress=progress)
+    with open_devices(args.model, fleet, seed=args.seed, batch=batch, engine=args.engine) as (devices, start):
+        return run_trials(methods, start, devices, rounds=args.rounds, seed=args.seed, batch=batch, progress=progress)
 
 
-def try_each(  # noqa: PLR0913 - a run has these settings
+def run_trials(  # noqa: PLR0913 - a run has these settings
     methods: Iterable[Strategy],
     start: Flat,
-    devices: Devices,
+    devices: EmulatedDevices,
     *,
     rounds: int,
     seed: int,
     batch: int,
-    progress: Callable[[Trial], None] = lambda _: None,
-) -> list[Trial]:
+    progress: Callable[[ClusterCountTrial], None] = lambda _: None,
+) -> list[ClusterCountTrial]:
     """A run of each method from `start` [schema.size] on devices that know nothing of the run before."""
     trials = []
     for method in methods:
-        heard, fresh = Heard(method), replace(devices, own={}, posterior={})
-        result = run(heard, start, fresh, {}, rounds=rounds, seed=seed, batch=batch)
+        heard, fresh = RecordingStrategy(method), replace(devices, own={}, posterior={})
+        result = run_simulation(heard, start, fresh, {}, rounds=rounds, seed=seed, batch=batch)
         trials.append(_trial(heard, result.state, result.schema, result.records[-1]["per_device"]))
         progress(trials[-1])
     return trials
 
 
-def recommended(trials: Iterable[Trial], by: str) -> int:
+def recommend_k(trials: Iterable[ClusterCountTrial], by: str) -> int:
     """The K to take.
 
     By "accuracy": the least K that is not clearly worse than the best one, which is when the mean difference over the
@@ -110,13 +114,18 @@ def recommended(trials: Iterable[Trial], by: str) -> int:
 
 
 def choose_k_json(
-    args: SimulateArgs, ks: Sequence[int], by: str, *, sample: int, progress: Callable[[Trial], None] = lambda _: None
+    args: SimulateArgs,
+    ks: Sequence[int],
+    by: str,
+    *,
+    sample: int,
+    progress: Callable[[ClusterCountTrial], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Every trial and the K to take by each criterion: the JSON object that the command prints."""
-    one_of("by", by, CRITERIA)
+    check_choice("by", by, CRITERIA)
     trials = choose_k(args, ks, sample=sample, progress=progress)
     shown = ("clusters", "used", "accuracy", "distance", "silhouette")
-    choices = {criterion: recommended(trials, criterion) for criterion in CRITERIA}
+    choices = {criterion: recommend_k(trials, criterion) for criterion in CRITERIA}
     return {
         "method": args.method,
         "data_set": args.data_set,
@@ -129,12 +138,12 @@ def choose_k_json(
     }
 
 
-def in_words(trial: Trial) -> str:
+def format_trial(trial: ClusterCountTrial) -> str:
     """One line of talk."""
     return f"{trial.clusters} centers: accuracy {trial.accuracy:.1%}, silhouette {trial.silhouette:.3f}"
 
 
-def picture(result: Mapping[str, Any], out: Path) -> None:
+def draw_trials(result: Mapping[str, Any], out: Path) -> None:
     """Accuracy, distance and silhouette over K, the recommended K marked; the ending of `out` is the format."""
     from matplotlib.ticker import PercentFormatter
 
@@ -158,7 +167,7 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
 
         return draw
 
-    plots.paint(
+    plots.make_figure(
         12,
         3.6,
         panel("accuracy", "Accuracy on held-out training samples", chosen["accuracy"]),
@@ -167,24 +176,24 @@ def picture(result: Mapping[str, Any], out: Path) -> None:
     ).savefig(out, dpi=110)
 
 
-def validation(devices: Mapping[ClientId, Local], *, sample: int, seed: int) -> dict[ClientId, Local]:
+def validation_fleet(devices: Mapping[ClientId, DeviceData], *, sample: int, seed: int) -> dict[ClientId, DeviceData]:
     """Up to `sample` devices, whose training samples are dealt into four fifths to train and one fifth to test."""
     rng = np.random.Generator(np.random.PCG64(seed))
-    able = sorted(c for c, local in devices.items() if len(local.train) >= SMALLEST)
+    able = sorted(c for c, local in devices.items() if len(local.train) >= MIN_SAMPLES)
     if not able:
-        raise UsageError(f"no device has {SMALLEST} training samples", hint="use fewer devices")
+        raise UsageError(f"no device has {MIN_SAMPLES} training samples", hint="use fewer devices")
     chosen = sorted(rng.permutation(len(able))[:sample].tolist())
     return {able[i]: _dealt(devices[able[i]].train, rng) for i in chosen}
 
 
-def _dealt(data: Dataset, rng: np.random.Generator) -> Local:
+def _dealt(data: Dataset, rng: np.random.Generator) -> DeviceData:
     order = rng.permutation(len(data))
-    kept, held = np.split(order, [len(data) - max(1, round(HELD_OUT * len(data)))])
-    return Local(train=Dataset(data.x[kept], data.y[kept]), test=Dataset(data.x[held], data.y[held]))
+    kept, held = np.split(order, [len(data) - max(1, round(HELD_OUT_SHARE * len(data)))])
+    return DeviceData(train=Dataset(data.x[kept], data.y[kept]), test=Dataset(data.x[held], data.y[held]))
 
 
 @dataclass(frozen=True)
-class Heard:
+class RecordingStrategy:
     """A method, and the first model that each device answered with."""
 
     method: Strategy
@@ -196,7 +205,7 @@ class Heard:
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The method's own; models are noted as they pass."""
-        exchanges = coasting(self.method, state, schema, self.method.round(state, schema, fleet, rng))
+        exchanges = with_momentum(self.method, state, schema, self.method.round(state, schema, fleet, rng))
         try:
             exchange = next(exchanges)
             while True:
@@ -210,24 +219,26 @@ class Heard:
             return after
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServingOptions:
         """The method's own."""
         return self.method.serving
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The method's own."""
         return self.method.predictor(state, who)
 
 
-def _trial(heard: Heard, state: State, schema: Schema, per_device: Mapping[ClientId, float]) -> Trial:
+def _trial(
+    heard: RecordingStrategy, state: State, schema: Schema, per_device: Mapping[ClientId, float]
+) -> ClusterCountTrial:
     who = [c for c in sorted(heard.models) if c in state.assignment]
     labels = np.array([state.assignment[c] for c in who], dtype=np.int64)
-    kind = str(settings_of(heard.method).get("representation", "all"))
+    kind = str(method_settings(heard.method).get("representation", "all"))
     vectors = np.stack([heard.models[c] for c in who])
-    matrix, every = gram(representation(vectors, schema, kind, pivot=state.extra.get("start"))), np.arange(len(who))
+    matrix, every = gram_matrix(represent(vectors, schema, kind, pivot=state.extra.get("start"))), np.arange(len(who))
     apart = np.sqrt(squared_distances(matrix, every, every))
     np.fill_diagonal(apart, 0.0)
-    return Trial(
+    return ClusterCountTrial(
         clusters=len(state.centers),
         used=len(np.unique(labels)),
         per_device=per_device,
@@ -236,7 +247,7 @@ def _trial(heard: Heard, state: State, schema: Schema, per_device: Mapping[Clien
     )
 
 
-def _worse(trial: Trial, best: Trial) -> bool:
+def _worse(trial: ClusterCountTrial, best: ClusterCountTrial) -> bool:
     both = sorted(best.per_device.keys() & trial.per_device.keys())
     lost = np.array([best.per_device[c] - trial.per_device[c] for c in both])
     error = float(lost.std(ddof=1)) / np.sqrt(len(lost)) if len(lost) > 1 else 0.0

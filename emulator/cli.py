@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 try:
     import typer
 except ImportError as missing:  # a device's installation has no typer
-    from edge_client.errors import missing_extra
+    from edge_client.errors import report_missing_extra
 
-    raise SystemExit(missing_extra(missing)) from None
+    raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client.errors import UsageError, foreseen
-from emulator.console import Talk
+from edge_client.errors import UsageError, handle_errors
+from emulator.console import ConsoleProgress
 from emulator.help import HELP
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def main() -> None:
 
 
 @app.callback()
-def beside() -> None:
+def add_working_folder() -> None:
     """A reader's own methods and models lie in the folder where the command is typed, as for `python -m`."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
 
 
 @app.command()
-@foreseen
+@handle_errors
 def demo(
     *,
     as_json: AsJson = False,
@@ -65,11 +65,11 @@ def demo(
 
     example: fedcenters-emulator demo --seed 1 --rounds 5
     """
-    talk = Talk()
-    talk.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
-    from emulator.testbed.demo import DemoSettings, run
+    progress = ConsoleProgress()
+    progress.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
+    from emulator.testbed.demo import DemoSettings, run_demo
 
-    result, new_devices = run(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), talk)
+    result, new_devices = run_demo(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), progress)
     if as_json:
         print(json.dumps(result))
         return
@@ -79,7 +79,7 @@ def demo(
 
 
 @app.command()
-@foreseen
+@handle_errors
 def simulate(  # noqa: PLR0913 - a command line
     config: Annotated[Path | None, typer.Argument(help="A TOML file, as `init` writes; options win over it.")] = None,
     *,
@@ -116,8 +116,8 @@ def simulate(  # noqa: PLR0913 - a command line
 
     example: fedcenters-emulator simulate --method fesem -c local-steps=40 -c learning-rate=0.05
     """
-    talk = Talk()
-    from emulator.config import asked, pairs_of, read
+    progress = ConsoleProgress()
+    from emulator.config import make_args, parse_pairs, read_table
 
     options: dict[str, Any] = {
         "method": method,
@@ -142,9 +142,9 @@ def simulate(  # noqa: PLR0913 - a command line
         "loggers": loggers,
         "out": out,
     }
-    args = asked({} if config is None else read(config), pairs_of(setting or []), options)
-    talk.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
-    result = _over_mqtt(args, talk, resume=resume) if args.broker else _in_process(args, talk, resume=resume)
+    args = make_args({} if config is None else read_table(config), parse_pairs(setting or []), options)
+    progress.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
+    result = _over_mqtt(args, progress, resume=resume) if args.broker else _in_process(args, progress, resume=resume)
     if as_json:
         print(json.dumps(result))
         return
@@ -153,29 +153,29 @@ def simulate(  # noqa: PLR0913 - a command line
     simulate_table(result)
 
 
-def _over_mqtt(args: SimulateArgs, talk: Talk, *, resume: bool) -> dict[str, Any]:
-    from emulator.testbed.simulate_over_mqtt import simulate_json
+def _over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:
+    from emulator.testbed.simulate_over_mqtt import simulate_over_mqtt
 
-    return simulate_json(args, talk, resume=resume)
+    return simulate_over_mqtt(args, progress, resume=resume)
 
 
-def _in_process(args: SimulateArgs, talk: Talk, *, resume: bool) -> dict[str, Any]:
+def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:
     from emulator.simulate import simulate_json
-    from emulator.testbed.monitor import in_words
+    from emulator.testbed.monitor import format_event
 
     def tell(record: Mapping[str, Any]) -> None:
-        talk.say(in_words(record))
+        progress.say(format_event(record))
         if record["round"] < record["of"]:
-            talk.busy(f"round {record['round'] + 1}/{record['of']}")
+            progress.busy(f"round {record['round'] + 1}/{record['of']}")
 
     try:
         return simulate_json(args, tell, resume=resume)
     finally:
-        talk.close()
+        progress.close()
 
 
 @app.command()
-@foreseen
+@handle_errors
 def init(
     path: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
     *,
@@ -187,19 +187,19 @@ def init(
 
     example: fedcenters-emulator init run.toml --method wecfl
     """
-    from emulator.config import example
+    from emulator.config import example_config
 
     if path.exists() and not force:
         raise UsageError(f"{path} is there already", hint="choose another name, or --force")
     try:
-        path.write_text(example(method), encoding="utf-8")
+        path.write_text(example_config(method), encoding="utf-8")
     except OSError as wrong:
         raise UsageError(f"cannot write {path}: {wrong.strerror}", hint="choose another place") from wrong
     _print_files([path], as_json=as_json)
 
 
 @app.command()
-@foreseen
+@handle_errors
 def fleet(  # noqa: PLR0913 - a command line
     config: Annotated[Path, typer.Argument(help="The coordinator's TOML file: where to go, and whose key to trust.")],
     *,
@@ -225,20 +225,19 @@ def fleet(  # noqa: PLR0913 - a command line
 
     example: fedcenters-emulator fleet coordinator.toml --devices 1000 --until-done
     """
-    talk = Talk()
-    from emulator.testbed.large_fleet import FleetArgs
-    from emulator.testbed.large_fleet import fleet as run_fleet
+    progress = ConsoleProgress()
+    from emulator.testbed.large_fleet import FleetArgs, run_fleet
 
     asked = FleetArgs(
         config=config, devices=devices, data_set=data_set, samples=samples, seed=seed, state=state, data=data
     )
-    found = run_fleet(asked, workers=workers, until_done=until_done, say=talk.say)
+    found = run_fleet(asked, workers=workers, until_done=until_done, say=progress.say)
     text = "{devices} devices: {connected} connected, {computed} computed, {acknowledged} acknowledged; {memory_mb} MB"
     print(json.dumps(found) if as_json else f"{text}, {{seconds}} s".format(**found))
 
 
 @app.command()
-@foreseen
+@handle_errors
 def experiment(  # noqa: PLR0913 - a command line
     name: Annotated[str, typer.Argument(help="A paper's table, as wecfl-table2.")],
     *,
@@ -263,12 +262,12 @@ def experiment(  # noqa: PLR0913 - a command line
 
     example: fedcenters-emulator experiment wecfl-table2 --data DIR --seeds 1 --only fedavg,wecfl
     """
-    talk = Talk()
-    talk.say(f"reading {name}")
-    from emulator.experiments.command import Asked
-    from emulator.experiments.command import experiment as carry_out
+    progress = ConsoleProgress()
+    progress.say(f"reading {name}")
+    from emulator.experiments.command import ExperimentArgs
+    from emulator.experiments.command import run_experiment as carry_out
 
-    asked = Asked(
+    prepared = ExperimentArgs(
         name=name,
         data=data,
         seeds=seeds,
@@ -279,14 +278,14 @@ def experiment(  # noqa: PLR0913 - a command line
         write=write,
         picture=picture,
     )
-    found = carry_out(asked, talk.say)
+    found = carry_out(prepared, progress.say)
     for what, why in found["reasons"].items():
-        talk.say(f"{what} was not run: {why}")
+        progress.say(f"{what} was not run: {why}")
     print(json.dumps(found) if as_json else found["table"])
 
 
 @app.command()
-@foreseen
+@handle_errors
 def figures(
     run: Annotated[Path, typer.Argument(help="A folder that `simulate` wrote.")],
     *,
@@ -297,13 +296,13 @@ def figures(
 
     example: fedcenters-emulator figures runs/simulate-fesem-0
     """
-    from emulator.reports.run_figures import draw
+    from emulator.reports.run_figures import draw_run
 
-    _print_files(draw(run, out or run / "figures", Talk().say), as_json=as_json)
+    _print_files(draw_run(run, out or run / "figures", ConsoleProgress().say), as_json=as_json)
 
 
 @app.command("choose-k")
-@foreseen
+@handle_errors
 def choose_k(  # noqa: PLR0913 - a command line
     *,
     method: Annotated[str, typer.Option(help="A method with a setting `clusters`.")] = "fesem",
@@ -329,10 +328,10 @@ def choose_k(  # noqa: PLR0913 - a command line
 
     example: fedcenters-emulator choose-k --devices 12 --most 5 --picture choice.png
     """
-    talk = Talk()
-    talk.say(f"{method} on {data_set} with 1 to {most} centers, in virtual time")
+    progress = ConsoleProgress()
+    progress.say(f"{method} on {data_set} with 1 to {most} centers, in virtual time")
     from emulator import choose_k as choice
-    from emulator.config import SimulateArgs, pairs_of
+    from emulator.config import SimulateArgs, parse_pairs
 
     asked = SimulateArgs(
         method=method,
@@ -344,14 +343,14 @@ def choose_k(  # noqa: PLR0913 - a command line
         rounds=rounds,
         seed=seed,
         engine=engine,
-        settings=pairs_of(setting or []),
+        settings=parse_pairs(setting or []),
         data=data,
     )
     result = choice.choose_k_json(
-        asked, range(1, most + 1), by, sample=sample, progress=lambda trial: talk.say(choice.in_words(trial))
+        asked, range(1, most + 1), by, sample=sample, progress=lambda trial: progress.say(choice.format_trial(trial))
     )
     if picture is not None:
-        choice.picture(result, picture)
+        choice.draw_trials(result, picture)
     if as_json:
         print(json.dumps(result))
         return
@@ -361,7 +360,7 @@ def choose_k(  # noqa: PLR0913 - a command line
 
 
 @app.command()
-@foreseen
+@handle_errors
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders that simulate, serve or demo wrote.")],
     *,
@@ -376,13 +375,13 @@ def report(
     example: fedcenters-emulator report runs/simulate-fesem-0 runs/simulate-fedavg-0
     """
     from emulator.reports import comparison
-    from emulator.reports.demo_page import picture as draw
+    from emulator.reports.demo_page import draw_demo_pictures as draw
     from emulator.reports.demo_page import write_report
 
     if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
         written = [write_report(runs[0])]
     else:
-        written = [comparison.write(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")]
+        written = [comparison.write_comparison(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")]
     if picture is not None:
         draw(runs[0], picture)
         written.append(picture)

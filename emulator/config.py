@@ -17,21 +17,34 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from coordinator.strategies.common.representation import explained
-from coordinator.strategies.registry import Setting, make, settings_of
+from coordinator.strategies.common.representation import annotate_representations
+from coordinator.strategies.registry import Setting, make_method, method_settings
 from edge_client.errors import ConfigError, UsageError
 from emulator.help import HELP
-from export.plugins import nearest
+from export.plugins import nearest_name_hint
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-QUESTION = "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
-GROUPS = "groups.json"  # the true group of each device, beside it
+CONFIG_FILE = (
+    "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
+)
+GROUPS_FILE = "groups.json"  # the true group of each device, beside it
 FIELDS = {"num-rounds": "rounds"}  # where the file's word is another one than the field's
-LESSON = ("method", "data-set", "model", "partition", "devices", "groups", "seed", "profiles", "codec", "hostile")
+FINGERPRINT_KEYS = (
+    "method",
+    "data-set",
+    "model",
+    "partition",
+    "devices",
+    "groups",
+    "seed",
+    "profiles",
+    "codec",
+    "hostile",
+)
 _KINDS = {"str": str, "int": int, "float": float, "Path": Path}
 
 
@@ -73,7 +86,7 @@ class SimulateArgs:
         return self.out / (self.name or f"{how}-{self.method.rpartition(':')[2].lower()}-{self.seed}")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_table(path: Path) -> dict[str, Any]:
     """The file's table, not checked yet."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -85,7 +98,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is no TOML file: {wrong}", hint=hint) from wrong
 
 
-def pairs_of(texts: Sequence[str]) -> dict[str, str]:
+def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     """["lam=0.1"] -> {"lam": "0.1"}; each value is read in its setting's own type later."""
     settings: dict[str, str] = {}
     for text in texts:
@@ -96,15 +109,15 @@ def pairs_of(texts: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def asked(*tables: Mapping[str, Any]) -> SimulateArgs:
+def make_args(*tables: Mapping[str, Any]) -> SimulateArgs:
     """The question of these tables, the later ones winning. Raises UsageError, ConfigError for what is not valid."""
     table: dict[str, Any] = {}
     for one in tables:
         table |= {key: value for key, value in one.items() if value is not None}
     kinds = {f.name.replace("_", "-"): str(f.type) for f in fields(SimulateArgs) if f.name != "settings"}
     kinds = {key: kinds[FIELDS.get(key, key)] for key in HELP}
-    method = make(str(table.get("method", SimulateArgs.method)))
-    valid = settings_of(method)
+    method = make_method(str(table.get("method", SimulateArgs.method)))
+    valid = method_settings(method)
     values, settings = {}, {}
     for key, value in table.items():
         if key in kinds:
@@ -112,31 +125,31 @@ def asked(*tables: Mapping[str, Any]) -> SimulateArgs:
         elif key in valid:
             settings[key] = value
         else:
-            raise ConfigError(f"unknown key {key!r}", hint=nearest(key, {*kinds, *valid}))
-    make(str(table.get("method", SimulateArgs.method)), **settings)
+            raise ConfigError(f"unknown key {key!r}", hint=nearest_name_hint(key, {*kinds, *valid}))
+    make_method(str(table.get("method", SimulateArgs.method)), **settings)
     return SimulateArgs(**values, settings=settings)
 
 
-def table_of(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[str, Any]:
+def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[str, Any]:
     """A run's config.toml: every key that has a value, and every setting of the method, defaults included."""
     values = {key: getattr(args, FIELDS.get(key, key).replace("-", "_")) for key in HELP}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in values.items() if v is not None and v != ""}
     return plain | dict(settings)
 
 
-def example(method: str) -> str:
+def example_config(method: str) -> str:
     """A commented file with every key at its default, for `init`."""
     import tomli_w
 
     args = SimulateArgs(method=method)
-    table = table_of(args, settings_of(make(method)))
+    table = resolved_table(args, method_settings(make_method(method)))
     lines = ["# A simulated run: fedcenters-emulator simulate FILE. Keys that stand behind # have no value here."]
     for key, words in HELP.items():
         known = tomli_w.dumps({key: table[key]}).strip() if key in table else f'# {key} = ""'
         lines += ["", f"# {words}", known]
     lines += ["", f"# Settings of {method}; docs/methods.md says what they mean."]
     lines += [tomli_w.dumps({key: value}).strip() for key, value in table.items() if key not in HELP]
-    return explained("\n".join(lines) + "\n")
+    return annotate_representations("\n".join(lines) + "\n")
 
 
 def _value(key: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - TOML values

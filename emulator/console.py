@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-QUIET_S = 5.0  # without a terminal: the longest silence
+REPEAT_INTERVAL_S = 5.0  # without a terminal: the longest silence
 
 
-class Talk:
+class ConsoleProgress:
     """Progress of one command, stamped with the seconds since its start. Not thread-safe."""
 
     def __init__(self, *, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,7 +57,7 @@ class Talk:
                 self._status.start()
             else:
                 self._status.update(line)
-        elif self._clock() - self._last >= QUIET_S:
+        elif self._clock() - self._last >= REPEAT_INTERVAL_S:
             self.say(f"... {text}")
 
     def close(self) -> None:

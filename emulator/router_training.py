@@ -13,24 +13,24 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.nearest.fit_router import Look, learn
+from coordinator.nearest.fit_router import CenterMeasurement, learn_router
 from coordinator.strategies.common.local_sgd import LocalSgd
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule, sketch
-from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
+from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.task import Array, ClientId, Flat
 from edge_client.training.learner import Learner
 
 F64 = NDArray[np.float64]
-SIZES = {1: 3, 5: 2, 20: 2, 100: 1}  # samples of a look: how many looks a device takes
-MOST, LOOKERS = 64, 40  # devices whose samples are sketched, and of these who look
-FEW = 40  # samples of a device for the width of the sketch, and the number of devices that give some
+MEASUREMENTS_BY_SIZE = {1: 3, 5: 2, 20: 2, 100: 1}  # samples of a look: how many looks a device takes
+MAX_SKETCHED_DEVICES, MAX_MEASURING_DEVICES = 64, 40  # devices whose samples are sketched, and of these who look
+MAX_WIDTH_SAMPLES = 40  # samples of a device for the width of the sketch, and the number of devices that give some
 SEED = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class FinishedTraining:
     """A run that has ended: the common start, its K centers, and who is assigned to which."""
 
     learner: Learner
@@ -38,36 +38,36 @@ class Ended:
     start: Flat
     centers: Sequence[Flat]
     assignment: Mapping[ClientId, int]
-    devices: Mapping[ClientId, Local]
+    devices: Mapping[ClientId, DeviceData]
 
 
-def taught(run: Ended, *, seed: int, by_round: bool = True) -> Guide:
+def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Router:
     """The guide of a run. `by_round`: learn what one local round tells, too; every device trains for that."""
     rng = np.random.Generator(np.random.PCG64(seed))
     members = [c for c in sorted(run.devices) if c in run.assignment]
-    members = sorted(rng.permutation(members)[:MOST].tolist())
+    members = sorted(rng.permutation(members)[:MAX_SKETCHED_DEVICES].tolist())
     at = np.array([run.assignment[c] for c in members])
     width = _width([run.devices[c].train for c in members], rng)
-    about = InputSketch(seed=SEED, width=width, centers=np.zeros((len(run.centers), sketch.INPUT_SKETCH)))
-    inputs = np.stack([features.inputs(run.devices[c].train, about) for c in members])
-    around = _Around(inputs, at, len(run.centers))
+    about = InputSketch(seed=SEED, width=width, centers=np.zeros((len(run.centers), sketch.INPUT_SKETCH_SIZE)))
+    inputs = np.stack([features.sketch_inputs(run.devices[c].train, about) for c in members])
+    around = _CenterMeans(inputs, at, len(run.centers))
     about = InputSketch(seed=SEED, width=width, centers=around.points())
     rounds, after = None, None
     if by_round:
-        rounds = _local_round(run, np.zeros((len(run.centers), sketch.UPDATE_SKETCH)))
-        went = [features.update(run.learner, run.start, run.devices[c].train, rounds) for c in members]
-        after = _Around(np.stack(went), at, len(run.centers), unit=True)
+        rounds = _local_round(run, np.zeros((len(run.centers), sketch.UPDATE_SKETCH_SIZE)))
+        went = [features.sketch_local_round(run.learner, run.start, run.devices[c].train, rounds) for c in members]
+        after = _CenterMeans(np.stack(went), at, len(run.centers), unit=True)
         rounds = _local_round(run, after.points())
     looks = [
         look
-        for i in sorted(rng.permutation(len(members))[:LOOKERS].tolist())
+        for i in sorted(rng.permutation(len(members))[:MAX_MEASURING_DEVICES].tolist())
         if (data := run.devices[members[i]].test) is not None and len(data)
-        for look in _looks(run, data, i, at[i], rng, around, about, after, rounds)
+        for look in _measurements(run, data, i, at[i], rng, around, about, after, rounds)
     ]
-    return learn(looks, sizes=SIZES, centers=len(run.centers), sketch=about, round=rounds)
+    return learn_router(looks, sizes=MEASUREMENTS_BY_SIZE, centers=len(run.centers), sketch=about, round=rounds)
 
 
-def _local_round(run: Ended, points: F64) -> LocalRound:
+def _local_round(run: FinishedTraining, points: F64) -> LocalRound:
     method = run.method
     return LocalRound(
         representation=getattr(method, "representation", "all"),
@@ -79,34 +79,34 @@ def _local_round(run: Ended, points: F64) -> LocalRound:
     )
 
 
-def _looks(  # noqa: PLR0913, PLR0917 - what a look needs
-    run: Ended,
+def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
+    run: FinishedTraining,
     data: Dataset,
     i: int,
     own: int,
     rng: np.random.Generator,
-    around: _Around,
+    around: _CenterMeans,
     about: InputSketch,
-    after: _Around | None,
+    after: _CenterMeans | None,
     rounds: LocalRound | None,
-) -> list[Look]:
+) -> list[CenterMeasurement]:
     found = []
-    for n, times in SIZES.items():
+    for n, times in MEASUREMENTS_BY_SIZE.items():
         for time in range(times):
             rows = rng.permutation(len(data))[:n]
             few = Dataset(data.x[rows], data.y[rows])
-            d = features.by_models(run.learner, run.centers, few, labels=True)
-            d["sketch"] = selection_rule.apart(features.inputs(few, about), around.points(without=i))
-            if time == 0 and (found_norms := features.norms(run.learner, run.centers, few)) is not None:
+            d = features.model_distances(run.learner, run.centers, few, labels=True)
+            d["sketch"] = selection_rule.sketch_distance(features.sketch_inputs(few, about), around.points(without=i))
+            if time == 0 and (found_norms := features.norm_distances(run.learner, run.centers, few)) is not None:
                 d["norms"] = found_norms
             if time == 0 and after is not None and rounds is not None:
-                point = features.update(run.learner, run.start, few, rounds, seed=n)
-                d["round"] = selection_rule.apart(point, after.points(without=i))
-            found.append(Look(device=i, n=n, distances=d, own=int(own)))
+                point = features.sketch_local_round(run.learner, run.start, few, rounds, seed=n)
+                d["round"] = selection_rule.sketch_distance(point, after.points(without=i))
+            found.append(CenterMeasurement(device=i, n=n, distances=d, own_center=int(own)))
     return found
 
 
-class _Around:
+class _CenterMeans:
     """The mean point of each center's devices; a device can be left out of its own."""
 
     def __init__(self, points: F64, at: NDArray[np.int64], centers: int, *, unit: bool = False) -> None:
@@ -129,8 +129,10 @@ class _Around:
 
 def _width(parts: Sequence[Dataset], rng: np.random.Generator) -> float:
     """The median distance between two samples of the fleet: the usual width of a Gaussian kernel."""
-    some = [parts[i] for i in rng.permutation(len(parts))[:FEW]]
-    x = np.concatenate([d.x[rng.permutation(len(d))[:FEW]].reshape(min(len(d), FEW), -1) for d in some])
+    some = [parts[i] for i in rng.permutation(len(parts))[:MAX_WIDTH_SAMPLES]]
+    x = np.concatenate(
+        [d.x[rng.permutation(len(d))[:MAX_WIDTH_SAMPLES]].reshape(min(len(d), MAX_WIDTH_SAMPLES), -1) for d in some]
+    )
     x = _folded(rng.permutation(x))
     half = len(x) // 2
     apart = np.linalg.norm(x[:half] - x[half : 2 * half], axis=1)
@@ -138,4 +140,4 @@ def _width(parts: Sequence[Dataset], rng: np.random.Generator) -> float:
 
 
 def _folded(x: Array) -> Array:
-    return x if x.shape[1] <= sketch.WIDEST else sketch.fold(x, sketch.WIDEST)
+    return x if x.shape[1] <= sketch.MAX_INPUT_WIDTH else sketch.count_sketch(x, sketch.MAX_INPUT_WIDTH)

@@ -19,36 +19,36 @@ from typing import Any
 import numpy as np
 
 from coordinator.rounds.metrics import ari, nmi, purity, round_record
-from coordinator.rounds.privacy_accounting import keyed, spent
-from coordinator.rounds.round import ALWAYS, BEGIN, Evaluation, one_round, round_rng
+from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
+from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO
 from coordinator.storage import experiment_trackers
 from coordinator.strategies.base import State, Strategy, drive
-from coordinator.strategies.common.center_tree import Tree
-from coordinator.strategies.common.representation import explained
-from coordinator.strategies.registry import make, name_of, settings_of
+from coordinator.strategies.common.center_tree import SplitTree
+from coordinator.strategies.common.representation import annotate_representations
+from coordinator.strategies.registry import make_method, method_name, method_settings
 from edge_client.errors import UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator.config import LESSON, SimulateArgs, table_of
+from emulator.config import FINGERPRINT_KEYS, SimulateArgs, resolved_table
 from emulator.data import partition_schemes, registry
-from emulator.data.fleet_split import Split
+from emulator.data.fleet_split import FleetData
 from emulator.engines.base import Recipe
-from emulator.engines.engine_spec import Order
+from emulator.engines.engine_spec import EngineSpec
 from emulator.help import HELP
-from emulator.parallel.process_pool import ordered, summon
-from emulator.parallel.ray_pool import ray_crew
+from emulator.parallel.process_pool import open_pool_for_spec, start_forkserver
+from emulator.parallel.ray_pool import open_ray_pool
 from emulator.reports.pictures import records as pictures
-from emulator.reports.pictures.image_grid import picked
-from emulator.reports.pictures.recorder import DEFAULT, Hearing
-from emulator.run_folder import TREE
+from emulator.reports.pictures.image_grid import pick_images
+from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecorder
+from emulator.run_folder import TREE_FILE
 from emulator.simulation import attacks, checkpoint, profile_files
-from emulator.simulation.attacks import Lie, truth
+from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
-from emulator.simulation.codec_channel import Wire, coded
-from emulator.simulation.device_profiles import PROFILES, Profile, draw_profiles
-from emulator.simulation.spill import Lines
-from emulator.simulation.virtual_network import Devices, VirtualNetwork
+from emulator.simulation.codec_channel import CodecChannel, protocol_codec
+from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile, draw_profiles
+from emulator.simulation.spill import SpilledRecords
+from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
 
 Record = dict[str, Any]
 Progress = Callable[[Record], None]
@@ -56,7 +56,7 @@ DEADLINE_S = 600.0  # virtual seconds of an exchange
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class SimulationResult:
     """One JSON object per round, the state after the last, how well it found the groups, and the seconds.
 
     The scores are None for a fleet without true groups. `real_seconds` are those of each round on this machine; they
@@ -71,7 +71,9 @@ class Result:
     nmi: float | None
     purity: float | None
     virtual_seconds: float
-    kept: pictures.Kept = field(default=pictures.Kept(), repr=False)  # what the run's pictures are drawn from
+    kept: pictures.PictureData = field(
+        default=pictures.PictureData(), repr=False
+    )  # what the run's pictures are drawn from
 
 
 def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, resume: bool = False) -> Record:
@@ -84,33 +86,36 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, re
         raise UsageError(f"{args.rounds} rounds, {args.workers} workers", hint="use at least one of each")
     if args.ray and args.workers > 1:
         raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
-    kinds = PROFILES if args.profiles is None else profile_files.read(args.profiles)
-    evaluation = Evaluation(every=args.evaluate_every, fraction=args.fraction_evaluate)
-    strategy = make(args.method, **args.settings)
+    kinds = DEVICE_PROFILES if args.profiles is None else profile_files.read_profiles(args.profiles)
+    evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
+    strategy = make_method(args.method, **args.settings)
     if args.checkpoint_every < 0:
         raise UsageError(f"checkpoint-every is {args.checkpoint_every}", hint="use 0 for no checkpoint")
     if args.workers > 1:
-        summon()  # it imports while the data is read
-    args, split = fleet_of(args)
-    batch = int(settings_of(strategy)["batch-size"])
+        start_forkserver()  # it imports while the data is read
+    args, split = make_fleet(args)
+    batch = int(method_settings(strategy)["batch-size"])
     facts = {"seed": args.seed, "batch": batch}
-    enemy = attacks.parse(args.hostile)
-    liars = enemy.chosen(split.devices, args.seed)
-    split = replace(split, devices=enemy.spoiled(split.devices, liars))
-    table = table_of(args, settings_of(strategy))
-    lesson = {key: value for key, value in table.items() if key in LESSON or key not in HELP}
+    enemy = attacks.parse_attack(args.hostile)
+    liars = enemy.attackers(split.devices, args.seed)
+    split = replace(split, devices=enemy.poison_data(split.devices, liars))
+    table = resolved_table(args, method_settings(strategy))
+    lesson = {key: value for key, value in table.items() if key in FINGERPRINT_KEYS or key not in HELP}
     checkpoints = Checkpoints(folder=args.folder, every=args.checkpoint_every, resume=resume, lesson=lesson)
     with (
-        opened(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (devices, start),
-        experiment_trackers.opened(args.loggers, args.folder, table) as log,
+        open_devices(args.model, split, **facts, engine=args.engine, workers=args.workers, ray=args.ray) as (
+            devices,
+            start,
+        ),
+        experiment_trackers.open_trackers(args.loggers, args.folder, table) as log,
     ):
-        _begin(args.folder, table)
+        _write_config(args.folder, table)
 
         def tell(record: Record) -> None:
             log(record)
             progress(record)
 
-        result = run(
+        result = run_simulation(
             strategy,
             start,
             devices,
@@ -119,25 +124,25 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, re
             kinds=kinds,
             evaluation=evaluation,
             progress=tell,
-            wire=wire_of(args.codec, devices.program.schema),
-            lie=enemy.lie(liars, args.seed),
+            channel=make_channel(args.codec, devices.program.schema),
+            attack=enemy.make_attack(liars, args.seed),
             checkpoints=checkpoints,
             **facts,
         )
     folder = args.folder
-    write_run(folder, name_of(strategy), result, split)
+    write_run(folder, method_name(strategy), result, split)
     last = result.records[-1]
-    return reached(args, split.groups, last) | {
+    return result_summary(args, split.groups, last) | {
         "seconds": round(time.perf_counter() - began, 3),
         "virtual_seconds": round(result.virtual_seconds, 3),
         "answered": last["answered"],
         **({"privacy": last["privacy"]} if "privacy" in last else {}),
-        **({"hostile": sorted(liars), "honest_accuracy": attacks.honest(last, liars)} if liars else {}),
+        **({"hostile": sorted(liars), "honest_accuracy": attacks.honest_accuracy(last, liars)} if liars else {}),
         "run": str(folder),
     }
 
 
-def reached(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[str, Any]) -> Record:
+def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[str, Any]) -> Record:
     """What was asked, and what the record of the last round says of it."""
     return {
         "method": args.method,
@@ -148,96 +153,104 @@ def reached(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[st
         "clusters": len(last["per_center"]),
         "accuracy": last["accuracy"],
         "f1": last["f1"],
-        **scores(groups, last["assignment"]),
+        **clustering_scores(groups, last["assignment"]),
     }
 
 
-def scores(groups: Mapping[ClientId, int], assignment: Mapping[ClientId, int]) -> dict[str, float | None]:
+def clustering_scores(groups: Mapping[ClientId, int], assignment: Mapping[ClientId, int]) -> dict[str, float | None]:
     """How well an assignment finds the true groups; None for a fleet without them."""
     known = sorted(set(assignment) & set(groups))
     labels = [groups[c] for c in known], [assignment[c] for c in known]
     return {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}
 
 
-def wire_of(codec: str, schema: Schema) -> Wire:
+def make_channel(codec: str, schema: Schema) -> CodecChannel:
     """How updates travel in this codec. Raises UsageError for one that the protocol does not know."""
-    code = coded(codec)
-    return Wire(schema) if codec == "f32" else Wire(schema, code, feedback=codec == "i8")
+    code = protocol_codec(codec)
+    return CodecChannel(schema) if codec == "f32" else CodecChannel(schema, code, feedback=codec == "i8")
 
 
-def fleet_of(args: SimulateArgs) -> tuple[SimulateArgs, Split]:
+def make_fleet(args: SimulateArgs) -> tuple[SimulateArgs, FleetData]:
     """The fleet that was asked for, and the question with every default filled in."""
-    entry = registry.entry(args.data_set)
+    entry = registry.find_data_set(args.data_set)
     model, partition = args.model or entry.model, args.partition or entry.partition
     if not model:
         raise UsageError(f"no model of ours suits {args.data_set}", hint="name yours: --model package.module:Factory")
-    scheme = partition_schemes.parse(partition, groups=args.groups)
+    scheme = partition_schemes.parse_scheme(partition, groups=args.groups)
     devices = entry.devices if args.devices is None else args.devices
-    split = scheme.split(registry.load(args.data_set, args.data, seed=args.seed), devices=devices, seed=args.seed)
+    split = scheme.split(
+        registry.load_data_set(args.data_set, args.data, seed=args.seed), devices=devices, seed=args.seed
+    )
     return replace(args, model=model, partition=partition, devices=len(split.devices)), split
 
 
 @contextmanager
-def opened(  # noqa: PLR0913 - one per way to run it
-    model_name: str, split: Split, *, seed: int, batch: int, engine: str = "auto", workers: int = 1, ray: str = ""
-) -> Iterator[tuple[Devices, Flat]]:
+def open_devices(  # noqa: PLR0913 - one per way to run it
+    model_name: str, split: FleetData, *, seed: int, batch: int, engine: str = "auto", workers: int = 1, ray: str = ""
+) -> Iterator[tuple[EmulatedDevices, Flat]]:
     """Make the model ready for an engine (engines/registry.py); -> the devices and the common first model.
 
     The devices' work is done in `workers` processes, or by the Ray cluster at the address `ray`; a GPU has one.
     """
     with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
-        order = Order(model=model_name, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
+        spec = EngineSpec(model=model_name, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
         if workers > 1 and not ray:
-            with ordered(order, split.devices, workers=workers) as ready:
+            with open_pool_for_spec(spec, split.devices, workers=workers) as ready:
                 yield ready
             return
-        made = order.made()
+        made = spec.resolve()
         with _devices(made.recipe, split, ray=ray) as devices:
-            yield devices, made.start(devices.program)
+            yield devices, made.initial_model(devices.program)
 
 
-def _devices(made: Recipe, split: Split, *, ray: str) -> AbstractContextManager[Devices]:
+def _devices(made: Recipe, split: FleetData, *, ray: str) -> AbstractContextManager[EmulatedDevices]:
     if ray:
-        return ray_crew(made, split.devices, address=ray)
-    return nullcontext(Devices(learner=made.open(), local=split.devices))
+        return open_ray_pool(made, split.devices, address=ray)
+    return nullcontext(EmulatedDevices(learner=made.open(), local=split.devices))
 
 
-def run(  # noqa: PLR0913 - a run has these settings
+def run_simulation(  # noqa: PLR0913 - a run has these settings
     strategy: Strategy,
     start: Flat,
-    devices: Devices,
+    devices: EmulatedDevices,
     groups: Mapping[ClientId, int],
     *,
     rounds: int,
     seed: int,
     batch: int,
     deadline_s: float = DEADLINE_S,
-    kinds: Sequence[Profile] = PROFILES,
-    evaluation: Evaluation = ALWAYS,
+    kinds: Sequence[DeviceProfile] = DEVICE_PROFILES,
+    evaluation: EvaluationPlan = EVERY_ROUND,
     progress: Progress = lambda _: None,
-    wire: Wire | None = None,
-    lie: Lie = truth,
+    channel: CodecChannel | None = None,
+    attack: Attack = no_attack,
     max_update_ratio: float = MAX_UPDATE_RATIO,
     checkpoints: Checkpoints | None = None,
-) -> Result:
+) -> SimulationResult:
     """Run the strategy from the common model `start` [schema.size] on devices that are ready."""
-    schema, fleet, method = devices.program.schema, devices.fleet, name_of(strategy)
-    strategy = keyed(strategy, schema, lambda: hashlib.sha256(f"emulated/{seed}".encode()).digest())  # guards nobody
+    schema, fleet, method = devices.program.schema, devices.fleet, method_name(strategy)
+    strategy = with_noise_key(
+        strategy, schema, lambda: hashlib.sha256(f"emulated/{seed}".encode()).digest()
+    )  # guards nobody
     limits: Record = {"deadline_s": deadline_s, "max_update_ratio": max_update_ratio}
-    network = VirtualNetwork(devices, draw_profiles(fleet, seed, kinds), seed=seed, wire=wire, lie=lie, **limits)
-    heard = Hearing(fleet, schema, rounds=rounds, kind=getattr(strategy, "representation", DEFAULT))
-    records, real_seconds = Lines(), list[float]()
+    network = VirtualNetwork(
+        devices, draw_profiles(fleet, seed, kinds), seed=seed, channel=channel, attack=attack, **limits
+    )
+    recorder = RunRecorder(
+        fleet, schema, rounds=rounds, kind=getattr(strategy, "representation", DEFAULT_REPRESENTATION)
+    )
+    records, real_seconds = SpilledRecords(), list[float]()
     if before := checkpoints.latest() if checkpoints else None:
-        state, real_seconds = _recalled(*before, devices, network, heard, records)
+        state, real_seconds = _restore_checkpoint(*before, devices, network, recorder, records)
     else:
-        state = strategy.begin(start, schema, fleet, round_rng(seed, BEGIN))
+        state = strategy.begin(start, schema, fleet, round_rng(seed, INITIAL_ROUND))
     for number in range(len(records) + 1, rounds + 1):
         began = time.perf_counter()
         network.open_round(number)
         rng, which = round_rng(seed, number), {"round": number, "of": rounds}
-        exchanges = one_round(strategy, state, schema, fleet, rng, batch=batch, evaluation=evaluation, **which)
-        state, report = drive(exchanges, heard.hearing(network.ask, number, state))
-        heard.closed(number, state)
+        exchanges = run_round(strategy, state, schema, fleet, rng, batch=batch, evaluation=evaluation, **which)
+        state, report = drive(exchanges, recorder.record_exchanges(network.ask, number, state))
+        recorder.record_round_end(number, state)
         record = round_record(
             report,
             run=method,
@@ -248,46 +261,51 @@ def run(  # noqa: PLR0913 - a run has these settings
             local_steps=network.local_steps,
             **which,
         ) | {"answered": network.answered / network.asked if network.asked else None}
-        record |= spent(strategy, state)
+        record |= privacy_spent(strategy, state)
         record |= {"refused": dict(sorted(network.refused.items()))} if network.refused else {}
         records.append(record)
         real_seconds.append(round(time.perf_counter() - began, 3))
         progress({**record, "real_seconds": real_seconds[-1]})
         if checkpoints and checkpoints.due(number, rounds):
-            _kept(checkpoints, number, state, devices, network, heard, records, real_seconds)
+            _write_checkpoint(checkpoints, number, state, devices, network, recorder, records, real_seconds)
     told: dict[str, Any] = {"real_seconds": real_seconds, "virtual_seconds": network.now_s}
-    told |= scores(groups, state.assignment)
-    return Result(records=records, state=state, schema=schema, kept=heard.kept(), **told)
+    told |= clustering_scores(groups, state.assignment)
+    return SimulationResult(records=records, state=state, schema=schema, kept=recorder.picture_data(), **told)
 
 
-def _kept(  # noqa: PLR0913, PLR0917 - all that a run is made of
+def _write_checkpoint(  # noqa: PLR0913, PLR0917 - all that a run is made of
     checkpoints: Checkpoints,
     number: int,
     state: State,
-    devices: Devices,
+    devices: EmulatedDevices,
     network: VirtualNetwork,
-    heard: Hearing,
-    records: Lines,
+    recorder: RunRecorder,
+    records: SpilledRecords,
     real_seconds: list[float],
 ) -> None:
     """A checkpoint after round `number`."""
-    lost = checkpoint.begun(checkpoints.folder) / "lost"
-    known = network.facts(lost)
-    heard.keep(lost.with_name("heard"))
+    lost = checkpoint.begin_checkpoint(checkpoints.folder) / "lost"
+    known = network.to_json(lost)
+    recorder.keep(lost.with_name("heard"))
     if devices.asks_own:
         devices.keep(lost.with_name("own"))
     done = Checkpoint(round=number, state=state, real_seconds=real_seconds, network=known, lesson=checkpoints.lesson)
-    checkpoint.finish(lost.parent, done, records)
+    checkpoint.finish_checkpoint(lost.parent, done, records)
 
 
-def _recalled(
-    place: Path, before: Checkpoint, devices: Devices, network: VirtualNetwork, heard: Hearing, records: Lines
+def _restore_checkpoint(
+    place: Path,
+    before: Checkpoint,
+    devices: EmulatedDevices,
+    network: VirtualNetwork,
+    recorder: RunRecorder,
+    records: SpilledRecords,
 ) -> tuple[State, list[float]]:
     """Everything as it was after the checkpoint's round; -> the state and the seconds of each round."""
-    for record in checkpoint.records(place):
+    for record in checkpoint.checkpoint_records(place):
         records.append(record)
     network.recall(before.network, place / "lost")
-    heard.recall(place / "heard")
+    recorder.recall(place / "heard")
     if (place / "own").is_dir():
         devices.recall(place / "own")
         devices.asks_own = True
@@ -296,18 +314,18 @@ def _recalled(
     return before.state, list(before.real_seconds)
 
 
-def _begin(folder: Path, table: Mapping[str, Any]) -> None:
+def _write_config(folder: Path, table: Mapping[str, Any]) -> None:
     """The folder and its config.toml, so that a run that is interrupted can be resumed from it."""
     import tomli_w
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(explained(tomli_w.dumps(table)), encoding="utf-8")
+        (folder / "config.toml").write_text(annotate_representations(tomli_w.dumps(table)), encoding="utf-8")
     except OSError as wrong:
         raise UsageError(f"cannot write to {folder}: {wrong.strerror}", hint="choose another --out") from wrong
 
 
-def write_run(folder: Path, method: str, result: Result, split: Split) -> None:
+def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData) -> None:
     """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones."""
     centers = folder / "centers" / method
     centers.mkdir(parents=True, exist_ok=True)
@@ -315,20 +333,25 @@ def write_run(folder: Path, method: str, result: Result, split: Split) -> None:
         old.unlink()
     for k, center in enumerate(result.state.centers):
         (centers / f"center-{k}.safetensors").write_bytes(
-            codecs.encode(center, result.schema, codec="f32", kind="model")
+            codecs.encode_vector(center, result.schema, codec="f32", kind="model")
         )
-    tree = Tree.of(result.state)
-    (centers / TREE).unlink(missing_ok=True)
+    tree = SplitTree.from_state(result.state)
+    (centers / TREE_FILE).unlink(missing_ok=True)
     if len(tree.models):
-        np.savez(centers / TREE, edges=tree.edges, models=tree.models.astype(np.float32))
+        np.savez(centers / TREE_FILE, edges=tree.edges, models=tree.models.astype(np.float32))
     with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
         for record, real_s in zip(result.records, result.real_seconds, strict=True):
             metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
-    pictures.write(folder / pictures.NAME, replace(result.kept, images=picked(split.devices, result.state.assignment)))
-    (folder / "fleet.json").write_text(json.dumps(described(split, result.schema), sort_keys=True), encoding="utf-8")
+    pictures.write_picture_data(
+        folder / pictures.PICTURES_FILE,
+        replace(result.kept, images=pick_images(split.devices, result.state.assignment)),
+    )
+    (folder / "fleet.json").write_text(
+        json.dumps(describe_fleet(split, result.schema), sort_keys=True), encoding="utf-8"
+    )
 
 
-def described(split: Split, schema: Schema) -> Record:
+def describe_fleet(split: FleetData, schema: Schema) -> Record:
     """For pictures: each device's true group, if any, and training samples of each class; the classifier's names."""
     devices: Record = {}
     for who, local in sorted(split.devices.items()):

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from edge_client.errors import FedcentersError, UsageError, foreseen
+from edge_client.errors import FedcentersError, UsageError, handle_errors
 
 PublicKeys = Annotated[
     list[Path] | None, typer.Option(help="file with a public key in hex that must have signed; may be repeated")
@@ -22,7 +22,7 @@ Key = Annotated[Path | None, typer.Option(help="a private signing key to sign th
 Federation = Annotated[str, typer.Option(help="whose bundle this is, in the signature")]
 
 
-def add_to(app: typer.Typer) -> None:
+def register_commands(app: typer.Typer) -> None:
     """Register the commands."""
     app.command(epilog="Example: fedcenters-export bundle runs/demo --out centers --quantize fp16,int8")(bundle)
     app.command(epilog="Example: fedcenters-export verify centers --run runs/demo")(verify)
@@ -31,7 +31,7 @@ def add_to(app: typer.Typer) -> None:
     app.command(epilog="Example: fedcenters-export serve centers --port 8080 --canary 0.05")(serve)
 
 
-@foreseen
+@handle_errors
 def bundle(  # noqa: PLR0913 - one parameter per option
     run: Annotated[Path, typer.Argument(help="folder of a run: of the coordinator, or of simulate")],
     *,
@@ -52,14 +52,14 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     Every file is compared with torch before the folder gets its name. A coordinator's bundle is signed with its key.
     """
     from export.bundle.commands import bundle_run
-    from export.bundle.writer import Wish
+    from export.bundle.writer import BundleOptions
 
-    wish = Wish(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
-    manifest = bundle_run(run, out, wish, method=method, data=data, samples=samples, sign=_signer(key, federation))
+    options = BundleOptions(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
+    manifest = bundle_run(run, out, options, method=method, data=data, samples=samples, sign=_signer(key, federation))
     _print_written(out, manifest)
 
 
-@foreseen
+@handle_errors
 def verify(  # noqa: PLR0913 - one parameter per option
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
     *,
@@ -81,12 +81,12 @@ def verify(  # noqa: PLR0913 - one parameter per option
     """
     from export.bundle.commands import verify_bundle
     from export.bundle.reader import read_bundle
-    from export.bundle.run_source import Samples, kind_of
+    from export.bundle.run_source import LabelledSamples, find_run_reader
 
     if run is not None and samples is not None:
         raise UsageError("give either --run or --samples", hint="--run takes the run's own samples")
-    given = None if samples is None else Samples.read(samples)
-    if run is not None and (given := kind_of(run).held_out(run, data=data)) is None:
+    given = None if samples is None else LabelledSamples.read(samples)
+    if run is not None and (given := find_run_reader(run).held_out(run, data=data)) is None:
         raise UsageError(f"{run} keeps no samples", hint="devices keep theirs; give some with --samples")
     if public_key:
         read_bundle(bundle, [_public(path) for path in public_key])
@@ -100,7 +100,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
         raise FedcentersError("a file is too far from torch", hint="export the bundle again; report the model")
 
 
-@foreseen
+@handle_errors
 def quantize(  # noqa: PLR0913 - one parameter per option
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json; it stays as it is")],
     *,
@@ -115,14 +115,14 @@ def quantize(  # noqa: PLR0913 - one parameter per option
 ) -> None:
     """Write smaller files of a bundle's centers, and measure what they lose."""
     from export.bundle.commands import quantize_bundle, verify_bundle
-    from export.bundle.run_source import Samples, kind_of
+    from export.bundle.run_source import LabelledSamples, find_run_reader
 
     seen = held_out = None
     if run is not None:
-        kind = kind_of(run)
+        kind = find_run_reader(run)
         seen, held_out = kind.calibration(run, data=data), kind.held_out(run, data=data)
     if calibration is not None:
-        seen = Samples.read(calibration)
+        seen = LabelledSamples.read(calibration)
     quantize_bundle(bundle, out, _listed(to), seen, _signer(key, federation))
     rows = verify_bundle(out, held_out)
     if as_json:
@@ -138,7 +138,7 @@ class Layout(str, Enum):
     triton = "triton"
 
 
-@foreseen
+@handle_errors
 def site(
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json")],
     *,
@@ -149,16 +149,16 @@ def site(
     """Publish a bundle as plain files. Publishing the next one into the same folder never mixes the two."""
     keys = [_public(path) for path in public_key or ()]
     if layout is Layout.static:
-        from export.serve.site import publish
+        from export.serve.site import publish_bundle
 
-        print(json.dumps({"site": str(out), "generation": publish(bundle, out, keys)}))
+        print(json.dumps({"site": str(out), "generation": publish_bundle(bundle, out, keys)}))
         return
     from export.serve.triton import write_repository
 
     print(json.dumps({"repository": str(out), "models": write_repository(bundle, out, keys)}))
 
 
-@foreseen
+@handle_errors
 def serve(  # noqa: PLR0913 - one parameter per option
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json; a new bundle there is noticed")],
     *,
@@ -180,14 +180,13 @@ def serve(  # noqa: PLR0913 - one parameter per option
     public_key: PublicKeys = None,
 ) -> None:
     """Serve a bundle over HTTP: files, which center is nearest, reports. /openapi.json describes it."""
-    from export.serve.rollout import Plan
-    from export.serve.server import Serving
-    from export.serve.server import serve as run_server
+    from export.serve.rollout import RolloutPlan
+    from export.serve.server import ServeOptions, run_server
 
     keys = [_public(path) for path in public_key or ()]
     where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
     guard = {"rate": rate, "token": token, "certificate": certificate, "key": key, "trusted": keys}
-    run_server(Serving(**where, **guard, plan=Plan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
+    run_server(ServeOptions(**where, **guard, plan=RolloutPlan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
 
 
 def _listed(text: str) -> list[str]:
@@ -199,10 +198,10 @@ def _signer(key: Path | None, federation: str) -> Any:  # noqa: ANN401 - a signe
         return None
     if not federation:
         raise UsageError("--key needs --federation", hint="the signature says whose bundle it is: --federation home")
-    from export.bundle.commands import key_of
-    from export.bundle.signature import signer
+    from export.bundle.commands import read_private_key
+    from export.bundle.signature import make_signer
 
-    return signer(key_of(key), federation)
+    return make_signer(read_private_key(key), federation)
 
 
 def _public(path: Path) -> bytes:
@@ -228,9 +227,10 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         mark = "ok" if r["ok"] else "FAIL"
         print(
             f"{mark:4} {r['center']:>6} {r['format']:18} {r['size']:>10,} {r['latency_ms']:>8.3f} "
-            f"{r['difference']:>10.1e} {r['samples']:>7}  {_told(r['torch'])}; {_told(r['accuracy'])}"
+            f"{r['difference']:>10.1e} {r['samples']:>7}  "
+            f"{_format_measurement(r['torch'])}; {_format_measurement(r['accuracy'])}"
         )
 
 
-def _told(found: Mapping[str, float] | None) -> str:
+def _format_measurement(found: Mapping[str, float] | None) -> str:
     return "unknown" if found is None else f"{found['median']:.2%} ({found['min']:.2%})"

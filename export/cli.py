@@ -14,11 +14,11 @@ from typing import Annotated, Any
 try:
     import typer
 except ImportError as missing:  # a device's installation has no typer
-    from edge_client.errors import missing_extra
+    from edge_client.errors import report_missing_extra
 
-    raise SystemExit(missing_extra(missing)) from None
+    raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client.errors import ProgramRefused, UsageError, foreseen
+from edge_client.errors import ProgramRefused, UsageError, handle_errors
 from edge_client.protocol.program import Origin
 from export import bundle_cli
 
@@ -36,7 +36,7 @@ class LossName(str, Enum):
 @app.command(
     epilog="Example: fedcenters-export program --model mynet:Net --input-shape 1,28,28 --classes 10 --out program"
 )
-@foreseen
+@handle_errors
 def program(  # noqa: PLR0913 - one parameter per option
     *,
     model: Annotated[str, typer.Option(help="package.module:Class, a torch module or what makes one")] = "",
@@ -100,9 +100,9 @@ def program(  # noqa: PLR0913 - one parameter per option
 
 
 def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[str, Any]) -> None:
-    from export.compiler.program_folder import refuse_used
+    from export.compiler.program_folder import check_unused
 
-    refuse_used(out)  # before torch, which takes seconds
+    check_unused(out)  # before torch, which takes seconds
     with redirect_stdout(sys.stderr):  # what the reader's own code prints is talk
         module = _load(origin)
         print(f"compiling {origin.model} for {', '.join(settings['engines'])}", flush=True)
@@ -142,9 +142,9 @@ def _check_program(
         module = _load(origin, recorded=not model)
 
         from export.compiler.check_program import check_folder
-        from export.compiler.program_parity import LIMIT
+        from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE
 
-        limit = LIMIT if tolerance is None else tolerance
+        limit = MAX_RELATIVE_DIFFERENCE if tolerance is None else tolerance
         rows = check_folder(folder, module, tolerance=limit, seed=origin.seed + 2)
     ok = all(r["ok"] for r in rows)
     if as_json:
@@ -212,7 +212,7 @@ def _size(count: int) -> str:
     return f"{count / 1000:.1f} kB" if count < 1_000_000 else f"{count / 1e6:.1f} MB"  # noqa: PLR2004 - kilo, mega
 
 
-bundle_cli.add_to(app)
+bundle_cli.register_commands(app)
 
 
 def main() -> None:

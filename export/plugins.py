@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from edge_client.errors import UsageError
-from export.diagnostics import sentence
+from export.diagnostics import first_sentence
 
 
 def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
@@ -25,7 +25,7 @@ def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
     return _attribute(_imported(module_name), name)
 
 
-def named(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a reader's own
+def find_by_name(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a reader's own
     """One of `ours`, an import path, or what a package registered as a kind of plug-in ("methods", "data-sets" ...).
 
     Raises UsageError for a name that nobody knows, with the nearest that somebody does.
@@ -38,10 +38,10 @@ def named(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa: ANN401
     if name in registered:
         return import_path(registered[name].value)
     what, valid = kind.removesuffix("s").replace("-", " "), {*ours, *registered}
-    raise UsageError(f"unknown {what} {name!r}", hint=f"{nearest(name, valid)}, or package.module:name")
+    raise UsageError(f"unknown {what} {name!r}", hint=f"{nearest_name_hint(name, valid)}, or package.module:name")
 
 
-def nearest(wrong: str, valid: Iterable[str]) -> str:
+def nearest_name_hint(wrong: str, valid: Iterable[str]) -> str:
     """A hint: the valid name that is most like the wrong one, and all of them."""
     names = sorted(valid)
     close = get_close_matches(wrong, names, n=1)
@@ -49,9 +49,9 @@ def nearest(wrong: str, valid: Iterable[str]) -> str:
     return f"{guess}use one of {', '.join(names)}" if names else "it has no settings"
 
 
-def told(wrong: BaseException) -> str:
+def describe_error(wrong: BaseException) -> str:
     """What the reader's code raised, in one line."""
-    kind, text = type(wrong).__name__, sentence(wrong)
+    kind, text = type(wrong).__name__, first_sentence(wrong)
     return text if text == kind else f"{kind}: {text}"
 
 
@@ -69,7 +69,8 @@ def _imported(name: str) -> ModuleType:
         ) from missing
     except (Exception, SystemExit) as wrong:
         raise UsageError(
-            f"importing {name!r} failed: {told(wrong)}", hint=f"try python -c 'import {name}', which says where"
+            f"importing {name!r} failed: {describe_error(wrong)}",
+            hint=f"try python -c 'import {name}', which says where",
         ) from wrong
 
 

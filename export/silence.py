@@ -9,13 +9,22 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-CHATTY = ("torch.onnx", "torch.utils._pytree", "torchao", "root", "onnxscript", "onnx_ir", "absl", "litert_torch")
+CHATTY_LOGGERS = (
+    "torch.onnx",
+    "torch.utils._pytree",
+    "torchao",
+    "root",
+    "onnxscript",
+    "onnx_ir",
+    "absl",
+    "litert_torch",
+)
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def suppress_output() -> Iterator[None]:
     """Silence Python warnings, the loggers above, and C++ libraries that write to descriptors 1 and 2 themselves."""
-    loggers = [logging.getLogger(name) for name in CHATTY]
+    loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from coordinator import local_broker as brokers
-from tests.support.requirements import lacking
+from tests.support.requirements import skip_without
 
 pytest_plugins = ["tests.support.browser"]
 
@@ -35,9 +35,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     from tests.support.browser import find_chromium  # not before pytest has loaded the plugin
 
     if item.get_closest_marker("broker") and brokers.find_mosquitto() is None:
-        lacking("mosquitto is not installed (apt install mosquitto)")
+        skip_without("mosquitto is not installed (apt install mosquitto)")
     if item.get_closest_marker("browser") and find_chromium() is None:
-        lacking("chromium is not installed (apt install chromium)")
+        skip_without("chromium is not installed (apt install chromium)")
 
 
 @pytest.fixture

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregation.robust import MEAN, Reduce, shares_of, weighted_mean
-from coordinator.clustering.backend import backend, best
+from coordinator.aggregation.robust import MEAN_REDUCER, Reducer, normalized_shares, weighted_mean
+from coordinator.clustering.backend import default_device, select_backend
 from edge_client.protocol.task import Array, Flat
 
 Align = Callable[[Array, Flat], Array]  # rows [m, p] and a center [p] -> the rows, as they are compared with it
-COLUMNS = 8_192  # so many are raised to float64 at a time; with hundreds of rows that stays in the cache
+COLUMN_BLOCK = 8_192  # so many are raised to float64 at a time; with hundreds of rows that stays in the cache
 
 
 def aggregate(  # noqa: PLR0913 - the formula has these parts
@@ -29,7 +29,7 @@ def aggregate(  # noqa: PLR0913 - the formula has these parts
     a: Array,
     *,
     step: float = 1.0,
-    reduce: Reduce = MEAN,
+    reduce: Reducer = MEAN_REDUCER,
     align: Align | None = None,
     n_params: int | None = None,
     n: Array | None = None,
@@ -52,7 +52,7 @@ def aggregate(  # noqa: PLR0913 - the formula has these parts
         (_blocks(border, centers.shape[1]), weights[1]),
     ]
     out, some = centers.copy(), np.flatnonzero(used.any(axis=0))
-    if reduce is MEAN and align is None and some.size:
+    if reduce is MEAN_REDUCER and align is None and some.size:
         for columns, by in ((block, by) for blocks, by in parts for block in blocks):
             out[some, columns] = _stepped(
                 out[some, columns], _means(rows[:, columns], by[:, some], used[:, some]), step
@@ -67,7 +67,7 @@ def aggregate(  # noqa: PLR0913 - the formula has these parts
 
 
 def _reduced(
-    rows: Array, center: Flat, weights: Array, blocks: list[slice], reduce: Reduce
+    rows: Array, center: Flat, weights: Array, blocks: list[slice], reduce: Reducer
 ) -> Iterator[tuple[slice, Flat]]:
     """[m, p] rows of one center -> what becomes of each block of columns, in float64."""
     if reduce.columns is not None:
@@ -90,11 +90,11 @@ def _means(rows: Array, weights: Array, used: NDArray[np.bool_]) -> NDArray[np.f
     Where centers share rows, or on CUDA, all of them are one product. With hard labels each row is raised to float64
     and read once either way, and the product would multiply it by K - 1 zeros.
     """
-    if best() == "cuda" or np.count_nonzero(used) > len(used):
+    if default_device() == "cuda" or np.count_nonzero(used) > len(used):
         shared = used.any(axis=1)
         block = rows if shared.all() else rows[shared]
         with np.errstate(invalid="ignore"):  # somebody's infinity times zero: found below
-            means = backend().sums(shares_of(weights[shared]), block)
+            means = select_backend().sums(normalized_shares(weights[shared]), block)
         if np.isfinite(means).all():
             return means
     own = ((rows[mine].astype(np.float64, copy=False), weights[mine, k]) for k, mine in enumerate(used.T))
@@ -112,5 +112,5 @@ def one_hot(labels: NDArray[np.int64], k: int) -> NDArray[np.float64]:
 
 def _blocks(start: int, end: int) -> list[slice]:
     """Columns start..end in blocks of COLUMNS at most."""
-    edges = [*range(start, end, COLUMNS), end]
+    edges = [*range(start, end, COLUMN_BLOCK), end]
     return [slice(left, right) for left, right in itertools.pairwise(edges)]

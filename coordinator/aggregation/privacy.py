@@ -31,13 +31,13 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 
 F64 = NDArray[np.float64]
-COUNT = 0.3  # b: what counting costs in noise on the sums, 4 percent, against how well it counts
-LEAST = 2.0
+COUNT_SHARE = 0.3  # b: what counting costs in noise on the sums, 4 percent, against how well it counts
+MIN_NOISY_COUNT = 2.0
 KEY_BYTES = 32
-NEEDED = "install fedcenters[privacy], which brings the accountant"
+INSTALL_HINT = "install fedcenters[privacy], which brings the accountant"
 
 
-def release(  # noqa: PLR0913 - the formula has these parts
+def release_centers(  # noqa: PLR0913 - the formula has these parts
     centers: Array,
     rows: Array,
     R: Array,
@@ -61,17 +61,17 @@ def release(  # noqa: PLR0913 - the formula has these parts
             far = float(np.sqrt(apart @ apart))
             sums[k] += share * (min(1.0, clip / far) if far else 1.0) * apart
     counts = given.sum(axis=0)
-    spread = noise * np.sqrt(1 + COUNT**2)
-    drawn = normals(secret, _said(centers, sums, counts, clip, noise), sums.size + len(counts))
+    spread = noise * np.sqrt(1 + COUNT_SHARE**2)
+    drawn = seeded_normals(secret, _said(centers, sums, counts, clip, noise), sums.size + len(counts))
     sums += spread * clip * drawn[: sums.size].reshape(sums.shape)
-    counts = counts + spread / COUNT * drawn[sums.size :]
-    enough = counts >= max(LEAST * spread / COUNT, 1e-9)
+    counts = counts + spread / COUNT_SHARE * drawn[sums.size :]
+    enough = counts >= max(MIN_NOISY_COUNT * spread / COUNT_SHARE, 1e-9)
     out = centers.copy()
     out[enough] = centers[enough] + step * sums[enough] / counts[enough, None]
     return out
 
 
-def normals(secret: bytes, said: bytes, count: int) -> F64:
+def seeded_normals(secret: bytes, said: bytes, count: int) -> F64:
     """[count] standard normal numbers that follow from both, by the inverse distribution of a ChaCha20 key stream.
 
     Floating point keeps the guarantee from being exact (Mironov 2012): 53 bits each, nothing beyond 8.2 deviations.
@@ -85,7 +85,7 @@ def normals(secret: bytes, said: bytes, count: int) -> F64:
     return drawn
 
 
-def epsilon(noise: float, releases: int, delta: float, *, sampling: float = 1.0) -> float:
+def epsilon_spent(noise: float, releases: int, delta: float, *, sampling: float = 1.0) -> float:
     """What `releases` releases with noise multiplier `noise` cost a device that took part in all of them, at `delta`.
 
     One device more or less is the difference (add or remove). Gaussian mechanisms compose to one with noise over
@@ -98,7 +98,7 @@ def epsilon(noise: float, releases: int, delta: float, *, sampling: float = 1.0)
         import dp_accounting
         from dp_accounting.rdp import RdpAccountant
     except ImportError:
-        raise ConfigError("a private run needs an accountant", hint=NEEDED) from None
+        raise ConfigError("a private run needs an accountant", hint=INSTALL_HINT) from None
     if sampling == 1:
         return float(dp_accounting.get_epsilon_gaussian(noise / np.sqrt(releases), delta))
     accountant = RdpAccountant()

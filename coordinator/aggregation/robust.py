@@ -21,15 +21,15 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Flat
 
 F64 = NDArray[np.float64]
-REDUCES = ("mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum", "geometric-median")
+REDUCER_NAMES = ("mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum", "geometric-median")
 _TIE = 1e-9  # scores this close are equal: they differ by the rounding of the Gram matrix
-_STEPS = 200  # of Weiszfeld's algorithm; with fewer hostile than honest rows it settles within some dozens
-_SETTLED = 1e-12  # change of the shares
+_MAX_STEPS = 200  # of Weiszfeld's algorithm; with fewer hostile than honest rows it settles within some dozens
+_MOVE_TOLERANCE = 1e-12  # change of the shares
 _FLOOR = 1e-9  # of a distance, relative to the rows' greatest: Weiszfeld divides by it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reduce:
+class Reducer:
     """One of REDUCES; exactly one of the functions is given.
 
     `columns`: rows [m, c] and weights [m] -> [c]. `shares`: Gram matrix [m, m] of the rows' differences to the center,
@@ -41,37 +41,37 @@ class Reduce:
     counts_samples: bool = False
 
 
-def reducer(name: str, *, trim: float = 0.0) -> Reduce:
+def make_reducer(name: str, *, trim: float = 0.0) -> Reducer:
     """One of REDUCES by name. `trim` is the share of the rows that may be hostile, below one half.
 
     "trimmed-mean" cuts it off at either end, and the two Krums leave it out; the others need no number.
     """
-    if name not in REDUCES:
-        raise ConfigError(f"reduce is {name!r}", hint=f"use one of {', '.join(REDUCES)}")
+    if name not in REDUCER_NAMES:
+        raise ConfigError(f"reduce is {name!r}", hint=f"use one of {', '.join(REDUCER_NAMES)}")
     if not 0 <= trim < 0.5:  # noqa: PLR2004 - a half leaves nothing
         raise ConfigError(f"{trim} is cut off at either end", hint="use at least 0 and less than 0.5")
     by_name = {
-        "mean": MEAN,
-        "trimmed-mean": Reduce(columns=partial(trimmed_mean, trim=trim)),
-        "median": Reduce(columns=median),
-        "norm-clip": Reduce(shares=norm_clip),
-        "krum": Reduce(shares=partial(krum, trim=trim, several=False)),
-        "multi-krum": Reduce(shares=partial(krum, trim=trim, several=True)),
-        "geometric-median": Reduce(shares=geometric_median),
+        "mean": MEAN_REDUCER,
+        "trimmed-mean": Reducer(columns=partial(trimmed_mean, trim=trim)),
+        "median": Reducer(columns=median),
+        "norm-clip": Reducer(shares=norm_clip),
+        "krum": Reducer(shares=partial(krum, trim=trim, several=False)),
+        "multi-krum": Reducer(shares=partial(krum, trim=trim, several=True)),
+        "geometric-median": Reducer(shares=geometric_median),
     }
     return by_name[name]
 
 
 def weighted_mean(rows: Array, weights: Array) -> Flat:
     """[m, p] rows and [m] weights -> [p], in the rows' dtype."""
-    mean: F64 = shares_of(np.asarray(weights)[:, None])[0] @ rows.astype(np.float64, copy=False)
+    mean: F64 = normalized_shares(np.asarray(weights)[:, None])[0] @ rows.astype(np.float64, copy=False)
     return mean.astype(rows.dtype)
 
 
-MEAN = Reduce(columns=weighted_mean, counts_samples=True)
+MEAN_REDUCER = Reducer(columns=weighted_mean, counts_samples=True)
 
 
-def shares_of(weights: Array) -> F64:
+def normalized_shares(weights: Array) -> F64:
     """[m, K] weights -> [K, m] shares, each row adding up to one."""
     weight = np.ascontiguousarray(weights.T, dtype=np.float64)
     total = weight.sum(axis=1)
@@ -169,12 +169,12 @@ def geometric_median(gram: F64, weights: F64) -> F64:
     shares, floor = weight, _FLOOR * float(np.sqrt(_squared(gram).max()))
     if floor == 0:
         return shares
-    for _ in range(_STEPS):
+    for _ in range(_MAX_STEPS):
         along = gram @ shares
         d2 = np.diag(gram) - 2 * along + shares @ along
         pulled = weight / np.maximum(np.sqrt(d2.clip(0)), floor)
         before, shares = shares, pulled / pulled.sum()
-        if np.abs(shares - before).max() < _SETTLED:
+        if np.abs(shares - before).max() < _MOVE_TOLERANCE:
             break
     return shares
 

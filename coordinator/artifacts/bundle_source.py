@@ -1,7 +1,7 @@
 """A coordinator's run folder as the source of a bundle (export/bundle/run_source.py; entry point `fedcenters.runs`).
 
 The program and its containers come from the store, the centers from centers/<run>/, the cards from the record. Devices'
-samples never left them, so the only samples are those that `reference` named and the run's own bundle holds.
+samples never left them, so the only samples are those that `reference_samples` named and the run's own bundle holds.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.identity.signing_key import open_key
-from coordinator.storage.run_reader import STORE, program_of, reading
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.storage.run_reader import STORE_FOLDER, open_database, read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
-from edge_client.protocol.nearest.center_tree import Tree
+from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Schema
 from edge_client.protocol.topics import check_cid, check_sha256
-from export.bundle.model_cards import facts
-from export.bundle.run_source import Material, Newcomers, Samples
+from export.bundle.model_cards import center_facts
+from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
 
 _LAST_TEST = """
     select cid, sha256, n from replies join runs on replies.run = runs.run
@@ -30,17 +30,17 @@ _LAST_TEST = """
     order by cid"""
 
 
-def knows(run: Path) -> bool:
+def is_run_folder(run: Path) -> bool:
     """Whether a coordinator wrote this folder."""
-    return (run / STORE / "coordinator.sqlite").is_file()
+    return (run / STORE_FOLDER / "coordinator.sqlite").is_file()
 
 
-def material(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> Material:  # noqa: ARG001 - every kind's signature; this one compiles nothing
+def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:  # noqa: ARG001 - every kind's signature; this one compiles nothing
     """The centers of the run `method`, with every engine that the coordinator compiled for."""
-    from export.bundle.signature import signer
+    from export.bundle.signature import make_signer
 
     name = method or _only(run)
-    program = program_of(run)
+    program = read_program(run)
     centers = _centers(run, name, program)
     assignment = last_round(run, name)["assignment"]
     members = [[c for c, at in sorted(assignment.items()) if at == k] for k in range(len(centers))]
@@ -48,38 +48,38 @@ def material(run: Path, *, method: str, engines: Sequence[str], data: Path | Non
         members = [sorted(last_round(run, name)["per_device"])]
     federation = _federation(run)
     signs = (run / "signing.key").is_file()
-    return Material(
+    return BundleSource(
         program=program,
         files=_containers(run, program),
         centers=centers,
         cards=run_cards(run, name, members),
         reference=held_out(run, data=None),
-        sign=signer(open_key(run).private, federation) if federation and signs else None,
+        sign=make_signer(open_signing_key(run).private, federation) if federation and signs else None,
         newcomers=_newcomers(run),
     )
 
 
-def _newcomers(run: Path) -> Newcomers:
+def _newcomers(run: Path) -> NewcomerData:
     """What the run's own bundle teaches devices that never trained."""
     from export.bundle.reader import read_bundle
 
     if not (run / "bundle" / "manifest.json").is_file():
-        return Newcomers()
+        return NewcomerData()
     bundle = read_bundle(run / "bundle")
     told, begun, schema = bundle.manifest.get("tree"), bundle.manifest.get("start"), bundle.program.schema
-    start = None if begun is None else codecs.decode(bundle.read(begun), schema, kind="model")
+    start = None if begun is None else codecs.decode_vector(bundle.read(begun), schema, kind="model")
     if told is None:
-        return Newcomers(guide=bundle.guide, start=start)
-    splits = [codecs.decode(bundle.read(entry), schema, kind="model") for entry in told["splits"]]
-    tree = Tree.from_json(told["edges"], len(bundle.manifest["centers"]))
-    return Newcomers(guide=bundle.guide, start=start, tree=tree, splits=splits)
+        return NewcomerData(router=bundle.router, start=start)
+    splits = [codecs.decode_vector(bundle.read(entry), schema, kind="model") for entry in told["splits"]]
+    tree = CenterTree.from_json(told["edges"], len(bundle.manifest["centers"]))
+    return NewcomerData(router=bundle.router, start=start, tree=tree, splits=splits)
 
 
-def held_out(run: Path, *, data: Path | None) -> Samples | None:  # noqa: ARG001 - every kind's signature
+def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa: ARG001 - every kind's signature
     """The samples that the run's own bundle was checked on, if there were any."""
     from export.bundle.reader import read_bundle
 
-    return read_bundle(run / "bundle").reference() if (run / "bundle" / "manifest.json").is_file() else None
+    return read_bundle(run / "bundle").reference_samples() if (run / "bundle" / "manifest.json").is_file() else None
 
 
 def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> list[dict[str, Any]]:
@@ -88,22 +88,22 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
     Accuracies are those of the last test; labels are counted in the devices' held-out samples, as that test saw them.
     """
     last = last_round(run, name)
-    with reading(run) as db:
+    with open_database(run) as db:
         samples = dict(db.execute("select cid, n from devices").fetchall())
     told: dict[str, Any] = {
         "method": last["method"],
         "rounds": last["of"],
         "samples": samples,
         "accuracy": last["per_device"],
-        "labels": _labels(run, name, int(last["round"]), program_of(run).schema),
+        "labels": _labels(run, name, int(last["round"]), read_program(run).schema),
         "labels_of": "held-out samples",
     }
-    return [facts(k, devices, **told) for k, devices in enumerate(members)]
+    return [center_facts(k, devices, **told) for k, devices in enumerate(members)]
 
 
 def last_round(run: Path, name: str) -> dict[str, Any]:
     """The event of the newest round of the run `name`. Raises ConfigError when there is none."""
-    with reading(run) as db:
+    with open_database(run) as db:
         events = [json.loads(line) for (line,) in db.execute("select line from events order by id desc")]
     for event in events:
         if event["event"] == "round" and event["run"] == name:
@@ -113,11 +113,11 @@ def last_round(run: Path, name: str) -> dict[str, Any]:
 
 def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId, list[int]]:
     """Device -> how often each class occurs in its test, from the confusion matrices of the last one."""
-    with reading(run) as db:
+    with open_database(run) as db:
         rows = db.execute(_LAST_TEST, {"name": name, "rounds": rounds}).fetchall()
     labels = {}
     for cid, sha256, n in rows:
-        data = (run / STORE / "updates" / check_cid(cid) / check_sha256(sha256)).read_bytes()
+        data = (run / STORE_FOLDER / "updates" / check_cid(cid) / check_sha256(sha256)).read_bytes()
         confusion = codecs.decode_stats(data, schema, n).confusion
         if confusion is not None:
             labels[cid] = confusion.sum(axis=(0, 2)).tolist()  # rows are true classes
@@ -126,16 +126,16 @@ def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId,
 
 def _containers(run: Path, program: Program) -> dict[str, bytes]:
     hashes = {c.sha256 for functions in program.containers.values() for c in functions.values()}
-    return {sha256: (run / STORE / "blobs" / check_sha256(sha256)).read_bytes() for sha256 in sorted(hashes)}
+    return {sha256: (run / STORE_FOLDER / "blobs" / check_sha256(sha256)).read_bytes() for sha256 in sorted(hashes)}
 
 
 def _federation(run: Path) -> str | None:
-    with reading(run) as db:
+    with open_database(run) as db:
         row = db.execute("select value from meta where key = 'lesson'").fetchone()
     return None if row is None else str(json.loads(row[0])["federation"])
 
 
-def calibration(run: Path, *, data: Path | None) -> Samples | None:
+def calibration(run: Path, *, data: Path | None) -> LabelledSamples | None:
     """None: what devices train on stays with them."""
 
 
@@ -154,4 +154,4 @@ def _centers(run: Path, name: str, program: Program) -> list[Array]:
     if name not in _names(run):
         raise ConfigError(f"run {run} has no centers of {name}", hint=f"it has {', '.join(_names(run))}")
     paths = sorted((run / "centers" / name).glob("center-*.safetensors"), key=lambda p: int(p.stem.partition("-")[2]))
-    return [codecs.decode(path.read_bytes(), program.schema, kind="model") for path in paths]
+    return [codecs.decode_vector(path.read_bytes(), program.schema, kind="model") for path in paths]

@@ -9,20 +9,20 @@ from coordinator.identity.signing_key import SigningKey
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.transport.blobs import BlobFolder
-from edge_client.update.self_update import BYTES_MAX, version_of
+from edge_client.update.self_update import MAX_BYTES, release_version
 
 
-def offered(path: Path, *, blobs: BlobFolder, key: SigningKey, federation: str, block: int) -> dict[str, Any]:
+def offer_release(path: Path, *, blobs: BlobFolder, key: SigningKey, federation: str, block: int) -> dict[str, Any]:
     """-> `release` of the coordinator's record: its version and its signed manifest. Raises ConfigError."""
     hint = "make it with `fedcenters-edge release FILE.tar`"
     try:
-        if path.stat().st_size > BYTES_MAX:
-            raise ConfigError(f"{path} is larger than {BYTES_MAX >> 20} MiB", hint=hint)
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} is larger than {MAX_BYTES >> 20} MiB", hint=hint)
         data = path.read_bytes()
-        version = version_of(data)
+        version = release_version(data)
     except OSError as missing:
         raise ConfigError(f"cannot read the release {path}: {missing.strerror}", hint=hint) from missing
     except Malformed as wrong:
         raise ConfigError(f"{path}: {wrong.message}", hint=hint) from wrong
     blobs.put(data)
-    return {"version": version, "file": key.signed(manifest_of(data, "release", block=block), federation)}
+    return {"version": version, "file": key.sign_manifest(manifest_of(data, "release", block=block), federation)}

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.config import CoordinatorConfig, RunConfig
-from coordinator.nearest.fit_router import Look
+from coordinator.nearest.fit_router import CenterMeasurement
 from coordinator.strategies.base import State, Strategy
-from coordinator.strategies.registry import Setting, make
+from coordinator.strategies.registry import Setting, make_method
 from edge_client.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class RunResult:
     """A finished run: its method with settings, and its last state; how every center does on devices that said so."""
 
     run: RunConfig
     strategy: Strategy
     state: State
-    looks: tuple[Look, ...] = ()
+    measurements: tuple[CenterMeasurement, ...] = ()
 
 
-def strategy_of(run: RunConfig, config: CoordinatorConfig) -> Strategy:
+def make_strategy(run: RunConfig, config: CoordinatorConfig) -> Strategy:
     """The method of a run; its batch size is the program's unless it says otherwise."""
     batch = config.model.batch_size
     settings: Mapping[str, Setting] = {"batch-size": batch, **run.settings}
@@ -31,4 +31,4 @@ def strategy_of(run: RunConfig, config: CoordinatorConfig) -> Strategy:
             f"run {run.name} has batch-size {settings['batch-size']}, but LiteRT's program is compiled for {batch}",
             hint="set the same number as batch-size under [model], or leave it out of the run",
         )
-    return make(run.method, **settings)
+    return make_method(run.method, **settings)

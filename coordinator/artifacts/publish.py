@@ -14,42 +14,42 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coordinator.artifacts.bundle_source import run_cards
-from coordinator.artifacts.finished_run import Outcome, strategy_of
-from coordinator.artifacts.signed_program import Prepared
+from coordinator.artifacts.finished_run import RunResult, make_strategy
+from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.signing_key import open_key
-from coordinator.nearest.fit_router import learn
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.nearest.fit_router import learn_router
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.common.center_tree import Tree as TreeOfSplits
+from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
-from edge_client.protocol.nearest.center_tree import Tree
-from edge_client.protocol.nearest.router import Guide, LocalRound
+from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.router import LocalRound, Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss
 from edge_client.protocol.task import Array, ClientId, OwnModel
 from edge_client.transport.blobs import write_atomically
 
 if TYPE_CHECKING:
-    from export.bundle.run_source import Newcomers
+    from export.bundle.run_source import NewcomerData
 
-LEAST_LOOKS = 3  # devices from whose losses something can be learned
-FACT = "catalog"  # names the stored catalog in the store's facts
+MIN_MEASUREMENTS = 3  # devices from whose losses something can be learned
+CATALOG_FACT = "catalog"  # names the stored catalog in the store's facts
 Event = Mapping[str, Any]
 
 
-def publish(
-    outcomes: Sequence[Outcome], config: CoordinatorConfig, store: Store, prepared: Prepared
+def publish_centers(
+    outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram
 ) -> tuple[Catalog, Manifest, list[Event]]:
     """-> the catalog, its signed manifest, and the events of it (none when an earlier start made it already)."""
-    known, events = store.get(FACT), list[Event]()
+    known, events = store.get_fact(CATALOG_FACT), list[Event]()
     if known is None:
         catalog, events = _make(outcomes, config, store, prepared)
         known = store.blobs.put(catalog.to_bytes())
-        store.remember(FACT, known, events)
+        store.put_fact(CATALOG_FACT, known, events)
     # The key may be another one since the catalog was made.
     catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest)
     data = catalog.to_bytes()
@@ -58,7 +58,7 @@ def publish(
 
 
 def _make(
-    outcomes: Sequence[Outcome], config: CoordinatorConfig, store: Store, prepared: Prepared
+    outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram
 ) -> tuple[Catalog, list[Event]]:
     """Write every run's centers, export those that are served, and put their files where devices can fetch them."""
     for outcome in outcomes:
@@ -79,33 +79,35 @@ def _make(
         containers={engine: prepared.container(engine, "evaluate") for engine in prepared.program.containers},
         centers=tuple(centers),
         abstain=guessing_loss(prepared.program),
-        **_offered(newcomers, config, store, prepared),
+        **_router_fields(newcomers, config, store, prepared),
     )
     told = {"run": served.run.name, "centers": cards, "formats": list(config.formats)}
     return catalog, [{"event": "bundle", **told, "folder": "bundle" if config.formats else None}]
 
 
-def _newcomers(served: Outcome, prepared: Prepared) -> Newcomers:
+def _newcomers(served: RunResult, prepared: CompiledProgram) -> NewcomerData:
     """A guide, where devices were asked how every center does; the way through a tree, where the method made one."""
-    from export.bundle.run_source import Newcomers
+    from export.bundle.run_source import NewcomerData
 
-    made, guide = TreeOfSplits.of(served.state), _guide(served, prepared)
+    made, guide = TreeOfSplits.from_state(served.state), _guide(served, prepared)
     start = None if guide is None or guide.round is None else prepared.initial
     if not len(made.models):
-        return Newcomers(guide=guide, start=start)
+        return NewcomerData(router=guide, start=start)
     edges = tuple((int(start), int(end)) for start, end in made.edges)
-    tree = Tree(edges, len(served.state.centers))
-    return Newcomers(guide=guide, start=start, tree=tree, splits=list(made.models.astype(np.float32)))
+    tree = CenterTree(edges, len(served.state.centers))
+    return NewcomerData(router=guide, start=start, tree=tree, splits=list(made.models.astype(np.float32)))
 
 
-def _offered(newcomers: Newcomers, config: CoordinatorConfig, store: Store, prepared: Prepared) -> dict[str, Any]:
+def _router_fields(
+    newcomers: NewcomerData, config: CoordinatorConfig, store: Store, prepared: CompiledProgram
+) -> dict[str, Any]:
     """The same as fields of a catalog; what they name can be fetched."""
 
     def stored(data: bytes, kind: str) -> Manifest:
         store.blobs.put(data)
         return manifest_of(data, kind, block=config.block)
 
-    guide = newcomers.guide
+    guide = newcomers.router
     return {
         "router": None if guide is None else stored(guide.to_bytes(), "router"),
         "start": None if newcomers.start is None else stored(_tensors(newcomers.start, prepared), "model"),
@@ -114,19 +116,19 @@ def _offered(newcomers: Newcomers, config: CoordinatorConfig, store: Store, prep
     }
 
 
-def _guide(served: Outcome, prepared: Prepared) -> Guide | None:
+def _guide(served: RunResult, prepared: CompiledProgram) -> Router | None:
     """Learned from the devices' looks; they count as looks at the usual number of samples.
 
     Where a local round leads is compared with where the centers lie from the common start: that is known anyway.
     """
-    if len(served.looks) < LEAST_LOOKS:
+    if len(served.measurements) < MIN_MEASUREMENTS:
         return None
-    usual = int(np.median([look.n for look in served.looks]))
-    looks = [replace(look, n=usual) for look in served.looks]
-    return learn(looks, sizes=[usual], centers=len(served.state.centers), round=_local_round(served, prepared))
+    usual = int(np.median([look.n for look in served.measurements]))
+    looks = [replace(look, n=usual) for look in served.measurements]
+    return learn_router(looks, sizes=[usual], centers=len(served.state.centers), round=_local_round(served, prepared))
 
 
-def _local_round(served: Outcome, prepared: Prepared) -> LocalRound | None:
+def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:
     method, start = served.strategy, prepared.initial
     if not isinstance(method, LocalSgd):
         return None
@@ -137,22 +139,22 @@ def _local_round(served: Outcome, prepared: Prepared) -> LocalRound | None:
         momentum=method.momentum,
         batch=method.batch_size,
         steps=method.local_steps,
-        centers=np.stack([sketch.direction(center - start, schema, kind) for center in served.state.centers]),
+        centers=np.stack([sketch.update_direction(center - start, schema, kind) for center in served.state.centers]),
     )
 
 
-def _write_centers(outcome: Outcome, config: CoordinatorConfig, prepared: Prepared) -> None:
+def _write_centers(outcome: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> None:
     folder = config.folder / "centers" / outcome.run.name
     folder.mkdir(parents=True, exist_ok=True)
     for k, center in enumerate(outcome.state.centers):
         write_atomically(folder / f"center-{k}.safetensors", _tensors(center, prepared))
 
 
-def _tensors(center: Array, prepared: Prepared) -> bytes:
-    return codecs.encode(center.astype(np.float32), prepared.program.schema, codec="f32", kind="model")
+def _tensors(center: Array, prepared: CompiledProgram) -> bytes:
+    return codecs.encode_vector(center.astype(np.float32), prepared.program.schema, codec="f32", kind="model")
 
 
-def _cards(served: Outcome, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
+def _cards(served: RunResult, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
     """What is told about each center: which method made it, and how many devices and samples it stands for."""
     fleet, members = store.enrolled(), _members(served, config, store)
     return [
@@ -167,17 +169,17 @@ def _cards(served: Outcome, config: CoordinatorConfig, store: Store) -> list[dic
     ]
 
 
-def _members(served: Outcome, config: CoordinatorConfig, store: Store) -> dict[int, list[ClientId]]:
+def _members(served: RunResult, config: CoordinatorConfig, store: Store) -> dict[int, list[ClientId]]:
     """Every center's devices, sorted; a method may serve a device several centers."""
     members: dict[int, list[ClientId]] = defaultdict(list)
-    strategy = strategy_of(served.run, config)
+    strategy = make_strategy(served.run, config)
     for cid in sorted(store.enrolled()):
         for center in _centers_of(served, strategy, cid):
             members[center].append(cid)
     return members
 
 
-def _centers_of(served: Outcome, strategy: Strategy, cid: ClientId) -> list[int]:
+def _centers_of(served: RunResult, strategy: Strategy, cid: ClientId) -> list[int]:
     """The center that a device is assigned to; where a method assigns nobody, every center that serves the device.
 
     A device that is served the model that it keeps itself has none.
@@ -190,31 +192,31 @@ def _centers_of(served: Outcome, strategy: Strategy, cid: ClientId) -> list[int]
 
 
 def _export(
-    served: Outcome,
+    served: RunResult,
     cards: list[dict[str, Any]],
     config: CoordinatorConfig,
     store: Store,
-    prepared: Prepared,
-    newcomers: Newcomers,
+    prepared: CompiledProgram,
+    newcomers: NewcomerData,
 ) -> list[dict[str, Manifest]]:
     """Write the bundle; -> per center the manifest of each format's file, which lies in the blob folder too."""
-    from export.bundle.run_source import Material, Samples
-    from export.bundle.signature import signer
-    from export.bundle.writer import Wish, write_bundle
+    from export.bundle.run_source import BundleSource, LabelledSamples
+    from export.bundle.signature import make_signer
+    from export.bundle.writer import BundleOptions, write_bundle
 
     out = config.folder / "bundle"
     members = _members(served, config, store)
     told = run_cards(config.folder, served.run.name, [members[k] for k in range(len(cards))])
-    material = Material(
+    material = BundleSource(
         program=prepared.program,
         files={blob.sha256: store.blobs.read(blob.sha256) for blob in prepared.blobs()},
         centers=list(served.state.centers),
         cards=[{**more, **card} for more, card in zip(told, cards, strict=True)],
-        reference=None if config.reference is None else Samples.read(config.reference),
-        sign=signer(open_key(config.keys).private, config.federation),
+        reference=None if config.reference is None else LabelledSamples.read(config.reference),
+        sign=make_signer(open_signing_key(config.signing_key_folder).private, config.federation),
         newcomers=newcomers,
     )
-    manifest = write_bundle(out, material, Wish(formats=config.formats))
+    manifest = write_bundle(out, material, BundleOptions(formats=config.formats))
     return [
         {
             form: _container(store, (out / file["path"]).read_bytes(), config.block)

@@ -14,15 +14,15 @@ from coordinator.identity.signing_key import SigningKey
 from coordinator.storage import state_codec
 from coordinator.storage.store import Store
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Container, Program
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Container, Program
 from edge_client.protocol.task import Flat
 
-FACT = "program"  # names the stored program and the first model in the store's facts
+PROGRAM_FACT = "program"  # names the stored program and the first model in the store's facts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prepared:
+class CompiledProgram:
     """A program ready to be sent, its signed manifest, and the first model [schema.size] float32 of every run."""
 
     program: Program
@@ -41,18 +41,18 @@ class Prepared:
         return [self.manifest, *(_named(c, self.block) for c in files.values())]
 
 
-def prepare(config: CoordinatorConfig, store: Store, key: SigningKey) -> Prepared:
+def prepare_program(config: CoordinatorConfig, store: Store, key: SigningKey) -> CompiledProgram:
     """The stored program, or a newly compiled one."""
-    facts = json.loads(store.once(FACT, lambda: _compile(config, store)))
+    facts = json.loads(store.get_or_make_fact(PROGRAM_FACT, lambda: _compile(config, store)))
     data = store.blobs.read(facts["program"])
 
     def sign(manifest: Manifest) -> Manifest:
-        return key.signed(manifest, config.federation)
+        return key.sign_manifest(manifest, config.federation)
 
-    return Prepared(
-        program=Program.from_json(parse_json(data, LIMIT_BYTES)),
+    return CompiledProgram(
+        program=Program.from_json(parse_json(data, MAX_PROGRAM_BYTES)),
         manifest=sign(manifest_of(data, "program", block=config.block)),
-        initial=state_codec.array_from_bytes(store.blobs.read(facts["initial"])),
+        initial=state_codec.decode_array(store.blobs.read(facts["initial"])),
         block=config.block,
         sign=sign,
     )
@@ -60,10 +60,10 @@ def prepare(config: CoordinatorConfig, store: Store, key: SigningKey) -> Prepare
 
 def _compile(config: CoordinatorConfig, store: Store) -> str:
     """Build the model, trace it for each engine, store every file; -> the fact that names them."""
-    from coordinator.models.registry import build
+    from coordinator.models.registry import build_model
     from export.compiler.program import compile_program, vector_of
 
-    model = build(config.model.name, seed=config.seed)
+    model = build_model(config.model.name, seed=config.seed)
     compiled = compile_program(
         model.module,
         name=model.name,
@@ -75,8 +75,8 @@ def _compile(config: CoordinatorConfig, store: Store) -> str:
     )
     for data in compiled.files.values():
         store.blobs.put(data)
-    program = store.blobs.put(canonical(compiled.program.to_json()))
-    initial = store.blobs.put(state_codec.array_to_bytes(vector_of(model.module, compiled.program.schema)))
+    program = store.blobs.put(canonical_json(compiled.program.to_json()))
+    initial = store.blobs.put(state_codec.encode_array(vector_of(model.module, compiled.program.schema)))
     return json.dumps({"program": program, "initial": initial})
 
 

@@ -17,10 +17,10 @@ import numpy as np
 from coordinator.clustering.arrays import F64, I64
 from edge_client.protocol.task import Array
 
-DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+CUDA_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 
 
-class Points(Protocol):
+class PointMatrix(Protocol):
     """Rows [capacity, d], zeros until `put`."""
 
     def put(self, index: int, row: Array) -> None:
@@ -31,19 +31,19 @@ class Points(Protocol):
         """Room for so many rows; those that are there stay."""
         ...
 
-    def inner(self, start: int, stop: int) -> F64:
+    def inner_products(self, start: int, stop: int) -> F64:
         """Inner products [stop - start, stop] of the rows start..stop with all rows before `stop`."""
         ...
 
 
-class Products(Protocol):
+class MatrixProducts(Protocol):
     """A symmetric matrix [n, n] that is multiplied many times."""
 
     def rows(self, index: I64) -> F64:
         """[q] indices -> those rows [q, n]."""
         ...
 
-    def times(self, left: F64, index: I64 | None = None) -> F64:
+    def multiply(self, left: F64, index: I64 | None = None) -> F64:
         """[q, n] -> [q, n], left times the matrix; with `index` [m], a left [q, m] times those rows of the matrix."""
         ...
 
@@ -51,11 +51,11 @@ class Products(Protocol):
 class Backend(Protocol):
     """One place to compute."""
 
-    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Points:
+    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> PointMatrix:
         """Room for `capacity` rows of `width` numbers."""
         ...
 
-    def products(self, matrix: F64) -> Products:
+    def products(self, matrix: F64) -> MatrixProducts:
         """The matrix [n, n], ready to be multiplied."""
         ...
 
@@ -64,25 +64,25 @@ class Backend(Protocol):
         ...
 
 
-def backend(device: str | None = None) -> Backend:
+def select_backend(device: str | None = None) -> Backend:
     """That of "cpu" (numpy), of "cuda", or of "torch-cpu" (for tests); None is CUDA where there is one, else numpy."""
-    name = best() if device is None else device
+    name = default_device() if device is None else device
     if name == "cpu":
-        from coordinator.clustering.numpy_backend import Host
+        from coordinator.clustering.numpy_backend import NumpyBackend
 
-        return Host()
-    from coordinator.clustering.torch_backend import Torch
+        return NumpyBackend()
+    from coordinator.clustering.torch_backend import TorchBackend
 
-    return Torch({"cuda": "cuda", "torch-cpu": "cpu"}[name])
+    return TorchBackend({"cuda": "cuda", "torch-cpu": "cpu"}[name])
 
 
 @lru_cache(maxsize=1)
-def best() -> str:
+def default_device() -> str:
     """The same answer for the life of the process, and for a process that repeats a round on the same machine."""
     try:
-        ctypes.CDLL(DRIVER)
+        ctypes.CDLL(CUDA_DRIVER)
     except OSError:
         return "cpu"
-    from coordinator.clustering.torch_backend import available
+    from coordinator.clustering.torch_backend import has_cuda
 
-    return "cuda" if available() else "cpu"
+    return "cuda" if has_cuda() else "cpu"

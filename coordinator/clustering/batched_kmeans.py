@@ -16,26 +16,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.clustering.arrays import F64, I64
-from coordinator.clustering.backend import Products
+from coordinator.clustering.backend import MatrixProducts
 
-SWEEPS = 300  # of Lloyd; far more than it ever takes
-RELATIVE_GAIN = 1e-12  # moves that gain less (of the total scatter) are rounding, and could go on for ever
-HOPE = 50  # a run is given up when even so many times what its moves promise would not make it the best
-SMALL = 512  # points up to which one product for everybody is cheaper than one for each run's movers
+MAX_LLOYD_SWEEPS = 300  # of Lloyd; far more than it ever takes
+MIN_RELATIVE_GAIN = 1e-12  # moves that gain less (of the total scatter) are rounding, and could go on for ever
+GIVE_UP_FACTOR = 50  # a run is given up when even so many times what its moves promise would not make it the best
+FULL_PRODUCT_MAX_POINTS = 512  # points up to which one product for everybody is cheaper than one for each run's movers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Points:
+class ClusteringProblem:
     """The Gram matrix behind its products, its diagonal [n], the weights [n], and k."""
 
-    g: Products
+    g: MatrixProducts
     norms: F64
     a: F64
     k: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runs:
+class BatchedRuns:
     """Labels [r, n] in 0..k-1, and T [r, k, n], A [r, k], Q [r, k] of the module's formula, sizes [r, k]."""
 
     labels: I64
@@ -50,29 +50,29 @@ class Runs:
         score: F64 = np.divide(self.q, self.mass, out=np.zeros_like(self.q), where=self.mass > 0).sum(axis=1)
         return score
 
-    def take(self, chosen: I64 | NDArray[np.bool_]) -> Runs:
+    def take(self, chosen: I64 | NDArray[np.bool_]) -> BatchedRuns:
         """Some of the runs."""
-        return Runs(**{name: getattr(self, name)[chosen] for name in ("labels", "t", "mass", "q", "size")})
+        return BatchedRuns(**{name: getattr(self, name)[chosen] for name in ("labels", "t", "mass", "q", "size")})
 
-    def put(self, chosen: I64, others: Runs) -> None:
+    def put(self, chosen: I64, others: BatchedRuns) -> None:
         """Overwrite some of the runs."""
         for name in ("labels", "t", "mass", "q", "size"):
             getattr(self, name)[chosen] = getattr(others, name)
 
 
-def begun(points: Points, labels: I64) -> Runs:
+def start_runs(points: ClusteringProblem, labels: I64) -> BatchedRuns:
     """Runs from labels [r, n]."""
     r, n = labels.shape
     member = (labels[:, None, :] == np.arange(points.k)[:, None]) * points.a
-    t = points.g.times(member.reshape(r * points.k, n)).reshape(r, points.k, n)
+    t = points.g.multiply(member.reshape(r * points.k, n)).reshape(r, points.k, n)
     return _counted(points, labels, t)
 
 
-def moved(points: Points, runs: Runs, labels: I64) -> Runs:
+def relabel_runs(points: ClusteringProblem, runs: BatchedRuns, labels: I64) -> BatchedRuns:
     """The same runs with other labels [r, n]; only what moved is multiplied, where that pays."""
     (r, n), changed = labels.shape, runs.labels != labels
-    if n <= SMALL or changed.sum() > r * n / 4:
-        return begun(points, labels)
+    if n <= FULL_PRODUCT_MAX_POINTS or changed.sum() > r * n / 4:
+        return start_runs(points, labels)
     t = runs.t.copy()
     for run in np.flatnonzero(changed.any(axis=1)):
         who = np.flatnonzero(changed[run])
@@ -80,20 +80,20 @@ def moved(points: Points, runs: Runs, labels: I64) -> Runs:
         step[labels[run, who], every] = points.a[who]
         step[runs.labels[run, who], every] = -points.a[who]
         touched = np.flatnonzero(step.any(axis=1))
-        t[run, touched] += points.g.times(step[touched], who)
+        t[run, touched] += points.g.multiply(step[touched], who)
     return _counted(points, labels, t)
 
 
-def _counted(points: Points, labels: I64, t: F64) -> Runs:
+def _counted(points: ClusteringProblem, labels: I64, t: F64) -> BatchedRuns:
     """The small sums, from scratch."""
     (r, n), k = labels.shape, points.k
-    own, cell = _own(t, labels), _cells(labels, k).ravel()
+    own, cell = _own_cluster_values(t, labels), _cells(labels, k).ravel()
     mass: F64 = np.bincount(cell, weights=np.broadcast_to(points.a, (r, n)).ravel(), minlength=r * k).astype(
         np.float64, copy=False
     )
     q: F64 = np.bincount(cell, weights=(own * points.a).ravel(), minlength=r * k).astype(np.float64, copy=False)
     size = np.bincount(cell, minlength=r * k)
-    return Runs(labels=labels, t=t, mass=mass.reshape(r, k), q=q.reshape(r, k), size=size.reshape(r, k))
+    return BatchedRuns(labels=labels, t=t, mass=mass.reshape(r, k), q=q.reshape(r, k), size=size.reshape(r, k))
 
 
 def _cells(labels: I64, k: int) -> I64:
@@ -102,14 +102,14 @@ def _cells(labels: I64, k: int) -> I64:
     return cells
 
 
-def _own(values: F64, labels: I64) -> F64:
+def _own_cluster_values(values: F64, labels: I64) -> F64:
     """[r, k, n] -> [r, n], each point's value for its own cluster."""
     _, k, n = values.shape
     own: F64 = values.ravel()[_cells(labels, k) * n + np.arange(n)]
     return own
 
 
-def d2_of(points: Points, runs: Runs) -> F64:
+def squared_centroid_distances(points: ClusteringProblem, runs: BatchedRuns) -> F64:
     """Squared distances [r, k, n] to the centroids; infinite for a cluster without weight."""
     safe = np.where(runs.mass > 0, runs.mass, 1.0)
     d2 = runs.t * (-2 / safe)[:, :, None]
@@ -119,7 +119,7 @@ def d2_of(points: Points, runs: Runs) -> F64:
     return result
 
 
-def lowest(values: F64) -> tuple[I64, F64]:
+def nearest_clusters(values: F64) -> tuple[I64, F64]:
     """[r, k, n] -> for each run and point the first k of the least value, and that value; both [r, n]."""
     least, first = values[:, 0].copy(), np.zeros((values.shape[0], values.shape[2]), dtype=np.int64)
     for k in range(1, values.shape[1]):
@@ -128,7 +128,7 @@ def lowest(values: F64) -> tuple[I64, F64]:
     return first, least
 
 
-def distinct(labels: I64, k: int) -> I64:
+def distinct_partitions(labels: I64, k: int) -> I64:
     """[r, n] -> the indices of the first run of each partition; names of clusters are no difference."""
     r, n = labels.shape
     cells = _cells(labels, k).ravel()
@@ -146,7 +146,7 @@ def _marks(n: int) -> F64:
     return np.random.default_rng(n).random(n)
 
 
-def drawn(points: Points, rng: np.random.Generator, *, restarts: int, spare: int = 0) -> I64:
+def kmeanspp_seeds(points: ClusteringProblem, rng: np.random.Generator, *, restarts: int, spare: int = 0) -> I64:
     """[restarts, k] points, far apart (greedy k-means++); -1 where there are fewer distinct points than clusters.
 
     Each is the best of a few drawn by weight times squared distance to those before it.
@@ -162,7 +162,7 @@ def drawn(points: Points, rng: np.random.Generator, *, restarts: int, spare: int
         if number and spare:
             np.put_along_axis(mass, np.argsort(nearest, axis=1, kind="stable")[:, n - spare :], 0.0, axis=1)
         some = uniform[:, :1] if number == 0 else uniform[:, 1 + (number - 1) * tries : 1 + number * tries]
-        picked, possible = _picked(mass, some)  # [restarts, tries]
+        picked, possible = _draw_by_mass(mass, some)  # [restarts, tries]
         rows = points.g.rows(picked.ravel()).reshape(restarts, -1, n)
         distance = points.norms - 2 * rows + points.norms[picked][:, :, None]
         np.maximum(distance, 0.0, out=distance)
@@ -174,7 +174,7 @@ def drawn(points: Points, rng: np.random.Generator, *, restarts: int, spare: int
     return chosen
 
 
-def _picked(mass: F64, uniform: F64) -> tuple[I64, NDArray[np.bool_]]:
+def _draw_by_mass(mass: F64, uniform: F64) -> tuple[I64, NDArray[np.bool_]]:
     """For every run [r] the points drawn by `mass` [r, n] with numbers in [0, 1) [r, tries]; whether any has mass."""
     cdf = mass.cumsum(axis=1)
     total = cdf[:, -1]
@@ -192,37 +192,39 @@ def _total(values: F64, spare: int) -> F64:
     return total
 
 
-def nearest_of(points: Points, chosen: I64) -> I64:
-    """[r, k] points of `drawn` -> labels [r, n], the nearest of them."""
+def assign_to_seeds(points: ClusteringProblem, chosen: I64) -> I64:
+    """[r, k] points of `kmeanspp_seeds` -> labels [r, n], the nearest of them."""
     r, k = chosen.shape
     rows = points.g.rows(np.maximum(chosen, 0).ravel()).reshape(r, k, -1)
-    return lowest(np.where((chosen >= 0)[:, :, None], points.norms[chosen][:, :, None] - 2 * rows, np.inf))[0]
+    return nearest_clusters(np.where((chosen >= 0)[:, :, None], points.norms[chosen][:, :, None] - 2 * rows, np.inf))[0]
 
 
-def lloyd(points: Points, labels: I64) -> Runs:
+def lloyd(points: ClusteringProblem, labels: I64) -> BatchedRuns:
     """Centroids and nearest centroids in turn until nothing changes: one run for each partition that was reached.
 
     An empty cluster stays empty.
     """
-    runs = begun(points, labels[distinct(labels, points.k)])
-    done: list[Runs] = []
-    for _ in range(SWEEPS):
-        after, _ = lowest(d2_of(points, runs))
+    runs = start_runs(points, labels[distinct_partitions(labels, points.k)])
+    done: list[BatchedRuns] = []
+    for _ in range(MAX_LLOYD_SWEEPS):
+        after, _ = nearest_clusters(squared_centroid_distances(points, runs))
         still = (after == runs.labels).all(axis=1)
         if still.any():
             done.append(runs.take(still))
         if still.all():
             break
         runs, after = runs.take(~still), after[~still]
-        keep = distinct(after, points.k)
-        runs = moved(points, runs.take(keep), after[keep])
+        keep = distinct_partitions(after, points.k)
+        runs = relabel_runs(points, runs.take(keep), after[keep])
     else:
         done.append(runs)
-    every = Runs(**{n: np.concatenate([getattr(d, n) for d in done]) for n in ("labels", "t", "mass", "q", "size")})
-    return every.take(distinct(every.labels, points.k))
+    every = BatchedRuns(
+        **{n: np.concatenate([getattr(d, n) for d in done]) for n in ("labels", "t", "mass", "q", "size")}
+    )
+    return every.take(distinct_partitions(every.labels, points.k))
 
 
-def hartigan(points: Points, runs: Runs) -> Runs:
+def hartigan(points: ClusteringProblem, runs: BatchedRuns) -> BatchedRuns:
     """The runs after moving points while any single move lowers the objective; fills empty clusters.
 
     Moves that help alone are made together, as many of the best as help together: all at first, half as many whenever
@@ -230,16 +232,16 @@ def hartigan(points: Points, runs: Runs) -> Runs:
     far behind the best is left where it is; the best never is.
     """
     out = runs.take(np.arange(len(runs.labels)))
-    least = RELATIVE_GAIN * float(points.a @ points.norms)
+    least = MIN_RELATIVE_GAIN * float(points.a @ points.norms)
     active, limit = np.arange(len(out.labels)), np.full(len(out.labels), len(points.norms))
-    for _ in range(SWEEPS * len(points.norms)):
+    for _ in range(MAX_LLOYD_SWEEPS * len(points.norms)):
         now = out.take(active)
-        labels, count, gain = _better(points, now, limit[active], least)
-        some = (count > 0) & (now.score + HOPE * gain >= out.score.max())
+        labels, count, gain = _best_moves(points, now, limit[active], least)
+        some = (count > 0) & (now.score + GIVE_UP_FACTOR * gain >= out.score.max())
         active, now, labels, count = active[some], now.take(some), labels[some], count[some]
         if not len(active):
             break
-        after = moved(points, now, labels)
+        after = relabel_runs(points, now, labels)
         fell = after.score > now.score
         out.put(active[fell], after.take(fell))
         limit[active] = np.where(fell, np.minimum(2 * limit[active], len(points.norms)), count // 2)
@@ -247,7 +249,7 @@ def hartigan(points: Points, runs: Runs) -> Runs:
     return out
 
 
-def _better(points: Points, runs: Runs, limit: I64, least: float) -> tuple[I64, I64, F64]:
+def _best_moves(points: ClusteringProblem, runs: BatchedRuns, limit: I64, least: float) -> tuple[I64, I64, F64]:
     """Labels [r, n] after the best moves of each run, at most `limit` [r]; how many these are [r].
 
     And the sum [r] of what all moves that help would gain, each alone.
@@ -255,14 +257,14 @@ def _better(points: Points, runs: Runs, limit: I64, least: float) -> tuple[I64, 
     Moving i from b to c changes the objective by A_c a_i / (A_c + a_i) d2(i, c) - A_b a_i / (A_b - a_i) d2(i, b). Alone
     in its cluster a point leaves nothing behind, and founding a cluster costs nothing.
     """
-    d2, labels, a = d2_of(points, runs), runs.labels, points.a
+    d2, labels, a = squared_centroid_distances(points, runs), runs.labels, points.a
     n, cells = labels.shape[1], _cells(labels, points.k)
     mass, alone = runs.mass.ravel()[cells], (runs.size == 1).ravel()[cells]
-    leave = np.where(alone, 0.0, mass * a * _own(d2, labels) / np.where(alone, 1.0, mass - a))
+    leave = np.where(alone, 0.0, mass * a * _own_cluster_values(d2, labels) / np.where(alone, 1.0, mass - a))
     d2[runs.size == 0] = 0.0
     d2 *= a / (1 + a / np.where(runs.mass > 0, runs.mass, 1.0)[:, :, None])
     d2.ravel()[cells * n + np.arange(n)] = np.inf  # to stay is no move
-    to, join = lowest(d2)
+    to, join = nearest_clusters(d2)
     gain = leave - join
     moves = gain > least
     count, promised = moves.sum(axis=1), np.where(moves, gain, 0.0).sum(axis=1)

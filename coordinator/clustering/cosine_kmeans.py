@@ -11,7 +11,7 @@ from coordinator.clustering.arrays import F64, I64
 from edge_client.protocol.task import Array
 
 
-def directions_of(matrix: F64, k: int) -> F64:
+def principal_cosines(matrix: F64, k: int) -> F64:
     """Gram matrix [n, n] about zero -> cosines [n, k] of the points to the first k right singular vectors of all.
 
     With X = U S V', the cosine of x_i and v_j is U_ij S_j / |x_i| (Duan 2021, decomposed cosine), and U S comes from
@@ -24,7 +24,7 @@ def directions_of(matrix: F64, k: int) -> F64:
     return np.pad(cosine, ((0, 0), (0, k - cosine.shape[1])))
 
 
-def means_of(points: Array, labels: I64, k: int) -> Array:
+def unit_means(points: Array, labels: I64, k: int) -> Array:
     """[n, d] points, labels [n] -> [k, d] mean of the points of each label, scaled to length one; in their dtype.
 
     Points count by direction only. A label without points has a mean of zeros.
@@ -34,7 +34,7 @@ def means_of(points: Array, labels: I64, k: int) -> Array:
     return _unit(sums).astype(points.dtype)
 
 
-def by_direction(points: Array, means: Array) -> I64:
+def assign_by_cosine(points: Array, means: Array) -> I64:
     """[n, d] points and [k, d] directions -> for each point the direction of greatest cosine, the first of equals."""
     labels: I64 = (_unit(points) @ _unit(means).T).argmax(axis=1)
     return labels

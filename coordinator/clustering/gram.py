@@ -10,13 +10,13 @@ from __future__ import annotations
 import numpy as np
 
 from coordinator.clustering.arrays import F64, I64
-from coordinator.clustering.backend import Backend, backend
+from coordinator.clustering.backend import Backend, select_backend
 from edge_client.protocol.task import Array
 
-BLOCK = 16  # arrivals that are multiplied together: one by one, each of them would read all points from memory
+ROW_BLOCK = 16  # arrivals that are multiplied together: one by one, each of them would read all points from memory
 
 
-class Gram:
+class GramMatrix:
     """Grows by `add`; at most `capacity` points of the pivot's size.
 
     Arrivals are collected and multiplied in blocks, smaller ones towards the end: when all `capacity` points have come,
@@ -25,7 +25,7 @@ class Gram:
 
     def __init__(self, pivot: Array, capacity: int, *, where: Backend | None = None) -> None:
         self._pivot, self.capacity = pivot, capacity
-        self._points = (where or backend()).points(capacity, pivot.size, pivot.dtype)
+        self._points = (where or select_backend()).points(capacity, pivot.size, pivot.dtype)
         self._matrix = np.zeros((capacity, capacity))
         self._rows: list[int] = []  # of the matrix, in the order of arrival
         self._done = 0  # so many of them are known
@@ -41,7 +41,7 @@ class Gram:
             raise ValueError(f"room for {self.n} points only")
         self._points.put(self.n, point - self._pivot)
         self._rows.append(self.n if at is None else at)
-        if self.n - self._done >= min(BLOCK, self.capacity - self.n):
+        if self.n - self._done >= min(ROW_BLOCK, self.capacity - self.n):
             self._multiply()
         return self._rows[-1]
 
@@ -52,7 +52,7 @@ class Gram:
         self._matrix = np.pad(self._matrix, (0, capacity - self.capacity))
         self.capacity = capacity
 
-    def among(self, rows: I64) -> F64:
+    def submatrix(self, rows: I64) -> F64:
         """[m, m] inner products, relative to the pivot, of the points in these rows, in this order; not to be written.
 
         All rows in their own order are not copied: whoever gives points their places beforehand need not wait for that.
@@ -72,7 +72,7 @@ class Gram:
         """Rows and columns of the points that came since the last time."""
         done, self._done = self._done, self.n
         if done < self.n:
-            rows = self._points.inner(done, self.n)
+            rows = self._points.inner_products(done, self.n)
             square = rows[:, done:]
             rows[:, done:] = np.tril(square) + np.tril(square, -1).T  # whatever the library rounded
             new, every = np.array(self._rows[done:]), np.array(self._rows)
@@ -80,10 +80,10 @@ class Gram:
             self._matrix[np.ix_(every, new)] = rows.T
 
 
-def gram(points: Array, pivot: Array | None = None, *, where: Backend | None = None) -> F64:
+def gram_matrix(points: Array, pivot: Array | None = None, *, where: Backend | None = None) -> F64:
     """[n, d] points -> their Gram matrix [n, n] about `pivot` [d], or about their mean."""
     about = points.mean(axis=0, dtype=np.float64).astype(points.dtype) if pivot is None else pivot
-    grown = Gram(about, len(points), where=where)
+    grown = GramMatrix(about, len(points), where=where)
     for point in points:
         grown.add(point)
     return grown.matrix

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.clustering.label_matching import canonical
+from coordinator.clustering.label_matching import canonical_labels
 from edge_client.protocol.task import Array
 
 F64 = NDArray[np.float64]
@@ -39,7 +39,7 @@ def bipartition(cosine: F64, linkage: str = "single") -> tuple[I64, float]:
     from scipy.spatial.distance import squareform
 
     apart, method = squareform(1.0 - (cosine + cosine.T) / 2, checks=False), cast("Any", linkage)
-    sides = canonical(cut_tree(link(apart, method=method), n_clusters=[2])[:, 0].astype(np.int64))
+    sides = canonical_labels(cut_tree(link(apart, method=method), n_clusters=[2])[:, 0].astype(np.int64))
     return sides, float(cosine[np.ix_(sides == 0, sides == 1)].max())
 
 
@@ -53,4 +53,4 @@ def agglomerative(points: Array, *, metric: str, linkage: str, threshold: float)
         return np.zeros(1, dtype=np.int64)
     apart = np.nan_to_num(pdist(points.astype(np.float64), METRICS[metric]), nan=1.0)  # zero has no direction
     tree = link(np.maximum(apart, 0.0), method=cast("Any", linkage))
-    return canonical(fcluster(tree, threshold, criterion="distance").astype(np.int64))
+    return canonical_labels(fcluster(tree, threshold, criterion="distance").astype(np.int64))

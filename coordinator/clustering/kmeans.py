@@ -15,8 +15,15 @@ import numpy as np
 
 from coordinator.clustering import batched_kmeans as side_by_side
 from coordinator.clustering.arrays import F64, I64
-from coordinator.clustering.backend import Backend, backend
-from coordinator.clustering.batched_kmeans import Points, begun, d2_of, distinct, drawn, nearest_of
+from coordinator.clustering.backend import Backend, select_backend
+from coordinator.clustering.batched_kmeans import (
+    ClusteringProblem,
+    assign_to_seeds,
+    distinct_partitions,
+    kmeanspp_seeds,
+    squared_centroid_distances,
+    start_runs,
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +53,12 @@ def kmeans(  # noqa: PLR0913 - the device is one more
         raise ValueError(f"need k >= 1, points, and one positive weight each; got k={k}, {matrix.shape}, {a.shape}")
     if restarts < 1 and init is None:
         raise ValueError("need restarts or initial labels")
-    points = _points(matrix, k, a, where or backend())
+    points = _points(matrix, k, a, where or select_backend())
     starts = [] if init is None else [np.asarray(init, dtype=np.int64)[None]]
     if restarts > 0:
-        starts.append(nearest_of(points, drawn(points, rng, restarts=restarts)))
+        starts.append(assign_to_seeds(points, kmeanspp_seeds(points, rng, restarts=restarts)))
     found = side_by_side.hartigan(points, side_by_side.lloyd(points, np.concatenate(starts)))
-    first = distinct(found.labels, k)  # the names of clusters must not hang on the last bit of a score
+    first = distinct_partitions(found.labels, k)  # the names of clusters must not hang on the last bit of a score
     best = found.labels[first[int(found.score[first].argmax())]]
     return Clustering(best, objective(matrix, best, k, a))
 
@@ -59,26 +66,26 @@ def kmeans(  # noqa: PLR0913 - the device is one more
 def objective(matrix: F64, labels: I64, k: int, a: F64) -> float:
     """The weighted sum of squared distances of the points to their centroids."""
     points = _points(matrix, k, a)
-    return max(0.0, float(a @ points.norms - begun(points, labels[None]).score[0]))
+    return max(0.0, float(a @ points.norms - start_runs(points, labels[None]).score[0]))
 
 
-def seeds(matrix: F64, k: int, a: F64, rng: np.random.Generator) -> I64:
-    """Labels [n] after greedy k-means++: the nearest of the points that `spread` chose."""
+def seed_labels(matrix: F64, k: int, a: F64, rng: np.random.Generator) -> I64:
+    """Labels [n] after greedy k-means++: the nearest of the points that `spread_seeds` chose."""
     points = _points(matrix, k, a)
-    labels: I64 = nearest_of(points, drawn(points, rng, restarts=1))[0]
+    labels: I64 = assign_to_seeds(points, kmeanspp_seeds(points, rng, restarts=1))[0]
     return labels
 
 
-def spread(matrix: F64, k: int, a: F64, rng: np.random.Generator, *, spare: int = 0) -> list[int]:
-    """At most k points, far apart, of one run of `restarts.drawn`."""
-    chosen: list[int] = drawn(_points(matrix, k, a), rng, restarts=1, spare=spare)[0].tolist()
+def spread_seeds(matrix: F64, k: int, a: F64, rng: np.random.Generator, *, spare: int = 0) -> list[int]:
+    """At most k points, far apart, of one run of `restarts.kmeanspp_seeds`."""
+    chosen: list[int] = kmeanspp_seeds(_points(matrix, k, a), rng, restarts=1, spare=spare)[0].tolist()
     return [point for point in chosen if point >= 0]
 
 
-def distances(matrix: F64, labels: I64, k: int, a: F64) -> F64:
+def centroid_distances(matrix: F64, labels: I64, k: int, a: F64) -> F64:
     """Squared distances [n, k] to the centroids; infinite for an empty cluster. A weight of zero forms no centroid."""
     points = _points(matrix, k, a)
-    d2: F64 = d2_of(points, begun(points, labels[None]))[0].T
+    d2: F64 = squared_centroid_distances(points, start_runs(points, labels[None]))[0].T
     return d2
 
 
@@ -91,10 +98,10 @@ def lloyd(matrix: F64, labels: I64, k: int, a: F64) -> I64:
 def hartigan(matrix: F64, labels: I64, k: int, a: F64) -> I64:
     """Labels after moving points while a single move lowers the objective; fills empty clusters."""
     points = _points(matrix, k, a)
-    after: I64 = side_by_side.hartigan(points, begun(points, labels[None])).labels[0]
+    after: I64 = side_by_side.hartigan(points, start_runs(points, labels[None])).labels[0]
     return after
 
 
-def _points(matrix: F64, k: int, a: F64, where: Backend | None = None) -> Points:
-    products = (where or backend("cpu")).products(matrix)
-    return Points(g=products, norms=np.diag(matrix).copy(), a=a, k=k)
+def _points(matrix: F64, k: int, a: F64, where: Backend | None = None) -> ClusteringProblem:
+    products = (where or select_backend("cpu")).products(matrix)
+    return ClusteringProblem(g=products, norms=np.diag(matrix).copy(), a=a, k=k)

@@ -10,7 +10,7 @@ from edge_client.protocol.task import Array
 I64 = NDArray[np.int64]
 
 
-def match(distances: Array) -> I64:
+def match_labels(distances: Array) -> I64:
     """[n_old, n_new] distances -> for each new one its old one, one to one, least total distance.
 
     At most n_old new ones. Hungarian method.
@@ -25,7 +25,7 @@ def match(distances: Array) -> I64:
     return out
 
 
-def canonical(labels: I64) -> I64:
+def canonical_labels(labels: I64) -> I64:
     """[n] -> the same partition, numbered in the order of first appearance."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)

@@ -16,17 +16,19 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.clustering.label_matching import match
+from coordinator.clustering.label_matching import match_labels
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 
 I64 = NDArray[np.int64]
-HINT = "matched averaging needs an nn.Sequential of linear, convolution and batch norm layers; use fesem for this model"
-MATRIX = 2  # dimensions from which on a tensor is a layer's weight: outputs, inputs, and the kernel's sides
+UNSUPPORTED_MODEL_HINT = (
+    "matched averaging needs an nn.Sequential of linear, convolution and batch norm layers; use fesem for this model"
+)
+MATRIX_DIMENSIONS = 2  # dimensions from which on a tensor is a layer's weight: outputs, inputs, and the kernel's sides
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layer:
+class ChainLayer:
     """One layer of a chain by tensor names: its weight [out, in, ...], and what has one value per output [out].
 
     `compared` are parameters; `carried` are the buffers that go along. `block` is how many neighbouring inputs of this
@@ -40,34 +42,38 @@ class Layer:
     block: int = 1
 
 
-def chain(schema: Schema) -> tuple[Layer, ...]:
+def layer_chain(schema: Schema) -> tuple[ChainLayer, ...]:
     """The layers from input to output. Raises ConfigError for a model that is no plain chain."""
     modules: dict[str, list[TensorSpec]] = {}
     for tensor in schema.tensors:
         modules.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    layers: list[Layer] = []
+    layers: list[ChainLayer] = []
     for name, tensors in modules.items():
         own = {t.name.rpartition(".")[2]: t for t in tensors}
         weight = own.get("weight")
-        if weight is not None and len(weight.shape) >= MATRIX and set(own) <= {"weight", "bias"}:
+        if weight is not None and len(weight.shape) >= MATRIX_DIMENSIONS and set(own) <= {"weight", "bias"}:
             layers.append(_layer(weight, [t for t in tensors if t is not weight], layers))
         elif layers and _is_batch_norm(own, layers[-1].width):
             layers[-1] = _with(layers[-1], tensors)
         else:
-            raise ConfigError(f"layer {name!r} with {', '.join(own)} is no link of a plain chain", hint=HINT)
+            raise ConfigError(
+                f"layer {name!r} with {', '.join(own)} is no link of a plain chain", hint=UNSUPPORTED_MODEL_HINT
+            )
     hidden = [name for name in modules if len(layers) > 1 and not name.replace(".", "").isdecimal()]
     if hidden:
-        raise ConfigError(f"layer {hidden[0]!r} has a name of its own, so layers may branch", hint=HINT)
+        raise ConfigError(
+            f"layer {hidden[0]!r} has a name of its own, so layers may branch", hint=UNSUPPORTED_MODEL_HINT
+        )
     return tuple(layers)
 
 
-def align(rows: Array, center: Flat, schema: Schema) -> Array:
+def align_neurons(rows: Array, center: Flat, schema: Schema) -> Array:
     """[m, size] models -> the same models with the hidden units of each in the order of `center` [size]."""
-    layers = chain(schema)
-    return np.stack([permuted(row, schema, orders(row, center, schema, layers), layers) for row in rows])
+    layers = layer_chain(schema)
+    return np.stack([permute_units(row, schema, match_units(row, center, schema, layers), layers) for row in rows])
 
 
-def orders(row: Flat, center: Flat, schema: Schema, layers: Sequence[Layer]) -> list[I64]:
+def match_units(row: Flat, center: Flat, schema: Schema, layers: Sequence[ChainLayer]) -> list[I64]:
     """For each hidden layer: unit j of the center is unit order[j] of the row. The output layer keeps its order."""
     mine, theirs = schema.split(row), schema.split(center)
     found: list[I64] = []
@@ -75,11 +81,11 @@ def orders(row: Flat, center: Flat, schema: Schema, layers: Sequence[Layer]) -> 
         weight = _take(mine[layer.weight], found[-1], layer.block) if found else mine[layer.weight]
         ours = _features(weight, [mine[name] for name in layer.compared])
         wanted = _features(theirs[layer.weight], [theirs[name] for name in layer.compared])
-        found.append(match(-(ours @ wanted.T)))  # squared lengths are the same in every matching
+        found.append(match_labels(-(ours @ wanted.T)))  # squared lengths are the same in every matching
     return found
 
 
-def permuted(row: Flat, schema: Schema, found: Sequence[I64], layers: Sequence[Layer]) -> Flat:
+def permute_units(row: Flat, schema: Schema, found: Sequence[I64], layers: Sequence[ChainLayer]) -> Flat:
     """The same function with unit j of hidden layer l taken from found[l][j]."""
     tensors = dict(schema.split(row))
     for number, layer in enumerate(layers):
@@ -91,22 +97,24 @@ def permuted(row: Flat, schema: Schema, found: Sequence[I64], layers: Sequence[L
     return schema.join(tensors)
 
 
-def _layer(weight: TensorSpec, rest: Sequence[TensorSpec], before: Sequence[Layer]) -> Layer:
+def _layer(weight: TensorSpec, rest: Sequence[TensorSpec], before: Sequence[ChainLayer]) -> ChainLayer:
     inputs = weight.shape[1]
     width = before[-1].width if before else inputs
-    flattened = len(weight.shape) == MATRIX
+    flattened = len(weight.shape) == MATRIX_DIMENSIONS
     if inputs % width or (inputs != width and not flattened):
-        raise ConfigError(f"{weight.name} has {inputs} inputs, the layer before it {width} outputs", hint=HINT)
+        raise ConfigError(
+            f"{weight.name} has {inputs} inputs, the layer before it {width} outputs", hint=UNSUPPORTED_MODEL_HINT
+        )
     names = tuple(t.name for t in rest)
-    return Layer(weight=weight.name, compared=names, carried=(), width=weight.shape[0], block=inputs // width)
+    return ChainLayer(weight=weight.name, compared=names, carried=(), width=weight.shape[0], block=inputs // width)
 
 
 def _is_batch_norm(own: dict[str, TensorSpec], width: int) -> bool:
     return own.keys() >= {"weight", "running_mean"} and all(t.shape == (width,) for t in own.values())
 
 
-def _with(layer: Layer, norm: Sequence[TensorSpec]) -> Layer:
-    return Layer(
+def _with(layer: ChainLayer, norm: Sequence[TensorSpec]) -> ChainLayer:
+    return ChainLayer(
         weight=layer.weight,
         compared=(*layer.compared, *(t.name for t in norm if t.role == "p")),
         carried=(*layer.carried, *(t.name for t in norm if t.role == "b")),

@@ -15,15 +15,15 @@ import numpy as np
 from coordinator.clustering.arrays import F64, I64
 from edge_client.protocol.task import Array
 
-TILE = 16  # rows; with COLUMNS below OpenBLAS's bound of 10^6 for small products
-COLUMNS = 2_048  # products of so many columns are summed in the points' own precision, the blocks in float64
+TILE_ROWS = 16  # rows; with COLUMNS below OpenBLAS's bound of 10^6 for small products
+COLUMN_BLOCK = 2_048  # products of so many columns are summed in the points' own precision, the blocks in float64
 
 
-class Tiles:
+class NumpyPoints:
     """Rows in memory, in tiles. Memory beyond the rows: one [16, n] product at a time."""
 
     def __init__(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> None:
-        self._counts, self._wide = repeatable(dtype) or (TILE,), not repeatable(dtype)
+        self._counts, self._wide = reproducible_row_counts(dtype) or (TILE_ROWS,), not reproducible_row_counts(dtype)
         self._rows = np.zeros((_padded(capacity), width), dtype=dtype)  # pages are taken when they are written
 
     def put(self, index: int, row: Array) -> None:
@@ -36,7 +36,7 @@ class Tiles:
         rows[: len(self._rows)] = self._rows
         self._rows = rows
 
-    def inner(self, start: int, stop: int) -> F64:
+    def inner_products(self, start: int, stop: int) -> F64:
         """Inner products [stop - start, stop]; at most 16 rows at a time, and as many as the library can repeat."""
         out, first = np.empty((stop - start, stop)), start
         while first < stop:
@@ -49,13 +49,13 @@ class Tiles:
 
     def _some(self, first: int, last: int, stop: int) -> F64:
         """[last - first, stop] for at most 16 rows."""
-        tiles, width = -(-stop // TILE), self._rows.shape[1]
-        grouped = self._rows[: tiles * TILE].reshape(tiles, TILE, width)
-        total = np.zeros((tiles, last - first, TILE))
-        for start in range(0, width, COLUMNS):
-            columns = slice(start, start + COLUMNS)
+        tiles, width = -(-stop // TILE_ROWS), self._rows.shape[1]
+        grouped = self._rows[: tiles * TILE_ROWS].reshape(tiles, TILE_ROWS, width)
+        total = np.zeros((tiles, last - first, TILE_ROWS))
+        for start in range(0, width, COLUMN_BLOCK):
+            columns = slice(start, start + COLUMN_BLOCK)
             total += _product(self._rows[first:last, columns], grouped[:, :, columns], wide=self._wide)
-        return total.transpose(1, 0, 2).reshape(last - first, tiles * TILE)[:, :stop]
+        return total.transpose(1, 0, 2).reshape(last - first, tiles * TILE_ROWS)[:, :stop]
 
 
 def _product(left: Array, tiles: Array, *, wide: bool) -> Array:
@@ -66,14 +66,14 @@ def _product(left: Array, tiles: Array, *, wide: bool) -> Array:
 
 
 @lru_cache
-def repeatable(dtype: np.dtype[np.generic]) -> tuple[int, ...]:
+def reproducible_row_counts(dtype: np.dtype[np.generic]) -> tuple[int, ...]:
     """How many rows a product may have, so that two rows' product has the same bits at any place in any of them.
 
     OpenBLAS adds in another order at the edges of its kernels, which differ from processor to processor: this tries.
     Empty if nothing repeats.
     """
     rng, good = np.random.default_rng(0), list[int]()
-    cases = [rng.standard_normal((2, TILE, c)).astype(dtype) for c in (COLUMNS, 650, 20)]
+    cases = [rng.standard_normal((2, TILE_ROWS, c)).astype(dtype) for c in (COLUMN_BLOCK, 650, 20)]
     for count in (16, 12, 8, 4, 2):
         if all(_repeats(x, y, count, good[0] if good else count) for x, y in cases):
             good.append(count)
@@ -82,8 +82,10 @@ def repeatable(dtype: np.dtype[np.generic]) -> tuple[int, ...]:
 
 def _repeats(x: Array, y: Array, count: int, reference: int) -> bool:
     """Whether products of `count` rows of x or y equal those of `reference` rows of x, wherever the rows stand."""
-    parts = [_product(np.roll(x, -i, axis=0)[:reference], y[None], wide=False)[0] for i in range(0, TILE, reference)]
-    known = np.concatenate(parts)[:TILE]
+    parts = [
+        _product(np.roll(x, -i, axis=0)[:reference], y[None], wide=False)[0] for i in range(0, TILE_ROWS, reference)
+    ]
+    known = np.concatenate(parts)[:TILE_ROWS]
     return all(
         (
             _product(np.roll(left, by, axis=0)[:count], right[None], wide=False)[0] == np.roll(out, by, axis=0)[:count]
@@ -94,10 +96,10 @@ def _repeats(x: Array, y: Array, count: int, reference: int) -> bool:
 
 
 def _padded(rows: int) -> int:
-    return -(-max(rows, 1) // TILE) * TILE
+    return -(-max(rows, 1) // TILE_ROWS) * TILE_ROWS
 
 
-class Symmetric:
+class NumpyProducts:
     """A matrix in memory."""
 
     def __init__(self, matrix: F64) -> None:
@@ -107,22 +109,22 @@ class Symmetric:
         """[q] -> [q, n]."""
         return self._matrix[index]
 
-    def times(self, left: F64, index: I64 | None = None) -> F64:
+    def multiply(self, left: F64, index: I64 | None = None) -> F64:
         """[q, n] or, with `index`, [q, m] -> [q, n]."""
         product: F64 = left @ (self._matrix if index is None else self._matrix[index])
         return product
 
 
-class Host:
+class NumpyBackend:
     """The backend that is everywhere."""
 
-    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> Tiles:
+    def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> NumpyPoints:
         """Room for points."""
-        return Tiles(capacity, width, dtype)
+        return NumpyPoints(capacity, width, dtype)
 
-    def products(self, matrix: F64) -> Symmetric:
+    def products(self, matrix: F64) -> NumpyProducts:
         """The matrix itself."""
-        return Symmetric(matrix)
+        return NumpyProducts(matrix)
 
     def sums(self, weights: F64, rows: Array) -> F64:
         """One product; the rows are raised to float64 first."""

@@ -14,7 +14,7 @@ import numpy as np
 from coordinator.clustering.arrays import F64, I64
 from edge_client.protocol.task import Array
 
-VALUES = 2**27  # 1 GiB of float64: so much of the points is raised to float64 at a time
+MAX_FLOAT64_VALUES = 2**27  # 1 GiB of float64: so much of the points is raised to float64 at a time
 
 
 def _torch() -> Any:  # noqa: ANN401 - a module
@@ -22,7 +22,7 @@ def _torch() -> Any:  # noqa: ANN401 - a module
     return importlib.import_module("torch")
 
 
-def available() -> bool:
+def has_cuda() -> bool:
     """Whether torch is installed and sees a CUDA device."""
     try:
         return bool(_torch().cuda.is_available())
@@ -30,7 +30,7 @@ def available() -> bool:
         return False
 
 
-class Torch:
+class TorchBackend:
     """The backend of one torch device: "cuda" or "cpu"."""
 
     def __init__(self, device: str) -> None:
@@ -65,10 +65,10 @@ class TorchPoints:
         rows[: len(self._rows)] = self._rows
         self._rows = rows
 
-    def inner(self, start: int, stop: int) -> F64:
+    def inner_products(self, start: int, stop: int) -> F64:
         """Inner products [stop - start, stop]."""
         width = self._rows.shape[1]
-        step = max(1, VALUES // max(stop, 1))
+        step = max(1, MAX_FLOAT64_VALUES // max(stop, 1))
         total = 0.0
         for first in range(0, width, step):
             block = self._rows[:stop, first : first + step].double()
@@ -86,7 +86,7 @@ class TorchProducts:
         """[q] -> [q, n]."""
         return _back(self._matrix[_on(index, self._matrix.device)])
 
-    def times(self, left: F64, index: I64 | None = None) -> F64:
+    def multiply(self, left: F64, index: I64 | None = None) -> F64:
         """[q, n] or, with `index`, [q, m] -> [q, n]."""
         right = self._matrix if index is None else self._matrix[_on(index, self._matrix.device)]
         return _back(_on(left, self._matrix.device) @ right)

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.clustering.arrays import F64, I64
-from coordinator.clustering.batched_kmeans import SWEEPS
+from coordinator.clustering.batched_kmeans import MAX_LLOYD_SWEEPS
 from coordinator.clustering.gram import squared_distances
-from coordinator.clustering.kmeans import distances, hartigan, kmeans, lloyd, objective, spread
+from coordinator.clustering.kmeans import centroid_distances, hartigan, kmeans, lloyd, objective, spread_seeds
 
 
 @dataclass(frozen=True)
-class Trimmed:
+class TrimmedClustering:
     """Labels [n] of all points, the trimmed ones by their nearest centroid; who is kept [n]; the sum over the kept."""
 
     labels: I64
@@ -29,17 +29,17 @@ class Trimmed:
 
 def trimmed_kmeans(
     matrix: F64, k: int, rng: np.random.Generator, *, trim: float, restarts: int = 20, init: I64 | None = None
-) -> Trimmed:
+) -> TrimmedClustering:
     """The best of `restarts` runs, and of one run from the labels `init` if given; `trim` is in [0, 0.5)."""
     if k < 1 or len(matrix) < 1 or not 0 <= trim < 0.5 or (restarts < 1 and init is None):  # noqa: PLR2004 - most are kept
         raise ValueError(f"need k >= 1, points, trim in [0, 0.5) and a start; got k={k}, {matrix.shape}, {trim}")
     spare, equal = int(trim * len(matrix)), np.ones(len(matrix))
     if spare == 0:
         found = kmeans(matrix, k, rng, restarts=restarts, init=init)
-        return Trimmed(found.labels, np.ones(len(matrix), dtype=np.bool_), found.objective)
+        return TrimmedClustering(found.labels, np.ones(len(matrix), dtype=np.bool_), found.objective)
     starts = [] if init is None else [(init, _to(matrix, _medoids(matrix, init)))]
     for _ in range(restarts):
-        d2 = _to(matrix, spread(matrix, k, equal, rng, spare=spare))
+        d2 = _to(matrix, spread_seeds(matrix, k, equal, rng, spare=spare))
         starts.append((d2.argmin(axis=1), d2))
     return min((_concentrate(matrix, labels, d2, k, spare) for labels, d2 in starts), key=lambda run: run.objective)
 
@@ -54,21 +54,21 @@ def _medoids(matrix: F64, labels: I64) -> list[int]:
     return [int(own[np.sqrt(squared_distances(matrix, own, own)).sum(axis=1).argmin()]) for own in groups]
 
 
-def _concentrate(matrix: F64, labels: I64, d2: F64, k: int, spare: int) -> Trimmed:
+def _concentrate(matrix: F64, labels: I64, d2: F64, k: int, spare: int) -> TrimmedClustering:
     """From the points nearest to some centers (squared distances [n, ...]): cluster the kept, keep the near, again."""
     labels, kept = labels.copy(), _nearest(d2, spare)
-    for _ in range(SWEEPS):
+    for _ in range(MAX_LLOYD_SWEEPS):
         inner, equal = np.ix_(kept, kept), np.ones(int(kept.sum()))
         labels[kept] = hartigan(matrix[inner], lloyd(matrix[inner], labels[kept], k, equal), k, equal)
-        d2 = distances(matrix, labels, k, kept.astype(np.float64))
+        d2 = centroid_distances(matrix, labels, k, kept.astype(np.float64))
         nearest = _nearest(d2, spare)
         if (nearest == kept).all():
             break
         labels, kept = d2.argmin(axis=1), nearest
-    d2 = distances(matrix, labels, k, kept.astype(np.float64))
+    d2 = centroid_distances(matrix, labels, k, kept.astype(np.float64))
     labels[~kept] = d2[~kept].argmin(axis=1)  # among those that have a kept point
     inner = np.ix_(kept, kept)
-    return Trimmed(labels, kept, objective(matrix[inner], labels[kept], k, np.ones(int(kept.sum()))))
+    return TrimmedClustering(labels, kept, objective(matrix[inner], labels[kept], k, np.ones(int(kept.sum()))))
 
 
 def _nearest(d2: F64, spare: int) -> NDArray[np.bool_]:

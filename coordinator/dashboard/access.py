@@ -13,24 +13,24 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from export.serve.rate_limits import Rate
+from export.serve.rate_limits import RateLimiter
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-SAME = (b"same-origin", b"none")  # Sec-Fetch-Site of our own page, and of an address that was typed
+SAME_ORIGIN_VALUES = (b"same-origin", b"none")  # Sec-Fetch-Site of our own page, and of an address that was typed
 REQUESTS_PER_S, REQUESTS_BURST = 50.0, 200.0
-GUESSES_PER_S, GUESSES_BURST = 0.5, 10.0  # wrong tokens per address
+TOKEN_FAILURES_PER_S, TOKEN_FAILURES_BURST = 0.5, 10.0  # wrong tokens per address
 Headers = Iterable[tuple[bytes, bytes]]
 Refusal = tuple[int, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Access:
+class AccessControl:
     """The tokens; `read` None: whoever can reach the port may read. `control` None: nobody may steer."""
 
     read: str | None
     control: str | None
-    requests: Rate = field(default_factory=lambda: Rate(REQUESTS_PER_S, REQUESTS_BURST))
-    guesses: Rate = field(default_factory=lambda: Rate(GUESSES_PER_S, GUESSES_BURST))
+    requests: RateLimiter = field(default_factory=lambda: RateLimiter(REQUESTS_PER_S, REQUESTS_BURST))
+    guesses: RateLimiter = field(default_factory=lambda: RateLimiter(TOKEN_FAILURES_PER_S, TOKEN_FAILURES_BURST))
 
     def refuse(self, method: str, path: str, headers: Headers, client: str, now_s: float) -> Refusal | None:
         """None for a request that may be answered, else the status and the words."""
@@ -74,7 +74,7 @@ def _host(headers: dict[bytes, bytes]) -> str:
 
 def _ours(headers: dict[bytes, bytes]) -> bool:
     """Whether a request that changes something comes from our own page, or from no browser at all."""
-    if headers.get(b"sec-fetch-site", b"same-origin") not in SAME:
+    if headers.get(b"sec-fetch-site", b"same-origin") not in SAME_ORIGIN_VALUES:
         return False
     origin = headers.get(b"origin")
     return origin is None or origin.partition(b"://")[2] == headers.get(b"host")

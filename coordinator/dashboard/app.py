@@ -28,22 +28,22 @@ from starlette.responses import FileResponse, JSONResponse, Response, StreamingR
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from coordinator.dashboard.access import Access
-from coordinator.dashboard.event_hub import Hub, Page
-from coordinator.dashboard.side_panels import NOTHING, Beside
-from coordinator.storage.store import Key
+from coordinator.dashboard.access import AccessControl
+from coordinator.dashboard.event_hub import Hub, PageStream
+from coordinator.dashboard.side_panels import EMPTY_PAGE_DATA, PageData
+from coordinator.storage.store import ExchangeKey
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
 from edge_client.protocol.messages import parse_json
 from export.serve import http_errors
 
-BODY_BYTES = 4 << 10
-BODY_S = 10.0  # to send it
-BEAT_S = 10.0  # from one sign of life of a quiet stream to the next
-SEND_S = 20.0  # a page that takes nothing for so long is gone
-NAME_CHARS = 128
-MEDIA = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-HEADERS = {
+MAX_BODY_BYTES = 4 << 10
+BODY_TIMEOUT_S = 10.0  # to send it
+HEARTBEAT_S = 10.0  # from one sign of life of a quiet stream to the next
+SEND_TIMEOUT_S = 20.0  # a page that takes nothing for so long is gone
+MAX_NAME_CHARS = 128
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+SECURITY_HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
@@ -52,35 +52,37 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-COUNT = validators.integer(0, 2**31)
-ORDER = validators.record(
+COUNT_FIELD = validators.integer(0, 2**31)
+COMMAND_SCHEMA = validators.record(
     validators.required(do=validators.one_of("pause", "resume", "close", "stop"))
     | validators.optional(
-        exchange=validators.record(validators.required(id=validators.text(NAME_CHARS), round=COUNT, exchange=COUNT)),
+        exchange=validators.record(
+            validators.required(id=validators.text(MAX_NAME_CHARS), round=COUNT_FIELD, exchange=COUNT_FIELD)
+        ),
     )
 )
 
 
-class Control(Protocol):
+class RunControl(Protocol):
     """What the buttons do; from another thread than the one that runs it. A `Server` is one."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
-    def close_round(self, key: Key) -> None: ...
+    def close_round(self, key: ExchangeKey) -> None: ...
     def stop(self) -> None: ...
 
 
 def create_app(
     view: Hub,
-    control: Control,
+    control: RunControl,
     *,
     read_token: str | None,
     control_token: str | None,
     extra_routes: Sequence[BaseRoute] = (),
-    beside: Beside = NOTHING,
+    page_data: PageData = EMPTY_PAGE_DATA,
 ) -> ASGIApp:
     """The whole interface. Without `read_token` it answers to this machine only; `extra_routes` guard themselves."""
-    web = _Web(view, control, beside)
+    web = _DashboardHandlers(view, control, page_data)
     routes: list[BaseRoute] = [
         Route("/", web.page),
         Route("/static/{name}", web.static),
@@ -94,16 +96,16 @@ def create_app(
         Route("/api/control", web.order, methods=["POST"]),
         *extra_routes,
     ]
-    handlers: dict[Any, Any] = {HTTPException: http_errors.refused, Malformed: http_errors.malformed}
+    handlers: dict[Any, Any] = {HTTPException: http_errors.on_http_exception, Malformed: http_errors.on_malformed}
     inner = Starlette(routes=routes, exception_handlers=handlers)
     inner.router.redirect_slashes = False
-    return _Gate(inner, Access(read=read_token, control=control_token))
+    return _DashboardGate(inner, AccessControl(read=read_token, control=control_token))
 
 
-class _Gate:
+class _DashboardGate:
     """Asks access.py first, and adds the headers that every answer has."""
 
-    def __init__(self, inner: ASGIApp, access: Access) -> None:
+    def __init__(self, inner: ASGIApp, access: AccessControl) -> None:
         self._inner, self._access = inner, access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,21 +118,21 @@ class _Gate:
                 given = {name.lower() for name, _ in message["headers"]}
                 message["headers"] = [
                     *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in HEADERS.items() if k.lower().encode() not in given),
+                    *((k.encode(), v.encode()) for k, v in SECURITY_HEADERS.items() if k.lower().encode() not in given),
                 ]
             await send(message)
 
         client = scope["client"][0] if scope.get("client") else ""
         refusal = self._access.refuse(scope["method"], scope["path"], scope["headers"], client, time.monotonic())
-        answer = self._inner if refusal is None else http_errors.error(*refusal)
+        answer = self._inner if refusal is None else http_errors.error_response(*refusal)
         await answer(scope, receive, guarded)
 
 
-class _Web:
+class _DashboardHandlers:
     """The handlers."""
 
-    def __init__(self, hub: Hub, control: Control, beside: Beside) -> None:
-        self._hub, self._control, self._beside = hub, control, beside
+    def __init__(self, hub: Hub, control: RunControl, page_data: PageData) -> None:
+        self._hub, self._control, self._beside = hub, control, page_data
         self._static = _static()
 
     async def page(self, _: Request) -> Response:
@@ -166,7 +168,7 @@ class _Web:
 
     async def files(self, _: Request) -> Response:
         bundle = await asyncio.to_thread(self._beside.files)
-        return JSONResponse({"files": [] if bundle is None else bundle.told()})
+        return JSONResponse({"files": [] if bundle is None else bundle.entries()})
 
     async def file(self, request: Request) -> Response:
         bundle = await asyncio.to_thread(self._beside.files)
@@ -176,13 +178,13 @@ class _Web:
         return FileResponse(path, filename=path.name, media_type="application/octet-stream")
 
     async def join(self, request: Request) -> Response:
-        base = f"{request.url.scheme}://{request.headers.get('host', '')[:NAME_CHARS]}"
+        base = f"{request.url.scheme}://{request.headers.get('host', '')[:MAX_NAME_CHARS]}"
         return JSONResponse(dict(self._beside.join(base)))
 
     async def order(self, request: Request) -> Response:
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             raise HTTPException(415, "an order is application/json")
-        order = ORDER(parse_json(await _body(request), BODY_BYTES), "the order")
+        order = COMMAND_SCHEMA(parse_json(await _body(request), MAX_BODY_BYTES), "the order")
         does: dict[str, Callable[[], None]] = {
             "pause": self._control.pause,
             "resume": self._control.resume,
@@ -199,13 +201,13 @@ class _Web:
             raise HTTPException(400, "say which exchange to close")
         if now is None or any(now[key] != wanted[key] for key in ("id", "round", "exchange")):
             raise HTTPException(409, "that exchange is not open any more")
-        self._control.close_round(Key(wanted["id"], wanted["round"], wanted["exchange"]))
+        self._control.close_round(ExchangeKey(wanted["id"], wanted["round"], wanted["exchange"]))
 
 
 class _Events(StreamingResponse):
     """A page's messages until one side leaves."""
 
-    def __init__(self, hub: Hub, page: Page) -> None:
+    def __init__(self, hub: Hub, page: PageStream) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         super().__init__(self._lines(page), media_type="text/event-stream", headers=headers)
         self._hub, self._page = hub, page
@@ -214,19 +216,19 @@ class _Events(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._hub.leave(self._page)
+            self._hub.unsubscribe(self._page)
 
     async def stream_response(self, send: Send) -> None:
         """Give up on whoever takes nothing: the connection ends unfinished, and a page that lives comes again."""
 
         async def patient(message: Message) -> None:
-            await asyncio.wait_for(send(message), SEND_S)
+            await asyncio.wait_for(send(message), SEND_TIMEOUT_S)
 
         with suppress(asyncio.TimeoutError):
             await super().stream_response(patient)
 
-    async def _lines(self, page: Page) -> AsyncIterator[bytes]:
-        while (text := await page.next(BEAT_S)) is not None:
+    async def _lines(self, page: PageStream) -> AsyncIterator[bytes]:
+        while (text := await page.next(HEARTBEAT_S)) is not None:
             yield text or b": still here\n\n"
 
 
@@ -234,7 +236,7 @@ def _static() -> dict[str, Response]:
     """Every file of the page by its name: what is not among them cannot be asked for."""
     found = {}
     for file in resources.files("coordinator.dashboard").joinpath("static").iterdir():
-        kind = MEDIA.get("." + file.name.rpartition(".")[2])
+        kind = MEDIA_TYPES.get("." + file.name.rpartition(".")[2])
         if kind is not None:
             headers = {"Cache-Control": "no-cache"}
             found[file.name] = Response(file.read_bytes(), media_type=kind, headers=headers)
@@ -249,16 +251,16 @@ async def _body(request: Request) -> bytes:
         nonlocal size
         async for part in request.stream():
             size += len(part)
-            if size > BODY_BYTES:
-                raise HTTPException(413, f"an order has at most {BODY_BYTES} bytes")
+            if size > MAX_BODY_BYTES:
+                raise HTTPException(413, f"an order has at most {MAX_BODY_BYTES} bytes")
             parts.append(part)
 
     try:
-        await asyncio.wait_for(read(), BODY_S)
+        await asyncio.wait_for(read(), BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
-        raise HTTPException(408, f"an order is sent within {BODY_S:.0f} s") from None
+        raise HTTPException(408, f"an order is sent within {BODY_TIMEOUT_S:.0f} s") from None
     return b"".join(parts)
 
 
 def _run(request: Request) -> str:
-    return request.query_params.get("run", "")[:NAME_CHARS]
+    return request.query_params.get("run", "")[:MAX_NAME_CHARS]

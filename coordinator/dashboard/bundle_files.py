@@ -10,19 +10,19 @@ from typing import Any
 
 from edge_client.errors import FedcentersError
 from edge_client.protocol.messages import parse_json
-from export.bundle.reader import MANIFEST, MANIFEST_LIMIT_BYTES, entries
+from export.bundle.reader import MANIFEST_FILE, MAX_MANIFEST_BYTES, file_entries
 
-LISTED = 2_000
+MAX_LISTED_FILES = 2_000
 
 
-class Files:
+class BundleFiles:
     """What is in `folder`, by the manifest there; nothing where there is none, or one that cannot be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._entries = {entry["path"]: entry for entry in _entries(folder)}
 
-    def told(self) -> list[dict[str, Any]]:
+    def entries(self) -> list[dict[str, Any]]:
         """Path, size in bytes and sha256 of each."""
         return [{key: entry.get(key) for key in ("path", "size", "sha256")} for entry in self._entries.values()]
 
@@ -36,11 +36,11 @@ class Files:
 
 
 def _entries(folder: Path) -> list[dict[str, Any]]:
-    path = folder / MANIFEST
+    path = folder / MANIFEST_FILE
     try:
-        manifest = parse_json(path.read_bytes(), MANIFEST_LIMIT_BYTES)
-        named = [dict(entry) for entry in entries(manifest)]
+        manifest = parse_json(path.read_bytes(), MAX_MANIFEST_BYTES)
+        named = [dict(entry) for entry in file_entries(manifest)]
         size = path.stat().st_size
     except (OSError, FedcentersError, KeyError, TypeError, AttributeError):
         return []
-    return [{"path": MANIFEST, "size": size, "sha256": ""}, *named[:LISTED]]
+    return [{"path": MANIFEST_FILE, "size": size, "sha256": ""}, *named[:MAX_LISTED_FILES]]

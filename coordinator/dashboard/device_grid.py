@@ -11,12 +11,12 @@ from typing import Any
 from edge_client.protocol.task import ClientId
 
 # The page knows a state by its place in this list.
-STATES = ("training", "uploading", "waiting", "answered", "late", "rejected", "idle", "sleeping", "away")
+DEVICE_STATES = ("training", "uploading", "waiting", "answered", "late", "rejected", "idle", "sleeping", "away")
 _PRESENT = {"on": "idle", "sleep": "sleeping"}  # any other presence: away
 _GROUPS = {"answered": "answered", "uploading": "uploading", "waiting": "waiting", "refused": "rejected"}
 
 
-def states(
+def device_states(
     presence: Mapping[ClientId, str], exchange: Mapping[str, Any] | None, late: Collection[ClientId]
 ) -> dict[ClientId, str]:
     """Device -> one of STATES.
@@ -38,7 +38,7 @@ def states(
     return found
 
 
-def missed(exchange: Mapping[str, Any], late: Collection[ClientId]) -> frozenset[ClientId]:
+def late_devices(exchange: Mapping[str, Any], late: Collection[ClientId]) -> frozenset[ClientId]:
     """Who is late once this exchange has closed, given who was before.
 
     Nobody misses an exchange that closed since there were as many answers as wanted; who answers is late no more.

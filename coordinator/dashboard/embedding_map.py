@@ -23,32 +23,40 @@ from numpy.typing import NDArray
 from coordinator.clustering.silhouette import silhouette
 from edge_client.protocol.task import Array, ClientId, Flat
 
-SKETCH_BYTES = 64 << 20
-SKETCH_MAX = 16_384  # numbers of a device
-SMALL = 512  # devices whose Gram matrix is decomposed as it is
-SAMPLE = 1_000  # devices of a silhouette
-STEPS = 10_000  # of a coordinate, from the middle to the edge of the map
+MAX_SKETCH_BYTES = 64 << 20
+MAX_SKETCH_SIZE = 16_384  # numbers of a device
+GRAM_MAX_DEVICES = 512  # devices whose Gram matrix is decomposed as it is
+SILHOUETTE_MAX_DEVICES = 1_000  # devices of a silhouette
+COORDINATE_STEPS = 10_000  # of a coordinate, from the middle to the edge of the map
 F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Survey:
+class EmbeddingMap:
     """One round: `plane` [n, 2] of devices, `middles` [k, 2] of centers, `distances` [n, k], `cosines` [k, k]."""
 
-    who: tuple[ClientId, ...]
-    plane: F64 = field(repr=False)
-    middles: F64 = field(repr=False)
+    devices: tuple[ClientId, ...]
+    device_positions: F64 = field(repr=False)
+    center_positions: F64 = field(repr=False)
     distances: F64 = field(repr=False)
     cosines: F64 = field(repr=False)
     silhouette: float | None  # None without two centers that have devices
     shares: tuple[float, float]  # of the variance, of each axis
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON: coordinates in whole steps of the farthest one's STEPS."""
-        reach = max(float(np.abs(self.plane).max(initial=0)), float(np.abs(self.middles).max(initial=0))) or 1.0
-        steps = [(values / reach * STEPS).round().astype(int).tolist() for values in (self.plane, self.middles)]
+        reach = (
+            max(
+                float(np.abs(self.device_positions).max(initial=0)), float(np.abs(self.center_positions).max(initial=0))
+            )
+            or 1.0
+        )
+        steps = [
+            (values / reach * COORDINATE_STEPS).round().astype(int).tolist()
+            for values in (self.device_positions, self.center_positions)
+        ]
         return {
-            "devices": list(self.who),
+            "devices": list(self.devices),
             "xy": steps[0],
             "centers": steps[1],
             "reach": reach,
@@ -59,17 +67,17 @@ class Survey:
 
     def distance(self, cid: ClientId) -> list[float] | None:
         """Of one device's model to every center; None when it is not in here."""
-        return self.distances[self.who.index(cid)].round(6).tolist() if cid in self.who else None
+        return self.distances[self.devices.index(cid)].round(6).tolist() if cid in self.devices else None
 
 
-def survey(
+def make_embedding_map(
     models: Iterable[tuple[ClientId, Flat]],
     centers: Array,
     assignment: Mapping[ClientId, int],
     *,
     count: int,
-    before: Survey | None = None,
-) -> Survey:
+    before: EmbeddingMap | None = None,
+) -> EmbeddingMap:
     """`count` models [p] one after another, none of them kept, and `centers` [k, p]."""
     known = np.asarray(centers, np.float32)
     pivot = known.mean(axis=0)
@@ -83,13 +91,13 @@ def survey(
     labels = np.array([assignment.get(cid, -1) for cid in who])
     mean = rows.mean(axis=0) if len(rows) else np.zeros(press.size, np.float32)
     rows -= mean
-    axes, shares = principal(rows)
+    axes, shares = principal_axes(rows)
     plane, middles = rows @ axes, np.stack([press(center - pivot) - mean for center in known]) @ axes
     turn = _turn(who, plane, before)
-    return Survey(
-        who=tuple(who),
-        plane=plane.astype(np.float64) @ turn,
-        middles=middles.astype(np.float64) @ turn,
+    return EmbeddingMap(
+        devices=tuple(who),
+        device_positions=plane.astype(np.float64) @ turn,
+        center_positions=middles.astype(np.float64) @ turn,
         distances=distances,
         cosines=_cosines(known),
         silhouette=_apart(rows, labels),
@@ -101,7 +109,7 @@ class _Sketch:
     """[p] -> [size], linear; the same for every vector of a survey."""
 
     def __init__(self, width: int, count: int) -> None:
-        fits = max(64, min(SKETCH_MAX, SKETCH_BYTES // (4 * max(1, count))))
+        fits = max(64, min(MAX_SKETCH_SIZE, MAX_SKETCH_BYTES // (4 * max(1, count))))
         self.size = min(width, fits)
         self._rows = -(-width // self.size)
         signs = np.random.default_rng(0).integers(0, 2, width, dtype=np.int8) * 2 - 1
@@ -116,12 +124,12 @@ class _Sketch:
         return pressed
 
 
-def principal(rows: Array) -> tuple[Array, tuple[float, float]]:
+def principal_axes(rows: Array) -> tuple[Array, tuple[float, float]]:
     """[n, s] with mean zero -> axes [s, 2] of length 1, or 0 where nothing varies, and their shares of the variance."""
     axes, spread = np.zeros((rows.shape[1], 2), np.float32), float((rows.astype(np.float64) ** 2).sum())
     if spread == 0.0:
         return axes, (0.0, 0.0)
-    if min(rows.shape) <= SMALL:
+    if min(rows.shape) <= GRAM_MAX_DEVICES:
         wide = rows.shape[1] > rows.shape[0]
         gram = (rows @ rows.T if wide else rows.T @ rows).astype(np.float64)
         values, vectors = np.linalg.eigh(gram)
@@ -140,11 +148,11 @@ def principal(rows: Array) -> tuple[Array, tuple[float, float]]:
     return axes, (shares[0], shares[1])
 
 
-def _turn(who: Sequence[ClientId], plane: Array, before: Survey | None) -> F64:
+def _turn(who: Sequence[ClientId], plane: Array, before: EmbeddingMap | None) -> F64:
     """The rotation or reflection [2, 2] that brings devices closest to where they were."""
     if before is None:
         return np.eye(2)
-    then = dict(zip(before.who, before.plane, strict=True))
+    then = dict(zip(before.devices, before.device_positions, strict=True))
     both = [i for i, cid in enumerate(who) if cid in then]
     if not both:
         return np.eye(2)
@@ -165,8 +173,8 @@ def _cosines(centers: Array) -> F64:
 def _apart(rows: Array, labels: NDArray[np.int64]) -> float | None:
     """The mean silhouette of devices with a center."""
     held = np.flatnonzero(labels >= 0)
-    if len(held) > SAMPLE:
-        held = held[np.linspace(0, len(held) - 1, SAMPLE).round().astype(int)]
+    if len(held) > SILHOUETTE_MAX_DEVICES:
+        held = held[np.linspace(0, len(held) - 1, SILHOUETTE_MAX_DEVICES).round().astype(int)]
     if len(set(labels[held].tolist())) < 2:  # noqa: PLR2004 - two centers
         return None
     x = rows[held].astype(np.float64)

@@ -14,12 +14,12 @@ from pathlib import Path
 from coordinator.config import CoordinatorConfig
 from edge_client.errors import ConfigError
 
-PORT_MAX = 65_535
-LINK = "dashboard.url"  # in the run folder while it is served, for its owner only: who has the link may steer
+MAX_PORT = 65_535
+LINK_FILE = "dashboard.url"  # in the run folder while it is served, for its owner only: who has the link may steer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
+class Endpoint:
     """An address with what guards it. `read` None: no token is needed to read."""
 
     host: str
@@ -36,7 +36,7 @@ class Where:
         return f"{scheme}://{host}:{port}/#control={self.control}"
 
 
-def where_of(config: CoordinatorConfig) -> Where:
+def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
     """Of `dashboard` and the keys that belong to it. Raises ConfigError."""
     host, port = _address(config.dashboard)
     read, control = (_token(path) for path in (config.dashboard_read_token, config.dashboard_control_token))
@@ -58,7 +58,7 @@ def where_of(config: CoordinatorConfig) -> Where:
             )
     if read is not None and read == control:
         raise ConfigError("both tokens of the dashboard are the same", hint="who may read need not be who may steer")
-    return Where(
+    return Endpoint(
         host=host,
         port=port,
         control=control or secrets.token_urlsafe(24),
@@ -71,7 +71,7 @@ def where_of(config: CoordinatorConfig) -> Where:
 def _address(text: str) -> tuple[str, int]:
     """'8080' or 'host:8080' or '[::1]:8080'; port 0 is any free one."""
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > PORT_MAX:
+    if not port.isdecimal() or int(port) > MAX_PORT:
         raise ConfigError(f"dashboard is {text!r}", hint="dashboard is a port, as 8080, or an address, as 0.0.0.0:8080")
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
@@ -88,6 +88,6 @@ def _local(host: str) -> bool:
 def _token(path: Path | None) -> str | None:
     if path is None:
         return None
-    from export.serve.server import token_of
+    from export.serve.server import read_token
 
-    return token_of(path)
+    return read_token(path)

@@ -13,19 +13,19 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.dashboard.metrics_view import Told, View
+from coordinator.dashboard.metrics_view import DashboardView, Messages
 
-PAGES = 64  # that may look at the same time
-WAITING = 256  # messages for one page
+MAX_PAGES = 64  # that may look at the same time
+MAX_QUEUED_MESSAGES = 256  # messages for one page
 
 
 class Hub:
     """One view and its pages. Every method may be called from any thread; `subscribe` from an event loop's."""
 
-    def __init__(self, view: View | None = None) -> None:
-        self._view = view or View()
+    def __init__(self, view: DashboardView | None = None) -> None:
+        self._view = view or DashboardView()
         self._lock = threading.Lock()
-        self._pages: set[Page] = set()
+        self._pages: set[PageStream] = set()
         self._closed = False
 
     def event(self, event: Mapping[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Hub:
         with self._lock:
             self._spread(self._view.status(seen))
 
-    def tell(self, kind: str, data: Any) -> None:  # noqa: ANN401 - JSON
+    def broadcast(self, kind: str, data: Any) -> None:  # noqa: ANN401 - JSON
         """Something that is no part of the view."""
         with self._lock:
             self._spread([(kind, data)])
@@ -70,17 +70,17 @@ class Hub:
             found: dict[str, Any] | None = self._view.now["exchange"]
             return found
 
-    def subscribe(self) -> Page | None:
+    def subscribe(self) -> PageStream | None:
         """A page whose first message is the snapshot; None when there are too many."""
         with self._lock:
-            if self._closed or len(self._pages) >= PAGES:
+            if self._closed or len(self._pages) >= MAX_PAGES:
                 return None
-            page = Page(asyncio.get_running_loop())
-            page.put(message("snapshot", self._view.snapshot()))
+            page = PageStream(asyncio.get_running_loop())
+            page.put(format_sse("snapshot", self._view.snapshot()))
             self._pages.add(page)
             return page
 
-    def leave(self, page: Page) -> None:
+    def unsubscribe(self, page: PageStream) -> None:
         """A page is gone."""
         with self._lock:
             self._pages.discard(page)
@@ -92,16 +92,16 @@ class Hub:
             for page in self._pages:
                 page.end()
 
-    def _spread(self, told: Told) -> None:
+    def _spread(self, told: Messages) -> None:
         if not self._pages:
             return
         for kind, data in told:
-            text = message(kind, data)
+            text = format_sse(kind, data)
             for page in self._pages:
                 page.put(text)
 
 
-class Page:
+class PageStream:
     """The messages that wait for one page."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -111,7 +111,7 @@ class Page:
 
     def put(self, text: bytes) -> None:
         """From any thread: one more message, or the end of a page that does not keep up."""
-        if len(self._messages) >= WAITING:
+        if len(self._messages) >= MAX_QUEUED_MESSAGES:
             self._messages.clear()
             self.end()
         elif not self._ended:
@@ -123,13 +123,13 @@ class Page:
         self._ended = True
         self._wake()
 
-    async def next(self, patience_s: float) -> bytes | None:
-        """All that waits, as one text, which is empty when nothing came for `patience_s`; None at the end."""
+    async def next(self, timeout_s: float) -> bytes | None:
+        """All that waits, as one text, which is empty when nothing came for `timeout_s`; None at the end."""
         if not self._messages and not self._ended:
             self._came.clear()
             if not self._messages and not self._ended:
                 try:
-                    await asyncio.wait_for(self._came.wait(), patience_s)
+                    await asyncio.wait_for(self._came.wait(), timeout_s)
                 except asyncio.TimeoutError:
                     return b""
         parts = []
@@ -142,6 +142,6 @@ class Page:
             self._loop.call_soon_threadsafe(self._came.set)
 
 
-def message(kind: str, data: Any) -> bytes:  # noqa: ANN401 - JSON
+def format_sse(kind: str, data: Any) -> bytes:  # noqa: ANN401 - JSON
     """One server-sent event (HTML living standard, 9.2): JSON has no line breaks."""
     return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

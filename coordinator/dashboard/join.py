@@ -11,15 +11,15 @@ from typing import Any
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.signing_key import pins
-from coordinator.phone.routes import link_of, qr_svg
+from coordinator.identity.signing_key import trusted_keys
+from coordinator.phone.routes import phone_link, qr_svg
 
-COMMAND = "fedcenters-edge nearest --config client.toml --json"
+NEAREST_COMMAND = "fedcenters-edge nearest --config client.toml --json"
 
 
-def joining(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str, Any]:
+def join_info(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str, Any]:
     """`base` is how whoever asks has reached us, as http://host:port; `phone`: whether the page for phones is there."""
-    url = brokers.url_of(config.broker)
+    url = brokers.broker_url(config.broker)
     facts = {
         "federation": config.federation,
         "device-id": "my-device",
@@ -27,14 +27,14 @@ def joining(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str, A
         "engine": "onnx",
         "data": "data",
         "state": "state",
-        "signing-keys": pins(config.keys),
+        "signing-keys": trusted_keys(config.signing_key_folder),
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())  # such JSON is TOML, too
     here = any(name in url for name in ("127.0.0.1", "localhost", "[::1]"))
-    return {"config": text, "command": COMMAND, "local": here, "phone": _phone(base) if phone else None}
+    return {"config": text, "command": NEAREST_COMMAND, "local": here, "phone": _phone(base) if phone else None}
 
 
 def _phone(base: str) -> dict[str, str]:
     """The link that a phone opens, and its QR code as SVG."""
-    link = link_of(base)
+    link = phone_link(base)
     return {"url": link, "svg": qr_svg(link)}

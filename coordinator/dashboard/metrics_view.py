@@ -1,8 +1,9 @@
 """What the page shows of a federation: the events of metrics.jsonl and the server's status, reduced to bounded JSON.
 
-`View.event` and `View.status` take in what happened and give what a page that knows all before must still be told, as
-(kind, data); `View.snapshot` is all of it. The same events give the same page, live or read from a file. Bounded: the
-newest EVENTS events, the rounds that round_history.py keeps, MAX_RUNS runs. No clock, no thread, no network.
+`DashboardView.event` and `DashboardView.status` take in what happened and give what a page that knows all before must
+still be told, as (kind, data); `DashboardView.snapshot` is all of it. The same events give the same page, live or read
+from a file. Bounded: the newest EVENTS events, the rounds that round_history.py keeps, MAX_RUNS runs. No clock, no
+thread, no network.
 """
 
 from __future__ import annotations
@@ -12,27 +13,27 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coordinator.dashboard.device_grid import STATES, missed, states
-from coordinator.dashboard.round_history import History
+from coordinator.dashboard.device_grid import DEVICE_STATES, device_states, late_devices
+from coordinator.dashboard.round_history import RunHistory
 from edge_client.protocol.task import ClientId
 
-EVENTS = 300
+MAX_EVENTS = 300
 MAX_RUNS = 32
 MAX_DEVICES = 20_000
-FORMS = ("now", "fleet", "round", "event")  # kinds of what a page is told
-Told = list[tuple[str, Any]]
-_NUMBER = {state: number for number, state in enumerate(STATES)}
+MESSAGE_KINDS = ("now", "fleet", "round", "event")  # kinds of what a page is told
+Messages = list[tuple[str, Any]]
+_NUMBER = {state: number for number, state in enumerate(DEVICE_STATES)}
 _QUIET = "round"  # has a table and charts of its own
 
 
-class View:
+class DashboardView:
     """One federation. `now` is what goes on; `histories` the runs by name; `devices` the numbers of the devices."""
 
     def __init__(self) -> None:
         self.now: dict[str, Any] = {"phase": "not started", "paused": False, "connected": 0, "exchange": None}
-        self.histories: dict[str, History] = {}
+        self.histories: dict[str, RunHistory] = {}
         self.devices: dict[ClientId, int] = {}
-        self.events: deque[dict[str, Any]] = deque(maxlen=EVENTS)
+        self.events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self.facts: dict[str, Any] = {}  # federation, epoch, model, files
         self._engine: list[str] = []
         self._samples: list[int] = []
@@ -43,10 +44,10 @@ class View:
 
     # -- taking in
 
-    def event(self, event: Mapping[str, Any]) -> Told:
+    def event(self, event: Mapping[str, Any]) -> Messages:
         """One event of metrics.jsonl."""
         kind = event["event"]
-        told: Told = []
+        told: Messages = []
         if kind == "joined":
             told += self._known([event["device"]])
             number = self.devices.get(event["device"])
@@ -61,13 +62,13 @@ class View:
             told.append(("event", self._noted(_short(event))))
         return told
 
-    def status(self, seen: Mapping[str, Any]) -> Told:
+    def status(self, seen: Mapping[str, Any]) -> Messages:
         """What the server tells of itself (Server.observe)."""
         exchange = seen["exchange"]
         if exchange is not None:
             key = exchange["run"], exchange["round"], exchange["exchange"]
             if exchange["closed"] and key != self._closed:
-                self._closed, self._late = key, missed(exchange, self._late)
+                self._closed, self._late = key, late_devices(exchange, self._late)
         now = {
             "phase": seen["phase"],
             "paused": seen["paused"],
@@ -77,7 +78,7 @@ class View:
             "exchange": None if exchange is None else self._exchange(exchange, seen["names"]),
         }
         told = self._known(seen["presence"])
-        doing = states(seen["presence"], exchange, self._late)
+        doing = device_states(seen["presence"], exchange, self._late)
         changed: dict[int, list[int]] = {}
         for cid, state in doing.items():
             number, code = self.devices.get(cid), _NUMBER[state]
@@ -91,13 +92,13 @@ class View:
         self.now = now
         return told
 
-    def _round(self, event: Mapping[str, Any]) -> Told:
+    def _round(self, event: Mapping[str, Any]) -> Messages:
         told = self._known([*event["assignment"], *event["per_device"]])
         history = self.histories.get(event["run"])
         if history is None:
             if len(self.histories) >= MAX_RUNS:
                 return told
-            history = self.histories[event["run"]] = History(event["run"], event["method"], event["of"])
+            history = self.histories[event["run"]] = RunHistory(event["run"], event["method"], event["of"])
         here = self.devices.keys()
         known = {key: {c: v for c, v in event[key].items() if c in here} for key in ("assignment", "per_device")}
         line = history.add({**event, **known}, self.devices)
@@ -118,7 +119,7 @@ class View:
         self.events.append(line)
         return line
 
-    def _other(self, event: Mapping[str, Any]) -> Told:
+    def _other(self, event: Mapping[str, Any]) -> Messages:
         kind = event["event"]
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
@@ -132,7 +133,7 @@ class View:
             self.facts[kind] = True
         return [("facts", dict(self.facts))]
 
-    def _known(self, cids: Iterable[ClientId]) -> Told:
+    def _known(self, cids: Iterable[ClientId]) -> Messages:
         """Number the devices that are new, as long as there is room."""
         new = [cid for cid in dict.fromkeys(cids) if cid not in self.devices]
         new = sorted(new)[: max(0, MAX_DEVICES - len(self.devices))]
@@ -155,7 +156,7 @@ class View:
         return {
             "now": self.now,
             "facts": self.facts,
-            "states": list(STATES),
+            "states": list(DEVICE_STATES),
             "fleet": {
                 "ids": list(self.devices),
                 "engine": self._engine,
@@ -193,15 +194,15 @@ class View:
             "id": cid,
             "engine": self._engine[number],
             "samples": self._samples[number],
-            "state": STATES[self._state[number]],
+            "state": DEVICE_STATES[self._state[number]],
             "runs": {name: one.of_device(number) for name, one in self.histories.items()},
             "refused": self._refused.get(cid, []),
         }
 
 
-def replayed(lines: Iterable[str]) -> View:
+def replay_events(lines: Iterable[str]) -> DashboardView:
     """The view after these lines of metrics.jsonl."""
-    view = View()
+    view = DashboardView()
     for line in lines:
         if line.strip():
             view.event(json.loads(line))

@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-ROUNDS = 1_000  # that are kept of a run, at most
-CELLS = 4_000_000  # devices times rounds
-NOBODY = -1  # no center
-GRID_ROWS, GRID_ROUNDS = 200, 300  # devices and rounds in the picture of assignments
-MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a center in that picture; "." is none
-COPIED = ("round", "accuracy", "f1", "per_center", "loss", "loss_per_center", "bytes", "seconds")
+MAX_ROUNDS = 1_000  # that are kept of a run, at most
+MAX_CELLS = 4_000_000  # devices times rounds
+NO_CENTER = -1  # no center
+MAX_GRID_ROWS, MAX_GRID_ROUNDS = 200, 300  # devices and rounds in the picture of assignments
+CENTER_MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a center in that picture; "." is none
+COPIED_FIELDS = ("round", "accuracy", "f1", "per_center", "loss", "loss_per_center", "bytes", "seconds")
 
 Centers = NDArray[np.int16]
 
 
-class History:
+class RunHistory:
     """One run. `lines` are its rounds in short, oldest first."""
 
     def __init__(self, name: str, method: str, of: int) -> None:
@@ -34,20 +34,20 @@ class History:
 
     def add(self, event: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
         """A `round` event -> its line. `numbers` has every device that the event names."""
-        centers = np.full(len(numbers), NOBODY, np.int16)
+        centers = np.full(len(numbers), NO_CENTER, np.int16)
         for cid, center in event["assignment"].items():
             centers[numbers[cid]] = center
         accuracies = np.full(len(numbers), np.nan, np.float32)
         for cid, accuracy in event["per_device"].items():
             accuracies[numbers[cid]] = accuracy
-        line = {key: event[key] for key in COPIED if key in event}
+        line = {key: event[key] for key in COPIED_FIELDS if key in event}
         line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
         line["moved"] = self._moved(centers)
         line["refused"] = len(event.get("refused", {}))
         self.lines.append(line)
         self._centers.append(centers)
         self._accuracies.append(accuracies)
-        while len(self.lines) > min(ROUNDS, max(1, CELLS // max(1, len(numbers)))):
+        while len(self.lines) > min(MAX_ROUNDS, max(1, MAX_CELLS // max(1, len(numbers)))):
             for kept in (self.lines, self._centers, self._accuracies):
                 kept.popleft()
         return line
@@ -63,18 +63,18 @@ class History:
     def centers(self, count: int) -> list[int]:
         """The newest center of each of `count` devices; NOBODY where there is none."""
         newest = self._centers[-1].tolist() if self._centers else []
-        return [*newest, *[NOBODY] * (count - len(newest))]
+        return [*newest, *[NO_CENTER] * (count - len(newest))]
 
     def of_device(self, number: int) -> list[dict[str, Any]]:
         """Round by round where a device stood: its center, its accuracy; None where it had none."""
         found = []
         for line, centers, accuracies in zip(self.lines, self._centers, self._accuracies, strict=True):
-            center = int(centers[number]) if number < len(centers) else NOBODY
+            center = int(centers[number]) if number < len(centers) else NO_CENTER
             accuracy = float(accuracies[number]) if number < len(accuracies) else float("nan")
             found.append(
                 {
                     "round": line["round"],
-                    "center": None if center == NOBODY else center,
+                    "center": None if center == NO_CENTER else center,
                     "accuracy": None if np.isnan(accuracy) else round(accuracy, 6),
                 }
             )
@@ -83,15 +83,15 @@ class History:
     def grid(self, names: Sequence[str]) -> dict[str, Any]:
         """Some devices, sorted by their newest center and name, times the newest rounds; a row is a text of MARKS."""
         newest = self.centers(len(names))
-        order = sorted(range(len(names)), key=lambda i: (newest[i] == NOBODY, newest[i], names[i]))
-        if len(order) > GRID_ROWS:
-            order = [order[int(i)] for i in np.linspace(0, len(order) - 1, GRID_ROWS).round()]
-        past = list(self._centers)[-GRID_ROUNDS:]
+        order = sorted(range(len(names)), key=lambda i: (newest[i] == NO_CENTER, newest[i], names[i]))
+        if len(order) > MAX_GRID_ROWS:
+            order = [order[int(i)] for i in np.linspace(0, len(order) - 1, MAX_GRID_ROWS).round()]
+        past = list(self._centers)[-MAX_GRID_ROUNDS:]
         rows = ["".join(_mark(centers, i) for centers in past) for i in order]
         first = self.lines[-len(past)]["round"] if past else 1
         return {"first": first, "devices": [names[i] for i in order], "rows": rows, "of": len(names)}
 
 
 def _mark(centers: Centers, number: int) -> str:
-    center = int(centers[number]) if number < len(centers) else NOBODY
-    return "." if center == NOBODY else MARKS[center % len(MARKS)]
+    center = int(centers[number]) if number < len(centers) else NO_CENTER
+    return "." if center == NO_CENTER else CENTER_MARKS[center % len(CENTER_MARKS)]

@@ -13,51 +13,53 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from coordinator.config import CoordinatorConfig
-from coordinator.dashboard.app import Control, create_app
-from coordinator.dashboard.endpoint import LINK, Where
+from coordinator.dashboard.app import RunControl, create_app
+from coordinator.dashboard.endpoint import LINK_FILE, Endpoint
 from coordinator.dashboard.event_hub import Hub
-from coordinator.dashboard.join import joining
-from coordinator.dashboard.map_worker import Surveyor
-from coordinator.dashboard.side_panels import Beside
-from coordinator.http_settings import listening
-from coordinator.phone.routes import routes
+from coordinator.dashboard.join import join_info
+from coordinator.dashboard.map_worker import MapWorker
+from coordinator.dashboard.side_panels import PageData
+from coordinator.http_settings import uvicorn_config
+from coordinator.phone.routes import phone_routes
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 
 log = logging.getLogger(__name__)
-LEAVE_S = 2.0
+SHUTDOWN_TIMEOUT_S = 2.0
 
 
-class Running:
+class DashboardServer:
     """A dashboard that is being served at `link`."""
 
-    def __init__(self, where: Where, config: CoordinatorConfig, hub: Hub, control: Control) -> None:
+    def __init__(self, endpoint: Endpoint, config: CoordinatorConfig, hub: Hub, control: RunControl) -> None:
         """Raises NetworkError when it cannot listen."""
-        surveyor = Surveyor(
-            config.folder, hub.newest, lambda run, number: hub.tell("map", {"run": run, "round": number})
+        map_worker = MapWorker(
+            config.folder, hub.newest, lambda run, number: hub.broadcast("map", {"run": run, "round": number})
         )
-        self._hub, self._surveyor, self._file = hub, surveyor, config.folder / LINK
+        self._hub, self._surveyor, self._file = hub, map_worker, config.folder / LINK_FILE
         phone = _phone(config)
         app = create_app(
             hub,
             control,
-            read_token=where.read,
-            control_token=where.control,
+            read_token=endpoint.read,
+            control_token=endpoint.control,
             extra_routes=phone or (),
-            beside=Beside(config.folder, surveyor, lambda base: joining(config, base, phone=phone is not None)),
+            page_data=PageData(
+                config.folder, map_worker, lambda base: join_info(config, base, phone=phone is not None)
+            ),
         )
-        settings = listening(app, where.host, where.port, certificate=where.certificate, key=where.key)
+        settings = uvicorn_config(app, endpoint.host, endpoint.port, certificate=endpoint.certificate, key=endpoint.key)
         try:
             settings.load()
-            family = socket.AF_INET6 if ":" in where.host else socket.AF_INET
-            self._socket = socket.create_server((where.host, where.port), family=family)
+            family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
+            self._socket = socket.create_server((endpoint.host, endpoint.port), family=family)
         except OSError as wrong:
-            surveyor.close()
+            map_worker.close()
             raise NetworkError(
-                f"the dashboard cannot listen on {where.host}:{where.port}: {wrong}",
+                f"the dashboard cannot listen on {endpoint.host}:{endpoint.port}: {wrong}",
                 hint="is the port in use, is the certificate right? choose another with --dashboard",
             ) from None
         self.port: int = self._socket.getsockname()[1]
-        self.link = where.link(self.port)
+        self.link = endpoint.link(self.port)
         self._server = uvicorn.Server(settings)
         self._thread = threading.Thread(
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
@@ -70,7 +72,7 @@ class Running:
         self._hub.close()
         self._surveyor.close()
         self._server.should_exit = True
-        self._thread.join(LEAVE_S)
+        self._thread.join(SHUTDOWN_TIMEOUT_S)
         with suppress(OSError):
             self._file.unlink()
 
@@ -84,7 +86,7 @@ class Running:
 def _phone(config: CoordinatorConfig) -> Sequence[BaseRoute] | None:
     """The page for phones; None without a broker that browsers can dial, or without what that page needs."""
     try:
-        return routes(config)
+        return phone_routes(config)
     except (ConfigError, RuntimeMissing) as why:
         log.info("no page for phones: %s", why.message)
         return None

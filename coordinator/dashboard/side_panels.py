@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.dashboard.bundle_files import Files
-from coordinator.dashboard.map_worker import Surveyor
+from coordinator.dashboard.bundle_files import BundleFiles
+from coordinator.dashboard.map_worker import MapWorker
 
-Joining = Callable[[str], Mapping[str, Any]]
-BUNDLE = "bundle"  # the bundle's folder within a run folder
+JoinInfo = Callable[[str], Mapping[str, Any]]
+BUNDLE_FOLDER = "bundle"  # the bundle's folder within a run folder
 
 
-class Beside:
+class PageData:
     """Of one run folder; without one there is nothing."""
 
-    def __init__(self, folder: Path | None, surveyor: Surveyor | None, joining: Joining) -> None:
-        self._folder, self._surveyor, self._joining = folder, surveyor, joining
+    def __init__(self, folder: Path | None, map_worker: MapWorker | None, joining: JoinInfo) -> None:
+        self._folder, self._surveyor, self._joining = folder, map_worker, joining
 
     def map(self, run: str) -> Mapping[str, Any] | None:
         """The newest survey of a run, or None as long as there is none."""
@@ -27,13 +27,13 @@ class Beside:
         """Run -> a device's distances to the centers, in the newest survey."""
         return {} if self._surveyor is None else self._surveyor.device(cid)
 
-    def files(self) -> Files | None:
+    def files(self) -> BundleFiles | None:
         """The bundle as it is now."""
-        return None if self._folder is None else Files(self._folder / BUNDLE)
+        return None if self._folder is None else BundleFiles(self._folder / BUNDLE_FOLDER)
 
     def join(self, base: str) -> Mapping[str, Any]:
         """What a new device must know, for someone who has reached us at `base`."""
         return self._joining(base)
 
 
-NOTHING = Beside(None, None, lambda _: {})
+EMPTY_PAGE_DATA = PageData(None, None, lambda _: {})

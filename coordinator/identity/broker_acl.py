@@ -13,10 +13,10 @@ from pathlib import PurePosixPath
 
 from edge_client.protocol.topics import check_federation
 
-COORDINATOR = "coordinator.0"
-WRITES = ("st/{name}", "rq/{name}", "in/+/{name}/#")  # a device's topics; PROTOCOL.md 14
-READS = ("dn/{name}/#", "bc/+", "bb/+/+")
-CONF = """\
+COORDINATOR_CLIENT_ID = "coordinator.0"
+PUBLISH_PATTERNS = ("st/{name}", "rq/{name}", "in/+/{name}/#")  # a device's topics; PROTOCOL.md 14
+SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+", "bb/+/+")
+MOSQUITTO_CONF_TEMPLATE = """\
 # Written by `fedcenters-coordinator provision`. A plain listener is not among it, on purpose.
 listener {port}{address}
 cafile {folder}/ca.crt
@@ -39,7 +39,7 @@ max_packet_size 1114112
 memory_limit 1073741824
 """
 
-WEB_CONF = """\
+WEB_LISTENER_TEMPLATE = """\
 # For browsers: TLS, and a password of each device's own. Put a certificate that phones trust into web.crt and web.key.
 listener {port}{address}
 protocol websockets
@@ -56,16 +56,18 @@ def mosquitto_conf(folder: PurePosixPath, *, port: int, address: str = "", web_p
     With `web_port` there is a second listener, for browsers.
     """
     place = {"folder": folder, "address": f" {address}" if address else ""}
-    return CONF.format(port=port, **place) + (WEB_CONF.format(port=web_port, **place) if web_port else "")
+    return MOSQUITTO_CONF_TEMPLATE.format(port=port, **place) + (
+        WEB_LISTENER_TEMPLATE.format(port=web_port, **place) if web_port else ""
+    )
 
 
 def mosquitto_acl(federation: str, revoked: Sequence[str]) -> str:
     """The acl_file of Mosquitto 2."""
     root = f"fc/v1/{check_federation(federation)}"
     denied = [line for name in revoked for line in (f"user {name}", "topic deny #")]
-    writes = [f"pattern write {root}/{topic.format(name='%u')}" for topic in WRITES]
-    reads = [f"pattern read {root}/{topic.format(name='%u')}" for topic in READS]
-    coordinator = [f"user {COORDINATOR}", f"topic readwrite {root}/#"]
+    writes = [f"pattern write {root}/{topic.format(name='%u')}" for topic in PUBLISH_PATTERNS]
+    reads = [f"pattern read {root}/{topic.format(name='%u')}" for topic in SUBSCRIBE_PATTERNS]
+    coordinator = [f"user {COORDINATOR_CLIENT_ID}", f"topic readwrite {root}/#"]
     return "\n".join([*denied, *coordinator, *writes, *reads]) + "\n"
 
 
@@ -75,10 +77,10 @@ def emqx_acl(federation: str, revoked: Sequence[str]) -> str:
     `authorization.no_match = deny` belongs to it; the last line says it again.
     """
     root = f"fc/v1/{check_federation(federation)}"
-    own = [topic.format(name="${username}") for topic in (*WRITES, *READS)]
-    writes, reads = own[: len(WRITES)], own[len(WRITES) :]
+    own = [topic.format(name="${username}") for topic in (*PUBLISH_PATTERNS, *SUBSCRIBE_PATTERNS)]
+    writes, reads = own[: len(PUBLISH_PATTERNS)], own[len(PUBLISH_PATTERNS) :]
     lines = [f'{{deny, {{user, "{name}"}}, all, ["#"]}}.' for name in revoked]
-    lines.append(f'{{allow, {{user, "{COORDINATOR}"}}, all, ["{root}/#"]}}.')
+    lines.append(f'{{allow, {{user, "{COORDINATOR_CLIENT_ID}"}}, all, ["{root}/#"]}}.')
     lines.append(f"{{allow, all, publish, {_list(root, writes)}}}.")
     lines.append(f"{{allow, all, subscribe, {_list(root, reads)}}}.")
     return "\n".join([*lines, "{deny, all}."]) + "\n"

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_client.errors import ConfigError, foreseen
+from edge_client.errors import ConfigError, handle_errors
 
 if TYPE_CHECKING:
-    from coordinator.identity.provisioning import Provision
+    from coordinator.identity.provisioning import Provisioner
 
 WEB_PORT = 8_884
-RELOAD = (
+RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
 )
 
 
-@foreseen
+@handle_errors
 def provision(  # noqa: PLR0913 - a command line
     folder: Annotated[Path, typer.Argument(help="Where the federation's files are; made if there is none.")],
     *,
@@ -60,7 +60,7 @@ def provision(  # noqa: PLR0913 - a command line
     example: fedcenters-coordinator provision keys --federation demo --host broker.example --devices 12
     """
     from coordinator.identity import signing_key
-    from coordinator.identity.provisioning import Provision, open_plan
+    from coordinator.identity.provisioning import Provisioner, open_plan
 
     if check and not (folder / "federation.toml").is_file():
         raise ConfigError(f"{folder} is not provisioned", hint="run `provision` without --check first")
@@ -68,17 +68,17 @@ def provision(  # noqa: PLR0913 - a command line
     wanted_port = web_port or (WEB_PORT if web or web_device else 0)
     more = {"broker_folder": broker_folder, "page": page, "web_port": wanted_port}
     plan = open_plan(folder, {} if check else {**changes, **more})
-    work = Provision(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
+    work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
-        work.infrastructure()
+        work.write_infrastructure()
         gone = {*work.authority.revoked_names(), *work.web.revoked()}
         fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
         phones = [f"web-{i:04d}" for i in range(web)]
         wanted = [*(cid for cid in fleet if cid not in gone), *(device or ())]
         steps = (
-            (work.device, wanted),
-            (work.token, token),
-            (work.web_device, [*(cid for cid in phones if cid not in gone), *(web_device or ())]),
+            (work.add_device, wanted),
+            (work.add_token, token),
+            (work.add_web_device, [*(cid for cid in phones if cid not in gone), *(web_device or ())]),
             (work.revoke, revoke),
             (work.renew, _expanded(renew, work)),
         )
@@ -86,21 +86,21 @@ def provision(  # noqa: PLR0913 - a command line
             for name in names or ():
                 step(name)
         if next_signing_key:
-            signing_key.announce(folder / "coordinator")
+            signing_key.announce_next_key(folder / "coordinator")
         if work.plan.web_port:
             work.web.write_passwords()
         if switch_signing_key:
-            signing_key.switch(folder / "coordinator")
+            signing_key.switch_key(folder / "coordinator")
         work.pin_keys()
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
     if revoke:
-        typer.echo(RELOAD, err=True)
+        typer.echo(RELOAD_HINT, err=True)
     if check and found["expiring"]:
         raise ConfigError("certificates end soon", hint="provision --renew expiring")
 
 
-@foreseen
+@handle_errors
 def enrol(
     folder: Annotated[Path, typer.Argument(help="The provisioned folder.")],
     *,
@@ -110,9 +110,9 @@ def enrol(
 
     example: fedcenters-coordinator enrol keys
     """
-    from coordinator.identity.enrolment_server import serve
+    from coordinator.identity.enrolment_server import run_enrolment_server
 
-    serve(folder, listen, tell=lambda text: typer.echo(text, err=True))
+    run_enrolment_server(folder, listen, tell=lambda text: typer.echo(text, err=True))
 
 
 def _listed(path: Path | None) -> list[str]:
@@ -125,25 +125,25 @@ def _listed(path: Path | None) -> list[str]:
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
-def _expanded(names: list[str] | None, work: Provision) -> list[str]:
+def _expanded(names: list[str] | None, work: Provisioner) -> list[str]:
     """`expiring` stands for everything here that ends soon; the authority cannot renew itself."""
-    soon = [each.name for each in work.soon() if work.keeps_key_of(each.name)]
+    soon = [each.name for each in work.expiring_within() if work.has_key_of(each.name)]
     return [found for name in names or () for found in (soon if name == "expiring" else [name])]
 
 
-def _facts(work: Provision) -> dict[str, Any]:
+def _facts(work: Provisioner) -> dict[str, Any]:
     now_s = work.now.timestamp()
-    tokens = work.tokens.all()
+    tokens = work.tokens.states()
     return {
         "folder": str(work.folder),
         "federation": work.plan.federation,
         "broker": work.plan.broker,
         "enrol_url": work.plan.enrol_url,
-        "made": len(work.made),
+        "made": len(work.written),
         "names": [each.name for each in work.expiries()],
         "revoked": [*work.authority.revoked_names(), *work.web.revoked()],
         "phones": work.web.names(),
-        "expiring": [{"name": each.name, "days": each.days} for each in work.soon()],
+        "expiring": [{"name": each.name, "days": each.days} for each in work.expiring_within()],
         "tokens": [each.cid for each in tokens if not each.used and each.expires_s > now_s],
         "tokens_tried_twice": [each.cid for each in tokens if each.refused],
     }

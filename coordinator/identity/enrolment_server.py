@@ -23,20 +23,20 @@ from typing import Any
 
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from coordinator.identity.certificate_authority import Authority, issued_s, open_authority, read_request
+from coordinator.identity.certificate_authority import CertificateAuthority, issue_time_s, open_authority, read_request
 from coordinator.identity.provisioning import open_plan
-from coordinator.identity.tokens import TokenRefused, Tokens
+from coordinator.identity.tokens import TokenRefused, TokenStore
 from edge_client.errors import ConfigError, Malformed, NetworkError
 from edge_client.protocol.messages import parse_json
-from edge_client.transport.tls import check_private
+from edge_client.transport.tls import check_private_file
 
-BODY_MAX_BYTES = 16_384
-TOKEN_MAX = 128
-REQUEST_S = 20.0  # from the first byte of the handshake to the last of the answer
-OPEN_REQUESTS = 32
+MAX_BODY_BYTES = 16_384
+MAX_TOKEN_CHARS = 128
+REQUEST_TIMEOUT_S = 20.0  # from the first byte of the handshake to the last of the answer
+MAX_OPEN_REQUESTS = 32
 
-Tell = Callable[[str], None]
-Now = Callable[[], dt.datetime]
+Report = Callable[[str], None]
+WallClock = Callable[[], dt.datetime]
 
 
 def utc_now() -> dt.datetime:
@@ -48,12 +48,12 @@ def utc_now() -> dt.datetime:
 class Registrar:
     """Decides: token and signing request -> certificate. Knows no HTTP."""
 
-    authority: Authority
-    tokens: Tokens
-    tell: Tell = field(repr=False)
-    now: Now = utc_now
+    authority: CertificateAuthority
+    tokens: TokenStore
+    tell: Report = field(repr=False)
+    now: WallClock = utc_now
 
-    def answer(self, body: bytes) -> tuple[int, dict[str, str]]:
+    def handle(self, body: bytes) -> tuple[int, dict[str, str]]:
         """-> (HTTP status, JSON answer) of one request's body."""
         try:
             return HTTPStatus.OK, {"certificate": self._certificate(body)}
@@ -65,16 +65,18 @@ class Registrar:
             return HTTPStatus.FORBIDDEN, {"error": wrong.code, "detail": wrong.message}
 
     def _certificate(self, body: bytes) -> str:
-        asked = parse_json(body, BODY_MAX_BYTES)
+        asked = parse_json(body, MAX_BODY_BYTES)
         token, pem = (asked.get("token"), asked.get("csr")) if isinstance(asked, dict) else (None, None)
-        if not isinstance(token, str) or not isinstance(pem, str) or len(token) > TOKEN_MAX:
+        if not isinstance(token, str) or not isinstance(pem, str) or len(token) > MAX_TOKEN_CHARS:
             raise Malformed("bad_field", "a request is an object with the texts token and csr")
         cid, key = read_request(pem.encode("utf-8"), self.authority.federation)
         now, der = self.now(), key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-        used_s = self.tokens.spend(token, cid, der, now.timestamp())
+        used_s = self.tokens.redeem(token, cid, der, now.timestamp())
         if self.authority.is_revoked(cid):
             raise TokenRefused("revoked", f"{cid} was revoked")
-        made = [c for c in self.authority.issued(cid) if c.public_key() == key and issued_s(c) >= int(used_s)]
+        made = [
+            c for c in self.authority.certificates_of(cid) if c.public_key() == key and issue_time_s(c) >= int(used_s)
+        ]
         certificate = made[-1] if made else self.authority.issue_client(key, cid, now)  # made: an answer got lost
         self.tell(f"{cid} has a certificate until {certificate.not_valid_after_utc:%Y-%m-%d}")
         return certificate.public_bytes(Encoding.PEM).decode("ascii")
@@ -88,7 +90,7 @@ class EnrolmentServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.registrar, self._slots = registrar, threading.BoundedSemaphore(OPEN_REQUESTS)
+        self.registrar, self._slots = registrar, threading.BoundedSemaphore(MAX_OPEN_REQUESTS)
         super().__init__(address, _Handler)
         # The handshake waits for the request's own thread: nobody can hold up the listener by saying nothing.
         self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
@@ -100,7 +102,7 @@ class EnrolmentServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
-        watch = threading.Timer(REQUEST_S, _cut, (request,))
+        watch = threading.Timer(REQUEST_TIMEOUT_S, _cut, (request,))
         watch.daemon = True
         watch.start()
         try:
@@ -118,16 +120,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: EnrolmentServer
     server_version, sys_version = "fedcenters", ""
-    timeout = REQUEST_S
+    timeout = REQUEST_TIMEOUT_S
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if self.path != "/enrol":
             self._say(HTTPStatus.NOT_FOUND, {"error": "bad_kind", "detail": "post to /enrol"})
-        elif not length.isdecimal() or not 0 < int(length[:9]) <= BODY_MAX_BYTES or len(length) > len("16384"):
+        elif not length.isdecimal() or not 0 < int(length[:9]) <= MAX_BODY_BYTES or len(length) > len("16384"):
             self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "too_big", "detail": "at most 16384 bytes"})
         else:
-            self._say(*self.server.registrar.answer(self.rfile.read(int(length))))
+            self._say(*self.server.registrar.handle(self.rfile.read(int(length))))
 
     def _say(self, status: int, answer: dict[str, str]) -> None:
         data = json.dumps(answer).encode("utf-8")
@@ -142,8 +144,8 @@ class _Handler(BaseHTTPRequestHandler):
         """The registrar tells what matters."""
 
 
-def open_server(
-    folder: Path, listen: str, *, tell: Tell, now: Now = utc_now, port: int | None = None
+def open_enrolment_server(
+    folder: Path, listen: str, *, tell: Report, now: WallClock = utc_now, port: int | None = None
 ) -> EnrolmentServer:
     """The listener of a provisioned folder, not serving yet. Raises ConfigError, NetworkError."""
     if not (folder / "federation.toml").is_file():
@@ -151,11 +153,11 @@ def open_server(
     plan = open_plan(folder, {})
     authority = open_authority(folder / "authority", plan.federation, now())
     registrar = Registrar(
-        authority=authority, tokens=Tokens(path=folder / "authority" / "tokens.sqlite"), tell=tell, now=now
+        authority=authority, tokens=TokenStore(path=folder / "authority" / "tokens.sqlite"), tell=tell, now=now
     )
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.minimum_version = ssl.TLSVersion.TLSv1_2
-    check_private(folder / "enrolment" / "server.key")
+    check_private_file(folder / "enrolment" / "server.key")
     tls.load_cert_chain(folder / "enrolment" / "server.crt", folder / "enrolment" / "server.key", password="")
     try:
         return EnrolmentServer((listen, plan.enrol_port if port is None else port), tls, registrar)
@@ -166,9 +168,9 @@ def open_server(
         ) from wrong
 
 
-def serve(folder: Path, listen: str, *, tell: Tell) -> None:
+def run_enrolment_server(folder: Path, listen: str, *, tell: Report) -> None:
     """Until SIGTERM or Ctrl-C."""
-    with open_server(folder, listen, tell=tell) as server:
+    with open_enrolment_server(folder, listen, tell=tell) as server:
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown, daemon=True).start())
         tell(f"tokens become certificates at port {server.server_address[1]}")
         server.serve_forever()

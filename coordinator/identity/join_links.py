@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 from urllib.parse import quote
 
-ROOT = "/phone"
-TITLE = "Open on a phone"
+PHONE_PATH = "/phone"
+LINK_TITLE = "Open on a phone"
 
 
 def qr_terminal(url: str) -> str:
@@ -24,11 +24,13 @@ def qr_svg(url: str) -> str:
 
     out = io.BytesIO()
     code = segno.make(url, error="m", micro=False)
-    code.save(out, kind="svg", scale=4, border=4, dark="#000", light="#fff", omitsize=True, xmldecl=False, title=TITLE)
+    code.save(
+        out, kind="svg", scale=4, border=4, dark="#000", light="#fff", omitsize=True, xmldecl=False, title=LINK_TITLE
+    )
     return out.getvalue().decode("ascii")
 
 
-def link_of(base: str, *, device: str = "", secret: str = "") -> str:
+def phone_link(base: str, *, device: str = "", secret: str = "") -> str:
     """The address that a phone opens at `base`; with a device of its own its name and secret, behind the '#'."""
-    page = f"{base.rstrip('/')}{ROOT}/"
+    page = f"{base.rstrip('/')}{PHONE_PATH}/"
     return f"{page}#id={quote(device)}&secret={quote(secret)}" if device else page

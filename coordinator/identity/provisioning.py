@@ -23,15 +23,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.identity import broker_acl, signing_key
-from coordinator.identity.certificate_authority import general_name, open_authority
-from coordinator.identity.tokens import Tokens
+from coordinator.identity.certificate_authority import open_authority, subject_alternative_name
+from coordinator.identity.tokens import TokenStore
 from coordinator.identity.web_passwords import WebDevices
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_cid, check_federation
 from edge_client.transport.blobs import write_atomically
-from edge_client.transport.keys import open_private, write_private
+from edge_client.transport.keys import open_private_key, write_private_file
 from edge_client.transport.mqtt import PORTS
-from edge_client.transport.tls import WARN_DAYS, read_certificate
+from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -39,12 +39,12 @@ else:
     import tomli as tomllib
 
 # The dot keeps them out of the devices' alphabet.
-BROKER, ENROLMENT, WEB = "server.broker", "server.enrol", "server.web"
+BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
 ENROL_PORT = 8443
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ProvisionPlan:
     """What a federation's files are made from. The first of `hosts` is the one that devices dial."""
 
     federation: str
@@ -75,7 +75,7 @@ class Plan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Expiry:
+class CertificateExpiry:
     """A certificate that is in use."""
 
     name: str
@@ -84,46 +84,46 @@ class Expiry:
 
 
 @dataclass
-class Provision:
-    """One provisioned folder; `made` collects the files that were written."""
+class Provisioner:
+    """One provisioned folder; `written` collects the files that were written."""
 
     folder: Path
-    plan: Plan
+    plan: ProvisionPlan
     now: dt.datetime
-    made: list[Path] = field(default_factory=list)
+    written: list[Path] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._put(self.folder / "federation.toml", _toml(_table(self.plan)))
         self.authority = open_authority(self.folder / "authority", self.plan.federation, self.now)
-        self.tokens = Tokens(path=self.folder / "authority" / "tokens.sqlite")
+        self.tokens = TokenStore(path=self.folder / "authority" / "tokens.sqlite")
         self.web = WebDevices(self.folder)
 
-    def infrastructure(self) -> None:
+    def write_infrastructure(self) -> None:
         """The coordinator's folder, the broker's and the enrolment's; the broker's files follow every revocation."""
         coordinator = self.folder / "coordinator"
-        self._client(coordinator, "coordinator", broker_acl.COORDINATOR)
-        if not (coordinator / signing_key.CURRENT).exists():
-            signing_key.open_key(coordinator)
-            self.made.append(coordinator / signing_key.CURRENT)
-        for folder, name in ((self.folder / "broker", BROKER), (self.folder / "enrolment", ENROLMENT)):
+        self._client(coordinator, "coordinator", broker_acl.COORDINATOR_CLIENT_ID)
+        if not (coordinator / signing_key.CURRENT_KEY_FILE).exists():
+            signing_key.open_signing_key(coordinator)
+            self.written.append(coordinator / signing_key.CURRENT_KEY_FILE)
+        for folder, name in ((self.folder / "broker", BROKER_NAME), (self.folder / "enrolment", ENROLMENT_NAME)):
             self._server(folder, name)
         if self.plan.web_port:
             self._web_server()
         self._broker_files()
 
-    def web_device(self, cid: str) -> None:
+    def add_web_device(self, cid: str) -> None:
         """A link for a phone, with a name and a password of its own; kept if it is there."""
         if not self.plan.page.startswith(("https://", "http://localhost", "http://127.0.0.1")):
             raise ConfigError(
                 f"phones open {self.plan.page!r}", hint="--page https://HOST:PORT, the coordinator's page"
             )
         folder = self._device_folder(cid)
-        if self.authority.issued(cid) or (folder / "client.toml").exists():
+        if self.authority.certificates_of(cid) or (folder / "client.toml").exists():
             raise ConfigError(f"{cid} is a device with a certificate", hint="give the phone a name of its own")
-        self.made += self.web.add(cid, folder, self.plan.page)
+        self.written += self.web.add(cid, folder, self.plan.page)
 
-    def device(self, cid: str) -> None:
+    def add_device(self, cid: str) -> None:
         """A device's folder with a certificate. Raises ConfigError for a bad name, a phone's, or a revoked one."""
         folder = self._device_folder(cid)
         self._check_no_phone(cid)
@@ -131,18 +131,18 @@ class Provision:
         (folder / "token").unlink(missing_ok=True)
         self._join_file(folder, cid, {})
 
-    def token(self, cid: str) -> None:
+    def add_token(self, cid: str) -> None:
         """A device's folder with a one-time token, unless it has a certificate: the device makes its own key."""
         folder = self._device_folder(cid)
         self._check_no_phone(cid)
-        if not self.authority.issued(cid):
+        if not self.authority.certificates_of(cid):
             self._token(folder, cid)
 
     def _token(self, folder: Path, cid: str) -> None:
         now_s, path = self.now.timestamp(), folder / "token"
         if not path.exists() or not self.tokens.is_open(path.read_text(encoding="ascii").strip(), now_s):
-            write_private(path, self.tokens.make(cid, now_s).encode("ascii") + b"\n")
-            self.made.append(path)
+            write_private_file(path, self.tokens.issue(cid, now_s).encode("ascii") + b"\n")
+            self.written.append(path)
         self._put(folder / "ca.crt", _pem(self.authority.certificate))
         self._join_file(folder, cid, {"enrol-url": self.plan.enrol_url, "token": "token"})
 
@@ -158,17 +158,17 @@ class Provision:
         A device that keeps its key to itself gets a new token.
         """
         folder, stem = self._place(name)
-        if not self.authority.issued(name):
+        if not self.authority.certificates_of(name):
             raise ConfigError(f"{name} has no certificate", hint="`provision --check` lists the names")
-        if name == WEB and not self._web_is_ours():
+        if name == WEB_NAME and not self._web_is_ours():
             raise ConfigError(f"{folder / 'web.crt'} is not of this authority", hint="renew it where it came from")
         if not (folder / f"{stem}.key").exists():
             self._token(folder, name)
             return
         (folder / f"{stem}.crt").unlink(missing_ok=True)
-        if name in (BROKER, ENROLMENT):
+        if name in (BROKER_NAME, ENROLMENT_NAME):
             self._server(folder, name)
-        elif name == WEB:
+        elif name == WEB_NAME:
             self._web_server()
         else:
             self._client(folder, stem, name)
@@ -178,30 +178,30 @@ class Provision:
         for file in sorted((self.folder / "devices").glob("*/client.toml")):
             self._put(file, _toml({**_read_toml(file), "signing-keys": self._pins()}))
 
-    def expiries(self) -> list[Expiry]:
+    def expiries(self) -> list[CertificateExpiry]:
         """The newest certificate of every name that may come, and the authority's; what ends first comes first."""
         revoked = self.authority.revoked()
-        newest = {name: self.authority.issued(name)[-1] for name in self.authority.names()}
+        newest = {name: self.authority.certificates_of(name)[-1] for name in self.authority.issued_names()}
         current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
         if not self._web_is_ours():
-            current.pop(WEB, None)
+            current.pop(WEB_NAME, None)
         current["authority"] = self.authority.certificate
         return sorted(
             (
-                Expiry(name=name, days=(c.not_valid_after_utc - self.now).days, ends=c.not_valid_after_utc)
+                CertificateExpiry(name=name, days=(c.not_valid_after_utc - self.now).days, ends=c.not_valid_after_utc)
                 for name, c in current.items()
             ),
             key=lambda each: (each.ends, each.name),
         )
 
-    def keeps_key_of(self, name: str) -> bool:
+    def has_key_of(self, name: str) -> bool:
         """Whether a name's key lies here; a device that enrolled made its own and kept it."""
         if name == "authority" or self.authority.is_revoked(name):
             return False
         folder, stem = self._place(name)
         return (folder / f"{stem}.key").exists()
 
-    def soon(self, days: int = WARN_DAYS) -> list[Expiry]:
+    def expiring_within(self, days: int = EXPIRY_WARNING_DAYS) -> list[CertificateExpiry]:
         """Those that end within `days`."""
         return [each for each in self.expiries() if each.days < days]
 
@@ -221,10 +221,10 @@ class Provision:
     def _place(self, name: str) -> tuple[Path, str]:
         """-> (folder, stem of the file names) of a name's certificate."""
         known = {
-            broker_acl.COORDINATOR: (self.folder / "coordinator", "coordinator"),
-            BROKER: (self.folder / "broker", "server"),
-            ENROLMENT: (self.folder / "enrolment", "server"),
-            WEB: (self.folder / "broker", "web"),
+            broker_acl.COORDINATOR_CLIENT_ID: (self.folder / "coordinator", "coordinator"),
+            BROKER_NAME: (self.folder / "broker", "server"),
+            ENROLMENT_NAME: (self.folder / "enrolment", "server"),
+            WEB_NAME: (self.folder / "broker", "web"),
         }
         return known[name] if name in known else (self._device_folder(name), "device")
 
@@ -234,27 +234,31 @@ class Provision:
     def _server(self, folder: Path, name: str) -> None:
         """A server's certificate; a new one when it is to be dialled by other names."""
         path, wanted = folder / "server.crt", self.plan.hosts
-        if path.exists() and _names_in(read_certificate(path)) != sorted(str(general_name(h).value) for h in wanted):
+        if path.exists() and _names_in(read_certificate(path)) != sorted(
+            str(subject_alternative_name(h).value) for h in wanted
+        ):
             path.unlink()
         self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
 
     def _web_server(self) -> None:
         """A certificate for the browsers' listener; the operator may have put a better one in its place."""
         hosts = self.plan.hosts
-        self._certify(self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB, hosts, self.now))
+        self._certify(
+            self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now)
+        )
 
     def _web_is_ours(self) -> bool:
         """Whether the browsers' certificate is still the one that was made here."""
         path = self.folder / "broker" / "web.crt"
-        return path.exists() and read_certificate(path) in self.authority.issued(WEB)
+        return path.exists() and read_certificate(path) in self.authority.certificates_of(WEB_NAME)
 
     def _certify(self, folder: Path, stem: str, issue: Callable[[Any], x509.Certificate]) -> None:
         """Key, certificate and authority in a folder, unless they are there."""
         folder.mkdir(parents=True, exist_ok=True)
         key, certificate = folder / f"{stem}.key", folder / f"{stem}.crt"
         if not key.exists():
-            self.made.append(key)
-        public = open_private(key).public_key()
+            self.written.append(key)
+        public = open_private_key(key).public_key()
         if not certificate.exists():
             self._put(certificate, _pem(issue(public)))
         self._put(folder / "ca.crt", _pem(self.authority.certificate))
@@ -283,13 +287,13 @@ class Provision:
         conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port)
         self._put(folder / "mosquitto.conf", conf.encode())
         if self.plan.web_port:
-            self.made += self.web.write_passwords()
+            self.written += self.web.write_passwords()
         self._put(folder / "mosquitto.acl", broker_acl.mosquitto_acl(self.plan.federation, revoked).encode())
         self._put(folder / "emqx.acl.conf", broker_acl.emqx_acl(self.plan.federation, revoked).encode())
-        self._put(folder / "crl.pem", self.authority.list_file.read_bytes())
+        self._put(folder / "crl.pem", self.authority.crl_path.read_bytes())
 
     def _pins(self) -> list[str]:
-        return signing_key.pins(self.folder / "coordinator")
+        return signing_key.trusted_keys(self.folder / "coordinator")
 
     def _put(self, path: Path, data: bytes) -> None:
         """Write a file unless it says so already."""
@@ -297,10 +301,10 @@ class Provision:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
-        self.made.append(path)
+        self.written.append(path)
 
 
-def open_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
+def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
     """The plan of a folder with what the command line says otherwise. Raises ConfigError."""
     path = folder / "federation.toml"
     known = {key.replace("-", "_"): value for key, value in _read_toml(path).items()} if path.exists() else {}
@@ -311,10 +315,10 @@ def open_plan(folder: Path, changes: Mapping[str, Any]) -> Plan:
     for needed, option in (("federation", "--federation NAME"), ("hosts", "--host NAME")):
         if needed not in together:
             raise ConfigError(f"{folder} is new, and {option} is not given", hint=f"add {option}")
-    return Plan(**{**together, "hosts": tuple(together["hosts"])})
+    return ProvisionPlan(**{**together, "hosts": tuple(together["hosts"])})
 
 
-def _table(plan: Plan) -> dict[str, Any]:
+def _table(plan: ProvisionPlan) -> dict[str, Any]:
     table = {key.replace("_", "-"): value for key, value in vars(plan).items() if value}
     return {**table, "hosts": list(plan.hosts)}
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from edge_client.errors import FedcentersError
 
-HOURS = 24.0
-TABLE = """
+TOKEN_LIFETIME_HOURS = 24.0
+TOKENS_SCHEMA = """
 create table if not exists tokens (
     hash text primary key, cid text not null, expires_s real not null,
     key text, used_s real, refused integer not null default 0
@@ -47,22 +47,23 @@ class TokenState:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tokens:
+class TokenStore:
     """The tokens of one authority, in an SQLite file."""
 
     path: Path
 
-    def make(self, cid: str, now_s: float) -> str:
+    def issue(self, cid: str, now_s: float) -> str:
         """A new token for a device; the only time that it is seen. An unused one of the same device stops working."""
         token = secrets.token_urlsafe(32)
         with self._open() as rows:
             rows.execute("delete from tokens where cid = ? and key is null", (cid,))
             rows.execute(
-                "insert into tokens (hash, cid, expires_s) values (?, ?, ?)", (_hash(token), cid, now_s + HOURS * 3600)
+                "insert into tokens (hash, cid, expires_s) values (?, ?, ?)",
+                (_hash(token), cid, now_s + TOKEN_LIFETIME_HOURS * 3600),
             )
         return token
 
-    def spend(self, token: str, cid: str, key: bytes, now_s: float) -> float:
+    def redeem(self, token: str, cid: str, key: bytes, now_s: float) -> float:
         """Use a token for a device; -> when it was first used. Raises TokenRefused.
 
         `key`: the public key [DER] that wants a certificate.
@@ -73,7 +74,7 @@ class Tokens:
             if found is None or found[0] != cid:
                 raise TokenRefused("unknown", f"this token was never made for {cid}")
             if now_s > found[1]:
-                raise TokenRefused("expired", f"the token of {cid} is older than {HOURS:g} hours")
+                raise TokenRefused("expired", f"the token of {cid} is older than {TOKEN_LIFETIME_HOURS:g} hours")
             rows.execute("update tokens set key = ?, used_s = ? where hash = ? and key is null", (wants, now_s, used))
             mine, used_s = rows.execute("select key = ?, used_s from tokens where hash = ?", (wants, used)).fetchone()
             if not mine:
@@ -88,7 +89,7 @@ class Tokens:
             query = "select 1 from tokens where hash = ? and key is null and expires_s >= ?"
             return rows.execute(query, (_hash(token), now_s)).fetchone() is not None
 
-    def all(self) -> list[TokenState]:
+    def states(self) -> list[TokenState]:
         """Every token, sorted by device."""
         if not self.path.exists():
             return []
@@ -102,7 +103,7 @@ class Tokens:
         """One transaction; other processes wait their turn."""
         with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
             database.execute("begin immediate")
-            database.execute(TABLE)
+            database.execute(TOKENS_SCHEMA)
             yield database
             database.execute("commit")
 

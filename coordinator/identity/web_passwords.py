@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from coordinator.identity.join_links import link_of, qr_svg
+from coordinator.identity.join_links import phone_link, qr_svg
 from edge_client.transport.blobs import write_atomically
-from edge_client.transport.keys import write_private
+from edge_client.transport.keys import write_private_file
 
 SECRET_BYTES = 32
 SALT_BYTES = 12
-ITERATIONS = 101  # Mosquitto's own number; the password is random, so that guessing is hopeless with any
+HASH_ITERATIONS = 101  # Mosquitto's own number; the password is random, so that guessing is hopeless with any
 
 
 @dataclass
@@ -50,9 +50,9 @@ class WebDevices:
         if path.exists():
             return []
         folder.mkdir(parents=True, exist_ok=True)
-        link = link_of(page, device=cid, secret=secrets.token_urlsafe(SECRET_BYTES))
-        write_private(path, link.encode("ascii") + b"\n")
-        write_private(folder / "link.svg", qr_svg(link).encode())
+        link = phone_link(page, device=cid, secret=secrets.token_urlsafe(SECRET_BYTES))
+        write_private_file(path, link.encode("ascii") + b"\n")
+        write_private_file(folder / "link.svg", qr_svg(link).encode())
         return [path, folder / "link.svg"]
 
     def revoke(self, cid: str) -> bool:
@@ -74,12 +74,14 @@ class WebDevices:
         for cid in self.names():
             secret = self._secret(cid)
             known = kept.get(cid, "")
-            lines.append(f"{cid}:{known if matches(known, secret) else hashed(secret, os.urandom(SALT_BYTES))}\n")
+            lines.append(
+                f"{cid}:{known if verify_password(known, secret) else hash_password(secret, os.urandom(SALT_BYTES))}\n"
+            )
         data = "".join(lines).encode("ascii")
         if path.exists() and path.read_bytes() == data:
             return []
         path.unlink(missing_ok=True)
-        write_private(path, data)
+        write_private_file(path, data)
         return [path]
 
     def _secret(self, cid: str) -> str:
@@ -87,15 +89,15 @@ class WebDevices:
         return parse_qs(urlsplit(link).fragment)["secret"][0]
 
 
-def hashed(secret: str, salt: bytes, iterations: int = ITERATIONS) -> str:
+def hash_password(secret: str, salt: bytes, iterations: int = HASH_ITERATIONS) -> str:
     """A password as Mosquitto 2 stores it: $7$iterations$salt$PBKDF2-HMAC-SHA512 of 64 bytes, both in base64."""
     digest = hashlib.pbkdf2_hmac("sha512", secret.encode(), salt, iterations, dklen=64)
     return "$7$" + "$".join([str(iterations), *(base64.b64encode(part).decode("ascii") for part in (salt, digest))])
 
 
-def matches(stored: str, secret: str) -> bool:
+def verify_password(stored: str, secret: str) -> bool:
     """Whether a stored line is this password's."""
     parts = stored.split("$")
     if len(parts) != 5 or parts[1] != "7":  # noqa: PLR2004 - "", kind, iterations, salt, digest
         return False
-    return secrets.compare_digest(stored, hashed(secret, base64.b64decode(parts[3]), int(parts[2])))
+    return secrets.compare_digest(stored, hash_password(secret, base64.b64decode(parts[3]), int(parts[2])))

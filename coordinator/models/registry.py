@@ -16,13 +16,13 @@ from torch import nn
 
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
-from export.plugins import named
+from export.plugins import find_by_name
 
 Loss = Literal["cross-entropy", "squared-error"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ModelShape:
     """What a training program needs to know: the shapes of one sample and of its output, and the loss.
 
     `classes` is short for an output of (classes,).
@@ -48,7 +48,7 @@ class Facts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model(Facts):
+class Model(ModelShape):
     """A module and its facts."""
 
     name: str
@@ -56,39 +56,39 @@ class Model(Facts):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry(Facts):
+class ModelEntry(ModelShape):
     """How to make a model and what it takes; a user's factory may return one with its own module."""
 
     make: Callable[[], nn.Module]
 
 
 MODELS = {
-    "digits-mlp": Entry(make=zoo.digits_mlp, input=(1, 8, 8), classes=10),
-    "wecfl-cnn": Entry(make=zoo.wecfl_cnn, input=(1, 28, 28), classes=10),
-    "gn-cnn": Entry(make=zoo.GnCnn, input=(1, 28, 28), classes=10),
-    "mnist-mlp": Entry(make=zoo.mnist_mlp, input=(1, 28, 28), classes=10),
-    "cifar-lenet": Entry(make=zoo.cifar_lenet, input=(3, 32, 32), classes=10),
-    "femnist-cnn": Entry(make=zoo.femnist_cnn, input=(1, 28, 28), classes=62),
-    "celeba-cnn": Entry(make=zoo.celeba_cnn, input=(3, 84, 84), classes=2),
-    "letters-cnn": Entry(make=zoo.letters_cnn, input=(1, 28, 28), classes=26),
-    "linear-regression": Entry(make=zoo.linear_regression, input=(10,), classes=1, loss="squared-error"),
+    "digits-mlp": ModelEntry(make=zoo.digits_mlp, input=(1, 8, 8), classes=10),
+    "wecfl-cnn": ModelEntry(make=zoo.wecfl_cnn, input=(1, 28, 28), classes=10),
+    "gn-cnn": ModelEntry(make=zoo.GnCnn, input=(1, 28, 28), classes=10),
+    "mnist-mlp": ModelEntry(make=zoo.mnist_mlp, input=(1, 28, 28), classes=10),
+    "cifar-lenet": ModelEntry(make=zoo.cifar_lenet, input=(3, 32, 32), classes=10),
+    "femnist-cnn": ModelEntry(make=zoo.femnist_cnn, input=(1, 28, 28), classes=62),
+    "celeba-cnn": ModelEntry(make=zoo.celeba_cnn, input=(3, 84, 84), classes=2),
+    "letters-cnn": ModelEntry(make=zoo.letters_cnn, input=(1, 28, 28), classes=26),
+    "linear-regression": ModelEntry(make=zoo.linear_regression, input=(10,), classes=1, loss="squared-error"),
 }
 
 
-def build(name: str, *, seed: int) -> Model:
+def build_model(name: str, *, seed: int) -> Model:
     """The model of ours called `name`, or a reader's: `package.module:factory`, or a registered name (plugins.py).
 
-    A factory is a callable without arguments that returns an `Entry`; an `Entry` itself does as well.
+    A factory is a callable without arguments that returns an `ModelEntry`; an `ModelEntry` itself does as well.
     """
-    entry = named("models", name, MODELS)
-    if not isinstance(entry, Entry) and callable(entry):
+    entry = find_by_name("models", name, MODELS)
+    if not isinstance(entry, ModelEntry) and callable(entry):
         entry = entry()
-    if not isinstance(entry, Entry):
+    if not isinstance(entry, ModelEntry):
         raise ConfigError(
             f"model {name!r} is {type(entry).__name__}", hint="name a function that returns a models.registry.Entry"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = entry.make()
-    facts = {key.name: getattr(entry, key.name) for key in fields(Facts)}
+    facts = {key.name: getattr(entry, key.name) for key in fields(ModelShape)}
     return Model(name=name, module=module, **facts)

@@ -12,12 +12,12 @@ from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest import selection_rule, sketch
 from edge_client.protocol.nearest.catalog import Catalog
-from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
+from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.task import Array, Schema
 
 
-def nearest(
-    catalog: Catalog, question: Mapping[str, Any], schema: Schema, guide: Guide | None = None
+def answer_near(
+    catalog: Catalog, question: Mapping[str, Any], schema: Schema, router: Router | None = None
 ) -> dict[str, Any]:
     """The fields of the answer to a `near`: the nearest center or null, its distance, and the next best ones.
 
@@ -28,13 +28,13 @@ def nearest(
         distances = _losses(question, schema, n, len(catalog.centers))
         abstain = catalog.abstain
     else:
-        about = None if guide is None else guide.sketch if how == "sketch" else guide.round
+        about = None if router is None else router.sketch if how == "sketch" else router.round
         if about is None:
             raise Malformed("bad_field", f"this run taught nothing about near by {how}; ask by loss")
         distances, abstain = _apart(question, schema, about), float("inf")
-    if guide is None or how not in guide.ways:
-        return selection_rule.by_distance(distances, abstain).to_json()
-    return selection_rule.by_belief(distances, guide.believe(how, {how: distances}, n)).to_json()
+    if router is None or how not in router.ways:
+        return selection_rule.choose_by_distance(distances, abstain).to_json()
+    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n)).to_json()
 
 
 def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -> Array:
@@ -53,7 +53,7 @@ def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -
 def _apart(question: Mapping[str, Any], schema: Schema, about: InputSketch | LocalRound) -> Array:
     if "sketch" not in question:
         raise Malformed("bad_field", f"near by {question['how']} needs sketch")
-    return selection_rule.apart(sketch.from_bytes(_inline(question, "sketch"), schema), about.centers)
+    return selection_rule.sketch_distance(sketch.decode_sketch(_inline(question, "sketch"), schema), about.centers)
 
 
 def _inline(question: Mapping[str, Any], name: str) -> bytes:

@@ -1,10 +1,11 @@
-"""What a run's own devices teach about newcomers: a `Guide` from what they measured at every center. Pure.
+"""What a run's own devices teach about newcomers: a `Router` from what they measured at every center. Pure.
 
 A row is one look of one training device at a few of its samples: a distance to each center per feature, and the center
 that the run assigned it to. Nothing is learned from anybody else. The weights of a way are the maximum-likelihood ones
 of a conditional logit over centers, none below zero, held to zero as firmly as devices that were left out like best; a
 single weight is one over a temperature.
-The line to "none" is conformal: of devices like these, at most the share `REFUSED` is above it (Vovk 2005).
+The line to "none" is conformal: of devices like these, at most the share `MAX_FALSE_REJECTIONS` is above it (Vovk
+2005).
 """
 
 from __future__ import annotations
@@ -15,116 +16,124 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.protocol.nearest.router import FEATURES, Guide, InputSketch, LocalRound, Usual, Way
+from edge_client.protocol.nearest.router import FEATURES, FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
 from edge_client.protocol.task import Array
 
 F64 = NDArray[np.float64]
-REFUSED = 0.05  # of the training devices' looks lie beyond the line to "none"
-HELD = (1e-3, 1e-2, 1e-1)  # ridges per row to choose from
+MAX_FALSE_REJECTIONS = 0.05  # of the training devices' looks lie beyond the line to "none"
+RIDGES = (1e-3, 1e-2, 1e-1)  # ridges per row to choose from
 FOLDS = 5
-STEPS, HALVINGS, ENOUGH = 100, 20, 1e-9  # of the fit: steps, halvings of one, the gain that ends it
-LEAST_SPREAD = 1e-6
-UPPER = 0.95  # the spread is that of a normal distribution with the same upper quantile: what matters is far above
-NORMAL_UPPER = 1.6449
-COMBINED = {
+MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
+    100,
+    20,
+    1e-9,
+)  # of the fit: steps, halvings of one, the gain that ends it
+MIN_SPREAD = 1e-6
+SPREAD_QUANTILE = (
+    0.95  # the spread is that of a normal distribution with the same upper quantile: what matters is far above
+)
+NORMAL_SPREAD_QUANTILE = 1.6449
+COMBINED_RULES = {
     "labelled": ("loss", "votes", "entropy", "norms", "sketch"),
     "unlabelled": ("entropy", "norms", "sketch"),
 }
-WAYS: Mapping[str, tuple[str, ...]] = {**{name: (name,) for name in FEATURES}, **COMBINED}
+RULES: Mapping[str, tuple[str, ...]] = {**{name: (name,) for name in FEATURES}, **COMBINED_RULES}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class CenterMeasurement:
     """`n` samples of training device number `device`: feature -> distances [K], for the features that were measured."""
 
     device: int
     n: int
     distances: Mapping[str, Array]
-    own: int
+    own_center: int
 
 
-def learn(
-    looks: Sequence[Look],
+def learn_router(
+    looks: Sequence[CenterMeasurement],
     *,
     sizes: Iterable[int],
     centers: int,
     sketch: InputSketch | None = None,
     round: LocalRound | None = None,  # noqa: A002 - the way's name
-) -> Guide:
+) -> Router:
     """A guide for looks of about these sizes, of which each needs some; a way is learned where its features are."""
     bins = tuple(sorted(sizes))
     by_size = [[look for look in looks if look.n == n] for n in bins]
     known = [f for f in FEATURES if any(f in look.distances for look in looks)]
-    usual = {f: _usual(f, by_size) for f in known}
+    usual = {f: _baseline(f, by_size) for f in known}
     ways = {}
-    for name, wanted in WAYS.items():
+    for name, wanted in RULES.items():
         features = tuple(f for f in wanted if f in known)
         if features and (len(features) > 1 or name in FEATURES):
-            ways[name] = _way(features, by_size, usual)
-    return Guide(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round)
+            ways[name] = _rule(features, by_size, usual)
+    return Router(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round)
 
 
-def _usual(feature: str, by_size: Sequence[Sequence[Look]]) -> Usual:
+def _baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
     """The median at the own center, and how far the upper quantile lies above it; 1 where nobody measured."""
     middle, spread = [], []
     for looks in by_size:
-        own = np.array([look.distances[feature][look.own] for look in looks if feature in look.distances])
+        own = np.array([look.distances[feature][look.own_center] for look in looks if feature in look.distances])
         middle.append(float(np.median(own)) if len(own) else 0.0)
-        upper = float(np.quantile(own, UPPER)) - middle[-1] if len(own) else 1.0
+        upper = float(np.quantile(own, SPREAD_QUANTILE)) - middle[-1] if len(own) else 1.0
         typical = float(np.abs(own).mean()) if len(own) else 1.0
-        spread.append(max(upper / NORMAL_UPPER, LEAST_SPREAD * max(1.0, typical)))
-    return Usual(middle=np.array(middle), spread=np.array(spread))
+        spread.append(max(upper / NORMAL_SPREAD_QUANTILE, MIN_SPREAD * max(1.0, typical)))
+    return FeatureBaseline(middle=np.array(middle), spread=np.array(spread))
 
 
-def _way(features: tuple[str, ...], by_size: Sequence[Sequence[Look]], usual: Mapping[str, Usual]) -> Way:
+def _rule(
+    features: tuple[str, ...], by_size: Sequence[Sequence[CenterMeasurement]], usual: Mapping[str, FeatureBaseline]
+) -> FeatureRule:
     weights, none = [], []
     for s, looks in enumerate(by_size):
         spread = np.array([usual[f].spread[s] for f in features])
         middle = np.array([usual[f].middle[s] for f in features])
         z = np.stack([_stacked(look, features) for look in looks]) / spread[:, None]  # [rows, F, K]
-        own = np.array([look.own for look in looks])
+        own = np.array([look.own_center for look in looks])
         device = np.array([look.device for look in looks])
-        held = HELD[0] if len(features) == 1 else _firmness(z, own, device)
-        weights.append(fitted(z, own, held))
+        held = RIDGES[0] if len(features) == 1 else _choose_ridge(z, own, device)
+        weights.append(fit_weights(z, own, held))
         best = np.einsum("f,rfk->rk", weights[-1], z).argmin(axis=1)
         measured = np.array([[f in look.distances for f in features] for look in looks])
         above = z[np.arange(len(z)), :, best] - middle / spread
-        none.append(conformal(np.where(measured, above, -np.inf).max(axis=1), REFUSED))
-    return Way(features=features, weights=np.array(weights), none=np.array(none))
+        none.append(conformal_threshold(np.where(measured, above, -np.inf).max(axis=1), MAX_FALSE_REJECTIONS))
+    return FeatureRule(features=features, weights=np.array(weights), none=np.array(none))
 
 
-def _stacked(look: Look, features: tuple[str, ...]) -> F64:
-    zero = np.zeros(len(next(iter(look.distances.values()))))
-    return np.stack([np.asarray(look.distances.get(f, zero), dtype=np.float64) for f in features])
+def _stacked(measurement: CenterMeasurement, features: tuple[str, ...]) -> F64:
+    zero = np.zeros(len(next(iter(measurement.distances.values()))))
+    return np.stack([np.asarray(measurement.distances.get(f, zero), dtype=np.float64) for f in features])
 
 
-def _firmness(z: F64, own: Array, device: Array) -> float:
+def _choose_ridge(z: F64, own: Array, device: Array) -> float:
     """The ridge with which devices that were left out believe most in their own centers; the firmest on a tie."""
     fold = np.unique(device, return_inverse=True)[1] % FOLDS
 
     def surprise(held: float) -> float:
         parts = [(fold != f, fold == f) for f in range(FOLDS)]
         both = [(a, b) for a, b in parts if a.any() and b.any()]
-        return sum(_loss(fitted(z[a], own[a], held), z[b], own[b])[0] * int(b.sum()) for a, b in both)
+        return sum(_loss(fit_weights(z[a], own[a], held), z[b], own[b])[0] * int(b.sum()) for a, b in both)
 
-    return min(reversed(HELD), key=surprise)
+    return min(reversed(RIDGES), key=surprise)
 
 
-def fitted(z: Array, own: Array, held: float = HELD[0]) -> F64:
+def fit_weights(z: Array, own: Array, held: float = RIDGES[0]) -> F64:
     """Standardised distances [rows, F, K] and own centers [rows] -> weights [F] >= 0.
 
     Minimises mean -log softmax(-w . z)[own] + held |w|^2, which is convex, by projected Newton steps with halving.
     """
     count = z.shape[1]
     w = np.full(count, 0.5 / count)
-    for _ in range(STEPS):
+    for _ in range(MAX_NEWTON_STEPS):
         now, gradient, curve = _loss(w, z, own, held)
         free = (w > 0) | (gradient < 0)
         move = np.zeros(count)
         if free.any():
             move[free] = np.linalg.solve(curve[np.ix_(free, free)], gradient[free])
-        trials = (np.maximum(0.0, w - move / 2**halvings) for halvings in range(HALVINGS))
-        better = next((trial for trial in trials if _loss(trial, z, own, held)[0] < now - ENOUGH), None)
+        trials = (np.maximum(0.0, w - move / 2**halvings) for halvings in range(MAX_STEP_HALVINGS))
+        better = next((trial for trial in trials if _loss(trial, z, own, held)[0] < now - CONVERGENCE_TOLERANCE), None)
         if better is None:
             break
         w = better
@@ -132,7 +141,7 @@ def fitted(z: Array, own: Array, held: float = HELD[0]) -> F64:
 
 
 def _loss(w: F64, z: Array, own: Array, held: float = 0.0) -> tuple[float, F64, F64]:
-    """What `fitted` minimises at `w`, its gradient [F] and its second derivatives [F, F]."""
+    """What `fit_weights` minimises at `w`, its gradient [F] and its second derivatives [F, F]."""
     rows = np.arange(len(z))
     score = -np.einsum("f,rfk->rk", w, z)
     score -= score.max(axis=1, keepdims=True)
@@ -145,7 +154,7 @@ def _loss(w: F64, z: Array, own: Array, held: float = 0.0) -> tuple[float, F64, 
     return value, gradient, square + 2 * held * np.eye(len(w))
 
 
-def conformal(scores: Array, share: float) -> float:
+def conformal_threshold(scores: Array, share: float) -> float:
     """The line above which at most `share` of exchangeable scores lie: the ceil((n + 1)(1 - share))-th smallest."""
     place = int(np.ceil((len(scores) + 1) * (1 - share)))
     return float(np.sort(scores)[min(place, len(scores)) - 1])

@@ -26,63 +26,63 @@ from starlette.routing import BaseRoute, Route
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.join_links import ROOT, link_of, qr_svg, qr_terminal
-from coordinator.identity.signing_key import pins
+from coordinator.identity.join_links import PHONE_PATH, phone_link, qr_svg, qr_terminal
+from coordinator.identity.signing_key import trusted_keys
 from coordinator.phone import vendored_files
-from coordinator.storage.run_reader import program_of
+from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError, FedcentersError
 
-MEDIA = {
+MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
     ".wasm": "application/wasm",
 }
-PAGE = "index.html"
-__all__ = ["link_of", "qr_svg", "qr_terminal", "routes", "web_broker"]
+INDEX_PAGE = "index.html"
+__all__ = ["phone_link", "qr_svg", "qr_terminal", "phone_routes", "web_broker_url"]
 
 
-def routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:
+def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:
     """Routes for the coordinator's web app, its third-party files from `third` or the usual place.
 
     Raises ConfigError where there is no broker for browsers, RuntimeMissing without the third-party files.
     """
-    site = _Site(config, vendored_files.required(third or vendored_files.default_folder()))
+    site = _PhoneHandlers(config, vendored_files.require_files(third or vendored_files.default_folder()))
     return [
-        Route(ROOT, lambda _: RedirectResponse(f"{ROOT}/")),
-        Route(f"{ROOT}/join.json", site.join),
-        Route(f"{ROOT}/third/{{name}}", site.third),
-        Route(f"{ROOT}/{{name:path}}", site.own),
+        Route(PHONE_PATH, lambda _: RedirectResponse(f"{PHONE_PATH}/")),
+        Route(f"{PHONE_PATH}/join.json", site.join),
+        Route(f"{PHONE_PATH}/third/{{name}}", site.third),
+        Route(f"{PHONE_PATH}/{{name:path}}", site.own),
     ]
 
 
-def web_broker(config: CoordinatorConfig) -> str:
+def web_broker_url(config: CoordinatorConfig) -> str:
     """The ws:// or wss:// address that a browser dials; "" when there is none."""
     if config.web_broker:
         return config.web_broker
-    own = brokers.served(config.broker)
+    own = brokers.local_broker(config.broker)
     return f"ws://127.0.0.1:{config.web_port}" if own is not None and config.web_port else ""
 
 
-class _Site:
+class _PhoneHandlers:
     """The handlers."""
 
     def __init__(self, config: CoordinatorConfig, third: Path) -> None:
         self._config, self._third = config, third
-        self._broker = web_broker(config)
+        self._broker = web_broker_url(config)
         if not self._broker:
             raise ConfigError(
                 f"{config.federation} has no broker that a browser can dial",
                 hint="set web-port for a broker that serve starts, or web-broker = 'wss://host:port'",
             )
-        self._headers, self._keys = _headers(self._broker), pins(config.keys)
+        self._headers, self._keys = _headers(self._broker), trusted_keys(config.signing_key_folder)
         self._files = _own_files()
         self._model: Mapping[str, Any] | None = None
 
     async def own(self, request: Request) -> Response:
         """The page, a module or the style."""
-        name = request.path_params["name"] or PAGE
+        name = request.path_params["name"] or INDEX_PAGE
         found = self._files.get(name)
         if found is None:
             return self._refused("there is no such file")
@@ -90,15 +90,15 @@ class _Site:
         headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
-        return Response(data, media_type=MEDIA[Path(name).suffix], headers=headers)
+        return Response(data, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     async def third(self, request: Request) -> Response:
         """One of the files that are not ours."""
         name = request.path_params["name"]
-        if name not in vendored_files.FILES:
+        if name not in vendored_files.VENDORED_FILES:
             return self._refused("there is no such file")
         zipped = "gzip" in request.headers.get("accept-encoding", "")
-        path = self._third / (f"{name}{vendored_files.ZIPPED}" if zipped else name)
+        path = self._third / (f"{name}{vendored_files.GZIP_SUFFIX}" if zipped else name)
         facts = await asyncio.to_thread(path.stat)
         tag = f'"{facts.st_size:x}-{facts.st_mtime_ns:x}"'
         headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
@@ -106,17 +106,17 @@ class _Site:
             return Response(status_code=304, headers=headers)
         if zipped:
             headers["Content-Encoding"] = "gzip"
-        return FileResponse(path, media_type=MEDIA[Path(name).suffix], headers=headers, stat_result=facts)
+        return FileResponse(path, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers, stat_result=facts)
 
     async def join(self, _: Request) -> Response:
         """What a browser must know before it dials."""
         if self._model is None:
-            self._model = await asyncio.to_thread(model_of, self._config.folder)
+            self._model = await asyncio.to_thread(model_summary, self._config.folder)
         facts = {
             "federation": self._config.federation,
             "broker": self._broker,
             "signing_keys": self._keys,
-            "open": brokers.served(self._config.broker) is not None,
+            "open": brokers.local_broker(self._config.broker) is not None,
             "model": self._model,
         }
         return JSONResponse(facts, headers={**self._headers, "Cache-Control": "no-store"})
@@ -125,10 +125,10 @@ class _Site:
         return JSONResponse({"error": why}, status_code=404, headers=self._headers)
 
 
-def model_of(folder: Path) -> dict[str, Any] | None:
+def model_summary(folder: Path) -> dict[str, Any] | None:
     """What the federation's model reads and predicts: {name, input, target, loss}; None until it was compiled."""
     try:
-        program = program_of(folder)
+        program = read_program(folder)
     except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet; the page asks again
         return None
     return {
@@ -164,9 +164,9 @@ def _own_files() -> dict[str, tuple[bytes, str]]:
     folder = Path(edge_client.__file__).parent / "web"
     found = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix in MEDIA and path.is_file():
+        if path.suffix in MEDIA_TYPES and path.is_file():
             data = path.read_bytes()
             found[path.relative_to(folder).as_posix()] = (data, f'"{hashlib.sha256(data).hexdigest()[:32]}"')
-    if PAGE not in found:
-        raise FedcentersError(f"the installation lacks {folder / PAGE}", hint="install fedcenters again")
+    if INDEX_PAGE not in found:
+        raise FedcentersError(f"the installation lacks {folder / INDEX_PAGE}", hint="install fedcenters again")
     return found

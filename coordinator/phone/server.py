@@ -8,13 +8,13 @@ from pathlib import Path
 import uvicorn
 from starlette.applications import Starlette
 
-from coordinator.config import read
-from coordinator.http_settings import listening
+from coordinator.config import read_config
+from coordinator.http_settings import uvicorn_config
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
 
 
-def serve(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
+def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
     """Serve until Ctrl-C. Raises UsageError for what cannot be, NetworkError for a port in use."""
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
@@ -22,8 +22,8 @@ def serve(path: Path, listen: str, *, url: str, certificate: Path | None, key: P
         raise UsageError(f"--listen is {listen!r}", hint="use HOST:PORT, as 127.0.0.1:8090")
     if (certificate is None) != (key is None):
         raise UsageError("https needs a certificate and its key", hint="give --certificate and --key together")
-    app = Starlette(routes=routes.routes(read(path)))
-    settings = listening(app, host, int(port), certificate=certificate, key=key)
+    app = Starlette(routes=routes.phone_routes(read_config(path)))
+    settings = uvicorn_config(app, host, int(port), certificate=certificate, key=key)
     try:
         settings.load()
         opened = settings.bind_socket()
@@ -32,7 +32,7 @@ def serve(path: Path, listen: str, *, url: str, certificate: Path | None, key: P
             f"the page cannot be served on {listen}: {wrong}", hint="choose another port with --listen"
         ) from None
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
-    link = routes.link_of(base)
+    link = routes.phone_link(base)
     sys.stderr.write(routes.qr_terminal(link))
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()

@@ -24,14 +24,14 @@ from edge_client.transport.blobs import write_atomically
 REGISTRY = "https://registry.npmjs.org"
 TIMEOUT_S = 60.0
 MIB = 1 << 20
-FILE_MAX = 32 * MIB
-ZIPPED = ".gz"  # beside each file: what a browser is sent
-ENVIRONMENT = "FEDCENTERS_WEB_FILES"
+MAX_FILE_BYTES = 32 * MIB
+GZIP_SUFFIX = ".gz"  # beside each file: what a browser is sent
+FOLDER_VARIABLE = "FEDCENTERS_WEB_FILES"
 Fetch = Callable[[str, int], bytes]  # (url, the most bytes) -> the body
 
 
 @dataclass(frozen=True, kw_only=True)
-class Package:
+class NpmPackage:
     """One npm package: the archive's integrity as npm writes it, its size at most, and which of its files we serve."""
 
     name: str
@@ -47,8 +47,8 @@ class Package:
         return f"{REGISTRY}/{self.name}/-/{self.name}-{self.version}.tgz"
 
 
-PACKAGES = (
-    Package(
+NPM_PACKAGES = (
+    NpmPackage(
         name="onnxruntime-web",
         version="1.30.0",
         license="MIT",
@@ -56,7 +56,7 @@ PACKAGES = (
         archive_max=40 * MIB,
         files=("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm"),
     ),
-    Package(
+    NpmPackage(
         name="mqtt",
         version="5.16.0",
         license="MIT",
@@ -65,60 +65,64 @@ PACKAGES = (
         files=("mqtt.esm.js",),
     ),
 )
-FILES = tuple(file for package in PACKAGES for file in package.files)
+VENDORED_FILES = tuple(file for package in NPM_PACKAGES for file in package.files)
 
 
 def default_folder() -> Path:
     """FEDCENTERS_WEB_FILES, or a folder of this version in the user's cache."""
-    given = os.environ.get(ENVIRONMENT)
+    given = os.environ.get(FOLDER_VARIABLE)
     if given:
         return Path(given)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return cache / "fedcenters" / "-".join(["web", *(package.version for package in PACKAGES)])
+    return cache / "fedcenters" / "-".join(["web", *(package.version for package in NPM_PACKAGES)])
 
 
-def here(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     """Whether the files of this version are all in `folder`."""
     stamp = folder / "packages.txt"
-    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(PACKAGES) and not missing(folder)
+    return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(NPM_PACKAGES) and not missing_files(folder)
 
 
-def missing(folder: Path) -> list[str]:
+def missing_files(folder: Path) -> list[str]:
     """The names that are not there."""
-    return [name for name in FILES if not ((folder / name).is_file() and (folder / f"{name}{ZIPPED}").is_file())]
+    return [
+        name
+        for name in VENDORED_FILES
+        if not ((folder / name).is_file() and (folder / f"{name}{GZIP_SUFFIX}").is_file())
+    ]
 
 
-def required(folder: Path) -> Path:
+def require_files(folder: Path) -> Path:
     """The same folder, or RuntimeMissing that says how to get its files."""
-    if not here(folder):
+    if not is_complete(folder):
         raise RuntimeMissing(
-            f"the phone's page needs {', '.join(missing(folder)) or 'other versions of its files'} in {folder}",
+            f"the phone's page needs {', '.join(missing_files(folder)) or 'other versions of its files'} in {folder}",
             hint="fedcenters-coordinator web-files (33 MB from npm's registry, once), or set FEDCENTERS_WEB_FILES",
         )
     return folder
 
 
-def fetch_all(folder: Path, *, fetch: Fetch | None = None, packages: Sequence[Package] = PACKAGES) -> list[Path]:
+def fetch_all(folder: Path, *, fetch: Fetch | None = None, packages: Sequence[NpmPackage] = NPM_PACKAGES) -> list[Path]:
     """Fetch, check and extract every package into `folder`; -> the files written, none when they are there already.
 
     Raises NetworkError when the registry cannot be reached, ProtocolError for an archive that is not the pinned one.
     """
-    if packages is PACKAGES and here(folder):
+    if packages is NPM_PACKAGES and is_complete(folder):
         return []
     made = []
     for package in packages:
         data = (fetch or _download)(package.url, package.archive_max)
-        check(package, data)
-        for name, content in extracted(package, data).items():
+        check_archive(package, data)
+        for name, content in extract_files(package, data).items():
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / name, content)
-            write_atomically(folder / f"{name}{ZIPPED}", gzip.compress(content, mtime=0))
+            write_atomically(folder / f"{name}{GZIP_SUFFIX}", gzip.compress(content, mtime=0))
             made.append(folder / name)
     write_atomically(folder / "packages.txt", _stamp(packages).encode())
     return made
 
 
-def check(package: Package, data: bytes) -> None:
+def check_archive(package: NpmPackage, data: bytes) -> None:
     """Return if these bytes are the pinned archive."""
     found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode("ascii")
     if found != package.integrity:
@@ -128,7 +132,7 @@ def check(package: Package, data: bytes) -> None:
         )
 
 
-def extracted(package: Package, data: bytes) -> dict[str, bytes]:
+def extract_files(package: NpmPackage, data: bytes) -> dict[str, bytes]:
     """The wanted files of an npm archive: `package/dist/NAME`, plain files of at most FILE_MAX bytes; nothing else."""
     found: dict[str, bytes] = {}
     wanted = {f"package/dist/{name}": name for name in package.files}
@@ -136,11 +140,11 @@ def extracted(package: Package, data: bytes) -> dict[str, bytes]:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             for member in archive:
                 name = wanted.get(member.name)
-                if name is None or name in found or not member.isfile() or member.size > FILE_MAX:
+                if name is None or name in found or not member.isfile() or member.size > MAX_FILE_BYTES:
                     continue
                 file = archive.extractfile(member)
                 if file is not None:
-                    found[name] = file.read(FILE_MAX)
+                    found[name] = file.read(MAX_FILE_BYTES)
     except (tarfile.TarError, EOFError, OSError) as wrong:
         raise ProtocolError(f"{package.url} is no archive: {wrong}", hint="try again") from wrong
     absent = sorted(set(package.files) - set(found))
@@ -162,7 +166,7 @@ def _download(url: str, limit: int) -> bytes:
     return data
 
 
-def _stamp(packages: Sequence[Package]) -> str:
-    """What a folder holds, for people and for `here`."""
+def _stamp(packages: Sequence[NpmPackage]) -> str:
+    """What a folder holds, for people and for `is_complete`."""
     rows = (f"{p.name} {p.version} {p.license} {p.integrity} {' '.join(p.files)}\n" for p in packages)
     return "".join(rows)

@@ -25,9 +25,9 @@ from typing import TypeVar
 
 from edge_client.protocol.task import ClientId
 
-GO_AGAIN_S = 8.0  # silence of an upload after which the client is told once more to go on
+GO_REPEAT_S = 8.0  # silence of an upload after which the client is told once more to go on
 CREDIT_IDLE_S = 30.0  # silence after which a credit returns to the pool
-QUEUE_LIMIT = 10_000  # waiting uploads; a client beyond that is told to come back
+MAX_QUEUED_UPLOADS = 10_000  # waiting uploads; a client beyond that is told to come back
 BUSY_RETRY_S = 60.0
 
 
@@ -110,13 +110,13 @@ Command = Go | Ack | Busy | Close
 
 
 @dataclass(frozen=True, kw_only=True)
-class Upload:
+class UploadCredit:
     """An open credit: what it is for, when the client was last heard and when it was last told to go (seconds)."""
 
     sha256: str
     size: int
-    heard_s: float
-    go_s: float
+    last_block_s: float
+    last_grant_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +138,7 @@ class OpenExchange:
     budget: float
     accepted: Mapping[ClientId, str] = field(default_factory=dict)
     refused: Mapping[ClientId, str] = field(default_factory=dict)  # client -> code
-    uploads: Mapping[ClientId, Upload] = field(default_factory=dict)
+    uploads: Mapping[ClientId, UploadCredit] = field(default_factory=dict)
     queue: Mapping[ClientId, Ready] = field(default_factory=dict)  # first come first served
     closed: bool = False
 
@@ -152,7 +152,10 @@ class OpenExchange:
         """When the next Tick changes something, if nothing else happens before; infinity when closed."""
         if self.closed:
             return float("inf")
-        due = [min(u.heard_s + CREDIT_IDLE_S, max(u.heard_s, u.go_s) + GO_AGAIN_S) for u in self.uploads.values()]
+        due = [
+            min(u.last_block_s + CREDIT_IDLE_S, max(u.last_block_s, u.last_grant_s) + GO_REPEAT_S)
+            for u in self.uploads.values()
+        ]
         return min([self.closes_at_s, *due])
 
 
@@ -230,10 +233,10 @@ def _ready(exchange: OpenExchange, event: Ready, now_s: float) -> Step:
     """Give a credit, or queue; a client that was recomputing (or refused before) is welcome with its new hash."""
     refused = _without(exchange.refused, event.cid)
     if event.cid in exchange.uploads:
-        upload = Upload(sha256=event.sha256, size=event.size, heard_s=now_s, go_s=now_s)
+        upload = UploadCredit(sha256=event.sha256, size=event.size, last_block_s=now_s, last_grant_s=now_s)
         uploads = {**exchange.uploads, event.cid: upload}
         return replace(exchange, uploads=uploads, refused=refused), [Go(event.cid, event.sha256)]
-    if event.cid not in exchange.queue and len(exchange.queue) >= QUEUE_LIMIT:
+    if event.cid not in exchange.queue and len(exchange.queue) >= MAX_QUEUED_UPLOADS:
         return exchange, [Busy(event.cid, BUSY_RETRY_S)]
     queue = {**exchange.queue, event.cid: event}
     return _grant(replace(exchange, queue=queue, refused=refused), now_s)
@@ -243,7 +246,7 @@ def _heard(exchange: OpenExchange, cid: ClientId, now_s: float) -> OpenExchange:
     upload = exchange.uploads.get(cid)
     if upload is None:
         return exchange
-    return replace(exchange, uploads={**exchange.uploads, cid: replace(upload, heard_s=now_s)})
+    return replace(exchange, uploads={**exchange.uploads, cid: replace(upload, last_block_s=now_s)})
 
 
 def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> Step:
@@ -272,10 +275,10 @@ def _tick(exchange: OpenExchange, now_s: float) -> Step:
         return _close(exchange)
     uploads, again = {}, []
     for cid, upload in exchange.uploads.items():
-        if now_s >= upload.heard_s + CREDIT_IDLE_S:
+        if now_s >= upload.last_block_s + CREDIT_IDLE_S:
             continue  # the credit returns; what was received stays, and the client asks again
-        silent = now_s >= max(upload.heard_s, upload.go_s) + GO_AGAIN_S
-        uploads[cid] = replace(upload, go_s=now_s) if silent else upload
+        silent = now_s >= max(upload.last_block_s, upload.last_grant_s) + GO_REPEAT_S
+        uploads[cid] = replace(upload, last_grant_s=now_s) if silent else upload
         again += [Go(cid, upload.sha256)] if silent else []
     granted, go = _grant(replace(exchange, uploads=uploads), now_s)
     return granted, [*again, *go]
@@ -286,13 +289,15 @@ def _grant(exchange: OpenExchange, now_s: float) -> Step:
     if exchange.closed:
         return exchange, []
     held = sum(upload.size for upload in exchange.uploads.values())
-    fresh: dict[ClientId, Upload] = {}
+    fresh: dict[ClientId, UploadCredit] = {}
     for waiting in exchange.queue.values():
         first = not exchange.uploads and not fresh
         full = len(exchange.uploads) + len(fresh) >= exchange.credits or held + waiting.size > exchange.budget
         if full and not first:
             break
-        fresh[waiting.cid] = Upload(sha256=waiting.sha256, size=waiting.size, heard_s=now_s, go_s=now_s)
+        fresh[waiting.cid] = UploadCredit(
+            sha256=waiting.sha256, size=waiting.size, last_block_s=now_s, last_grant_s=now_s
+        )
         held += waiting.size
     if not fresh:
         return exchange, []

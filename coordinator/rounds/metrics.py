@@ -15,12 +15,12 @@ import numpy as np
 
 from edge_client.protocol.task import Array, ClientId
 
-LOSS_MAX = 1e30  # what a device tells beyond that counts as nothing: a sum of such would overflow
-LAST = 3  # rounds at the end of a run that a table's figure is the mean of
+MAX_LOSS = 1e30  # what a device tells beyond that counts as nothing: a sum of such would overflow
+LAST_ROUNDS = 3  # rounds at the end of a run that a table's figure is the mean of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Average:
+class FleetAverage:
     """One quantity over a fleet; None when no device answered."""
 
     micro: float | None
@@ -28,36 +28,36 @@ class Average:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class RoundReport:
     """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any.
 
     `loss` and `loss_per_center` are the same of the mean loss on the same samples; of the devices that told it.
     """
 
-    accuracy: Average
-    f1: Average
+    accuracy: FleetAverage
+    f1: FleetAverage
     per_device: Mapping[ClientId, float]
     per_center: tuple[float | None, ...]
     assignment: Mapping[ClientId, int]
-    loss: Average
+    loss: FleetAverage
     loss_per_center: tuple[float | None, ...]
 
 
-def report(
+def make_report(
     confusions: Mapping[ClientId, Array],
     assignment: Mapping[ClientId, int],
     *,
     n_centers: int,
     losses: Mapping[ClientId, float] | None = None,
-) -> Report:
+) -> RoundReport:
     """From confusion matrices [C, C] of the devices that answered, and everybody's center; `losses` are mean ones."""
     clients = [c for c in sorted(confusions) if confusions[c].sum() > 0]
     told = np.array([(losses or {}).get(c, np.nan) for c in clients])
-    knows = np.abs(told) < LOSS_MAX  # not NaN
+    knows = np.abs(told) < MAX_LOSS  # not NaN
     n = np.array([confusions[c].sum() for c in clients], dtype=np.float64)
     right = np.array([accuracy(confusions[c]) for c in clients])
     center = np.array([assignment.get(c, -1) for c in clients])
-    return Report(
+    return RoundReport(
         accuracy=_average(right, n),
         f1=_average(np.array([f1(confusions[c]) for c in clients]), n),
         per_device={c: float(x) for c, x in zip(clients, right, strict=True)},
@@ -82,13 +82,13 @@ def f1(confusion: Array) -> float:
     return float(np.mean(2 * np.diag(confusion)[seen] / occurs[seen]))
 
 
-def _average(values: Array, n: Array) -> Average:
+def _average(values: Array, n: Array) -> FleetAverage:
     if len(values) == 0:
-        return Average(micro=None, macro=None)
-    return Average(micro=float(n @ values / n.sum()), macro=float(values.mean()))
+        return FleetAverage(micro=None, macro=None)
+    return FleetAverage(micro=float(n @ values / n.sum()), macro=float(values.mean()))
 
 
-def _losses(outcome: Report) -> dict[str, Any]:
+def _losses(outcome: RoundReport) -> dict[str, Any]:
     """Nothing where no device told its loss."""
     if outcome.loss.micro is None:
         return {}
@@ -122,7 +122,7 @@ def purity(truth: Sequence[int], found: Sequence[int]) -> float:
 def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str = "micro") -> list[float]:
     """`quantity` ("accuracy", "f1") of the last three rounds that have one, as the papers' tables report it."""
     found = [r[quantity][kind] for r in records if r[quantity][kind] is not None]
-    return found[-LAST:]
+    return found[-LAST_ROUNDS:]
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
@@ -131,7 +131,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
-    outcome: Report,
+    outcome: RoundReport,
     *,
     run: str,
     method: str,

@@ -14,16 +14,16 @@ from typing import Any, cast
 
 import numpy as np
 
-from coordinator.aggregation.privacy import epsilon
-from coordinator.strategies.base import Round, State, Strategy, late_of
-from coordinator.strategies.common.local_sgd import LocalSgd, by_client, of_clients
+from coordinator.aggregation.privacy import epsilon_spent
+from coordinator.strategies.base import Round, State, Strategy, late_replies
+from coordinator.strategies.common.local_sgd import LocalSgd, pack_by_client, unpack_by_client
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 
-RELEASES = "private-releases"
+RELEASES_KEY = "private-releases"
 
 
-def keyed(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> Strategy:
+def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> Strategy:
     """A private method with the key of its noise, which is asked of `secret`; all others as they are.
 
     Raises ConfigError for what cannot be private.
@@ -35,29 +35,29 @@ def keyed(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> St
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    epsilon(strategy.privacy_noise, 1, strategy.privacy_delta)  # the accountant is there
+    epsilon_spent(strategy.privacy_noise, 1, strategy.privacy_delta)  # the accountant is there
     return cast("Strategy", replace(strategy, secret=secret()))
 
 
-def counting(strategy: Strategy, before: State, exchanges: Round) -> Round:
+def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round:
     """The round itself; the state of a private method remembers how often each device's updates were used."""
     if not isinstance(strategy, LocalSgd) or not strategy.privacy_noise:
         return (yield from exchanges)
-    times = Counter({c: int(n) for c, n in of_clients(before.extra, RELEASES).items()})
+    times = Counter({c: int(n) for c, n in unpack_by_client(before.extra, RELEASES_KEY).items()})
     try:
         exchange = next(exchanges)
         while True:
             replies = yield exchange
-            for some in (replies, late_of(replies)):
+            for some in (replies, late_replies(replies)):
                 times.update(c for c, reply in some.items() if reply.update is not None or reply.grad is not None)
             exchange = exchanges.send(replies)
     except StopIteration as done:
         after: State = done.value
-        counts = by_client(RELEASES, {c: np.array(n) for c, n in times.items()})
+        counts = pack_by_client(RELEASES_KEY, {c: np.array(n) for c, n in times.items()})
         return replace(after, extra={**after.extra, **counts})
 
 
-def spent(strategy: Strategy, state: State) -> dict[str, Any]:
+def privacy_spent(strategy: Strategy, state: State) -> dict[str, Any]:
     """The field `privacy` of a round's record; nothing for a method that is not private.
 
     `given_assignments`: the guarantee holds for the centers once it is known who belongs to which, because the method
@@ -65,10 +65,10 @@ def spent(strategy: Strategy, state: State) -> dict[str, Any]:
     """
     if not isinstance(strategy, LocalSgd) or not strategy.privacy_noise:
         return {}
-    most = max((int(n) for n in of_clients(state.extra, RELEASES).values()), default=0)
+    most = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
     return {
         "privacy": {
-            "epsilon": round(epsilon(strategy.privacy_noise, most, strategy.privacy_delta), 4),
+            "epsilon": round(epsilon_spent(strategy.privacy_noise, most, strategy.privacy_delta), 4),
             "delta": strategy.privacy_delta,
             "releases": most,
             "noise": strategy.privacy_noise,

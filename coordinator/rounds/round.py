@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.rounds.metrics import Report, report
-from coordinator.rounds.privacy_accounting import counting
+from coordinator.rounds.metrics import RoundReport, make_report
+from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
-from coordinator.strategies.common.local_sgd import check, sample
-from coordinator.strategies.common.momentum import coasting
+from coordinator.strategies.common.local_sgd import check_range, sample_cohort
+from coordinator.strategies.common.momentum import with_momentum
 from edge_client.protocol.task import ClientId, Probe, Schema
 
-BEGIN = 0  # the "round" of Strategy.begin; rounds count from 1
+INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1
 
 
 def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the protocol's word
@@ -26,7 +26,7 @@ def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
+class EvaluationPlan:
     """Which rounds end with a test, and which share of the fleet takes it. The last round tests everybody."""
 
     every: int = 1
@@ -34,20 +34,20 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         """Refuse what would never test anybody, by the names that a user types."""
-        check("evaluate-every", self.every, least=1)
-        check("fraction-evaluate", self.fraction, least=1e-9, most=1.0)
+        check_range("evaluate-every", self.every, low=1)
+        check_range("fraction-evaluate", self.fraction, low=1e-9, high=1.0)
 
     def cohort(self, fleet: Fleet, rng: np.random.Generator, *, round: int, of: int) -> list[ClientId]:  # noqa: A002 - the protocol's word
         """Who is tested after round `round` of `of`, sorted; rounds count from 1. `rng` stays where it is."""
         if round == of:
             return sorted(fleet)
-        return [] if round % self.every else sample(fleet, self.fraction, rng.spawn(1)[0])
+        return [] if round % self.every else sample_cohort(fleet, self.fraction, rng.spawn(1)[0])
 
 
-ALWAYS = Evaluation()
+EVERY_ROUND = EvaluationPlan()
 
 
-def one_round(  # noqa: PLR0913 - a round has these
+def run_round(  # noqa: PLR0913 - a round has these
     strategy: Strategy,
     state: State,
     schema: Schema,
@@ -55,25 +55,25 @@ def one_round(  # noqa: PLR0913 - a round has these
     rng: np.random.Generator,
     *,
     batch: int,
-    evaluation: Evaluation = ALWAYS,
+    evaluation: EvaluationPlan = EVERY_ROUND,
     round: int = 1,  # noqa: A002 - the protocol's word
     of: int = 1,
-) -> Generator[Exchange, Replies, tuple[State, Report]]:
+) -> Generator[Exchange, Replies, tuple[State, RoundReport]]:
     """The strategy's exchanges, then devices test what they would be served; `batch` is for that evaluation.
 
     Whom `evaluation` samples depends on the round's seed alone: the same devices for every method, and training draws
     the same numbers whoever is tested. A round that tests nobody has no such exchange.
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
-    exchanges = coasting(strategy, state, schema, strategy.round(state, schema, fleet, rng))
-    after = yield from counting(strategy, state, exchanges)
-    replies = (yield {c: served(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
+    exchanges = with_momentum(strategy, state, schema, strategy.round(state, schema, fleet, rng))
+    after = yield from count_releases(strategy, state, exchanges)
+    replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}
-    return after, report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
+    return after, make_report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
 
 
-def served(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:
+def serving_probe(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:
     """The confusion matrix of a device's own predictor on its held-out samples, and its loss where it is one model."""
     mixture = strategy.predictor(state, who)
     wanted = {"confusion"} if len(mixture) > 1 else {"confusion", "loss"}  # of a mixture, no mean of models' losses

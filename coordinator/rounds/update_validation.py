@@ -1,10 +1,10 @@
 """Is this answer acceptable: schema, codec, finite, a plausible norm, and what was asked for. Pure.
 
-`admit` turns bytes that are already known to have the announced hash into a `Reply`, or raises Malformed with the code
-that the `ack` carries. The same function reads a stored reply again in a replay, so both give the same bits. `judge` is
-the part of it that looks at numbers, for replies that never were bytes: those of emulated devices.
+`decode_reply` turns bytes that are already known to have the announced hash into a `Reply`, or raises Malformed with
+the code that the `ack` carries. The same function reads a stored reply again in a replay, so both give the same bits.
+`validate_reply` is the part of it that looks at numbers, for replies that never were bytes: those of emulated devices.
 
-Whether an update is far out of line with the others' is decided when the exchange closes (`strays`), not when it
+Whether an update is far out of line with the others' is decided when the exchange closes (`outliers`), not when it
 arrives: a bound that followed the updates as they come would refuse or take the same update by who was faster. At the
 closing it is a function of the set of replies and of the scale that earlier closings left. The closing stores who
 stayed and the new scale together, so a replay reads the decision and never makes it again.
@@ -23,14 +23,14 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, 
 
 MAX_UPDATE_RMS = 10.0  # a parameter that moves further than this on average was not trained, but broken
 MAX_UPDATE_RATIO = 10.0  # times the scale of the cohort; an honest device that is new or misplaced moves some scales
-FEW = 3  # updates have a middle from here on
-ZERO = "zero"  # the base of a delta that is no difference
+MIN_UPDATES_FOR_MEDIAN = 3  # updates have a middle from here on
+ZERO_BASE = "zero"  # the base of a delta that is no difference
 _LOSS = frozenset({"loss"})  # what answers a fit whose model stays on the device
 _ROUNDING = 1e-6  # of a sum of shares
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class ReplySpec:
     """What one device was asked, and how its answer has to look.
 
     `base` is the sha256 of the blob that the delta is taken from, or "zero"; `base_vector` [schema.size] float32 is
@@ -47,20 +47,20 @@ class Question:
     max_update_rms: float
 
     @property
-    def what(self) -> str:
+    def blob_kind(self) -> str:
         """The kind of blob that answers."""
         return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
 
 
-def admit(question: Question, data: bytes, n: int) -> Reply:
+def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
     """Bytes and the number of samples that the device claims -> its reply. Raises Malformed."""
     task = question.task
     if isinstance(task, Fit) and task.upload:
-        return judge(question, Reply(n=n, update=_updated(question, data)))
-    return judge(question, codecs.decode_stats(data, question.schema, _counted(question, n)))
+        return validate_reply(question, Reply(n=n, update=_updated(question, data)))
+    return validate_reply(question, codecs.decode_stats(data, question.schema, _counted(question, n)))
 
 
-def judge(question: Question, reply: Reply) -> Reply:
+def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
     """The reply as it counts. Raises Malformed.
 
     Training samples weigh a reply, so that no device may claim more of them than it was enrolled with.
@@ -74,14 +74,14 @@ def judge(question: Question, reply: Reply) -> Reply:
             raise Malformed("not_finite", "the updated model is not finite")
     else:
         _check_stats(task, schema, reply)
-    how_far = moved(question, reply)
+    how_far = update_rms(question, reply)
     if how_far is not None and how_far[0] != "model" and how_far[1] > question.max_update_rms:
         said = f"parameters moved by {how_far[1]:.3g} on average, at most {question.max_update_rms:g}"
         raise Malformed("rejected", said)
     return reply
 
 
-def base_of(task: Task) -> tuple[str, Flat | None]:
+def delta_base(task: Task) -> tuple[str, Flat | None]:
     """-> (the word for it in the task, its values as the device decodes them) of what a delta is taken from.
 
     That is the start; where the start stays on the device, the anchor, else nothing.
@@ -94,7 +94,7 @@ def base_of(task: Task) -> tuple[str, Flat | None]:
     return "zero", None
 
 
-def moved(question: Question, reply: Reply) -> tuple[str, float] | None:
+def update_rms(question: ReplySpec, reply: Reply) -> tuple[str, float] | None:
     """What a reply moves and how far, as a root of a mean square over the parameters; None for mere statistics.
 
     "delta" from the base, a whole "model" where there is none, or "grad": what a step of length one would move.
@@ -109,7 +109,7 @@ def moved(question: Question, reply: Reply) -> tuple[str, float] | None:
         return what, float(np.sqrt(np.mean(move[: question.schema.n_params].astype(np.float64) ** 2)))
 
 
-def strays(
+def outliers(
     moves: Mapping[ClientId, tuple[str, float]], scales: Mapping[str, float], *, ratio: float
 ) -> tuple[dict[ClientId, str], dict[str, float]]:
     """Who moved more than `ratio` times the scale of its kind, each with the reason; and the scales for what follows.
@@ -123,7 +123,7 @@ def strays(
     known = dict(scales)
     for what in sorted({what for what, _ in moves.values()}):
         far = {who: rms for who, (kind, rms) in sorted(moves.items()) if kind == what}
-        if len(far) >= FEW:
+        if len(far) >= MIN_UPDATES_FOR_MEDIAN:
             known[what] = max(known.get(what, 0.0), float(np.median(list(far.values()))))
         scale = known.get(what, 0.0)
         reason = f"rejected: moved {{:.3g}} times as far as is usual in this run, at most {ratio:g}"
@@ -131,16 +131,16 @@ def strays(
     return refused, known
 
 
-def _counted(question: Question, n: int) -> int:
+def _counted(question: ReplySpec, n: int) -> int:
     task = question.task
     return min(n, question.samples) if isinstance(task, Fit) or task.split == "train" else n
 
 
-def _updated(question: Question, data: bytes) -> Flat:
+def _updated(question: ReplySpec, data: bytes) -> Flat:
     """The fitted model [schema.size]: base + delta, both float32, as the simulation computes it."""
-    delta = codecs.decode(data, question.schema, kind="delta", codec=question.codec, base=question.base)
+    delta = codecs.decode_vector(data, question.schema, kind="delta", codec=question.codec, base=question.base)
     base = question.base_vector
-    with np.errstate(over="ignore"):  # `judge` finds it
+    with np.errstate(over="ignore"):  # `validate_reply` finds it
         update: Flat = delta if base is None else base + delta
     return update
 

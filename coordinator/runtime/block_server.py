@@ -14,20 +14,20 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.runtime.sender import WINDOW, Link
+from coordinator.runtime.sender import UPLOAD_WINDOW, CoordinatorSender
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, body_range
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
 
-ARRIVED_S = 8.0  # the time after which a device asks again for a block that did not come
-UNSENT = 256  # messages that the broker has not acknowledged: a slow link holds no more of them
-TURN_S = 60.0  # who waits for its turn asks again after so long
-GLANCE_S = 0.05  # how soon to look whether there is room again
+ASSUMED_ARRIVAL_S = 8.0  # the time after which a device asks again for a block that did not come
+MAX_UNACKNOWLEDGED = 256  # messages that the broker has not acknowledged: a slow link holds no more of them
+QUEUE_TIMEOUT_S = 60.0  # who waits for its turn asks again after so long
+POLL_S = 0.05  # how soon to look whether there is room again
 
 
 @dataclass(frozen=True)
-class _Request:
+class _BlockRequest:
     """Blocks that a device asked for: their indices and where they lie in the blob."""
 
     manifest: Manifest
@@ -39,22 +39,22 @@ class _Request:
 
 
 @dataclass
-class Downloads:
+class BlockServer:
     """Grants per device and for everybody; both map a sha256 to its manifest."""
 
     blobs: BlobFolder
-    link: Link
+    sender: CoordinatorSender
     budget: float = float("inf")
     _shared: dict[str, Manifest] = field(default_factory=dict)
     _granted: dict[ClientId, dict[str, Manifest]] = field(default_factory=dict)
-    _waiting: dict[ClientId, _Request] = field(default_factory=dict)  # first come first served
+    _waiting: dict[ClientId, _BlockRequest] = field(default_factory=dict)  # first come first served
     _sent: dict[ClientId, tuple[int, float]] = field(default_factory=dict)  # bytes and when, oldest first
     _under_way: int = 0  # their sum
 
     @property
     def wakes_at_s(self) -> float:
-        """When `serve` has something to do, if nobody asks before."""
-        return self.link.clock.now_s() + GLANCE_S if self._waiting else float("inf")
+        """When `send_due` has something to do, if nobody asks before."""
+        return self.sender.clock.now_s() + POLL_S if self._waiting else float("inf")
 
     def share(self, manifests: Iterable[Manifest]) -> None:
         """Let every member fetch these: programs, containers, the catalog and what it names."""
@@ -72,41 +72,45 @@ class Downloads:
             raise Malformed("not_yours", "no such blob for you")
         if request["block"] != manifest.block:
             raise Malformed("bad_range", f"blocks of this blob have {manifest.block} bytes")
-        indices = [first + i for first, count in request["at"] for i in range(count)][:WINDOW]
+        indices = [first + i for first, count in request["at"] for i in range(count)][:UPLOAD_WINDOW]
         ranges = tuple((index, *body_range(manifest, index)) for index in indices)
         if not self.blobs.has(sha256):
             raise Malformed("unknown_blob", "this blob is not held any more")
-        self.heard(cid)
-        self._waiting[cid] = _Request(manifest, ranges)
-        self.serve()
+        self.mark_received(cid)
+        self._waiting[cid] = _BlockRequest(manifest, ranges)
+        self.send_due()
         if cid in self._waiting:
             words = "you are served in turn"
-            self.link.tell(cid, "err", re=request["id"], code="busy", detail=words, retry_ms=int(TURN_S * 1000))
+            self.sender.send(
+                cid, "err", re=request["id"], code="busy", detail=words, retry_ms=int(QUEUE_TIMEOUT_S * 1000)
+            )
 
-    def serve(self) -> None:
+    def send_due(self) -> None:
         """Send to those who wait what the budget allows; a single request may always go."""
-        now_s = self.link.clock.now_s()
-        for cid in [cid for cid, (_, at_s) in self._sent.items() if at_s + ARRIVED_S <= now_s]:
-            self.heard(cid)
+        now_s = self.sender.clock.now_s()
+        for cid in [cid for cid, (_, at_s) in self._sent.items() if at_s + ASSUMED_ARRIVAL_S <= now_s]:
+            self.mark_received(cid)
         while self._waiting:
             cid, request = next(iter(self._waiting.items()))
-            if (self._sent and self._under_way + request.size > self.budget) or self.link.clogged(UNSENT):
+            if (self._sent and self._under_way + request.size > self.budget) or self.sender.is_congested(
+                MAX_UNACKNOWLEDGED
+            ):
                 return
             del self._waiting[cid]
             self._send(cid, request, now_s)
 
-    def _send(self, cid: ClientId, request: _Request, now_s: float) -> None:
+    def _send(self, cid: ClientId, request: _BlockRequest, now_s: float) -> None:
         self._sent[cid] = (request.size, now_s)
         self._under_way += request.size
         try:
             with self.blobs.path(request.manifest.sha256).open("rb") as file:
                 for index, start, stop in request.ranges:
                     file.seek(start)
-                    self.link.send_block(cid, request.manifest, index, file.read(stop - start))
+                    self.sender.send_block(cid, request.manifest, index, file.read(stop - start))
         except FileNotFoundError:  # gone while it waited; the device asks again, and is told
             return
 
-    def heard(self, cid: ClientId) -> None:
+    def mark_received(self, cid: ClientId) -> None:
         """A device said something: what was sent to it has arrived."""
         size, _ = self._sent.pop(cid, (0, 0.0))
         self._under_way -= size

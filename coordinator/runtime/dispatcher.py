@@ -11,20 +11,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.nearest.answer import nearest
-from coordinator.runtime.block_server import Downloads
+from coordinator.nearest.answer import answer_near
+from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.exchange_driver import LiveExchange
-from coordinator.runtime.late_updates import Latecomers
-from coordinator.runtime.presence import Fleet, Pace
-from coordinator.runtime.sender import Link
-from coordinator.storage.event_log import Journal
-from coordinator.storage.store import Key, Store
+from coordinator.runtime.late_updates import LateUpdates
+from coordinator.runtime.presence import FleetPresence, TokenBucket
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.store import ExchangeKey, Store
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.message_schemas import DETAIL_MAX, ERR_CODES
+from edge_client.protocol.message_schemas import ERR_CODES, MAX_DETAIL_CHARS
 from edge_client.protocol.nearest.catalog import Catalog
-from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.task import ClientId, Schema
 from edge_client.transport.base import Message
 from edge_client.transport.clock import Clock
@@ -32,7 +32,7 @@ from edge_client.transport.clock import Clock
 log = logging.getLogger(__name__)
 
 REQUESTS_PER_S, REQUESTS_BURST = 20.0, 40.0
-NEAR_PER_S, NEAR_BURST = 0.1, 6.0
+NEAR_REQUESTS_PER_S, NEAR_REQUESTS_BURST = 0.1, 6.0
 RETRY_MS = {"rate": 2_000, "busy": 5_000}
 
 
@@ -47,27 +47,27 @@ class Superseded(ProtocolError):
 
 
 @dataclass
-class Reception:
+class Dispatcher:
     """Takes every message that the coordinator subscribes to; `live`, `late`, `catalog` are set while there is one."""
 
     clock: Clock
     store: Store
-    link: Link
-    downloads: Downloads
-    fleet: Fleet
-    journal: Journal
+    sender: CoordinatorSender
+    downloads: BlockServer
+    fleet: FleetPresence
+    event_log: EventLog
     live: LiveExchange | None = None
-    late: Latecomers | None = None
+    late: LateUpdates | None = None
     catalog: Catalog | None = None
     catalog_blob: Manifest | None = None
     schema: Schema | None = None
     bytes_up: int = 0
     unreadable: int = 0
-    _paces: dict[ClientId, Pace] = field(default_factory=dict)
-    _near_paces: dict[ClientId, Pace] = field(default_factory=dict)
+    _paces: dict[ClientId, TokenBucket] = field(default_factory=dict)
+    _near_paces: dict[ClientId, TokenBucket] = field(default_factory=dict)
     _disowned_by: set[ClientId] = field(default_factory=set)
-    _guides: dict[str, Guide] = field(default_factory=dict)  # by hash
-    _strangers: Pace = field(default_factory=lambda: Pace(REQUESTS_PER_S, REQUESTS_BURST))
+    _guides: dict[str, Router] = field(default_factory=dict)  # by hash
+    _strangers: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
 
     def __post_init__(self) -> None:
         self._enrolled = frozenset(self.store.enrolled())  # by an earlier start; they have joined already
@@ -79,11 +79,11 @@ class Reception:
             "served": self._on_served,
         }
 
-    def take(self, message: Message) -> None:
+    def dispatch(self, message: Message) -> None:
         """One message from the broker. Raises Superseded when another coordinator leads."""
         self.bytes_up += len(message.payload)
         try:
-            route = self.link.topics.parse(message.topic)
+            route = self.sender.topics.parse(message.topic)
         except Malformed:
             self.unreadable += 1
             return
@@ -103,34 +103,34 @@ class Reception:
     def _on_record(self, payload: bytes) -> None:
         """The record of who leads: ours comes back to us; a higher epoch ends us, a lower one is put right."""
         try:
-            record = messages.read(payload, "coord")
+            record = messages.read_message(payload, "coord")
         except Malformed:
             self.unreadable += 1
             return
-        if record["boot"] == self.link.boot:
+        if record["boot"] == self.sender.boot:
             return
-        if record["epoch"] >= self.link.epoch:
-            raise Superseded(self.link.epoch)
-        self.link.publish_record(online=True)
+        if record["epoch"] >= self.sender.epoch:
+            raise Superseded(self.sender.epoch)
+        self.sender.publish_record(online=True)
 
     def _on_presence(self, cid: ClientId, payload: bytes) -> None:
         if not payload:  # a retained presence that was deleted
             return
         try:
-            heard = messages.read(payload, "st")
+            heard = messages.read_message(payload, "st")
         except Malformed as wrong:
             self.unreadable += 1
             if wrong.code == "bad_version" and self._strangers.allow(self.clock.now_s()):
                 self._on_another_version(cid, payload, wrong)
             return
         new = cid not in self.fleet.devices and cid not in self._enrolled
-        if not self.fleet.hear(cid, heard):
+        if not self.fleet.update(cid, heard):
             return
         device = self.fleet.devices[cid]
         if new:
-            self.journal.write("joined", device=cid, engine=device.engine, n=device.n)
-        if device.here and self.live is not None:
-            self.live.remind(cid)
+            self.event_log.write("joined", device=cid, engine=device.engine, n=device.n)
+        if device.is_online and self.live is not None:
+            self.live.resend_task(cid)
 
     def _on_request(self, cid: ClientId, payload: bytes) -> None:
         now_s = self.clock.now_s()
@@ -138,49 +138,49 @@ class Reception:
             if self._strangers.allow(now_s):
                 self._answer_stranger(cid, payload)
             return
-        self.downloads.heard(cid)
-        pace = self._paces.setdefault(cid, Pace(REQUESTS_PER_S, REQUESTS_BURST))
+        self.downloads.mark_received(cid)
+        pace = self._paces.setdefault(cid, TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
         if pace.allow(now_s):
             self._answer(cid, payload)
         elif pace.first_refusal():
-            self._complain(cid, payload, Malformed("rate", "too many requests"))
+            self._send_error(cid, payload, Malformed("rate", "too many requests"))
 
     def _answer(self, cid: ClientId, payload: bytes) -> None:
         try:
-            request = messages.read(payload, "rq")
+            request = messages.read_message(payload, "rq")
             self._handlers[request["k"]](cid, request)
         except Malformed as wrong:
-            self._complain(cid, payload, wrong)
+            self._send_error(cid, payload, wrong)
 
-    def _complain(self, cid: ClientId, payload: bytes, wrong: Malformed) -> None:
+    def _send_error(self, cid: ClientId, payload: bytes, wrong: Malformed) -> None:
         """An `err` that names the request, if it can be read at all."""
         try:
-            ident = messages.read(payload, "rq")["id"]
+            ident = messages.read_message(payload, "rq")["id"]
         except Malformed:
             ident = None
         code = wrong.code if wrong.code in ERR_CODES else "bad_field"
         retry_ms = RETRY_MS.get(code)
-        self.link.tell(cid, "err", re=ident, code=code, detail=str(wrong)[:DETAIL_MAX], retry_ms=retry_ms)
+        self.sender.send(cid, "err", re=ident, code=code, detail=str(wrong)[:MAX_DETAIL_CHARS], retry_ms=retry_ms)
 
     def _on_another_version(self, cid: ClientId, payload: bytes, wrong: Malformed) -> None:
         """It cannot take part; whoever runs it should know why, on either side."""
         log.warning("%s cannot take part: %s", cid, wrong.message)
-        self._complain(cid, payload, wrong)
+        self._send_error(cid, payload, wrong)
 
     def _answer_stranger(self, cid: ClientId, payload: bytes) -> None:
         try:
-            messages.read(payload, "rq")
+            messages.read_message(payload, "rq")
         except Malformed as wrong:
             if wrong.code == "bad_version":
                 self._on_another_version(cid, payload, wrong)
                 return
         if len(self.fleet.devices) >= self.fleet.limit:
-            self.link.tell(cid, "err", code="not_member")
+            self.sender.send(cid, "err", code="not_member")
         else:
-            self.link.tell(cid, "rebirth")
+            self.sender.send(cid, "rebirth")
 
     def _on_ready(self, cid: ClientId, rdy: Mapping[str, Any]) -> None:
-        key = Key(rdy["run"], rdy["round"], rdy["exchange"])
+        key = ExchangeKey(rdy["run"], rdy["round"], rdy["exchange"])
         if self.live is not None and key == self.live.key:
             self.live.on_ready(cid, rdy)
             return
@@ -196,7 +196,7 @@ class Reception:
                 self.store.put_refusal(key, cid, "late")
         else:
             raise Malformed("closed", "no such exchange")
-        self.link.tell(cid, "ack", **key._asdict(), attempt=rdy["attempt"], sha256=sha256, status=status)
+        self.sender.send(cid, "ack", **key._asdict(), attempt=rdy["attempt"], sha256=sha256, status=status)
 
     def _on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
         log.info("%s refuses: %s %s", cid, nack["code"], nack.get("detail", ""))
@@ -207,27 +207,27 @@ class Reception:
 
     def _on_old_epoch(self, cid: ClientId, about: str) -> None:
         """A device has heard a later coordinator. One alone could lie, and end us; half of those here cannot."""
-        if about.startswith(f"c{self.link.epoch}-"):
+        if about.startswith(f"c{self.sender.epoch}-"):
             self._disowned_by.add(cid)
-        if self._disowned_by and 2 * len(self._disowned_by) >= len(self.fleet.here()):
-            raise Superseded(self.link.epoch)
+        if self._disowned_by and 2 * len(self._disowned_by) >= len(self.fleet.online()):
+            raise Superseded(self.sender.epoch)
 
     def _on_near(self, cid: ClientId, question: Mapping[str, Any]) -> None:
-        pace = self._near_paces.setdefault(cid, Pace(NEAR_PER_S, NEAR_BURST))
+        pace = self._near_paces.setdefault(cid, TokenBucket(NEAR_REQUESTS_PER_S, NEAR_REQUESTS_BURST))
         if not pace.allow(self.clock.now_s()):
             raise Malformed("rate", "at most 6 a minute")
         if self.catalog is None or self.schema is None:
             raise Malformed("busy", "there is no catalog yet")
-        answer = nearest(self.catalog, question, self.schema, self._guide(self.catalog))
-        self.link.tell(cid, "near", re=question["id"], **answer)
+        answer = answer_near(self.catalog, question, self.schema, self._guide(self.catalog))
+        self.sender.send(cid, "near", re=question["id"], **answer)
 
-    def _guide(self, catalog: Catalog) -> Guide | None:
+    def _guide(self, catalog: Catalog) -> Router | None:
         """What the catalog's run teaches newcomers, read once."""
         if catalog.router is None:
             return None
         sha256 = catalog.router.sha256
         if sha256 not in self._guides:
-            self._guides = {sha256: Guide.from_bytes(self.store.blobs.read(sha256))}
+            self._guides = {sha256: Router.from_bytes(self.store.blobs.read(sha256))}
         return self._guides[sha256]
 
     def _on_served(self, cid: ClientId, served: Mapping[str, Any]) -> None:
@@ -239,4 +239,4 @@ class Reception:
         if form is None:
             raise Malformed("bad_field", "that file is not this center's")
         numbers = {"n": served["n"], "metrics": served["metrics"], "sha256": served["sha256"]}
-        self.journal.write("served", device=cid, center=served["center"], format=form, **numbers)
+        self.event_log.write("served", device=cid, center=served["center"], format=form, **numbers)

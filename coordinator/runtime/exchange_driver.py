@@ -1,7 +1,8 @@
 """One exchange from its task to its replies: exchange_rules.py decides, the store writes, then the devices are told.
 
-`hold` is the `ask` of a method's driver. It replays an exchange that is already closed, continues one that a crash left
-open, and opens a new one; all three give the same replies. It sends through the link and waits through `pump`.
+`run_exchange` is the `ask` of a method's driver. It replays an exchange that is already closed, continues one that a
+crash left open, and opens a new one; all three give the same replies. It sends through the link and waits through
+`pump`.
 """
 
 from __future__ import annotations
@@ -15,51 +16,59 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.rounds import exchange_rules
-from coordinator.rounds.update_validation import admit, moved, strays
-from coordinator.runtime.late_updates import Latecomers
-from coordinator.runtime.sender import RETRY_MS, SHARD, WINDOW
-from coordinator.runtime.task_messages import Asked, Desk, write_questions
-from coordinator.runtime.uploads import Uploads, have_field
-from coordinator.storage.store import Diverged, Key, StoredReply
-from coordinator.strategies.base import Exchange, Replies, show
+from coordinator.rounds.update_validation import decode_reply, outliers, update_rms
+from coordinator.runtime.late_updates import LateUpdates
+from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
+from coordinator.runtime.task_messages import ExchangeContext, PreparedTask, prepare_tasks
+from coordinator.runtime.uploads import OpenUploads, have_field
+from coordinator.storage.store import ExchangeKey, ReplayDiverged, StoredReply
+from coordinator.strategies.base import Exchange, Replies, notify_reply
 from edge_client.errors import Malformed, NetworkError
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.message_schemas import ACK_STATUSES, DETAIL_MAX
+from edge_client.protocol.message_schemas import ACK_STATUSES, MAX_DETAIL_CHARS
 from edge_client.protocol.task import ClientId, Reply
 
 HEARTBEAT_S = 5.0
 
-Pump = Callable[["LiveExchange"], None]
+RunUntilClosed = Callable[["LiveExchange"], None]
 
 
-def hold(key: Key, tasks: Exchange, wanted: int | None, desk: Desk, pump: Pump, *, late: bool = False) -> Replies:
+def run_exchange(
+    key: ExchangeKey,
+    tasks: Exchange,
+    wanted: int | None,
+    context: ExchangeContext,
+    pump: RunUntilClosed,
+    *,
+    late: bool = False,
+) -> Replies:
     """Ask these tasks and wait for the replies, `wanted` of them at most; None: all that come before the deadline.
 
     `pump` runs the event loop until the exchange is closed. `late`: what comes after that is kept, too.
     """
-    asked = write_questions(key, tasks, desk)
+    asked = prepare_tasks(key, tasks, context)
     hashes = {cid: a.sha256 for cid, a in asked.items()}
-    if not desk.store.knows(key):
-        desk.store.open_exchange(key, hashes, desk.config.deadline_s)
-    elif not _same(desk.store.task_hashes(key), hashes):
-        raise Diverged(key)
+    if not context.store.has_exchange(key):
+        context.store.open_exchange(key, hashes, context.config.deadline_s)
+    elif not _same_question(context.store.task_hashes(key), hashes):
+        raise ReplayDiverged(key)
     replies: dict[ClientId, Reply] = {}
-    if desk.store.closed_with(key) is None:
-        live = LiveExchange(key, tasks, asked, wanted, desk, late=late)
+    if context.store.closed_with(key) is None:
+        live = LiveExchange(key, tasks, asked, wanted, context, late=late)
         live.begin()
         pump(live)
         replies = live.replies
-    stored = desk.store.replies(key)
-    closed = desk.store.closed_with(key) or []
-    return _Kept(closed, lambda cid: replies.get(cid) or _read_again(asked[cid], stored[cid], desk))
+    stored = context.store.replies(key)
+    closed = context.store.closed_with(key) or []
+    return _StoredReplies(closed, lambda cid: replies.get(cid) or _read_again(asked[cid], stored[cid], context))
 
 
-def _same(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str]) -> bool:
+def _same_question(stored: Mapping[ClientId, str], asked: Mapping[ClientId, str]) -> bool:
     """Whether a replay asks what was asked; of what a version before this one asked, only whom."""
     return stored.keys() == asked.keys() and all(known in ("", asked[cid]) for cid, known in stored.items())
 
 
-class _Kept(Mapping[ClientId, Reply]):
+class _StoredReplies(Mapping[ClientId, Reply]):
     """The replies of these devices; models are read from disk when they are looked at, and not kept."""
 
     def __init__(self, cids: Collection[ClientId], read: Callable[[ClientId], Reply]) -> None:
@@ -77,8 +86,8 @@ class _Kept(Mapping[ClientId, Reply]):
         return len(self._cids)
 
 
-def _read_again(asked: Asked, stored: StoredReply, desk: Desk) -> Reply:
-    return admit(asked.question, desk.store.updates(stored.cid).read(stored.sha256), stored.n)
+def _read_again(prepared: PreparedTask, stored: StoredReply, context: ExchangeContext) -> Reply:
+    return decode_reply(prepared.reply_spec, context.store.updates(stored.cid).read(stored.sha256), stored.n)
 
 
 class LiveExchange:
@@ -86,34 +95,34 @@ class LiveExchange:
 
     def __init__(
         self,
-        key: Key,
+        key: ExchangeKey,
         tasks: Exchange,
-        asked: Mapping[ClientId, Asked],
+        prepared: Mapping[ClientId, PreparedTask],
         wanted: int | None,
-        desk: Desk,
+        context: ExchangeContext,
         *,
         late: bool = False,
     ) -> None:
-        self.key, self.asked, self.desk, self._tasks = key, asked, desk, tasks
-        self.latecomers: Latecomers | None = None  # once it is closed, where late updates are kept
+        self.key, self.asked, self.desk, self._tasks = key, prepared, context, tasks
+        self.late_updates: LateUpdates | None = None  # once it is closed, where late updates are kept
         self._late = late
         self.replies: dict[ClientId, Reply] = {}  # small ones; whole models wait on disk
-        now_s, goal = desk.clock.now_s(), len(asked) if wanted is None else min(wanted, len(asked))
+        now_s, goal = context.clock.now_s(), len(prepared) if wanted is None else min(wanted, len(prepared))
         self._state = exchange_rules.open_exchange(
             run=key.run,
             round=key.round,
             number=key.exchange,
-            asked=asked.keys(),
+            asked=prepared.keys(),
             goal=goal,
-            quorum=math.ceil(round(desk.config.quorum * goal, 9)),
+            quorum=math.ceil(round(context.config.quorum * goal, 9)),
             now_s=now_s,
-            deadline_s=desk.store.left_s(key),
-            credits=desk.config.credits,
-            budget=desk.config.in_flight,
-            accepted={cid: reply.sha256 for cid, reply in desk.store.replies(key).items()},
+            deadline_s=context.store.left_s(key),
+            credits=context.config.credits,
+            budget=context.config.in_flight_bytes,
+            accepted={cid: reply.sha256 for cid, reply in context.store.replies(key).items()},
         )
         self._beat_s = now_s
-        self._uploads = Uploads(desk.store)
+        self._uploads = OpenUploads(context.store)
         self._sent: dict[ClientId, str] = {}  # id of the last task message
         self._rdy: dict[ClientId, Mapping[str, Any]] = {}
         self._checked: dict[ClientId, tuple[StoredReply, Reply]] = {}
@@ -154,15 +163,15 @@ class LiveExchange:
         for cid, asked in self.asked.items():
             self.desk.downloads.grant(cid, asked.blobs)
         for cid in self.asked:
-            self.remind(cid)
+            self.resend_task(cid)
         self.tick()
 
-    def remind(self, cid: ClientId) -> None:
+    def resend_task(self, cid: ClientId) -> None:
         """Send the task again, unless the device has answered."""
         if cid not in self.asked or cid in self._state.accepted or cid in self._state.refused or self.closed:
             return
         left_ms = max(0, int((self._state.closes_at_s - self.desk.clock.now_s()) * 1000))
-        self._sent[cid] = self.desk.link.tell(cid, "task", left_ms=left_ms, **self.asked[cid].fields)
+        self._sent[cid] = self.desk.sender.send(cid, "task", left_ms=left_ms, **self.asked[cid].fields)
 
     def tick(self) -> None:
         """Let time pass: deadlines, silent uploads, the heartbeat."""
@@ -184,8 +193,8 @@ class LiveExchange:
         if asked is None:
             raise Malformed("closed", "you were not asked")
         manifest = Manifest.from_json(rdy["update"])
-        if manifest.kind != asked.question.what:
-            raise Malformed("bad_field", f"asked for {asked.question.what}, got {manifest.kind}")
+        if manifest.kind != asked.reply_spec.blob_kind:
+            raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {manifest.kind}")
         if manifest.size > asked.max_size:
             raise Malformed("too_big", f"{manifest.size} bytes, at most {asked.max_size}")
         self._rdy[cid] = rdy
@@ -206,7 +215,7 @@ class LiveExchange:
         if cid not in self.asked or not ours:
             return
         if nack["code"] == "unreachable" and self._first(cid, "unreachable"):
-            self.remind(cid)
+            self.resend_task(cid)
             return
         self._note(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
         retry_ms = nack.get("retry_ms")
@@ -244,8 +253,8 @@ class LiveExchange:
         if isinstance(command, exchange_rules.Ack) and command.status == "ok":
             record, reply = self._checked.pop(command.cid)
             self.desk.store.put_reply(self.key, record)
-            self._moves[command.cid] = moved(self.asked[command.cid].question, reply)
-            show(self._tasks, command.cid, reply)
+            self._moves[command.cid] = update_rms(self.asked[command.cid].reply_spec, reply)
+            notify_reply(self._tasks, command.cid, reply)
             if reply.update is None:
                 self.replies[command.cid] = reply
         elif isinstance(command, exchange_rules.Close):
@@ -265,10 +274,10 @@ class LiveExchange:
         unknown = {cid: store.replies(self.key)[cid] for cid in keys if cid not in self._moves}  # a crash forgot them
         for cid, stored in unknown.items():
             asked = self.asked[cid]
-            self._moves[cid] = moved(asked.question, _read_again(asked, stored, self.desk))
+            self._moves[cid] = update_rms(asked.reply_spec, _read_again(asked, stored, self.desk))
         moves = {cid: far for cid in keys if (far := self._moves[cid]) is not None}
         ratio = self.desk.config.max_update_ratio
-        refused, scales = strays(moves, store.scales(self.key.run), ratio=ratio)
+        refused, scales = outliers(moves, store.scales(self.key.run), ratio=ratio)
         store.close_exchange(self.key, set(keys) - refused.keys(), refused=refused, scales=scales)
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
@@ -276,19 +285,19 @@ class LiveExchange:
             self._ack(command.cid, command.status, sha256=command.sha256)
         elif isinstance(command, exchange_rules.Busy):
             rdy = self._rdy[command.cid]
-            self.desk.link.tell(command.cid, "err", re=rdy["id"], code="busy", retry_ms=int(command.retry_s * 1000))
+            self.desk.sender.send(command.cid, "err", re=rdy["id"], code="busy", retry_ms=int(command.retry_s * 1000))
         elif isinstance(command, exchange_rules.Go):
             self._go(command.cid)
         elif self._late:
             self._uploads.end_all()
             announced = {cid: self._rdy[cid] for cid in (*before.uploads, *before.queue) if cid not in command.keys}
-            self.latecomers = Latecomers(
+            self.late_updates = LateUpdates(
                 self.key, self.asked, self.desk, answered=before.accepted.keys() | command.keys, announced=announced
             )
         else:
             self._uploads.abandon_all()
             for cid in sorted(before.asked - before.accepted.keys() - before.refused.keys() - command.keys):
-                self.desk.link.tell(cid, "stop", **self.key._asdict(), why="the exchange is closed")
+                self.desk.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
 
     def _go(self, cid: ClientId) -> None:
         """A credit: take the blob from the announcement itself, or ask for its blocks."""
@@ -305,8 +314,14 @@ class LiveExchange:
         if have.complete:  # a crash came right after its last block: the device owes none
             self._receive(cid, lambda: self._uploads.finish(cid))
             return
-        self.desk.link.tell(
-            cid, "go", re=rdy["id"], sha256=manifest.sha256, shard=SHARD, window=WINDOW, have=have_field(have)
+        self.desk.sender.send(
+            cid,
+            "go",
+            re=rdy["id"],
+            sha256=manifest.sha256,
+            shard=UPLOAD_SHARD,
+            window=UPLOAD_WINDOW,
+            have=have_field(have),
         )
 
     def _receive(self, cid: ClientId, step: Callable[[], Path | None]) -> None:
@@ -324,10 +339,10 @@ class LiveExchange:
 
     def _judge(self, cid: ClientId, data: bytes) -> None:
         """A whole blob with the right hash: acceptable, or refused for good?"""
-        rdy, question = self._rdy[cid], self.asked[cid].question
+        rdy, question = self._rdy[cid], self.asked[cid].reply_spec
         folder = self.desk.store.updates(cid)
         try:
-            reply = admit(question, data, rdy["n"])
+            reply = decode_reply(question, data, rdy["n"])
         except Malformed as wrong:
             folder.drop(rdy["update"]["sha256"])
             self._refuse(cid, wrong)
@@ -337,15 +352,15 @@ class LiveExchange:
         except OSError as full:
             self._retry(cid, full.strerror)
             return
-        base = question.base if question.what == "delta" else ""
-        record = StoredReply(cid, sha256, len(data), rdy["n"], question.what, base, rdy["seconds"])
+        base = question.base if question.blob_kind == "delta" else ""
+        record = StoredReply(cid, sha256, len(data), rdy["n"], question.blob_kind, base, rdy["seconds"])
         self._checked[cid] = (record, reply)
         self._events.append(exchange_rules.Stored(cid, sha256))
 
     def _refuse(self, cid: ClientId, wrong: Malformed) -> None:
         """Tell why. A wrong hash may be sent once more; everything else counts as this device's answer."""
         code = wrong.code if wrong.code in ACK_STATUSES else "bad_schema"
-        self._ack(cid, code, detail=str(wrong)[:DETAIL_MAX])
+        self._ack(cid, code, detail=str(wrong)[:MAX_DETAIL_CHARS])
         if code != "bad_hash" or not self._first(cid, "bad_hash"):
             self._note(cid, str(wrong))
             self._events.append(exchange_rules.Refused(cid, code))
@@ -356,7 +371,7 @@ class LiveExchange:
             self.desk.store.put_refusal(self.key, cid, reason)
 
     def _retry(self, cid: ClientId, why: str | None) -> None:
-        self._ack(cid, "retry", detail=f"storage: {why}"[:DETAIL_MAX], retry_ms=RETRY_MS)
+        self._ack(cid, "retry", detail=f"storage: {why}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
 
     def _first(self, cid: ClientId, what: str) -> bool:
         first = (cid, what) not in self._warned
@@ -366,8 +381,8 @@ class LiveExchange:
     def _ack(self, cid: ClientId, status: str, *, sha256: str | None = None, **more: Any) -> None:  # noqa: ANN401
         rdy = self._rdy[cid]
         about = {"attempt": rdy["attempt"], "sha256": sha256 or rdy["update"]["sha256"]}
-        self.desk.link.tell(cid, "ack", **self.key._asdict(), **about, status=status, **more)
+        self.desk.sender.send(cid, "ack", **self.key._asdict(), **about, status=status, **more)
 
 
-def _key_of(message: Mapping[str, Any]) -> Key:
-    return Key(message["run"], message.get("round", -1), message.get("exchange", -1))
+def _key_of(message: Mapping[str, Any]) -> ExchangeKey:
+    return ExchangeKey(message["run"], message.get("round", -1), message.get("exchange", -1))

@@ -12,32 +12,34 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.rounds.update_validation import admit, moved, strays
-from coordinator.runtime.sender import RETRY_MS, SHARD, WINDOW
-from coordinator.runtime.task_messages import Asked, Desk
-from coordinator.runtime.uploads import Uploads, have_field
-from coordinator.storage.store import Key, StoredReply
+from coordinator.rounds.update_validation import decode_reply, outliers, update_rms
+from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
+from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.uploads import OpenUploads, have_field
+from coordinator.storage.store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.message_schemas import ACK_STATUSES, DETAIL_MAX
+from edge_client.protocol.message_schemas import ACK_STATUSES, MAX_DETAIL_CHARS
 from edge_client.protocol.task import ClientId
 
 
-class Latecomers:
+class LateUpdates:
     """The devices that a closed exchange did not wait for. `announced` are those whose upload was under way."""
 
     def __init__(
         self,
-        key: Key,
-        asked: Mapping[ClientId, Asked],
-        desk: Desk,
+        key: ExchangeKey,
+        prepared: Mapping[ClientId, PreparedTask],
+        context: ExchangeContext,
         *,
         answered: Collection[ClientId],
         announced: Mapping[ClientId, Mapping[str, Any]],
     ) -> None:
-        self.key, self._desk = key, desk
-        self._asked = {cid: a for cid, a in asked.items() if cid not in answered and a.question.what == "delta"}
-        self._uploads = Uploads(desk.store)
+        self.key, self._desk = key, context
+        self._asked = {
+            cid: a for cid, a in prepared.items() if cid not in answered and a.reply_spec.blob_kind == "delta"
+        }
+        self._uploads = OpenUploads(context.store)
         self._rdy: dict[ClientId, Mapping[str, Any]] = {}  # of the uploads that are open
         for cid, rdy in announced.items():
             self.on_ready(cid, rdy)
@@ -50,7 +52,7 @@ class Latecomers:
         if manifest.inline is not None:
             self._judge(cid, rdy, manifest.inline)
         elif cid not in self._rdy and self._full(manifest.size):
-            self._desk.link.tell(cid, "err", re=rdy["id"], code="busy", retry_ms=RETRY_MS)
+            self._desk.sender.send(cid, "err", re=rdy["id"], code="busy", retry_ms=RETRY_MS)
         else:
             self._begin(cid, rdy, manifest)
         return True
@@ -76,7 +78,9 @@ class Latecomers:
         except Malformed as wrong:
             self._answer(cid, self._rdy.pop(cid), wrong.code if wrong.code in ACK_STATUSES else "late")
         except OSError as full:
-            self._answer(cid, self._rdy.pop(cid), "retry", detail=str(full.strerror)[:DETAIL_MAX], retry_ms=RETRY_MS)
+            self._answer(
+                cid, self._rdy.pop(cid), "retry", detail=str(full.strerror)[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS
+            )
         else:
             if whole is not None:
                 self._judge(cid, self._rdy.pop(cid), whole.read_bytes())
@@ -84,36 +88,41 @@ class Latecomers:
     def _full(self, size: int) -> bool:
         held = sum(rdy["update"]["size"] for rdy in self._rdy.values())
         config = self._desk.config
-        return bool(self._rdy) and (len(self._rdy) >= config.credits or held + size > config.in_flight)
+        return bool(self._rdy) and (len(self._rdy) >= config.credits or held + size > config.in_flight_bytes)
 
     def _begin(self, cid: ClientId, rdy: Mapping[str, Any], manifest: Manifest) -> None:
         try:
             have = self._uploads.begin(cid, manifest)
         except (Malformed, OSError) as full:
-            self._answer(cid, rdy, "retry", detail=str(full)[:DETAIL_MAX], retry_ms=RETRY_MS)
+            self._answer(cid, rdy, "retry", detail=str(full)[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
             return
         self._rdy[cid] = rdy
         if have.complete:  # a crash came right after its last block: the device owes none
             self._receive(cid, lambda: self._uploads.finish(cid))
             return
         sha256 = manifest.sha256
-        self._desk.link.tell(cid, "go", re=rdy["id"], sha256=sha256, shard=SHARD, window=WINDOW, have=have_field(have))
+        self._desk.sender.send(
+            cid, "go", re=rdy["id"], sha256=sha256, shard=UPLOAD_SHARD, window=UPLOAD_WINDOW, have=have_field(have)
+        )
 
     def _judge(self, cid: ClientId, rdy: Mapping[str, Any], data: bytes) -> None:
-        question = self._asked[cid].question
+        question = self._asked[cid].reply_spec
         try:
-            reply = admit(question, data, rdy["n"])
-            self._check_move(cid, moved(question, reply))
+            reply = decode_reply(question, data, rdy["n"])
+            self._check_move(cid, update_rms(question, reply))
             sha256 = self._desk.store.updates(cid).put(data)
             record = StoredReply(cid, sha256, len(data), reply.n, "delta", question.base, rdy["seconds"])
             self._desk.store.put_late(self.key, record)
         except Malformed as wrong:
             self._answer(
-                cid, rdy, wrong.code if wrong.code in ACK_STATUSES else "bad_schema", detail=str(wrong)[:DETAIL_MAX]
+                cid,
+                rdy,
+                wrong.code if wrong.code in ACK_STATUSES else "bad_schema",
+                detail=str(wrong)[:MAX_DETAIL_CHARS],
             )
             return
         except OSError as full:
-            self._answer(cid, rdy, "retry", detail=str(full.strerror)[:DETAIL_MAX], retry_ms=RETRY_MS)
+            self._answer(cid, rdy, "retry", detail=str(full.strerror)[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
             return
         del self._asked[cid]
         self._answer(cid, rdy, "late")
@@ -121,10 +130,10 @@ class Latecomers:
     def _check_move(self, cid: ClientId, far: tuple[str, float] | None) -> None:
         """Against the scale that the exchange closed with: coming late is no way around it."""
         config, scales = self._desk.config, self._desk.store.scales(self.key.run)
-        refused, _ = strays({} if far is None else {cid: far}, scales, ratio=config.max_update_ratio)
+        refused, _ = outliers({} if far is None else {cid: far}, scales, ratio=config.max_update_ratio)
         if refused:
             raise Malformed("rejected", refused[cid].removeprefix("rejected: "))
 
     def _answer(self, cid: ClientId, rdy: Mapping[str, Any], status: str, **more: Any) -> None:  # noqa: ANN401
         about = {"attempt": rdy["attempt"], "sha256": rdy["update"]["sha256"]}
-        self._desk.link.tell(cid, "ack", **self.key._asdict(), **about, status=status, **more)
+        self._desk.sender.send(cid, "ack", **self.key._asdict(), **about, status=status, **more)

@@ -15,7 +15,7 @@ REFUSALS = 256  # devices; the file that `status` reads stays small
 
 
 @dataclass(frozen=True, kw_only=True)
-class Device:
+class DevicePresence:
     """One device as it last announced itself. `birth` grows by one per connection; `n` counts its training samples."""
 
     birth: int
@@ -32,24 +32,24 @@ class Device:
         return all(engine != self.engine for engine, _, _ in self.refused)
 
     @property
-    def here(self) -> bool:
+    def is_online(self) -> bool:
         """Whether it can be asked now, as far as one can know."""
         return self.state == "on"
 
 
 @dataclass
-class Fleet:
+class FleetPresence:
     """Every device that announced itself, at most `limit`; what comes after costs one counter."""
 
     limit: int
-    devices: dict[ClientId, Device] = field(default_factory=dict)
-    turned_away: int = 0
+    devices: dict[ClientId, DevicePresence] = field(default_factory=dict)
+    rejected: int = 0
 
-    def hear(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
+    def update(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
         """Take in one `st`; -> whether it changed what we know. A will of an earlier connection changes nothing."""
         known = self.devices.get(cid)
         if known is None and len(self.devices) >= self.limit:
-            self.turned_away += 1
+            self.rejected += 1
             return False
         if message["s"] == "on":
             heard = _born(message)
@@ -60,33 +60,33 @@ class Fleet:
         self.devices[cid] = heard
         return heard != known
 
-    def here(self) -> list[ClientId]:
+    def online(self) -> list[ClientId]:
         """The devices that are on, sorted."""
-        return sorted(cid for cid, device in self.devices.items() if device.here)
+        return sorted(cid for cid, device in self.devices.items() if device.is_online)
 
     def count(self, members: Collection[ClientId]) -> int:
         """How many of these are on."""
-        return sum(cid in self.devices and self.devices[cid].here for cid in members)
+        return sum(cid in self.devices and self.devices[cid].is_online for cid in members)
 
     def refusals(self) -> dict[ClientId, str]:
         """What devices say of runtimes that they do not use, at most REFUSALS devices."""
         told = {cid: device for cid, device in sorted(self.devices.items()) if device.refused}
         return {cid: _refusal(told[cid]) for cid in list(told)[:REFUSALS]}
 
-    def ready(self, engines: Mapping[str, Any]) -> dict[ClientId, Device]:
+    def ready(self, engines: Mapping[str, Any]) -> dict[ClientId, DevicePresence]:
         """The devices that can train now: on, with samples, with a right engine that the program was compiled for."""
-        able = {c: d for c, d in self.devices.items() if d.here and d.n > 0 and d.engine in engines and d.able}
+        able = {c: d for c, d in self.devices.items() if d.is_online and d.n > 0 and d.engine in engines and d.able}
         return dict(sorted(able.items()))
 
 
-def _refusal(device: Device) -> str:
+def _refusal(device: DevicePresence) -> str:
     wrong = ", ".join(f"{runtime} computes wrongly (off by {off:.1e})" for _, runtime, off in device.refused)
     return f"{wrong}; {f'it uses {device.runtime or device.engine}' if device.able else 'no other engine is left'}"
 
 
-def _born(message: Mapping[str, Any]) -> Device:
+def _born(message: Mapping[str, Any]) -> DevicePresence:
     caps = message.get("caps", {})
-    return Device(
+    return DevicePresence(
         birth=message["bd"],
         state="on",
         engine=caps.get("engine", ""),
@@ -97,7 +97,7 @@ def _born(message: Mapping[str, Any]) -> Device:
     )
 
 
-class Pace:
+class TokenBucket:
     """A token bucket for requests. The first refusal is spoken, those right after it are silent."""
 
     def __init__(self, per_s: float, burst: float) -> None:

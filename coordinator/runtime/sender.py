@@ -11,19 +11,19 @@ from typing import Any
 
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.topics import Topics, label
+from edge_client.protocol.topics import Topics, routing_label
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import Clock
 
-SHARD = 0  # one aggregator so far
+UPLOAD_SHARD = 0  # one aggregator so far
 RETRY_MS = 30_000  # storage errors are rarely over sooner
-WINDOW = 16  # blocks that a device may have open, either way
-PROTOCOLS = (1,)
+UPLOAD_WINDOW = 16  # blocks that a device may have open, either way
+SUPPORTED_PROTOCOLS = (1,)
 SOURCES = ("mqtt",)
 
 
 @dataclass
-class Link:
+class CoordinatorSender:
     """One voice per process start: `epoch` says who leads, `boot` (16 hex digits) that the process is a new one."""
 
     topics: Topics
@@ -37,19 +37,19 @@ class Link:
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
 
-    def tell(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
+    def send(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
         """One control message to one device; -> its id."""
         self._publish(self.topics.down(cid), self._write(kind, fields))
         return f"c{self.epoch}-{self._count}"
 
     def send_block(self, cid: str, manifest: Manifest, index: int, body: bytes) -> None:
         """One block to one device."""
-        message = blocks.pack(body, index, manifest.total)
-        self._publish(self.topics.down_block(cid, label(manifest.sha256), index), message)
+        message = blocks.pack_block(body, index, manifest.total)
+        self._publish(self.topics.down_block(cid, routing_label(manifest.sha256), index), message)
 
-    def clogged(self, most: int) -> bool:
-        """Whether the broker has yet to take more than `most` of our messages, or cannot be reached."""
-        return self.transport is not None and not self.transport.drain(most, 0.0)
+    def is_congested(self, limit: int) -> bool:
+        """Whether the broker has yet to take more than `limit` of our messages, or cannot be reached."""
+        return self.transport is not None and not self.transport.drain(limit, 0.0)
 
     def publish_record(self, *, online: bool) -> None:
         """The retained record that says who leads."""
@@ -67,10 +67,10 @@ class Link:
         fields = {
             "boot": self.boot,
             "online": online,
-            "proto": list(PROTOCOLS),
+            "proto": list(SUPPORTED_PROTOCOLS),
             "spread_ms": self.spread_ms,
             "block": self.block,
-            "window": WINDOW,
+            "window": UPLOAD_WINDOW,
             "src": list(SOURCES),
             "release": self.release,
         }
@@ -79,7 +79,7 @@ class Link:
     def _write(self, kind: str, fields: dict[str, Any]) -> bytes:
         self._count += 1
         ident = f"c{self.epoch}-{self._count}"
-        return messages.write(kind, ident=ident, t_ms=self.clock.unix_ms(), epoch=self.epoch, **fields)
+        return messages.write_message(kind, ident=ident, t_ms=self.clock.unix_ms(), epoch=self.epoch, **fields)
 
     def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         if self.transport is not None:

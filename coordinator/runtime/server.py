@@ -15,41 +15,41 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from coordinator.artifacts.client_release import offered
-from coordinator.artifacts.finished_run import Outcome, strategy_of
-from coordinator.artifacts.publish import publish
-from coordinator.artifacts.signed_program import Prepared, prepare
+from coordinator.artifacts.client_release import offer_release
+from coordinator.artifacts.finished_run import RunResult, make_strategy
+from coordinator.artifacts.publish import publish_centers
+from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.signing_key import open_key
-from coordinator.runtime.block_server import Downloads
-from coordinator.runtime.dispatcher import Reception, Superseded
-from coordinator.runtime.exchange_driver import LiveExchange, hold
-from coordinator.runtime.presence import Fleet
-from coordinator.runtime.sender import Link
-from coordinator.runtime.task_messages import Desk
-from coordinator.runtime.training_loop import School, train
-from coordinator.storage.event_log import Journal
-from coordinator.storage.status import Pulse
-from coordinator.storage.store import Key, Store
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.runtime.block_server import BlockServer
+from coordinator.runtime.dispatcher import Dispatcher, Superseded
+from coordinator.runtime.exchange_driver import LiveExchange, run_exchange
+from coordinator.runtime.presence import FleetPresence
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.runtime.task_messages import ExchangeContext
+from coordinator.runtime.training_loop import RunTrainer, train_runs
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.status import StatusWriter
+from coordinator.storage.store import ExchangeKey, Store
 from coordinator.strategies.base import Exchange, Replies
 from edge_client.errors import ConfigError, FedcentersError, Malformed, NetworkError
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
-from edge_client.transport.base import Connected, Lost, Message, Transport, Will
+from edge_client.transport.base import Connected, Disconnected, Message, Transport, Will
 from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
-NAP_S = 1.0  # the longest wait of the event loop
-GLANCE_S = 0.5  # the shortest time between two looks of an observer
+RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
+MAX_WAIT_S = 1.0  # the longest wait of the event loop
+OBSERVE_INTERVAL_S = 0.5  # the shortest time between two looks of an observer
 SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
 
 Dial = Callable[[Will | None], Transport]
-Watch = Callable[[Mapping[str, Any]], None]
+EventWatcher = Callable[[Mapping[str, Any]], None]
 
 
-class Stopped(Exception):
+class ServerStopped(Exception):
     """The server was asked to stop, and noticed it where nothing is half done."""
 
 
@@ -66,19 +66,19 @@ class Server:
         *,
         dial: Dial,
         clock: Clock,
-        watch: Watch = lambda _: None,
-        observe: Watch | None = None,
+        watch: EventWatcher = lambda _: None,
+        observe: EventWatcher | None = None,
     ) -> None:
         self.config, self.clock, self.store = config, clock, store
         for run in config.runs:
-            strategy_of(run, config)  # a wrong method or setting is told before anything is done
-        _check_lesson(config, store)
-        self.key = open_key(config.keys)
-        self.journal = Journal(config.folder / "metrics.jsonl", store, watch)
-        self._pulse, self._phase = Pulse(config.folder), "starting"
+            make_strategy(run, config)  # a wrong method or setting is told before anything is done
+        _check_fingerprint(config, store)
+        self.key = open_signing_key(config.signing_key_folder)
+        self.event_log = EventLog(config.folder / "metrics.jsonl", store, watch)
+        self._pulse, self._phase = StatusWriter(config.folder), "starting"
         self._observe, self._glance_s = observe, math.inf if observe is None else 0.0
         self._dial, self._stopping, self._paused = dial, False, False
-        self._closing: Key | None = None
+        self._closing: ExchangeKey | None = None
         self._topics = Topics(config.federation)
         self._transport: Transport | None = None
         self._leading = True
@@ -89,11 +89,11 @@ class Server:
         try:
             self._lead()
             self._serve()
-        except Stopped:
+        except ServerStopped:
             pass
         except FedcentersError as wrong:
             self._leading = self._leading and not isinstance(wrong, Superseded)
-            self.journal.write("error", message=str(wrong))
+            self.event_log.write("error", message=str(wrong))
             raise
         finally:
             self._leave()
@@ -113,7 +113,7 @@ class Server:
         self._paused = False
         self._wake()
 
-    def close_round(self, key: Key) -> None:
+    def close_round(self, key: ExchangeKey) -> None:
         """Close this exchange as if its deadline had come; nothing when it is not the open one any more."""
         self._closing = key
         self._wake()
@@ -125,23 +125,23 @@ class Server:
     @property
     def asking(self) -> bool:
         """Whether an exchange is open."""
-        return self._transport is not None and self.reception.live is not None
+        return self._transport is not None and self.dispatcher.live is not None
 
     @property
     def offering(self) -> bool:
         """Whether the centers are published."""
-        return self._transport is not None and self.reception.catalog is not None
+        return self._transport is not None and self.dispatcher.catalog is not None
 
     def _serve(self) -> None:
-        self._beat("compiling")
+        self._write_status("compiling")
         prepared = self._prepare()
-        self._beat("waiting for devices")
+        self._write_status("waiting for devices")
         self._gather(prepared)
-        self._beat("aggregating")
+        self._write_status("aggregating")
         outcomes = self._train(prepared)
-        self._beat("exporting")
+        self._write_status("exporting")
         self._publish(outcomes, prepared)
-        self._beat("serving")
+        self._write_status("serving")
         if not self.config.exit_when_done:
             self._pump(lambda: False)
 
@@ -150,7 +150,7 @@ class Server:
     def _lead(self) -> None:
         """Take a higher epoch than anyone before, connect with a will, say so."""
         epoch = self.store.next_epoch(self._epoch_seen())
-        self.link = Link(
+        self.sender = CoordinatorSender(
             topics=self._topics,
             clock=self.clock,
             epoch=epoch,
@@ -158,32 +158,32 @@ class Server:
             block=self.config.block,
             spread_ms=SPREAD_PER_DEVICE_MS * len(self.store.enrolled()),
         )
-        self.downloads = Downloads(self.store.blobs, self.link, self.config.in_flight)
-        self.reception = Reception(
+        self.downloads = BlockServer(self.store.blobs, self.sender, self.config.in_flight_bytes)
+        self.dispatcher = Dispatcher(
             clock=self.clock,
             store=self.store,
-            link=self.link,
+            sender=self.sender,
             downloads=self.downloads,
-            fleet=Fleet(self.config.max_devices),
-            journal=self.journal,
+            fleet=FleetPresence(self.config.max_devices),
+            event_log=self.event_log,
         )
         self._offer_release()
-        self.link.transport = self._transport = self._dial(self.link.will())
+        self.sender.transport = self._transport = self._dial(self.sender.will())
         self._transport.connect()
-        self.journal.write("start", epoch=epoch, federation=self.config.federation, unix_ms=self.clock.unix_ms())
+        self.event_log.write("start", epoch=epoch, federation=self.config.federation, unix_ms=self.clock.unix_ms())
 
     def _offer_release(self) -> None:
         """Boards read in our record that there is a newer client, and fetch it as any other blob."""
         if self.config.release is None:
             return
-        found = offered(
+        found = offer_release(
             self.config.release,
             blobs=self.store.blobs,
             key=self.key,
             federation=self.config.federation,
             block=self.config.block,
         )
-        self.link.release = found
+        self.sender.release = found
         self.downloads.share([found["file"]])
 
     def _epoch_seen(self) -> int:
@@ -191,7 +191,7 @@ class Server:
         look = self._dial(None)
         look.connect()
         try:
-            until_s = self.clock.now_s() + LOOK_S
+            until_s = self.clock.now_s() + RECORD_WAIT_S
             while (left_s := until_s - self.clock.now_s()) > 0 and not self._stopping:
                 event = look.receive(left_s)
                 if isinstance(event, Connected):
@@ -202,22 +202,22 @@ class Server:
         finally:
             look.close()
 
-    def _prepare(self) -> Prepared:
+    def _prepare(self) -> CompiledProgram:
         began_s = self.clock.now_s()
-        prepared = prepare(self.config, self.store, self.key)
-        self.store.once("lesson", lambda: _lesson(self.config))
+        prepared = prepare_program(self.config, self.store, self.key)
+        self.store.get_or_make_fact("lesson", lambda: _fingerprint(self.config))
         self.downloads.share(prepared.blobs())
-        self.reception.schema = prepared.program.schema
+        self.dispatcher.schema = prepared.program.schema
         engines = {engine: prepared.program.parity.get(engine) for engine in prepared.program.containers}
         seconds = round(self.clock.now_s() - began_s, 3)
-        self.journal.write("program", model=self.config.model.name, parity=engines, seconds=seconds)
+        self.event_log.write("program", model=self.config.model.name, parity=engines, seconds=seconds)
         return prepared
 
-    def _gather(self, prepared: Prepared) -> None:
+    def _gather(self, prepared: CompiledProgram) -> None:
         """Wait for the fleet of the first start; it stays the same for all runs and restarts."""
         if self.store.enrolled():
             return
-        fleet, engines, needed = self.reception.fleet, prepared.program.containers, self.config.min_devices
+        fleet, engines, needed = self.dispatcher.fleet, prepared.program.containers, self.config.min_devices
         until_s = self.clock.now_s() + self.config.start_timeout_s
         if not self._pump(lambda: len(fleet.devices) >= needed and len(fleet.ready(engines)) >= needed, until_s):
             raise NetworkError(
@@ -226,13 +226,13 @@ class Server:
             )
         self.store.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
 
-    def _train(self, prepared: Prepared) -> list[Outcome]:
+    def _train(self, prepared: CompiledProgram) -> list[RunResult]:
         members = self.store.enrolled()
-        school = School(
+        trainer = RunTrainer(
             seed=self.config.seed,
             batch=self.config.model.batch_size,
             store=self.store,
-            journal=self.journal,
+            event_log=self.event_log,
             meter=self._meter,
             schema=prepared.program.schema,
             initial=prepared.initial,
@@ -240,34 +240,34 @@ class Server:
             evaluation=self.config.evaluation,
             over_select=self.config.over_select,
         )
-        desk = Desk(
+        context = ExchangeContext(
             config=self.config,
             clock=self.clock,
             store=self.store,
-            link=self.link,
+            sender=self.sender,
             downloads=self.downloads,
             prepared=prepared,
             members=members,
         )
 
-        def ask(key: Key, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
-            self._rest()
-            if not self.store.knows(key):
-                self._beat("waiting for devices")
+        def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
+            self._wait_while_paused()
+            if not self.store.has_exchange(key):
+                self._write_status("waiting for devices")
                 self._wait_for_connected(key)
-            return hold(key, tasks, wanted, desk, self._await, late=late)
+            return run_exchange(key, tasks, wanted, context, self._await, late=late)
 
-        return train(self.config, school, ask)
+        return train_runs(self.config, trainer, ask)
 
-    def _rest(self) -> None:
+    def _wait_while_paused(self) -> None:
         """As long as someone wants a pause."""
         if self._paused:
-            self._beat("paused")
+            self._write_status("paused")
             self._pump(lambda: not self._paused)
 
-    def _wait_for_connected(self, key: Key) -> None:
+    def _wait_for_connected(self, key: ExchangeKey) -> None:
         """Until enough of the fleet is on line to begin an exchange, a deadline long; then as below the quorum."""
-        fleet, here = self.store.enrolled(), self.reception.fleet
+        fleet, here = self.store.enrolled(), self.dispatcher.fleet
         needed = math.ceil(self.config.fraction_connected * len(fleet))
         until_s = self.clock.now_s() + self.config.deadline_s
         if self._pump(lambda: here.count(fleet) >= needed, until_s) or self.config.below_quorum == "continue":
@@ -277,52 +277,52 @@ class Server:
             hint="start again to wait for them, or lower `fraction-connected`",
         )
 
-    def _publish(self, outcomes: list[Outcome], prepared: Prepared) -> None:
+    def _publish(self, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
         """Offer the centers; only then tell that they are there."""
-        catalog, manifest, events = publish(outcomes, self.config, self.store, prepared)
+        catalog, manifest, events = publish_centers(outcomes, self.config, self.store, prepared)
         self.downloads.share([manifest, *catalog.blobs()])
-        self.reception.catalog, self.reception.catalog_blob = catalog, manifest
-        self.link.publish_catalog(catalog.version, manifest)
+        self.dispatcher.catalog, self.dispatcher.catalog_blob = catalog, manifest
+        self.sender.publish_catalog(catalog.version, manifest)
         for event in events:
-            self.journal.show(event)
-        if self.store.get("done") is None:
+            self.event_log.append_stored(event)
+        if self.store.get_fact("done") is None:
             done = {"event": "done", "seconds": round(self.clock.now_s() - self._began_s, 3)}
-            self.store.remember("done", "yes", [done])
-            self.journal.show(done)
+            self.store.put_fact("done", "yes", [done])
+            self.event_log.append_stored(done)
 
     def _leave(self) -> None:
         """Say goodbye, unless another one leads: the record is the other's now."""
         if self._transport is not None:
-            self._beat("stopped")
+            self._write_status("stopped")
             if self._leading:
-                self.link.publish_record(online=False)
+                self.sender.publish_record(online=False)
             self._transport.close()
 
     # -- the event loop
 
     def _await(self, live: LiveExchange) -> None:
         """Run the loop until the exchange is closed."""
-        self.reception.live = live
-        self._beat("asking")
+        self.dispatcher.live = live
+        self._write_status("asking")
         self._pump(lambda: live.closed)
-        self._look()
-        self.reception.live = None
-        if live.latecomers is not None:
-            if self.reception.late is not None:
-                self.reception.late.close()
-            self.reception.late = live.latecomers
-        self._beat("aggregating")
+        self._notify_observer()
+        self.dispatcher.live = None
+        if live.late_updates is not None:
+            if self.dispatcher.late is not None:
+                self.dispatcher.late.close()
+            self.dispatcher.late = live.late_updates
+        self._write_status("aggregating")
 
     def _pump(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
         """Take events until `done`; -> False when `until_s` came first. Raises Stopped."""
         while not done():
             if self._stopping:
-                raise Stopped
-            live, now_s = self.reception.live, self.clock.now_s()
+                raise ServerStopped
+            live, now_s = self.dispatcher.live, self.clock.now_s()
             if now_s >= self._pulse.due_s:
-                self._beat()
+                self._write_status()
             elif now_s >= self._glance_s:
-                self._look()
+                self._notify_observer()
             if now_s >= until_s:
                 return False
             if live is not None and live.key == self._closing:
@@ -332,75 +332,75 @@ class Server:
             if live is not None and now_s >= live.wakes_at_s:
                 live.tick()
                 continue
-            wake_s = min(until_s, now_s + NAP_S, math.inf if live is None else live.wakes_at_s)
+            wake_s = min(until_s, now_s + MAX_WAIT_S, math.inf if live is None else live.wakes_at_s)
             self._take(min(wake_s, self.downloads.wakes_at_s) - now_s)
-            self.downloads.serve()
+            self.downloads.send_due()
         return True
 
-    def _beat(self, phase: str = "") -> None:
+    def _write_status(self, phase: str = "") -> None:
         """Leave word of what is going on, for `status` and who else looks."""
         self._phase = phase or self._phase
-        self._pulse.beat(self.clock.now_s(), phase, self._numbers())
-        self._look()
+        self._pulse.write(self.clock.now_s(), phase, self._numbers())
+        self._notify_observer()
 
-    def _look(self) -> None:
+    def _notify_observer(self) -> None:
         """Let the observer see, where there is one."""
         if self._observe is None:
             return
-        self._glance_s = self.clock.now_s() + GLANCE_S
-        presence = {cid: device.state for cid, device in self.reception.fleet.devices.items()}
+        self._glance_s = self.clock.now_s() + OBSERVE_INTERVAL_S
+        presence = {cid: device.state for cid, device in self.dispatcher.fleet.devices.items()}
         told = {"phase": self._phase, "paused": self._paused, "presence": presence, "names": self.store.run_names()}
         self._observe({**self._numbers(), **told})
 
     def _numbers(self) -> dict[str, Any]:
-        live, fleet = self.reception.live, self.reception.fleet
+        live, fleet = self.dispatcher.live, self.dispatcher.fleet
         return {
             "unix_ms": self.clock.unix_ms(),
-            "connected": len(fleet.here()),
+            "connected": len(fleet.online()),
             "runtimes": fleet.refusals(),
-            "bytes": {"down": self.link.bytes_down, "up": self.reception.bytes_up},
+            "bytes": {"down": self.sender.bytes_down, "up": self.dispatcher.bytes_up},
             "exchange": None if live is None else live.progress(),
         }
 
     def _take(self, timeout_s: float) -> None:
         event = None if self._transport is None else self._transport.receive(timeout_s)
         if isinstance(event, Message):
-            self.reception.take(event)
+            self.dispatcher.dispatch(event)
         elif isinstance(event, Connected):
             self._on_connected()
-        elif isinstance(event, Lost):
+        elif isinstance(event, Disconnected):
             log.warning("the broker is gone (%s); connecting again", event.reason)
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe everything: say everything again."""
         if self._transport is not None:
             self._transport.subscribe(self._topics.coord(), *self._topics.coordinator_filters())
-        self.link.publish_record(online=True)
-        catalog, blob = self.reception.catalog, self.reception.catalog_blob
+        self.sender.publish_record(online=True)
+        catalog, blob = self.dispatcher.catalog, self.dispatcher.catalog_blob
         if catalog is not None and blob is not None:
-            self.link.publish_catalog(catalog.version, blob)
-        if self.reception.live is not None:
-            self.reception.live.begin()
+            self.sender.publish_catalog(catalog.version, blob)
+        if self.dispatcher.live is not None:
+            self.dispatcher.live.begin()
 
     def _meter(self) -> tuple[float, int, int]:
-        return self.clock.now_s(), self.link.bytes_down, self.reception.bytes_up
+        return self.clock.now_s(), self.sender.bytes_down, self.dispatcher.bytes_up
 
 
-def _check_lesson(config: CoordinatorConfig, store: Store) -> None:
+def _check_fingerprint(config: CoordinatorConfig, store: Store) -> None:
     """A folder continues what it began with, nothing else."""
-    if store.get("lesson") not in (None, _lesson(config)):
+    if store.get_fact("lesson") not in (None, _fingerprint(config)):
         raise ConfigError(
             f"{config.folder} holds a training with other settings",
             hint="choose another folder, or restore the settings in its config.toml",
         )
 
 
-def _lesson(config: CoordinatorConfig) -> str:
-    return json.dumps(config.lesson(), sort_keys=True)
+def _fingerprint(config: CoordinatorConfig) -> str:
+    return json.dumps(config.fingerprint(), sort_keys=True)
 
 
 def _epoch_in(payload: bytes) -> int:
     try:
-        return int(messages.read(payload, "coord")["epoch"])
+        return int(messages.read_message(payload, "coord")["epoch"])
     except Malformed:
         return 0

@@ -13,47 +13,47 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.artifacts.signed_program import Prepared
+from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
-from coordinator.rounds.update_validation import ZERO, Question, base_of
-from coordinator.runtime.block_server import Downloads
-from coordinator.runtime.sender import Link
-from coordinator.storage.store import Key, Store
+from coordinator.rounds.update_validation import ZERO_BASE, ReplySpec, delta_base
+from coordinator.runtime.block_server import BlockServer
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.storage.store import ExchangeKey, Store
 from edge_client.protocol import codecs, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import ClientId, Flat, Task
 from edge_client.transport.clock import Clock
 
-SLACK_BYTES = 1 << 20  # what a reply may need beyond four times its values: names, scales, header
+SIZE_SLACK_BYTES = 1 << 20  # what a reply may need beyond four times its values: names, scales, header
 
 
 @dataclass(frozen=True, kw_only=True)
-class Desk:
+class ExchangeContext:
     """What an exchange works with. `members` is the enrolled fleet: (training samples, engine) per device."""
 
     config: CoordinatorConfig
     clock: Clock
     store: Store
-    link: Link
-    downloads: Downloads
-    prepared: Prepared
+    sender: CoordinatorSender
+    downloads: BlockServer
+    prepared: CompiledProgram
     members: Mapping[ClientId, tuple[int, str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PreparedTask:
     """One device's task as it goes out, the blobs that it must be able to fetch, and how to judge what comes back."""
 
     fields: Mapping[str, Any]  # of the task message, without `left_ms`
     blobs: tuple[Manifest, ...]
-    question: Question
+    reply_spec: ReplySpec
     max_size: int
 
     @property
     def sha256(self) -> str:
         """Names the content of the task; equal tasks have equal hashes in every process, whatever key signed them."""
-        return hashlib.sha256(canonical(_unsigned(self.fields))).hexdigest()
+        return hashlib.sha256(canonical_json(_unsigned(self.fields))).hexdigest()
 
 
 def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
@@ -63,52 +63,58 @@ def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
     return [_unsigned(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def write_questions(key: Key, tasks: Mapping[ClientId, Task], desk: Desk) -> dict[ClientId, Asked]:
+def prepare_tasks(
+    key: ExchangeKey, tasks: Mapping[ClientId, Task], context: ExchangeContext
+) -> dict[ClientId, PreparedTask]:
     """The task messages of one exchange, sorted by device."""
-    put = _blob_writer(desk)
-    return {cid: _ask(key, cid, tasks[cid], desk, put) for cid in sorted(tasks)}
+    put = _blob_writer(context)
+    return {cid: _ask(key, cid, tasks[cid], context, put) for cid in sorted(tasks)}
 
 
-def _ask(key: Key, cid: ClientId, task: Task, desk: Desk, put: Callable[[Flat, str], Manifest]) -> Asked:
-    prepared, schema = desk.prepared, desk.prepared.program.schema
-    samples, engine = desk.members[cid]
+def _ask(
+    key: ExchangeKey, cid: ClientId, task: Task, context: ExchangeContext, put: Callable[[Flat, str], Manifest]
+) -> PreparedTask:
+    prepared, schema = context.prepared, context.prepared.program.schema
+    samples, engine = context.members[cid]
     job = task_codec.task_fields(task, put)
-    named, vector = base_of(task)
-    base = ZERO if vector is None else job[named]["sha256"]
-    max_size = 4 * 4 * schema.size + SLACK_BYTES
+    named, vector = delta_base(task)
+    base = ZERO_BASE if vector is None else job[named]["sha256"]
+    max_size = 4 * 4 * schema.size + SIZE_SLACK_BYTES
     fields = {
         **job,
         "run": key.run,
         "round": key.round,
         "exchange": key.exchange,
         "program": prepared.manifest.to_json(),
-        **{field: prepared.container(engine, f).to_json() for field, f in task_codec.functions_of(job).items()},
+        **{field: prepared.container(engine, f).to_json() for field, f in task_codec.container_functions(job).items()},
         "schema": schema.sha256,
-        "reply": {"codec": desk.config.codec, "base": named, "max_size": max_size},
+        "reply": {"codec": context.config.codec, "base": named, "max_size": max_size},
     }
-    question = Question(
+    question = ReplySpec(
         task=task,
         schema=schema,
         samples=samples,
-        codec=desk.config.codec,
+        codec=context.config.codec,
         base=base,
         base_vector=vector,
-        max_update_rms=desk.config.max_update_rms,
+        max_update_rms=context.config.max_update_rms,
     )
-    return Asked(fields=fields, blobs=tuple(task_codec.task_manifests(fields)), question=question, max_size=max_size)
+    return PreparedTask(
+        fields=fields, blobs=tuple(task_codec.task_manifests(fields)), reply_spec=question, max_size=max_size
+    )
 
 
-def _blob_writer(desk: Desk) -> Callable[[Flat, str], Manifest]:
+def _blob_writer(context: ExchangeContext) -> Callable[[Flat, str], Manifest]:
     """Writes each distinct vector of an exchange once, however many devices are sent it."""
-    schema, known = desk.prepared.program.schema, dict[tuple[str, str], Manifest]()
+    schema, known = context.prepared.program.schema, dict[tuple[str, str], Manifest]()
 
     def put(flat: Flat, kind: str) -> Manifest:
         values = np.ascontiguousarray(flat, dtype=np.float32)
         name = (kind, hashlib.sha256(values.data).hexdigest())
         if name not in known:
-            data = codecs.encode(values, schema, codec="f32", kind=kind)
-            desk.store.blobs.put(data)
-            known[name] = desk.prepared.sign(manifest_of(data, kind, block=desk.config.block))
+            data = codecs.encode_vector(values, schema, codec="f32", kind=kind)
+            context.store.blobs.put(data)
+            known[name] = context.prepared.sign(manifest_of(data, kind, block=context.config.block))
         return known[name]
 
     return put

@@ -12,81 +12,90 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from coordinator.artifacts.finished_run import Outcome, strategy_of
+from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig, RunConfig
-from coordinator.nearest.fit_router import Look
+from coordinator.nearest.fit_router import CenterMeasurement
 from coordinator.rounds.metrics import round_record
-from coordinator.rounds.privacy_accounting import keyed, spent
-from coordinator.rounds.round import ALWAYS, BEGIN, Evaluation, one_round, round_rng
-from coordinator.rounds.update_validation import ZERO
-from coordinator.storage.event_log import Journal
-from coordinator.storage.privacy_noise_key import open_secret
-from coordinator.storage.store import Key, Store
-from coordinator.strategies.base import Answers, Everybody, Exchange, Replies, State, Strategy, drive, uses_late
-from coordinator.strategies.registry import settings_of
+from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
+from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
+from coordinator.rounds.update_validation import ZERO_BASE
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.privacy_noise_key import open_noise_key
+from coordinator.storage.store import ExchangeKey, Store
+from coordinator.strategies.base import (
+    Exchange,
+    Replies,
+    RepliesWithLate,
+    RequireAll,
+    State,
+    Strategy,
+    drive,
+    uses_late,
+)
+from coordinator.strategies.registry import method_settings
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
 # How many updates are wanted (None: everybody's), and whether those that come after closing are kept.
-Ask = Callable[[Key, Exchange, "int | None", bool], Replies]
+Ask = Callable[[ExchangeKey, Exchange, "int | None", bool], Replies]
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
-def train(config: CoordinatorConfig, school: School, ask: Ask) -> list[Outcome]:
+def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list[RunResult]:
     """Every run of the configuration to its end."""
-    strategies = [strategy_of(run, config) for run in config.runs]  # complain before the first round, not after it
-    outcomes = [school.finish(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
+    strategies = [make_strategy(run, config) for run in config.runs]  # complain before the first round, not after it
+    outcomes = [trainer.run(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
     if not config.teach_newcomers:
         return outcomes
-    return [school.taught(o, ask) if o.run.name == config.served_run else o for o in outcomes]
+    return [trainer.measure_centers(o, ask) if o.run.name == config.served_run else o for o in outcomes]
 
 
-def over_selected(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
+def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
     """-> the method, asking `share` times as many devices of the fleet, and how many updates it wants.
 
     None: everybody's who is asked, as always without over-selection.
     """
     if share == 1:
         return strategy, None
-    fraction = float(settings_of(strategy)["fraction-train"])
+    fraction = float(method_settings(strategy)["fraction-train"])
     more = cast("Strategy", replace(cast("Any", strategy), fraction_train=min(1.0, share * fraction)))
     return more, math.ceil(fraction * fleet)
 
 
 @dataclass(frozen=True, kw_only=True)
-class School:
+class RunTrainer:
     """What all runs share: the fleet with its numbers of samples, the common first model, where things are written."""
 
     seed: int
     batch: int
     store: Store
-    journal: Journal
+    event_log: EventLog
     meter: Meter
     schema: Schema
     initial: Flat
     fleet: Mapping[ClientId, int]
-    evaluation: Evaluation = ALWAYS
+    evaluation: EvaluationPlan = EVERY_ROUND
     over_select: float = 1.0
 
-    def finish(self, run: RunConfig, strategy: Strategy, ask: Ask) -> Outcome:
+    def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """The rounds of one run that are not stored yet."""
         run_id = self.store.run_id(run.name, lambda: secrets.token_hex(8))
-        strategy = keyed(strategy, self.schema, lambda: open_secret(self.store.folder))
+        strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
         begun = self.store.last_state(run_id)
         if begun is None:
-            state = strategy.begin(self.initial, self.schema, self.fleet, round_rng(self.seed, BEGIN))
-            self.store.put_state(run_id, BEGIN, state)
-            begun = (BEGIN, state)
+            state = strategy.begin(self.initial, self.schema, self.fleet, round_rng(self.seed, INITIAL_ROUND))
+            self.store.put_state(run_id, INITIAL_ROUND, state)
+            begun = (INITIAL_ROUND, state)
         number, state = begun
         while number < run.rounds:
             number += 1
             state = self._round(run, run_id, number, strategy, state, ask)
-        return Outcome(run=run, strategy=strategy, state=state)
+        return RunResult(run=run, strategy=strategy, state=state)
 
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
         """One round; its state and its line for metrics.jsonl are stored together."""
         exchange = -1
-        asking, wanted = over_selected(strategy, self.over_select, len(self.fleet))
+        asking, wanted = with_over_selection(strategy, self.over_select, len(self.fleet))
         keeps = uses_late(strategy)
         late = self._late(run_id, number) if keeps else {}
 
@@ -94,13 +103,13 @@ class School:
             nonlocal exchange
             exchange += 1
             test = _is_test(tasks)
-            goal = None if test or isinstance(tasks, Everybody) else wanted
-            replies = ask(Key(run_id, number, exchange), tasks, goal, keeps and not test)
-            return Answers(replies, late) if late and exchange == 0 else replies
+            goal = None if test or isinstance(tasks, RequireAll) else wanted
+            replies = ask(ExchangeKey(run_id, number, exchange), tasks, goal, keeps and not test)
+            return RepliesWithLate(replies, late) if late and exchange == 0 else replies
 
         before = self.meter()
         rng = round_rng(self.seed, number)
-        exchanges = one_round(
+        exchanges = run_round(
             asking,
             state,
             self.schema,
@@ -117,16 +126,16 @@ class School:
         events = [round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)]
         if refused := self.store.refusals(run_id, number):
             events[0]["refused"] = refused
-        events[0] |= spent(strategy, after)
+        events[0] |= privacy_spent(strategy, after)
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
             events.append({"event": "run-done", **last, "rounds": run.rounds})
         self.store.put_state(run_id, number, after, events)
         for event in events:
-            self.journal.show(event)
+            self.event_log.append_stored(event)
         return after
 
-    def taught(self, outcome: Outcome, ask: Ask) -> Outcome:
+    def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
         """One exchange more: the mean loss of every center on each device's held-out samples; nothing else leaves them.
 
         A run whose method assigns nobody, or of more centers than fit a probe, asks nobody.
@@ -137,23 +146,23 @@ class School:
         models, batch = list(state.centers), self.batch
         asked = Probe(models=models, want=frozenset({"loss"}), split="test", batch=batch, seed=0)
         run_id = self.store.run_id(outcome.run.name, lambda: secrets.token_hex(8))
-        key = Key(run_id, outcome.run.rounds + 1, 0)
+        key = ExchangeKey(run_id, outcome.run.rounds + 1, 0)
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says
         looks = [
-            Look(device=i, n=reply.n, distances={"loss": reply.losses}, own=state.assignment[c])
+            CenterMeasurement(device=i, n=reply.n, distances={"loss": reply.losses}, own_center=state.assignment[c])
             for i, (c, reply) in enumerate(sorted(replies.items()))
             if reply.losses is not None
         ]
-        return replace(outcome, looks=tuple(looks))
+        return replace(outcome, measurements=tuple(looks))
 
     def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
         """What came after the exchanges of earlier rounds had closed, decoded; of a device the newest."""
         found = {}
-        for stored in self.store.show_late(run_id, number):
+        for stored in self.store.assign_late(run_id, number):
             data = self.store.updates(stored.cid).read(stored.sha256)
-            delta = codecs.decode(data, self.schema, kind="delta")
-            base = None if stored.base == ZERO else self.store.blobs.read(stored.base)
-            start = 0 if base is None else codecs.decode(base, self.schema, kind="model")
+            delta = codecs.decode_vector(data, self.schema, kind="delta")
+            base = None if stored.base == ZERO_BASE else self.store.blobs.read(stored.base)
+            start = 0 if base is None else codecs.decode_vector(base, self.schema, kind="model")
             found[stored.cid] = Reply(n=stored.n, update=start + delta)
         return found
 

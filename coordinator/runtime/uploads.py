@@ -12,36 +12,36 @@ from pathlib import Path
 
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
-from edge_client.protocol.blocks import BITMAP_MAX_BYTES, Bitmap, Manifest, unpack
+from edge_client.protocol.blocks import MAX_BITMAP_BYTES, Bitmap, Manifest, unpack_block
 from edge_client.protocol.task import ClientId
-from edge_client.protocol.topics import label
-from edge_client.transport.blobs import Partial
+from edge_client.protocol.topics import routing_label
+from edge_client.transport.blobs import PartialBlob
 
-BAD_BLOCKS = 16  # after this many unreadable blocks a transfer is closed
+MAX_BAD_BLOCKS = 16  # after this many unreadable blocks a transfer is closed
 
 
 @dataclass
-class Upload:
+class BlockUpload:
     """An upload under way: the file that it fills, and how many blocks of it could not be read."""
 
-    partial: Partial
+    partial: PartialBlob
     bad: int = 0
 
 
 @dataclass
-class Uploads:
+class OpenUploads:
     """The open uploads of one exchange."""
 
     store: Store
     dropped: int = 0
-    _open: dict[ClientId, Upload] = field(default_factory=dict)
+    _open: dict[ClientId, BlockUpload] = field(default_factory=dict)
 
     def begin(self, cid: ClientId, manifest: Manifest) -> Bitmap:
         """Expect this blob from `cid`, instead of any other; -> which of its blocks are here. Malformed("no_space")."""
         known = self._open.get(cid)
         if known is None or known.partial.manifest != manifest:
             self.end(cid)
-            self._open[cid] = known = Upload(self.store.updates(cid).partial(manifest))
+            self._open[cid] = known = BlockUpload(self.store.updates(cid).partial(manifest))
         return known.partial.bitmap
 
     def end(self, cid: ClientId) -> None:
@@ -64,7 +64,7 @@ class Uploads:
     def expects(self, cid: ClientId, said_label: str | None) -> bool:
         """Whether a block of this label from `cid` belongs to an open upload; counted if not."""
         upload = self._open.get(cid)
-        if upload is not None and label(upload.partial.manifest.sha256) == said_label:
+        if upload is not None and routing_label(upload.partial.manifest.sha256) == said_label:
             return True
         self.dropped += 1
         return False
@@ -79,7 +79,7 @@ class Uploads:
         try:
             if partial.bitmap.has(index):
                 return None
-            body = unpack(message, partial.manifest, index)
+            body = unpack_block(message, partial.manifest, index)
         except Malformed:
             self._count_bad(cid, upload)
             return None
@@ -91,9 +91,9 @@ class Uploads:
         with closing(self._open.pop(cid).partial) as partial:
             return partial.finish()
 
-    def _count_bad(self, cid: ClientId, upload: Upload) -> None:
+    def _count_bad(self, cid: ClientId, upload: BlockUpload) -> None:
         upload.bad += 1
-        if upload.bad >= BAD_BLOCKS:
+        if upload.bad >= MAX_BAD_BLOCKS:
             del self._open[cid]
             upload.partial.abandon()
             raise Malformed("bad_hash", f"{upload.bad} unreadable blocks")
@@ -101,6 +101,6 @@ class Uploads:
 
 def have_field(have: Bitmap) -> str | None:
     """The `have` of a `go`: absent when nothing is here, and when it would not fit into a message."""
-    if have.count == 0 or (have.total + 7) // 8 > BITMAP_MAX_BYTES:
+    if have.count == 0 or (have.total + 7) // 8 > MAX_BITMAP_BYTES:
         return None
     return have.to_base64()

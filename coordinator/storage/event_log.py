@@ -12,7 +12,7 @@ from typing import Any
 from coordinator.storage.store import Store
 
 
-class Journal:
+class EventLog:
     """Appends to `path`, and tells `watch` every event that happens now."""
 
     def __init__(self, path: Path, store: Store, watch: Callable[[Mapping[str, Any]], None]) -> None:
@@ -23,10 +23,10 @@ class Journal:
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
         """Store one event, then show it."""
         record = {"event": event, **fields}
-        self._store.record(record)
-        self.show(record)
+        self._store.put_event(record)
+        self.append_stored(record)
 
-    def show(self, record: Mapping[str, Any]) -> None:
+    def append_stored(self, record: Mapping[str, Any]) -> None:
         """Show an event that was stored together with something else."""
         self.catch_up()
         self._watch(record)

@@ -18,21 +18,21 @@ from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 log = logging.getLogger(__name__)
 
 Event = Mapping[str, Any]
-Tell = Callable[[Event], None]
+EventHandler = Callable[[Event], None]
 PROMETHEUS_PORT = 9464
 
 
-class Sink(Protocol):
+class Tracker(Protocol):
     """Takes the numbers of one round of one run."""
 
-    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+    def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
         """Names of `numbers` are paths, as accuracy/micro."""
 
     def close(self) -> None:
         """Write out what is held."""
 
 
-def numbers_of(event: Event) -> dict[str, float]:
+def numeric_fields(event: Event) -> dict[str, float]:
     """What a round's event says in numbers over rounds; centers by number, devices not: they are too many."""
     found: dict[str, float] = {}
     for name in ("accuracy", "f1", "loss", "bytes"):
@@ -45,42 +45,42 @@ def numbers_of(event: Event) -> dict[str, float]:
 
 
 @contextmanager
-def opened(names: str, folder: Path, config: Mapping[str, Any]) -> Iterator[Tell]:
+def open_trackers(names: str, folder: Path, config: Mapping[str, Any]) -> Iterator[EventHandler]:
     """What is told every event, for loggers like "tensorboard,prometheus:9464"; nothing for none.
 
     Raises ConfigError for an unknown name, RuntimeMissing where its package is not installed.
     """
     with ExitStack() as stack:
-        sinks: dict[str, Sink] = {}
+        sinks: dict[str, Tracker] = {}
         for text in filter(None, map(str.strip, names.split(","))):
             name, _, option = text.partition(":")
-            if name not in SINKS:
-                raise ConfigError(f"unknown logger {name!r}", hint=f"use some of {', '.join(SINKS)}")
-            sinks[name] = SINKS[name](folder, option, config)
+            if name not in TRACKERS:
+                raise ConfigError(f"unknown logger {name!r}", hint=f"use some of {', '.join(TRACKERS)}")
+            sinks[name] = TRACKERS[name](folder, option, config)
             stack.callback(sinks[name].close)
 
         def tell(event: Event) -> None:
             if event.get("event") != "round":
                 return
-            numbers = numbers_of(event)
+            numbers = numeric_fields(event)
             for name, sink in list(sinks.items()):
-                if not _taken(sink, event, numbers):
+                if not _log_event(sink, event, numbers):
                     log.error("logger %s is told no more", name)
                     del sinks[name]
 
         yield tell
 
 
-def _taken(sink: Sink, event: Event, numbers: Mapping[str, float]) -> bool:
+def _log_event(sink: Tracker, event: Event, numbers: Mapping[str, float]) -> bool:
     try:
-        sink.take(str(event["run"]), int(event["round"]), numbers)
+        sink.log_round(str(event["run"]), int(event["round"]), numbers)
     except Exception:  # whatever a tracker's server does, it may not end a training
         log.exception("a logger failed")
         return False
     return True
 
 
-class TensorBoard:
+class TensorBoardTracker:
     """Event files in `folder`/tensorboard/<run>, for `tensorboard --logdir`."""
 
     def __init__(self, folder: Path, _option: str, _config: Mapping[str, Any]) -> None:
@@ -90,8 +90,8 @@ class TensorBoard:
             _missing("tensorboard", missing)
         self._open, self._folder, self._writers = Writer, folder / "tensorboard", dict[str, Any]()
 
-    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
+    def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Tracker`."""
         if run not in self._writers:
             self._writers[run] = self._open(str(self._folder / run))
         for name, value in numbers.items():
@@ -99,12 +99,12 @@ class TensorBoard:
         self._writers[run].flush()
 
     def close(self) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         for writer in self._writers.values():
             writer.close()
 
 
-class MLflow:
+class MLflowTracker:
     """A run of its own per method, on the server that MLFLOW_TRACKING_URI names, in the experiment mlflow:NAME."""
 
     def __init__(self, _folder: Path, option: str, config: Mapping[str, Any]) -> None:
@@ -119,8 +119,8 @@ class MLflow:
         known = self._client.get_experiment_by_name(option or "fedcenters")
         self._experiment = known.experiment_id if known else self._client.create_experiment(option or "fedcenters")
 
-    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
+    def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Tracker`."""
         if run not in self._runs:
             self._runs[run] = self._client.create_run(self._experiment, run_name=run).info.run_id
             for key, value in self._config.items():
@@ -129,12 +129,12 @@ class MLflow:
             self._client.log_metric(self._runs[run], name, value, step=step)
 
     def close(self) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         for run_id in self._runs.values():
             self._client.set_terminated(run_id)
 
 
-class Prometheus:
+class PrometheusTracker:
     """GET /metrics on this machine's port, 9464 or as in prometheus:PORT: the last round of each run."""
 
     def __init__(self, _folder: Path, option: str, _config: Mapping[str, Any]) -> None:
@@ -153,23 +153,23 @@ class Prometheus:
             hint = "choose another port, as prometheus:9465"
             raise NetworkError(f"cannot listen on 127.0.0.1:{port}: {taken.strerror}", hint=hint) from taken
 
-    def take(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Sink`."""
+    def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
+        """See `Tracker`."""
         self._round.labels(run).set(step)
         for name, value in numbers.items():
             self._value.labels(run, name).set(value)
 
     def close(self) -> None:
-        """See `Sink`."""
+        """See `Tracker`."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
 
 
-SINKS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Sink]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "prometheus": Prometheus,
+TRACKERS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "mlflow": MLflowTracker,
+    "prometheus": PrometheusTracker,
 }
 
 

@@ -11,7 +11,7 @@ from coordinator.aggregation.privacy import KEY_BYTES
 from edge_client.errors import ConfigError
 
 
-def open_secret(folder: Path) -> bytes:
+def open_noise_key(folder: Path) -> bytes:
     """The key of the noise in `folder`/noise.key; made there if there is none. Refuses one that others can read."""
     path = folder / "noise.key"
     if not path.exists():

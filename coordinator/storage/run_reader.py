@@ -8,26 +8,26 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from coordinator.rounds.update_validation import ZERO
+from coordinator.rounds.update_validation import ZERO_BASE
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import ClientId, Flat
 from edge_client.protocol.topics import check_cid, check_sha256
 
-STORE = "store"  # the store's folder within a run folder
-BASES = 16  # models that devices started from, in memory at the same time
+STORE_FOLDER = "store"  # the store's folder within a run folder
+MAX_CACHED_BASES = 16  # models that devices started from, in memory at the same time
 
 
-def program_of(folder: Path) -> Program:
+def read_program(folder: Path) -> Program:
     """The training program that the coordinator compiled."""
-    with reading(folder) as db:
+    with open_database(folder) as db:
         row = db.execute("select value from meta where key = 'program'").fetchone()
     if row is None:
         raise ConfigError(f"{folder} holds no training program yet", hint="wait until the coordinator has compiled it")
-    data = _blob(folder / STORE / "blobs", json.loads(row[0])["program"])
-    return Program.from_json(parse_json(data, LIMIT_BYTES))
+    data = _blob(folder / STORE_FOLDER / "blobs", json.loads(row[0])["program"])
+    return Program.from_json(parse_json(data, MAX_PROGRAM_BYTES))
 
 
 def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]:  # noqa: A002 - the protocol's word
@@ -40,38 +40,40 @@ def device_models(
     name: str,
     round: int,  # noqa: A002 - the protocol's word
     *,
-    most: int | None = None,
+    limit: int | None = None,
 ) -> tuple[list[ClientId], Iterator[tuple[ClientId, Flat]]]:
-    """The same, of at most `most` devices in even steps: who they are, and each with its model as it is asked for."""
+    """The same, of at most `limit` devices in even steps: who they are, and each with its model as it is asked for."""
     query = """
         select cid, sha256, base from replies join runs on replies.run = runs.run
         where name = ? and round = ? and what = 'delta' and exchange = (
             select min(exchange) from replies join runs on replies.run = runs.run
             where name = ? and round = ? and what = 'delta')
         order by cid"""
-    with reading(folder) as db:
+    with open_database(folder) as db:
         rows = db.execute(query, (name, round, name, round)).fetchall()
-    if most is not None:
-        rows = rows[:: -(-len(rows) // most) or 1]
+    if limit is not None:
+        rows = rows[:: -(-len(rows) // limit) or 1]
     return [cid for cid, *_ in rows], _models(folder, rows)
 
 
 def _models(folder: Path, rows: Sequence[tuple[ClientId, str, str]]) -> Iterator[tuple[ClientId, Flat]]:
-    schema = program_of(folder).schema
+    schema = read_program(folder).schema
     bases: dict[str, Flat] = {}
     for cid, sha256, base in rows:
-        delta = codecs.decode(_blob(folder / STORE / "updates" / check_cid(cid), sha256), schema, kind="delta")
-        if base != ZERO and base not in bases:
-            if len(bases) >= BASES:
+        delta = codecs.decode_vector(
+            _blob(folder / STORE_FOLDER / "updates" / check_cid(cid), sha256), schema, kind="delta"
+        )
+        if base != ZERO_BASE and base not in bases:
+            if len(bases) >= MAX_CACHED_BASES:
                 bases.pop(next(iter(bases)))
-            bases[base] = codecs.decode(_blob(folder / STORE / "blobs", base), schema, kind="model")
-        yield cid, delta if base == ZERO else bases[base] + delta
+            bases[base] = codecs.decode_vector(_blob(folder / STORE_FOLDER / "blobs", base), schema, kind="model")
+        yield cid, delta if base == ZERO_BASE else bases[base] + delta
 
 
 @contextmanager
-def reading(folder: Path) -> Iterator[sqlite3.Connection]:
+def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
     """The database of a run folder, read-only. Raises ConfigError when there is none."""
-    path = folder / STORE / "coordinator.sqlite"
+    path = folder / STORE_FOLDER / "coordinator.sqlite"
     if not path.is_file():
         raise ConfigError(f"{folder} is no run folder", hint="pass the `folder` of a coordinator's configuration")
     with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:

@@ -19,7 +19,7 @@ from edge_client.protocol.task import Array, Flat
 _EXTRA = "extra/"
 
 
-def to_bytes(state: State) -> bytes:
+def encode_state(state: State) -> bytes:
     """One state -> one file. Equal states give equal bytes."""
     tensors = {"centers": state.centers} | {_EXTRA + name: array for name, array in state.extra.items()}
     head = {"assignment": dict(sorted(state.assignment.items())), "v": 1}
@@ -27,8 +27,8 @@ def to_bytes(state: State) -> bytes:
     return bytes(save({k: np.asarray(v, order="C") for k, v in sorted(tensors.items())}, metadata={"fc": note}))
 
 
-def from_bytes(data: bytes) -> State:
-    """What `to_bytes` wrote. Raises Malformed("bad_schema") when it did not."""
+def decode_state(data: bytes) -> State:
+    """What `encode_state` wrote. Raises Malformed("bad_schema") when it did not."""
     try:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
@@ -42,11 +42,11 @@ def from_bytes(data: bytes) -> State:
         raise Malformed("bad_schema", f"stored state: {wrong!r}") from wrong
 
 
-def array_to_bytes(vector: Flat) -> bytes:
+def encode_array(vector: Flat) -> bytes:
     """One array -> one file."""
     return bytes(save({"vector": np.asarray(vector, order="C")}))
 
 
-def array_from_bytes(data: bytes) -> Array:
-    """What `array_to_bytes` wrote."""
+def decode_array(data: bytes) -> Array:
+    """What `encode_array` wrote."""
     return load(data)["vector"]

@@ -1,6 +1,6 @@
 """What a person wants to know of a coordinator that runs or has run: its rounds, who does what, what went wrong.
 
-The coordinator leaves `status.json` in its run folder every two seconds, a convenience that nobody depends on; the
+The coordinator leaves `read_status.json` in its run folder every two seconds, a convenience that nobody depends on; the
 rest is read from its database, without writing to it. Sends nothing and asks nobody.
 """
 
@@ -13,46 +13,46 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.storage.run_reader import reading
+from coordinator.storage.run_reader import open_database
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-FILE = "status.json"
-BEAT_S = 2.0
-SILENT_S = 15.0  # without a sign of life for so long it is not running, or busy with something long
-NAMES = 8  # of devices in one line
-GROUPS = ("answered", "uploading", "waiting", "refused", "open")  # of an exchange's devices
+STATUS_FILE = "status.json"
+WRITE_INTERVAL_S = 2.0
+SILENT_AFTER_S = 15.0  # without a sign of life for so long it is not running, or busy with something long
+MAX_NAMES = 8  # of devices in one line
+REPLY_GROUPS = ("answered", "uploading", "waiting", "refused", "open")  # of an exchange's devices
 
 
-class Pulse:
+class StatusWriter:
     """Writes `folder`/status.json, at once when the `phase` changes; a full disk costs the file, not the run."""
 
     def __init__(self, folder: Path) -> None:
-        self._path, self._phase = folder / FILE, ""
+        self._path, self._phase = folder / STATUS_FILE, ""
         self.due_s = 0.0
 
-    def beat(self, now_s: float, phase: str, numbers: Mapping[str, Any]) -> None:
+    def write(self, now_s: float, phase: str, numbers: Mapping[str, Any]) -> None:
         """Replace the file; an empty `phase` is the one of before."""
-        self._phase, self.due_s = phase or self._phase, now_s + BEAT_S
+        self._phase, self.due_s = phase or self._phase, now_s + WRITE_INTERVAL_S
         beside = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
             beside.write_text(json.dumps({"phase": self._phase, **numbers}), encoding="utf-8")
             beside.replace(self._path)
 
 
-def folder_of(path: Path) -> Path:
+def run_folder_of(path: Path) -> Path:
     """The run folder that a configuration file names; a folder is itself."""
     if path.is_dir():
         return path
-    from coordinator.config import read
+    from coordinator.config import read_config
 
-    return read(path).folder
+    return read_config(path).folder
 
 
-def status(folder: Path) -> dict[str, Any]:
+def read_status(folder: Path) -> dict[str, Any]:
     """The enrolled fleet, the newest event of each kind, the rounds of each run, and what goes on now."""
-    with reading(folder) as db:
+    with open_database(folder) as db:
         facts = dict(db.execute("select key, value from meta").fetchall())
         devices = db.execute("select count(*) from devices").fetchone()[0]
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
@@ -86,17 +86,17 @@ def status(folder: Path) -> dict[str, Any]:
     }
 
 
-def lines(found: Mapping[str, Any]) -> list[str]:
+def status_lines(found: Mapping[str, Any]) -> list[str]:
     """The same for people, most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
     out.append(f"{found['devices']} devices enrolled, {found['connected']} connected; {_traffic(found['bytes'])}")
-    out += [f"  {cid}: {reason}" for cid, reason in _few(sorted(found["runtimes"].items()))]
+    out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         micro = (run["accuracy"] or {}).get("micro")
         reached = "" if micro is None else f", accuracy {micro:.1%}"
         took = "" if run["seconds"] is None else f", last round {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
         out.append(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}{took}")
-        out += [f"  {cid} did not count: {reason}" for cid, reason in _few(sorted(run["refused"].items()))]
+        out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
         out += [f"  late: {_names(run['late'])}"] if run["late"] else []
     exchange = found["exchange"]
     if exchange is not None:
@@ -114,27 +114,27 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     return out
 
 
-def painted(found: Mapping[str, Any]) -> RenderableType:
+def render_status(found: Mapping[str, Any]) -> RenderableType:
     """The lines with a frame and colours, for a terminal."""
     from rich.panel import Panel
     from rich.text import Text
 
     text = Text()
-    for number, line in enumerate(lines(found)):
+    for number, line in enumerate(status_lines(found)):
         bad = "did not count" in line or "computes wrongly" in line or line.startswith("last error")
         text.append(line + "\n", style="bold" if number == 0 else "red" if bad else "")
     text.rstrip()
     return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)
 
 
-def watched(folder: Path, *, every_s: float = BEAT_S) -> Iterator[dict[str, Any]]:
+def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterator[dict[str, Any]]:
     """The status again and again, whenever it has changed; until the coordinator has stopped, or is done and silent."""
     before: dict[str, Any] = {}
     while True:
-        found = status(folder)
+        found = read_status(folder)
         if {**found, "silent_s": 0} != {**before, "silent_s": 0}:
             yield found
-        if found["phase"] == "stopped" or (found["done"] and found["silent_s"] > SILENT_S):
+        if found["phase"] == "stopped" or (found["done"] and found["silent_s"] > SILENT_AFTER_S):
             return
         before = found
         time.sleep(every_s)
@@ -151,8 +151,8 @@ def _live(folder: Path) -> dict[str, Any]:
     }
     nothing["runtimes"] = {}
     try:
-        left = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        silent_s = max(0.0, time.time() - (folder / FILE).stat().st_mtime)
+        left = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+        silent_s = max(0.0, time.time() - (folder / STATUS_FILE).stat().st_mtime)
     except (OSError, ValueError):
         return {**nothing, "silent_s": 0.0}
     return {**nothing, **left, "silent_s": round(silent_s, 1)}
@@ -177,7 +177,7 @@ def _refusals(db: Any, run: str) -> dict[str, Any]:  # noqa: ANN401 - sqlite3.Co
 
 
 def _doing(found: Mapping[str, Any]) -> str:
-    if found["phase"] in ("stopped", "not started") or found["silent_s"] <= SILENT_S:
+    if found["phase"] in ("stopped", "not started") or found["silent_s"] <= SILENT_AFTER_S:
         return f"{found['phase']}{', all runs are done' if found['done'] else ''}"
     return f"no sign of life for {found['silent_s']:.0f} s; it was {found['phase']}"
 
@@ -187,10 +187,10 @@ def _traffic(count: Mapping[str, int]) -> str:
 
 
 def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return f"{len(names)} ({', '.join(names[:NAMES])}{more})"
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return f"{len(names)} ({', '.join(names[:MAX_NAMES])}{more})"
 
 
-def _few(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
-    rest = len(rows) - NAMES
-    return [*rows[:NAMES], *([(f"{rest} more", "see --json")] if rest > 0 else [])]
+def _first_rows(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    rest = len(rows) - MAX_NAMES
+    return [*rows[:MAX_NAMES], *([(f"{rest} more", "see --json")] if rest > 0 else [])]

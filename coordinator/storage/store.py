@@ -59,7 +59,7 @@ create table if not exists events (id integer primary key, line text not null);
 """
 
 
-class Key(NamedTuple):
+class ExchangeKey(NamedTuple):
     """Names one exchange: the training run, its round (from 1), and which yield of the round it is (from 0)."""
 
     run: str
@@ -107,7 +107,7 @@ class Store:
     def _version(self) -> str | None:
         """Of the schema that is there; None in a new folder."""
         known = self._rows("select 1 from sqlite_master where name = 'meta'")
-        return self.get("schema") if known else None
+        return self.get_fact("schema") if known else None
 
     def close(self) -> None:
         """Free the file. Idempotent."""
@@ -133,30 +133,30 @@ class Store:
 
     # -- facts about the whole folder
 
-    def get(self, key: str) -> str | None:
+    def get_fact(self, key: str) -> str | None:
         """One remembered fact, or None."""
         rows = self._rows("select value from meta where key = ?", (key,))
         return str(rows[0][0]) if rows else None
 
-    def remember(self, key: str, value: str, events: Iterable[Mapping[str, Any]] = ()) -> None:
+    def put_fact(self, key: str, value: str, events: Iterable[Mapping[str, Any]] = ()) -> None:
         """Store a fact, replacing an older one, together with the events that tell of it."""
         with self._write():
             self._db.execute("insert or replace into meta values (?, ?)", (key, value))
             for event in events:
                 self._insert_event(event)
 
-    def once(self, key: str, make: Callable[[], str]) -> str:
+    def get_or_make_fact(self, key: str, make: Callable[[], str]) -> str:
         """The fact `key`; made and stored the first time."""
-        known = self.get(key)
+        known = self.get_fact(key)
         if known is None:
             known = make()
-            self.remember(key, known)
+            self.put_fact(key, known)
         return known
 
     def next_epoch(self, seen: int) -> int:
         """One more than any epoch that this folder or the broker has seen; durable before it is used."""
-        epoch = max(int(self.get("epoch") or 0), seen) + 1
-        self.remember("epoch", str(epoch))
+        epoch = max(int(self.get_fact("epoch") or 0), seen) + 1
+        self.put_fact("epoch", str(epoch))
         return epoch
 
     # -- the enrolled fleet, fixed when training begins
@@ -189,7 +189,7 @@ class Store:
 
     def put_state(self, run: str, number: int, state: State, events: Iterable[Mapping[str, Any]] = ()) -> None:
         """The state after round `number` (0: before the first) and its events, in one transaction."""
-        blob = self.blobs.put(state_codec.to_bytes(state))
+        blob = self.blobs.put(state_codec.encode_state(state))
         with self._write():
             self._db.execute("insert into states values (?, ?, ?)", (run, number, blob))
             for event in events:
@@ -198,26 +198,26 @@ class Store:
     def last_state(self, run: str) -> tuple[int, State] | None:
         """The newest (round, state) of a run, or None when it has not begun."""
         rows = self._rows("select round, blob from states where run = ? order by round desc limit 1", (run,))
-        return (rows[0][0], state_codec.from_bytes(self.blobs.read(rows[0][1]))) if rows else None
+        return (rows[0][0], state_codec.decode_state(self.blobs.read(rows[0][1]))) if rows else None
 
     # -- exchanges
 
-    def open_exchange(self, key: Key, hashes: Mapping[ClientId, str], left_s: float) -> None:
+    def open_exchange(self, key: ExchangeKey, hashes: Mapping[ClientId, str], left_s: float) -> None:
         """The tasks of a new exchange, before any is sent: the hash of what each device is asked."""
         with self._write():
             self._db.execute("insert into exchanges values (?, ?, ?, ?, 0)", (*key, int(left_s * 1000)))
             rows = [(*key, cid, sha256) for cid, sha256 in sorted(hashes.items())]
             self._db.executemany("insert into tasks values (?, ?, ?, ?, ?)", rows)
 
-    def knows(self, key: Key) -> bool:
+    def has_exchange(self, key: ExchangeKey) -> bool:
         """Whether the exchange was ever opened."""
         return bool(self._rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
 
-    def task_hashes(self, key: Key) -> dict[ClientId, str]:
+    def task_hashes(self, key: ExchangeKey) -> dict[ClientId, str]:
         """What each device was asked; empty when the exchange never was. An older version's questions have no hash."""
         return dict(self._rows("select cid, sha256 from tasks where run = ? and round = ? and exchange = ?", key))
 
-    def heartbeat(self, key: Key, left_s: float) -> None:
+    def heartbeat(self, key: ExchangeKey, left_s: float) -> None:
         """How long the open exchange still has; a restart continues with this, so downtime does not count."""
         with self._write():
             self._db.execute(
@@ -225,18 +225,18 @@ class Store:
                 (int(left_s * 1000), *key),
             )
 
-    def left_s(self, key: Key) -> float:
+    def left_s(self, key: ExchangeKey) -> float:
         """Seconds that the exchange had left at the last heartbeat."""
         return float(
             self._rows("select left_ms from exchanges where run = ? and round = ? and exchange = ?", key)[0][0] / 1000
         )
 
-    def put_reply(self, key: Key, reply: StoredReply) -> None:
+    def put_reply(self, key: ExchangeKey, reply: StoredReply) -> None:
         """A verified reply whose blob is already on disk. The first of a key stands."""
         with self._write():
             self._db.execute("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *reply))
 
-    def replies(self, key: Key) -> dict[ClientId, StoredReply]:
+    def replies(self, key: ExchangeKey) -> dict[ClientId, StoredReply]:
         """The stored replies of one exchange, sorted by device."""
         query = (
             "select cid, sha256, size, n, what, base, seconds from replies"
@@ -245,7 +245,7 @@ class Store:
         rows = self._rows(query, key)
         return {row[0]: StoredReply(*row) for row in rows}
 
-    def put_refusal(self, key: Key, cid: ClientId, reason: str) -> None:
+    def put_refusal(self, key: ExchangeKey, cid: ClientId, reason: str) -> None:
         """Why a device that was asked has no reply that counts: its own words, those of admission, or "late".
 
         For people: a full disk costs the note, nothing else.
@@ -261,17 +261,17 @@ class Store:
         )
         return dict(self._rows(query, (run, number)))
 
-    def put_late(self, key: Key, reply: StoredReply) -> None:
+    def put_late(self, key: ExchangeKey, reply: StoredReply) -> None:
         """A verified reply that came after closing, whose blob is on disk; the refusal that people see with it."""
         with self._write():
             values = (*key, *reply, 0)
             self._db.execute("insert or ignore into late values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             self._db.execute("insert or replace into refusals values (?, ?, ?, ?, 'late')", (*key, reply.cid))
 
-    def show_late(self, run: str, number: int) -> list[StoredReply]:
+    def assign_late(self, run: str, number: int) -> list[StoredReply]:
         """The late replies that round `number` of a run is shown: all that no round was, fixed by the first call."""
         fact = f"late/{run}/{number}"
-        if self.get(fact) is None:
+        if self.get_fact(fact) is None:
             with self._write():
                 self._db.execute("update late set shown = ? where run = ? and shown = 0", (number, run))
                 self._db.execute("insert into meta values (?, 'shown')", (fact,))
@@ -283,7 +283,7 @@ class Store:
 
     def close_exchange(
         self,
-        key: Key,
+        key: ExchangeKey,
         cids: Iterable[ClientId],
         *,
         refused: Mapping[ClientId, str] | None = None,
@@ -304,9 +304,9 @@ class Store:
 
     def scales(self, run: str) -> dict[str, float]:
         """How far updates of a run move, by kind (update_validation.py), as the last closed exchange left it."""
-        return dict(json.loads(self.get(_scales(run)) or "{}"))
+        return dict(json.loads(self.get_fact(_scales(run)) or "{}"))
 
-    def closed_with(self, key: Key) -> list[ClientId] | None:
+    def closed_with(self, key: ExchangeKey) -> list[ClientId] | None:
         """The devices that the exchange closed with, sorted; None while it is open or unknown."""
         rows = self._rows("select closed from exchanges where run = ? and round = ? and exchange = ?", key)
         if not rows or not rows[0][0]:
@@ -324,7 +324,7 @@ class Store:
 
     # -- the record that metrics.jsonl mirrors
 
-    def record(self, event: Mapping[str, Any]) -> None:
+    def put_event(self, event: Mapping[str, Any]) -> None:
         """Store one event."""
         with self._write():
             self._insert_event(event)
@@ -355,10 +355,10 @@ def _lock(path: Path) -> IO[str]:
     return file
 
 
-class Diverged(FedcentersError):
+class ReplayDiverged(FedcentersError):
     """A replay asked something else than what was asked before: the code, the seed or the data changed."""
 
-    def __init__(self, key: Key) -> None:
+    def __init__(self, key: ExchangeKey) -> None:
         super().__init__(
             f"round {key.round} of run {key.run} asks other things than before the restart",
             hint="continue with the version and the settings that began it, or use another folder",

@@ -16,42 +16,44 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Prob
 
 Exchange = Mapping[ClientId, Fit | Probe]
 Replies = Mapping[ClientId, Reply]
-See = Callable[[ClientId, Reply], None]
+ReplyObserver = Callable[[ClientId, Reply], None]
 Fleet = Mapping[ClientId, int]  # enrolled clients and their number of training samples
 Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is served their mixture of probabilities
-Served = tuple[tuple[float, Flat | OwnModel], ...]  # the same, where a model may be one that the device keeps itself
+ServedModels = tuple[
+    tuple[float, Flat | OwnModel], ...
+]  # the same, where a model may be one that the device keeps itself
 
 
-class Serving(TypedDict):
+class ServingOptions(TypedDict):
     """How devices evaluate the models that they are served: fields of a `Probe`."""
 
     buffers: str
     label_prior: str
 
 
-class Watched(dict[ClientId, Fit | Probe]):
+class StreamingExchange(dict[ClientId, Fit | Probe]):
     """An exchange of which `see` is shown every accepted reply, when it is accepted and before the exchange closes.
 
     For work that need not wait for the last device, not for decisions: a replay shows nothing, some replies are shown
     more than once, and the exchange may close without one that was shown. If it closes with it, it is the same reply.
     """
 
-    def __init__(self, tasks: Exchange, see: See) -> None:
+    def __init__(self, tasks: Exchange, see: ReplyObserver) -> None:
         super().__init__(tasks)
-        self.see = see
+        self.on_reply = see
 
 
-class Everybody(dict[ClientId, Fit | Probe]):
+class RequireAll(dict[ClientId, Fit | Probe]):
     """An exchange that needs all whom it asks; over-selection, which stops at a cohort's number, leaves it alone."""
 
 
-def show(exchange: Exchange, who: ClientId, reply: Reply) -> None:
+def notify_reply(exchange: Exchange, who: ClientId, reply: Reply) -> None:
     """For drivers: a reply of this exchange was accepted."""
-    if isinstance(exchange, Watched):
-        exchange.see(who, reply)
+    if isinstance(exchange, StreamingExchange):
+        exchange.on_reply(who, reply)
 
 
-class Answers(dict[ClientId, Reply]):
+class RepliesWithLate(dict[ClientId, Reply]):
     """The replies to a round's first exchange, and `late`: updates of earlier rounds that came after closing.
 
     Only for methods that say `uses_late`, and only of devices that were asked then: whose start was an older center.
@@ -62,9 +64,9 @@ class Answers(dict[ClientId, Reply]):
         self.late = late
 
 
-def late_of(replies: Replies) -> Replies:
+def late_replies(replies: Replies) -> Replies:
     """The late updates of devices that have not answered this exchange."""
-    late = replies.late if isinstance(replies, Answers) else {}
+    late = replies.late if isinstance(replies, RepliesWithLate) else {}
     return {who: reply for who, reply in late.items() if who not in replies}
 
 
@@ -102,11 +104,11 @@ class Strategy(Protocol):
         ...
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServingOptions:
         """How devices evaluate models: with which running statistics, and told what of their labels."""
         ...
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """What serves `who`: models that travel, or those that the device keeps itself.
 
         None is a device that never trained and has not chosen yet; it is served models that travel.

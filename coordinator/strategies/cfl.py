@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.clustering.gram import gram
+from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.hierarchy import bipartition, cosines
 from coordinator.strategies.base import State
-from coordinator.strategies.common.center_tree import I64, TreeOfCenters, branch
-from coordinator.strategies.common.local_sgd import Updates, check, one_of
+from coordinator.strategies.common.center_tree import I64, TreeOfCenters, split_leaf
+from coordinator.strategies.common.local_sgd import ClientUpdates, check_choice, check_range
 from edge_client.protocol.task import Array, Schema
 
-CRITERIA = ("relative", "absolute")
+SPLIT_CRITERIA = ("relative", "absolute")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,19 +47,19 @@ class CFL(TreeOfCenters):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        one_of("criterion", self.criterion, CRITERIA)
-        one_of("linkage", self.linkage, ("single", "complete"))
+        check_choice("criterion", self.criterion, SPLIT_CRITERIA)
+        check_choice("linkage", self.linkage, ("single", "complete"))
         for name in ("eps_1", "eps_2", "warm_up"):
-            check(name.replace("_", "-"), getattr(self, name), least=0)
-        check("gamma", self.gamma, least=0.0, most=1.0)
-        check("smallest", self.smallest, least=2)
-        check("coverage", self.coverage, least=1e-9, most=1.0)
+            check_range(name.replace("_", "-"), getattr(self, name), low=0)
+        check_range("gamma", self.gamma, low=0.0, high=1.0)
+        check_range("smallest", self.smallest, low=2)
+        check_range("coverage", self.coverage, low=1e-9, high=1.0)
 
-    def _grow(self, state: State, schema: Schema, updates: Updates) -> State:
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:
         number = int(state.extra.get("round", np.zeros(1))[0]) + 1
         leaf = np.array([state.assignment[c] for c in updates.clients], dtype=np.int64)
         deltas = updates.rows[:, : schema.n_params] - state.centers[leaf, : schema.n_params]
-        norms = _lengths(deltas)
+        norms = _norms(deltas)
         scale = state.extra.get("scale", norms.max(keepdims=True))
         out = replace(state, extra={**state.extra, "round": np.array([number]), "scale": scale})
         if number <= self.warm_up:
@@ -75,21 +75,21 @@ class CFL(TreeOfCenters):
         return answered >= max(self.smallest, self.coverage * members)
 
     def _stalled(self, deltas: Array, n: Array, norms: Array, scale: float) -> bool:
-        mean, largest = float(_lengths((n / n.sum()) @ deltas)), float(norms.max())
+        mean, largest = float(_norms((n / n.sum()) @ deltas)), float(norms.max())
         if self.criterion == "absolute":
             return mean < self.eps_1 and largest > self.eps_2
         return mean < self.eps_1 * largest and largest > self.eps_2 * scale
 
-    def _split(self, state: State, schema: Schema, updates: Updates, leaf: int, mine: I64) -> State:
+    def _split(self, state: State, schema: Schema, updates: ClientUpdates, leaf: int, mine: I64) -> State:
         points = self._compared(schema)(updates.rows[mine] - state.centers[leaf])
-        sides, cross = bipartition(cosines(gram(points, np.zeros_like(points[0]))), self.linkage)
+        sides, cross = bipartition(cosines(gram_matrix(points, np.zeros_like(points[0]))), self.linkage)
         if self.gamma >= np.sqrt((1 - cross) / 2):
             return state
         clients = [updates.clients[i] for i in mine]  # of the whole fleet, not of the leaf
-        return branch(state, leaf, dict(zip(clients, sides.tolist(), strict=True)), points)
+        return split_leaf(state, leaf, dict(zip(clients, sides.tolist(), strict=True)), points)
 
 
-def _lengths(rows: Array) -> Array:
+def _norms(rows: Array) -> Array:
     wide = rows.astype(np.float64, copy=False)
     lengths: Array = np.sqrt((wide * wide).sum(axis=-1))
     return lengths

@@ -17,36 +17,44 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.common.initial_centers import SeveralStarts
-from coordinator.strategies.common.local_sgd import Seeds, Updates, by_client, of_clients, sample
+from coordinator.strategies.common.initial_centers import MultiStartSgd
+from coordinator.strategies.common.local_sgd import (
+    ClientUpdates,
+    TaskSeeds,
+    pack_by_client,
+    sample_cohort,
+    unpack_by_client,
+)
 from edge_client.protocol.task import Array, ClientId, Probe, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedEM(SeveralStarts):
+class FedEM(MultiStartSgd):
     """`clusters` models of which each device is served its own mixture. With one model this is FedAvg."""
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The E-step by the cohort, then one fit per model by all who did it. pi begins uniform."""
-        state = yield from self.apart(state, schema, fleet, rng)
-        cohort, priors = sample(fleet, self.fraction_train, rng), of_clients(state.extra, "pi")
+        state = yield from self.separate_starts(state, schema, fleet, rng)
+        cohort, priors = sample_cohort(fleet, self.fraction_train, rng), unpack_by_client(state.extra, "pi")
         uniform = np.full(self.clusters, 1.0 / self.clusters)
         replies = yield {c: self._question(state.centers, priors.get(c, uniform)) for c in cohort}
         posteriors = {c: r.posterior for c, r in sorted(replies.items()) if r.posterior is not None}
         centers = state.centers.copy()
         for m in range(self.clusters):
-            seeds, theta = Seeds.from_rng(rng), state.centers[m]
+            seeds, theta = TaskSeeds.from_rng(rng), state.centers[m]
             rows = f"posterior:{m}"
             replies = yield {c: self.fit(start=theta, rows=rows, seed=seeds.of(c), center=m) for c in posteriors}
-            updates = Updates.of(replies, schema.size)
+            updates = ClientUpdates.from_replies(replies, schema.size)
             ones = np.ones((len(updates.clients), 1))
-            centers[m] = self.reduced(theta[None], updates, ones, updates.n, schema)[0]
+            centers[m] = self.aggregate(theta[None], updates, ones, updates.n, schema)[0]
         priors |= posteriors
-        return State(centers=centers, assignment=_largest(priors), extra={**state.extra, **by_client("pi", priors)})
+        return State(
+            centers=centers, assignment=_largest(priors), extra={**state.extra, **pack_by_client("pi", priors)}
+        )
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
         """The device's mixture; the fleet's mean one for a device that has none."""
-        priors = of_clients(state.extra, "pi")
+        priors = unpack_by_client(state.extra, "pi")
         mean = np.mean(list(priors.values()), axis=0) if priors else np.full(self.clusters, 1.0 / self.clusters)
         weights: Array = mean if who is None else priors.get(who, mean)
         return tuple((float(weight), theta) for weight, theta in zip(weights, state.centers, strict=True))

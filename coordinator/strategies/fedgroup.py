@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.clustering.cosine_kmeans import directions_of
-from coordinator.clustering.gram import gram
+from coordinator.clustering.cosine_kmeans import principal_cosines
+from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
-from coordinator.clustering.label_matching import canonical
-from coordinator.strategies.base import Everybody, Fleet, Round, State
-from coordinator.strategies.common.center_tree import Tree, TreeOfCenters, branch
-from coordinator.strategies.common.local_sgd import Seeds, Updates, check
+from coordinator.clustering.label_matching import canonical_labels
+from coordinator.strategies.base import Fleet, RequireAll, Round, State
+from coordinator.strategies.common.center_tree import SplitTree, TreeOfCenters, split_leaf
+from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range
 from edge_client.protocol.task import Fit, Flat, Schema
 
 
@@ -34,23 +34,23 @@ class FedGroup(TreeOfCenters):
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         for name in ("clusters", "per_group", "first_steps", "restarts"):
-            check(name.replace("_", "-"), getattr(self, name), least=1)
+            check_range(name.replace("_", "-"), getattr(self, name), low=1)
 
     def _prepare(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The cold start, until somebody answers it."""
-        if len(Tree.of(state).models):
+        if len(SplitTree.from_state(state).models):
             return state
         count = min(len(fleet), self.per_group * self.clusters)
         asked = sorted(sorted(fleet)[i] for i in rng.choice(len(fleet), size=count, replace=False))
-        seeds = Seeds.from_rng(rng)
-        replies = yield Everybody({c: self._first(state.centers[0], seeds.of(c)) for c in asked})
-        updates = Updates.of(replies, schema.size)
+        seeds = TaskSeeds.from_rng(rng)
+        replies = yield RequireAll({c: self._first(state.centers[0], seeds.of(c)) for c in asked})
+        updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
             return state
         points = self._compared(schema)(updates.rows - state.centers[0])
-        edc = directions_of(gram(points, np.zeros_like(points[0])), self.clusters)
-        labels = canonical(kmeans(gram(edc), self.clusters, rng, restarts=self.restarts).labels)
-        return branch(state, 0, dict(zip(updates.clients, labels.tolist(), strict=True)), points)
+        edc = principal_cosines(gram_matrix(points, np.zeros_like(points[0])), self.clusters)
+        labels = canonical_labels(kmeans(gram_matrix(edc), self.clusters, rng, restarts=self.restarts).labels)
+        return split_leaf(state, 0, dict(zip(updates.clients, labels.tolist(), strict=True)), points)
 
     def _first(self, model: Flat, seed: int) -> Fit:
         return replace(self.fit(start=model, seed=seed), steps=self.first_steps)

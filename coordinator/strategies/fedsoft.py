@@ -17,24 +17,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.strategies.base import Everybody, Fleet, Replies, Round, Served, State
-from coordinator.strategies.common.initial_centers import SeveralStarts
+from coordinator.strategies.base import Fleet, Replies, RequireAll, Round, ServedModels, State
+from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.local_sgd import (
-    Seeds,
-    Updates,
-    by_client,
-    center_of,
-    check,
-    fold,
-    of_clients,
-    one_of,
-    sample,
+    ClientUpdates,
+    TaskSeeds,
+    check_choice,
+    check_range,
+    merge_anchors,
+    pack_by_client,
+    sample_cohort,
+    serving_center,
+    unpack_by_client,
 )
-from edge_client.protocol.task import OWN, Array, ClientId, Fit, OwnModel, Probe, Schema
+from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Probe, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedSoft(SeveralStarts):
+class FedSoft(MultiStartSgd):
     """`clusters` centers, and a personal model on each device. Where devices mix, centers sit between distributions."""
 
     lam: float = 0.1  # the paper's for images
@@ -46,35 +46,35 @@ class FedSoft(SeveralStarts):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        check("lam", self.lam, least=0.0)
-        check("tau", self.tau, least=1)
-        check("sigma", self.sigma, least=1e-12, most=1.0)
-        check("select", self.select, least=0)
-        one_of("local-start", self.local_start, ("own", "centers"))
+        check_range("lam", self.lam, low=0.0)
+        check_range("tau", self.tau, low=1)
+        check_range("sigma", self.sigma, low=1e-12, high=1.0)
+        check_range("select", self.select, low=0)
+        check_choice("local-start", self.local_start, ("own", "centers"))
         self.check_pull(self.lam * (1 + self.sigma * (self.clusters - 1)), "every device", setting="lam")
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, two when the shares are due. A device whose shares are not known yet does not train."""
-        state = yield from self.apart(state, schema, fleet, rng)
+        state = yield from self.separate_starts(state, schema, fleet, rng)
         age, told = int(state.extra.get("age", self.tau)), dict[ClientId, Array]()
         if age >= self.tau:
-            told = self._shares((yield Everybody({c: self._question(state.centers) for c in sorted(fleet)})))
-        shares = of_clients(state.extra, "u") | told
+            told = self._shares((yield RequireAll({c: self._question(state.centers) for c in sorted(fleet)})))
+        shares = unpack_by_client(state.extra, "u") | told
         weights = self._weights(shares, fleet, rng)
-        seeds = Seeds.from_rng(rng)
+        seeds = TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state, shares[c], seeds.of(c)) for c in weights}
-        updates = Updates.of(replies, schema.size)
+        updates = ClientUpdates.from_replies(replies, schema.size)
         if not told and not updates.clients:
             return state
         R = np.array([weights[c] for c in updates.clients]).reshape(-1, self.clusters)
         a = np.ones(len(R)) if self.select else updates.n
-        centers = self.reduced(state.centers, updates, R, a, schema)
-        extra = {**state.extra, **by_client("u", shares), "age": np.array(1 if told else age + 1)}
+        centers = self.aggregate(state.centers, updates, R, a, schema)
+        extra = {**state.extra, **pack_by_client("u", shares), "age": np.array(1 if told else age + 1)}
         return State(centers=centers, assignment={c: int(u.argmax()) for c, u in shares.items()}, extra=extra)
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The device's last model; for one that never trained the center of its largest share, else the most common."""
-        center = state.centers[center_of(state.assignment, who)]
+        center = state.centers[serving_center(state.assignment, who)]
         return ((1.0, center if who is None else OwnModel(init=center)),)
 
     def _question(self, centers: Array) -> Probe:
@@ -89,7 +89,7 @@ class FedSoft(SeveralStarts):
         self, shares: Mapping[ClientId, Array], fleet: Fleet, rng: np.random.Generator
     ) -> dict[ClientId, Array]:
         """Who trains, sorted, and how much each center takes from it [S]: its share, or 1 where the center drew it."""
-        cohort = sample({c: fleet[c] for c in shares if c in fleet}, self.fraction_train, rng)
+        cohort = sample_cohort({c: fleet[c] for c in shares if c in fleet}, self.fraction_train, rng)
         if not self.select or not cohort:
             return {c: shares[c] for c in cohort}
         v = np.array([shares[c] * fleet[c] for c in cohort])  # [m, S]
@@ -100,8 +100,8 @@ class FedSoft(SeveralStarts):
         return {c: row for c, row in zip(cohort, drawn, strict=True) if row.any()}
 
     def _task(self, state: State, shares: Array, seed: int) -> Fit:
-        middle, total = fold(state.centers, shares.tolist())
+        middle, total = merge_anchors(state.centers, shares.tolist())
         if self.local_start == "own" or middle is None:
             start = state.extra["start"]
-            return self.fit(start=OWN, init=start, anchor=middle, mu=self.lam * total, seed=seed)
+            return self.fit(start=OWN_MODEL, init=start, anchor=middle, mu=self.lam * total, seed=seed)
         return self.fit(start=middle, anchor=middle, mu=self.lam * total, seed=seed)

@@ -22,17 +22,25 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
-from coordinator.clustering.kmeans import distances, kmeans
-from coordinator.clustering.label_matching import canonical, match
-from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State, Watched
-from coordinator.strategies.common.absent_points import recalled, remembering
-from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, Updates, center_of, check, one_of, sample
-from coordinator.strategies.common.representation import REPRESENTATIONS, representation
-from coordinator.strategies.common.streaming_gram import Arrivals, Nearness
+from coordinator.clustering.kmeans import centroid_distances, kmeans
+from coordinator.clustering.label_matching import canonical_labels, match_labels
+from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State, StreamingExchange
+from coordinator.strategies.common.absent_points import recall_points, remember_points
+from coordinator.strategies.common.local_sgd import (
+    ClientUpdates,
+    LocalSgd,
+    TaskSeeds,
+    check_choice,
+    check_range,
+    sample_cohort,
+    serving_center,
+)
+from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 E_STEPS = ("nearest", "k-means")
-WEIGHTS = ("equal", "samples")
+CLIENT_WEIGHTS = ("equal", "samples")
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
@@ -54,14 +62,14 @@ class FeSEM(LocalSgd):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        check("clusters", self.clusters, least=1)
-        check("lam", self.lam, least=0.0)
-        check("restarts", self.restarts, least=1)
-        check("hysteresis", self.hysteresis, least=0.0, most=0.99)
-        check("max-age", self.max_age, least=0)
-        one_of("representation", self.representation, tuple(REPRESENTATIONS))
-        one_of("e-step", self.e_step, E_STEPS)
-        one_of("weights", self.weights, WEIGHTS)
+        check_range("clusters", self.clusters, low=1)
+        check_range("lam", self.lam, low=0.0)
+        check_range("restarts", self.restarts, low=1)
+        check_range("hysteresis", self.hysteresis, low=0.0, high=0.99)
+        check_range("max-age", self.max_age, low=0)
+        check_choice("representation", self.representation, tuple(REPRESENTATIONS))
+        check_choice("e-step", self.e_step, E_STEPS)
+        check_choice("weights", self.weights, CLIENT_WEIGHTS)
         self.check_pull(2 * self.lam, "an average device", setting="lam")
 
     @property
@@ -75,10 +83,12 @@ class FeSEM(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, then E and M. A device without a center trains from the common start, without a pull."""
-        mus, cohort = self._pulls(fleet), sample(fleet, self.fraction_train, rng)
-        seeds, watch = Seeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
-        replies = yield Watched({c: self._task(state, c, mus[c], seeds.of(c)) for c in cohort}, watch.see)
-        updates = Updates.of(replies, schema.size)
+        mus, cohort = self._pulls(fleet), sample_cohort(fleet, self.fraction_train, rng)
+        seeds, watch = TaskSeeds.from_rng(rng), self._watch(state, schema, fleet, cohort)
+        replies = yield StreamingExchange(
+            {c: self._task(state, c, mus[c], seeds.of(c)) for c in cohort}, watch.add_reply
+        )
+        updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
             return state
         labels, counts = self._e_step(state, updates, replies, watch, fleet, rng)
@@ -88,12 +98,12 @@ class FeSEM(LocalSgd):
         extra = state.extra
         if self.e_step == "k-means" and self.fraction_train < 1:
             points = self._points(updates.rows, state, schema)
-            extra = remembering(extra, dict(zip(updates.clients, points, strict=True)), max_age=self.max_age)
+            extra = remember_points(extra, dict(zip(updates.clients, points, strict=True)), max_age=self.max_age)
         return State(centers=centers, assignment={**state.assignment, **chosen}, extra=extra)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
         """The device's center; the most common one for a device that has none."""
-        return ((1.0, state.centers[center_of(state.assignment, who)]),)
+        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
     def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:
         """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder.
@@ -112,7 +122,7 @@ class FeSEM(LocalSgd):
         return self.fit(start=center, seed=seed, anchor=center, mu=mu, center=number)
 
     def _points(self, vectors: Array, state: State, schema: Schema) -> Array:
-        return representation(vectors, schema, self.representation, pivot=state.extra["start"])
+        return represent(vectors, schema, self.representation, pivot=state.extra["start"])
 
     def _weights(self, n: F64) -> F64:
         return n if self.weights == "samples" else np.ones(len(n))
@@ -122,16 +132,18 @@ class FeSEM(LocalSgd):
         found = kmeans(matrix, self.clusters, rng, weights=a, restarts=self.restarts, init=init)
         return found.labels, np.ones(len(a), dtype=np.bool_)
 
-    def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
-        return self.reduced(centers, updates, R, a, schema)
+    def _m_step(self, centers: Array, updates: ClientUpdates, R: F64, a: F64, schema: Schema) -> Array:
+        return self.aggregate(centers, updates, R, a, schema)
 
-    def _watch(self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]) -> Arrivals | Nearness:
+    def _watch(
+        self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]
+    ) -> StreamingGram | StreamingDistances:
         """What is gathered while devices answer: a Gram matrix to cluster them by, or who is near which old center."""
         old = self._points(state.centers, state, schema)
         point = partial(self._point, state, schema)
         if state.assignment and self.e_step == "nearest":
-            return Nearness(old, point=point)
-        return Arrivals(old, recalled(state.extra, fleet, old.shape[1]), asked=asked, point=point)
+            return StreamingDistances(old, point=point)
+        return StreamingGram(old, recall_points(state.extra, fleet, old.shape[1]), asked=asked, point=point)
 
     def _point(self, state: State, schema: Schema, vector: Flat) -> Array:
         point: Array = self._points(vector[None], state, schema)[0]
@@ -140,30 +152,30 @@ class FeSEM(LocalSgd):
     def _e_step(
         self,
         state: State,
-        updates: Updates,
+        updates: ClientUpdates,
         replies: Replies,
-        watch: Arrivals | Nearness,
+        watch: StreamingGram | StreamingDistances,
         fleet: Fleet,
         rng: np.random.Generator,
     ) -> Clusters:
         """Labels [m] of the devices that answered, and who of them counts for a center [m]."""
         m, k = len(updates.clients), self.clusters
         before = np.array([state.assignment.get(c, -1) for c in updates.clients], dtype=np.int64)
-        if isinstance(watch, Nearness):
-            d2 = watch.d2(updates.clients, replies)
-            return settled(d2.argmin(axis=1), d2, before, self.hysteresis), np.ones(m, dtype=np.bool_)
-        matrix, past = watch.matrix(updates.clients, replies), watch.absent(updates.clients)
+        if isinstance(watch, StreamingDistances):
+            d2 = watch.squared_distances(updates.clients, replies)
+            return apply_hysteresis(d2.argmin(axis=1), d2, before, self.hysteresis), np.ones(m, dtype=np.bool_)
+        matrix, past = watch.matrix(updates.clients, replies), watch.absent_clients(updates.clients)
         size, a = m + len(past), self._weights(np.concatenate([updates.n, [fleet[c] for c in past]]))
         if not state.assignment:
             labels, counts = self._cluster(matrix[:size, :size], a, rng, None)
-            return canonical(labels)[:m], counts[:m]
+            return canonical_labels(labels)[:m], counts[:m]
         nearest = squared_distances(matrix, np.arange(size), np.arange(size, size + k)).argmin(axis=1)
         labels, counts = self._cluster(matrix[:size, :size], a, rng, nearest)
-        labels, d2 = _as_before(labels, matrix, a * counts, k)
-        return settled(labels[:m], d2[:m], before, self.hysteresis), counts[:m]
+        labels, d2 = _match_to_old_centers(labels, matrix, a * counts, k)
+        return apply_hysteresis(labels[:m], d2[:m], before, self.hysteresis), counts[:m]
 
 
-def settled(labels: I64, d2: F64, before: I64, hysteresis: float) -> I64:
+def apply_hysteresis(labels: I64, d2: F64, before: I64, hysteresis: float) -> I64:
     """New labels [m], unless that is no move to below (1 - h) of the distance to the old center; -1 has none.
 
     `d2` [m, k] are squared distances.
@@ -173,15 +185,15 @@ def settled(labels: I64, d2: F64, before: I64, hysteresis: float) -> I64:
     return np.where(stays, before, labels)
 
 
-def _as_before(labels: I64, matrix: F64, a: F64, k: int) -> tuple[I64, F64]:
+def _match_to_old_centers(labels: I64, matrix: F64, a: F64, k: int) -> tuple[I64, F64]:
     """New labels [n] renamed after the old centers that they lie next to, and the squared distances [n, k] by name.
 
     The Gram matrix [n + k, n + k] ends with the old centers. A name that no cluster got is infinitely far.
     """
-    n, labels = len(labels), canonical(labels)
+    n, labels = len(labels), canonical_labels(labels)
     used, weight = int(labels.max()) + 1, np.concatenate([a, np.zeros(k)])
-    d2 = distances(matrix, np.concatenate([labels, np.zeros(k, np.int64)]), used, weight)
-    names = match(d2[n:])
+    d2 = centroid_distances(matrix, np.concatenate([labels, np.zeros(k, np.int64)]), used, weight)
+    names = match_labels(d2[n:])
     named = np.full((n, k), np.inf)
     named[:, names] = d2[:n]
     return names[labels], named

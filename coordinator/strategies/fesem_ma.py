@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.clustering.neuron_matching import align, chain
+from coordinator.clustering.neuron_matching import align_neurons, layer_chain
 from coordinator.strategies.base import Fleet, State
-from coordinator.strategies.common.local_sgd import Updates
+from coordinator.strategies.common.local_sgd import ClientUpdates
 from coordinator.strategies.fesem import F64, FeSEM
 from edge_client.protocol.task import Array, Flat, Schema
 
@@ -25,11 +25,13 @@ class FeSEMMA(FeSEM):
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
         """As FeSEM, for a chain."""
-        chain(schema)
+        layer_chain(schema)
         return super().begin(model, schema, fleet, rng)
 
     def _points(self, vectors: Array, state: State, schema: Schema) -> Array:
-        return super()._points(align(vectors, state.extra["start"], schema), state, schema)
+        return super()._points(align_neurons(vectors, state.extra["start"], schema), state, schema)
 
-    def _m_step(self, centers: Array, updates: Updates, R: F64, a: F64, schema: Schema) -> Array:
-        return self.reduced(centers, updates, R, a, schema, align=lambda rows, center: align(rows, center, schema))
+    def _m_step(self, centers: Array, updates: ClientUpdates, R: F64, a: F64, schema: Schema) -> Array:
+        return self.aggregate(
+            centers, updates, R, a, schema, align=lambda rows, center: align_neurons(rows, center, schema)
+        )

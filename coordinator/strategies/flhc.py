@@ -13,8 +13,8 @@ import numpy as np
 
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative
 from coordinator.strategies.base import State
-from coordinator.strategies.common.center_tree import TreeOfCenters, branch
-from coordinator.strategies.common.local_sgd import Updates, check, one_of
+from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
+from coordinator.strategies.common.local_sgd import ClientUpdates, check_choice, check_range
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 
@@ -31,17 +31,17 @@ class FLHC(TreeOfCenters):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        check("warm-up", self.warm_up, least=0)
-        check("threshold", self.threshold, least=0.0)
-        one_of("metric", self.metric, tuple(METRICS))
-        one_of("linkage", self.linkage, LINKAGES)
+        check_range("warm-up", self.warm_up, low=0)
+        check_range("threshold", self.threshold, low=0.0)
+        check_choice("metric", self.metric, tuple(METRICS))
+        check_choice("linkage", self.linkage, LINKAGES)
         if self.linkage == "ward" and self.metric != "l2":
             raise ConfigError(f"linkage ward with metric {self.metric}", hint="ward needs metric l2")
 
     def _needs_everybody(self, state: State) -> bool:
         return _rounds(state) == self.warm_up
 
-    def _grow(self, state: State, schema: Schema, updates: Updates) -> State:
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:
         before = _rounds(state)
         out = replace(state, extra={**state.extra, "round": np.array([before + 1])})
         if before != self.warm_up:
@@ -49,7 +49,7 @@ class FLHC(TreeOfCenters):
         points = self._compared(schema)(updates.rows - state.centers[0])
         labels = agglomerative(points, metric=self.metric, linkage=self.linkage, threshold=self.threshold)
         sides = dict(zip(updates.clients, labels.tolist(), strict=True))
-        return branch(out, 0, sides, points) if labels.max() > 0 else out
+        return split_leaf(out, 0, sides, points) if labels.max() > 0 else out
 
 
 def _rounds(state: State) -> int:

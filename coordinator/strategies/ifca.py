@@ -16,13 +16,20 @@ import numpy as np
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.common.initial_centers import SeveralStarts
-from coordinator.strategies.common.local_sgd import Seeds, Updates, by_loss, center_of, one_of, sample
+from coordinator.strategies.common.initial_centers import MultiStartSgd
+from coordinator.strategies.common.local_sgd import (
+    ClientUpdates,
+    TaskSeeds,
+    check_choice,
+    choose_by_loss,
+    sample_cohort,
+    serving_center,
+)
 from edge_client.protocol.task import ClientId, Probe, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
-class IFCA(SeveralStarts):
+class IFCA(MultiStartSgd):
     """`clusters` models for the fleet, chosen by loss."""
 
     weights: str = "equal"  # "samples": devices weigh n_i, which is HypCluster
@@ -30,26 +37,26 @@ class IFCA(SeveralStarts):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        one_of("weights", self.weights, ("equal", "samples"))
+        check_choice("weights", self.weights, ("equal", "samples"))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: the cohort's losses, then a fit of everybody who told them, from the chosen center."""
-        state = yield from self.apart(state, schema, fleet, rng)
-        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        state = yield from self.separate_starts(state, schema, fleet, rng)
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._question(state, seeds.of(c)) for c in cohort}
-        chosen = by_loss(replies, rng)
+        chosen = choose_by_loss(replies, rng)
         if not chosen:
             return state
         replies = yield {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in chosen.items()}
-        updates = Updates.of(replies, schema.size)
+        updates = ClientUpdates.from_replies(replies, schema.size)
         labels = np.array([chosen[c] for c in updates.clients], dtype=np.int64)
         a = updates.n if self.weights == "samples" else np.ones(len(labels))
-        centers = self.reduced(state.centers, updates, one_hot(labels, self.clusters), a, schema)
+        centers = self.aggregate(state.centers, updates, one_hot(labels, self.clusters), a, schema)
         return replace(state, centers=centers, assignment={**state.assignment, **chosen})
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
         """The center that the device chose last; the most common one for a device that never chose."""
-        return ((1.0, state.centers[center_of(state.assignment, who)]),)
+        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
     def _question(self, state: State, seed: int) -> Probe:
         return self.probe(list(state.centers), "loss", seed=seed)

@@ -1,4 +1,4 @@
-"""Methods by name: `make("fesem", **{"clusters": 3, "local-steps": 20})`, with names as users type them."""
+"""Methods by name: `make_method("fesem", **{"clusters": 3, "local-steps": 20})`, with names as users type them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from coordinator.strategies.ifca import IFCA, HypCluster
 from coordinator.strategies.robust_tkm import TKM
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.errors import ConfigError, UsageError
-from export.plugins import named, nearest
+from export.plugins import find_by_name, nearest_name_hint
 
 METHODS: dict[str, type[Any]] = {
     "cfl": CFL,
@@ -59,30 +59,30 @@ Setting = int | float | str
 _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}
 
 
-def make(name: str, **settings: Setting) -> Strategy:
+def make_method(name: str, **settings: Setting) -> Strategy:
     """The method `name` with `settings` in kebab-case. Texts are read as the setting's own type.
 
     A reader's own method is named by its import path, or by the name it is registered under (export/plugins.py).
     Raises UsageError for an unknown method, ConfigError for an unknown setting or a value that does not fit.
     """
-    method = named("methods", name, METHODS)
+    method = find_by_name("methods", name, METHODS)
     if not isinstance(method, type) or not is_dataclass(method):
         raise UsageError(f"{name} is no method", hint="a method is a frozen dataclass with begin, round and predictor")
     types = {name.replace("_", "-"): kind for name, kind in _settings(method).items()}
     values = {}
     for key, value in settings.items():
         if key not in types:
-            raise ConfigError(f"{name} has no setting {key!r}", hint=nearest(key, types))
+            raise ConfigError(f"{name} has no setting {key!r}", hint=nearest_name_hint(key, types))
         values[key.replace("-", "_")] = _read(key, value, types[key])
     return cast("Strategy", method(**values))
 
 
-def name_of(strategy: Strategy) -> str:
+def method_name(strategy: Strategy) -> str:
     """The method's name here; a reader's own class goes by its own name in lower case."""
     return next((name for name, kind in METHODS.items() if kind is type(strategy)), type(strategy).__name__.lower())
 
 
-def settings_of(strategy: Strategy) -> dict[str, Setting]:
+def method_settings(strategy: Strategy) -> dict[str, Setting]:
     """Every setting of a method in kebab-case, defaults included, for the record of a run."""
     return {name.replace("_", "-"): getattr(strategy, name) for name in _settings(type(strategy))}
 

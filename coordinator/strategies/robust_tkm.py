@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.aggregation.robust import REDUCES
+from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
-from coordinator.strategies.common.local_sgd import check, one_of
+from coordinator.strategies.common.local_sgd import check_choice, check_range
 from coordinator.strategies.fesem import F64, I64, Clusters, FeSEM
 
 
@@ -29,9 +29,9 @@ class TKM(FeSEM):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        one_of("weights", self.weights, ("equal",))
-        one_of("reduce", self.reduce, REDUCES[1:])
-        check("trim-clusters", self.trim_clusters, least=0.0, most=0.49)
+        check_choice("weights", self.weights, ("equal",))
+        check_choice("reduce", self.reduce, REDUCER_NAMES[1:])
+        check_range("trim-clusters", self.trim_clusters, low=0.0, high=0.49)
 
     def _cluster(self, matrix: F64, a: F64, rng: np.random.Generator, init: I64 | None) -> Clusters:  # noqa: ARG002
         found = trimmed_kmeans(matrix, self.clusters, rng, trim=self.trim_clusters, restarts=self.restarts, init=init)

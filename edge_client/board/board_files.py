@@ -16,23 +16,23 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from edge_client.board import systemd_unit
-from edge_client.board.profiles import Profile
+from edge_client.board.profiles import BoardProfile
 from edge_client.errors import ConfigError
 
-ETC = "/etc/fedcenters"
-SITE = f"{systemd_unit.HOME}/site"
-OWN_PYTHON = f"{systemd_unit.HOME}/python"
-MANIFEST = f"{systemd_unit.HOME}/MANIFEST"
-IDENTITY = f"{systemd_unit.STATE}/identity"
-DATA = f"{systemd_unit.STATE}/data"
-WANTS = f"/etc/systemd/system/multi-user.target.wants/{systemd_unit.SERVICE}"
-PATH_MAX = 255
-HOMES = ("/home", "/root", "/run/user")
+CONFIG_FOLDER = "/etc/fedcenters"
+SITE_FOLDER = f"{systemd_unit.INSTALL_FOLDER}/site"
+PYTHON_FOLDER = f"{systemd_unit.INSTALL_FOLDER}/python"
+MANIFEST_PATH = f"{systemd_unit.INSTALL_FOLDER}/MANIFEST"
+IDENTITY_FOLDER = f"{systemd_unit.STATE_FOLDER}/identity"
+DATA_FOLDER = f"{systemd_unit.STATE_FOLDER}/data"
+SERVICE_LINK = f"/etc/systemd/system/multi-user.target.wants/{systemd_unit.SERVICE_NAME}"
+MAX_PATH_CHARS = 255
+HOME_FOLDERS = ("/home", "/root", "/run/user")
 _PLAIN = re.compile(r"(/[^/\x00-\x1f\x7f\\]+)+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class BoardFile:
     """One file: an absolute `path`, its permissions, its owner, and its bytes or where it links to."""
 
     path: str
@@ -44,7 +44,11 @@ class Entry:
     unless: str = ""
 
     def __post_init__(self) -> None:
-        if not _PLAIN.fullmatch(self.path) or {".", ".."} & set(self.path.split("/")) or len(self.path) > PATH_MAX:
+        if (
+            not _PLAIN.fullmatch(self.path)
+            or {".", ".."} & set(self.path.split("/"))
+            or len(self.path) > MAX_PATH_CHARS
+        ):
             raise ConfigError(f"a file cannot be called {self.path!r}", hint="is one of the wheels damaged?")
 
     @property
@@ -53,7 +57,7 @@ class Entry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class DeviceIdentity:
     """Who the device is: a certificate with its key, or a token that becomes one; neither without TLS."""
 
     ca: bytes | None = None
@@ -62,58 +66,58 @@ class Identity:
     token: bytes | None = field(default=None, repr=False)
 
 
-def files(  # noqa: PLR0913 - the facts of a board
-    profile: Profile,
+def board_files(  # noqa: PLR0913 - the facts of a board
+    profile: BoardProfile,
     settings: Mapping[str, Any],
-    identity: Identity,
-    site: Iterable[Entry],
+    identity: DeviceIdentity,
+    site: Iterable[BoardFile],
     *,
     launcher: bytes,
-    python: Sequence[Entry] = (),
+    python: Sequence[BoardFile] = (),
     hardware_watchdog: bool = False,
-) -> tuple[Entry, ...]:
+) -> tuple[BoardFile, ...]:
     """Everything that goes onto the board, sorted by path; the last one is a list of the others with their hashes.
 
     `settings` are the keys of client.toml; `site` the client and its wheels below /opt/fedcenters/site; `python` an
     interpreter of the board's own below /opt/fedcenters/python. Raises ConfigError.
     """
-    table = configuration(profile, settings, identity)
-    home_is_read = str(table["data"]).startswith(tuple(f"{home}/" for home in HOMES))
-    interpreter = f"{OWN_PYTHON}/bin/python3" if python else "/usr/bin/python3"
-    service = systemd_unit.unit(python=interpreter, groups=profile.groups, home_is_read=home_is_read)
+    table = client_settings(profile, settings, identity)
+    home_is_read = str(table["data"]).startswith(tuple(f"{home}/" for home in HOME_FOLDERS))
+    interpreter = f"{PYTHON_FOLDER}/bin/python3" if python else "/usr/bin/python3"
+    service = systemd_unit.service_unit(python=interpreter, groups=profile.groups, home_is_read=home_is_read)
     made = [
-        Entry(path=systemd_unit.CONFIG, data=to_toml(table)),
+        BoardFile(path=systemd_unit.CONFIG_PATH, data=to_toml(table)),
         *_identity(identity),
-        Entry(path=f"{systemd_unit.HOME}/launch.py", data=launcher),
-        Entry(path=f"/etc/systemd/system/{systemd_unit.SERVICE}", data=service.encode()),
-        Entry(path=WANTS, mode=0o777, link=f"../{systemd_unit.SERVICE}"),
-        Entry(path="/usr/lib/sysusers.d/fedcenters.conf", data=systemd_unit.sysusers().encode()),
+        BoardFile(path=f"{systemd_unit.INSTALL_FOLDER}/launch.py", data=launcher),
+        BoardFile(path=f"/etc/systemd/system/{systemd_unit.SERVICE_NAME}", data=service.encode()),
+        BoardFile(path=SERVICE_LINK, mode=0o777, link=f"../{systemd_unit.SERVICE_NAME}"),
+        BoardFile(path="/usr/lib/sysusers.d/fedcenters.conf", data=systemd_unit.sysusers_conf().encode()),
         *site,
         *python,
     ]
     if hardware_watchdog:
         path = "/etc/systemd/system.conf.d/fedcenters-watchdog.conf"
-        made.append(Entry(path=path, data=systemd_unit.hardware_watchdog().encode()))
-    made.append(Entry(path="/usr/lib/tmpfiles.d/fedcenters.conf", data=_tmpfiles(made).encode()))
+        made.append(BoardFile(path=path, data=systemd_unit.watchdog_conf().encode()))
+    made.append(BoardFile(path="/usr/lib/tmpfiles.d/fedcenters.conf", data=_tmpfiles(made).encode()))
     return _complete(made)
 
 
-def configuration(profile: Profile, settings: Mapping[str, Any], identity: Identity) -> dict[str, Any]:
+def client_settings(profile: BoardProfile, settings: Mapping[str, Any], identity: DeviceIdentity) -> dict[str, Any]:
     """The keys of the board's client.toml: what the join file says, with paths of the board."""
     paths = ("ca", "certificate", "key", "token", "enrol-url", "state", "data")
     table = {key: value for key, value in settings.items() if key not in paths}
-    table |= {"data": str(settings.get("data", DATA)), "state": systemd_unit.STATE + "/state"}
+    table |= {"data": str(settings.get("data", DATA_FOLDER)), "state": systemd_unit.STATE_FOLDER + "/state"}
     table.setdefault("engine", profile.engine)
     table.setdefault("max-temperature", profile.max_temperature)
     if not PurePosixPath(table["data"]).is_absolute():
         raise ConfigError(f"the data folder {table['data']!r} is not absolute", hint="--data /srv/samples")
     if identity.ca is not None:
-        table["ca"] = f"{ETC}/ca.crt"
+        table["ca"] = f"{CONFIG_FOLDER}/ca.crt"
     if identity.token is not None:
-        table |= {"certificate": f"{IDENTITY}/device.crt", "key": f"{IDENTITY}/device.key"}
-        table |= {"token": f"{IDENTITY}/token", "enrol-url": settings["enrol-url"]}
+        table |= {"certificate": f"{IDENTITY_FOLDER}/device.crt", "key": f"{IDENTITY_FOLDER}/device.key"}
+        table |= {"token": f"{IDENTITY_FOLDER}/token", "enrol-url": settings["enrol-url"]}
     elif identity.certificate is not None:
-        table |= {"certificate": f"{ETC}/device.crt", "key": f"{ETC}/device.key"}
+        table |= {"certificate": f"{CONFIG_FOLDER}/device.crt", "key": f"{CONFIG_FOLDER}/device.key"}
     return table
 
 
@@ -122,9 +126,9 @@ def to_toml(table: Mapping[str, Any]) -> bytes:
     return "".join(f"{key} = {_value(value)}\n" for key, value in sorted(table.items())).encode()
 
 
-def manifest(entries: Iterable[Entry]) -> bytes:
+def hash_list(entries: Iterable[BoardFile]) -> bytes:
     """`sha256sum --check` reads it in the root folder. Links and the board's memory are not listed."""
-    lines = [f"{e.sha256}  .{e.path}\n" for e in entries if not e.link and not e.memory and e.path != MANIFEST]
+    lines = [f"{e.sha256}  .{e.path}\n" for e in entries if not e.link and not e.memory and e.path != MANIFEST_PATH]
     return "".join(sorted(lines)).encode()
 
 
@@ -142,33 +146,37 @@ def _value(value: object) -> str:
     )  # a JSON string is a TOML string but for DEL
 
 
-def _identity(identity: Identity) -> list[Entry]:
+def _identity(identity: DeviceIdentity) -> list[BoardFile]:
     made = []
     if identity.ca is not None:
-        made.append(Entry(path=f"{ETC}/ca.crt", data=identity.ca))
+        made.append(BoardFile(path=f"{CONFIG_FOLDER}/ca.crt", data=identity.ca))
     if identity.token is not None:
-        unless = f"{IDENTITY}/device.crt"
-        token = {"data": identity.token, "mode": 0o600, "owner": systemd_unit.USER}
-        made.append(Entry(path=f"{IDENTITY}/token", memory=True, unless=unless, **token))  # type: ignore[arg-type]
+        unless = f"{IDENTITY_FOLDER}/device.crt"
+        token = {"data": identity.token, "mode": 0o600, "owner": systemd_unit.SERVICE_USER}
+        made.append(BoardFile(path=f"{IDENTITY_FOLDER}/token", memory=True, unless=unless, **token))  # type: ignore[arg-type]
     elif identity.certificate is not None and identity.key is not None:
-        made.append(Entry(path=f"{ETC}/device.crt", data=identity.certificate))
-        made.append(Entry(path=f"{ETC}/device.key", mode=0o600, owner=systemd_unit.USER, data=identity.key))
+        made.append(BoardFile(path=f"{CONFIG_FOLDER}/device.crt", data=identity.certificate))
+        made.append(
+            BoardFile(
+                path=f"{CONFIG_FOLDER}/device.key", mode=0o600, owner=systemd_unit.SERVICE_USER, data=identity.key
+            )
+        )
     return made
 
 
-def _tmpfiles(made: Iterable[Entry]) -> str:
+def _tmpfiles(made: Iterable[BoardFile]) -> str:
     """Owners that a foreign host cannot set; systemd-tmpfiles sets them at boot."""
-    folders = (systemd_unit.STATE, IDENTITY, DATA)
-    lines = [f"d {folder} 0700 {systemd_unit.USER} {systemd_unit.USER} -" for folder in folders]
+    folders = (systemd_unit.STATE_FOLDER, IDENTITY_FOLDER, DATA_FOLDER)
+    lines = [f"d {folder} 0700 {systemd_unit.SERVICE_USER} {systemd_unit.SERVICE_USER} -" for folder in folders]
     lines += [f"z {e.path} {e.mode:04o} {e.owner} {e.owner} -" for e in made if e.owner != "root"]
     return "\n".join(lines) + "\n"
 
 
-def _complete(made: Sequence[Entry]) -> tuple[Entry, ...]:
-    by_path: dict[str, Entry] = {}
+def _complete(made: Sequence[BoardFile]) -> tuple[BoardFile, ...]:
+    by_path: dict[str, BoardFile] = {}
     for entry in made:
         if entry.path in by_path and by_path[entry.path] != entry:
             raise ConfigError(f"two wheels bring {entry.path}, and not the same", hint="leave one of them out")
         by_path[entry.path] = entry
     ordered = [by_path[path] for path in sorted(by_path)]
-    return (*ordered, Entry(path=MANIFEST, data=manifest(ordered)))
+    return (*ordered, BoardFile(path=MANIFEST_PATH, data=hash_list(ordered)))

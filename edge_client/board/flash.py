@@ -12,22 +12,22 @@ from typing import Any
 
 import edge_client
 from edge_client.board import identity, targets, wheels
-from edge_client.board.board_files import OWN_PYTHON, Entry, Identity, files
-from edge_client.board.profiles import FLOOR, PROFILES, Profile, check_python, profile_of
-from edge_client.board.remote import Board, Remote, check_board
+from edge_client.board.board_files import PYTHON_FOLDER, BoardFile, DeviceIdentity, board_files
+from edge_client.board.profiles import BOARD_PROFILES, MIN_PYTHON, BoardProfile, board_profile, check_python
+from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
 from edge_client.engines.base import ENGINES
 from edge_client.errors import EXIT_OK, ConfigError, UsageError
 
 EXAMPLE = (
     "example: fedcenters-edge flash --board raspberry-pi-5 --device-id porch --join keys --rootfs /media/me/rootfs"
 )
-LIGHT = ("onnx", "litert")  # whose code is always there; the third needs torch
+LIGHT_ENGINES = ("onnx", "litert")  # whose code is always there; the third needs torch
 PACKAGE = Path(edge_client.__file__).parent
 
 
 def add_arguments(flash: argparse.ArgumentParser) -> None:
     """The options of `flash`."""
-    flash.add_argument("--board", required=True, choices=PROFILES, help="the kind of board")
+    flash.add_argument("--board", required=True, choices=BOARD_PROFILES, help="the kind of board")
     flash.add_argument("--device-id", required=True, metavar="ID", help="the device that it becomes")
     flash.add_argument("--federation", default="", metavar="URL", help="mqtts://host:port, if not the join file's")
     flash.add_argument("--join", type=Path, default=Path("keys"), metavar="DIR", help="what `provision` made (keys)")
@@ -54,18 +54,18 @@ def add_arguments(flash: argparse.ArgumentParser) -> None:
 
 def flash_board(options: argparse.Namespace) -> int:
     """Read, check, resolve, write."""
-    profile = profile_of(options.board)
-    remote = None if options.ssh is None else Remote(host=options.ssh)
+    profile = board_profile(options.board)
+    remote = None if options.ssh is None else RemoteBoard(host=options.ssh)
     if profile.own_python and options.python_home is None:
         raise ConfigError(f"{profile.title}: {profile.notes[0]}", hint="--python-home DIR, see docs/flash-a-board.md")
     folder = identity.join_folder(options.join, options.device_id)
-    settings, who = identity.read(folder, device_id=options.device_id, federation=options.federation)
+    settings, who = identity.read_identity(folder, device_id=options.device_id, federation=options.federation)
     board = _checked(profile, options, remote)
     python = _python(profile, options, board)
     settings |= {"engine": options.engine} if options.engine else {}
     settings = {key: value for key, value in settings.items() if key != "data"}
     settings |= {"data": options.data} if options.data else {}
-    entries = compose(profile, settings, who, python=python, options=options)
+    entries = compose_files(profile, settings, who, python=python, options=options)
     told = _write(entries, options, remote, board)
     if options.json:
         print(json.dumps({"board": profile.name, "device": options.device_id, "python": python, **told}))
@@ -74,12 +74,12 @@ def flash_board(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def compose(
-    profile: Profile, settings: dict[str, Any], who: Identity, *, python: str, options: argparse.Namespace
-) -> tuple[Entry, ...]:
+def compose_files(
+    profile: BoardProfile, settings: dict[str, Any], who: DeviceIdentity, *, python: str, options: argparse.Namespace
+) -> tuple[BoardFile, ...]:
     """The list of files, its wheels downloaded if they are not in the cache."""
     engine = settings.get("engine", profile.engine)
-    wish = wheels.Wish(
+    spec = wheels.WheelSpec(
         profile=profile,
         python=python,
         engines=tuple(sorted({engine, *options.with_engine})),
@@ -88,33 +88,33 @@ def compose(
         index=tuple(options.index),
         constraints=options.constraints,
     )
-    if not wish.wheels and "pt2" in wish.engines:
+    if not spec.wheels and "pt2" in spec.engines:
         raise UsageError("pt2 needs torch", hint="give the board's own build with --wheel")
-    found = wheels.fetched(wish, options.cache, fresh=options.update)
+    found = wheels.fetch_wheels(spec, options.cache, fresh=options.update)
     home = [] if options.python_home is None else _interpreter(options.python_home, profile)
-    return files(
+    return board_files(
         profile,
         settings,
         who,
-        wheels.as_site(found, PACKAGE, (*LIGHT, *wish.engines)),
+        wheels.site_files(found, PACKAGE, (*LIGHT_ENGINES, *spec.engines)),
         launcher=(PACKAGE / "update" / "launcher.py").read_bytes(),
         python=home,
         hardware_watchdog=options.hardware_watchdog,
     )
 
 
-def _checked(profile: Profile, options: argparse.Namespace, remote: Remote | None) -> Board | None:
+def _checked(profile: BoardProfile, options: argparse.Namespace, remote: RemoteBoard | None) -> BoardInfo | None:
     own_python = options.python_home is not None
     if options.rootfs is not None:
         targets.check_rootfs(options.rootfs, profile, own_python=own_python)
     if remote is None:
         return None
-    board = remote.look()
+    board = remote.inspect()
     check_board(board, profile, remote.host, own_python=own_python)
     return board
 
 
-def _python(profile: Profile, options: argparse.Namespace, board: Board | None) -> str:
+def _python(profile: BoardProfile, options: argparse.Namespace, board: BoardInfo | None) -> str:
     """The version that wheels are made for: the one there, the one that was said, or the board's usual one."""
     there: str | None = None
     if options.python_home is not None:
@@ -130,32 +130,36 @@ def _python(profile: Profile, options: argparse.Namespace, board: Board | None) 
 
 def _version_in(home: Path) -> str:
     found = sorted(path.name.removeprefix("python") for path in home.glob("lib/python3.*"))
-    good = [name for name in found if name.replace(".", "").isdecimal() and tuple(map(int, name.split("."))) >= FLOOR]
+    good = [
+        name for name in found if name.replace(".", "").isdecimal() and tuple(map(int, name.split("."))) >= MIN_PYTHON
+    ]
     if not good or not (home / "bin").is_dir():
         raise ConfigError(
-            f"{home} holds no Python of {FLOOR[0]}.{FLOOR[1]} or newer",
+            f"{home} holds no Python of {MIN_PYTHON[0]}.{MIN_PYTHON[1]} or newer",
             hint="unpack a relocatable build for the board there; it has bin/python3 and lib/python3.N",
         )
     return good[-1]
 
 
-def _interpreter(home: Path, profile: Profile) -> list[Entry]:
+def _interpreter(home: Path, profile: BoardProfile) -> list[BoardFile]:
     """A relocatable Python as entries; links inside it stay links."""
     binary = (home / "bin" / "python3").resolve()
     if not binary.is_file() or targets.machine_of_program(binary) != profile.machine:
         raise ConfigError(f"{binary} is no program for {profile.machine}", hint="take the build for the board")
     made = []
     for path in sorted(home.rglob("*")):
-        place = f"{OWN_PYTHON}/{path.relative_to(home).as_posix()}"
+        place = f"{PYTHON_FOLDER}/{path.relative_to(home).as_posix()}"
         if path.is_symlink():
-            made.append(Entry(path=place, mode=0o777, link=str(path.readlink())))
+            made.append(BoardFile(path=place, mode=0o777, link=str(path.readlink())))
         elif path.is_file() and "__pycache__" not in path.parts:
-            made.append(Entry(path=place, mode=0o755 if os.access(path, os.X_OK) else 0o644, data=path.read_bytes()))
+            made.append(
+                BoardFile(path=place, mode=0o755 if os.access(path, os.X_OK) else 0o644, data=path.read_bytes())
+            )
     return made
 
 
 def _write(
-    entries: Sequence[Entry], options: argparse.Namespace, remote: Remote | None, board: Board | None
+    entries: Sequence[BoardFile], options: argparse.Namespace, remote: RemoteBoard | None, board: BoardInfo | None
 ) -> dict[str, Any]:
     size = sum(len(entry.data) for entry in entries)
     about = {"files": len(entries), "bytes": size}
@@ -179,7 +183,7 @@ def _write(
     return {**about, "bundle": str(options.bundle)}
 
 
-def _line(entry: Entry) -> str:
+def _line(entry: BoardFile) -> str:
     """As `ls -l` would say it."""
     if entry.link:
         return f"link {entry.owner:10} {0:>10} {entry.path} -> {entry.link}"

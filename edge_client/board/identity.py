@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_client.board.board_files import Identity
-from edge_client.config import from_mapping
+from edge_client.board.board_files import DeviceIdentity
+from edge_client.config import config_from_mapping
 from edge_client.errors import ConfigError
-from edge_client.transport.keys import open_private
-from edge_client.transport.tls import check_private, check_subject, read_certificate
+from edge_client.transport.keys import open_private_key
+from edge_client.transport.tls import check_private_file, check_subject, read_certificate
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-PROVISION = "fedcenters-coordinator provision KEYS --device ID (or --token ID) makes the folder KEYS/devices/ID"
+PROVISION_HINT = "fedcenters-coordinator provision KEYS --device ID (or --token ID) makes the folder KEYS/devices/ID"
 
 
 def join_folder(path: Path, device_id: str) -> Path:
@@ -27,10 +27,10 @@ def join_folder(path: Path, device_id: str) -> Path:
     for folder in (path / "devices" / device_id, path):
         if (folder / "client.toml").is_file():
             return folder
-    raise ConfigError(f"nothing was provisioned for {device_id} in {path}", hint=PROVISION)
+    raise ConfigError(f"nothing was provisioned for {device_id} in {path}", hint=PROVISION_HINT)
 
 
-def read(folder: Path, *, device_id: str, federation: str) -> tuple[dict[str, Any], Identity]:
+def read_identity(folder: Path, *, device_id: str, federation: str) -> tuple[dict[str, Any], DeviceIdentity]:
     """-> (the keys of client.toml, the identity). `federation` is the address to dial, if another than the file's.
 
     Raises ConfigError for another device's folder, and for what would fail on the board.
@@ -39,25 +39,25 @@ def read(folder: Path, *, device_id: str, federation: str) -> tuple[dict[str, An
     try:
         settings = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        raise ConfigError(f"cannot read {path}: {wrong}", hint=PROVISION) from wrong
+        raise ConfigError(f"cannot read {path}: {wrong}", hint=PROVISION_HINT) from wrong
     if federation:
         settings["broker"] = _address(federation, settings)
-    config = from_mapping({"data": "data", "state": "state", **settings}, folder=folder, where=str(path))
+    config = config_from_mapping({"data": "data", "state": "state", **settings}, folder=folder, where=str(path))
     if device_id and config.device_id != device_id:
-        raise ConfigError(f"{path} is of {config.device_id}, not of {device_id}", hint=PROVISION)
+        raise ConfigError(f"{path} is of {config.device_id}, not of {device_id}", hint=PROVISION_HINT)
     ca = None if config.ca is None else _bytes(config.ca)
     if config.token is not None and config.token.is_file():
-        check_private(config.token)
-        return settings, Identity(ca=ca, token=_bytes(config.token))
+        check_private_file(config.token)
+        return settings, DeviceIdentity(ca=ca, token=_bytes(config.token))
     if config.certificate is None or config.key is None:
         if config.broker.startswith("mqtts://"):
-            raise ConfigError(f"{path} names no certificate, but the broker speaks TLS", hint=PROVISION)
-        return settings, Identity(ca=ca)
-    check_private(config.key)
+            raise ConfigError(f"{path} names no certificate, but the broker speaks TLS", hint=PROVISION_HINT)
+        return settings, DeviceIdentity(ca=ca)
+    check_private_file(config.key)
     check_subject(config.certificate, name=config.device_id, federation=config.federation)
-    if open_private(config.key).public_key() != read_certificate(config.certificate).public_key():
+    if open_private_key(config.key).public_key() != read_certificate(config.certificate).public_key():
         raise ConfigError(f"{config.key} is not the key of {config.certificate}", hint="provision the device again")
-    return settings, Identity(ca=ca, certificate=_bytes(config.certificate), key=_bytes(config.key))
+    return settings, DeviceIdentity(ca=ca, certificate=_bytes(config.certificate), key=_bytes(config.key))
 
 
 def _address(url: str, settings: Mapping[str, Any]) -> str:
@@ -66,7 +66,7 @@ def _address(url: str, settings: Mapping[str, Any]) -> str:
     name = parts.path.strip("/")
     if name and name != settings.get("federation"):
         raise ConfigError(
-            f"{url} is the federation {name!r}, the join file is of {settings.get('federation')!r}", hint=PROVISION
+            f"{url} is the federation {name!r}, the join file is of {settings.get('federation')!r}", hint=PROVISION_HINT
         )
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -75,4 +75,4 @@ def _bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as wrong:
-        raise ConfigError(f"cannot read {path}: {wrong}", hint=PROVISION) from wrong
+        raise ConfigError(f"cannot read {path}: {wrong}", hint=PROVISION_HINT) from wrong

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 from edge_client import __version__
-from edge_client.board.board_files import SITE
+from edge_client.board.board_files import SITE_FOLDER
 from edge_client.board.flash import PACKAGE
-from edge_client.board.wheels import ENGINES, client
+from edge_client.board.wheels import ENGINE_REQUIREMENTS, client_files
 from edge_client.errors import EXIT_OK
 from edge_client.transport.blobs import write_atomically
-from edge_client.update.self_update import packed
+from edge_client.update.self_update import pack_release
 
 EXAMPLE = 'example: fedcenters-edge release client.tar, then release = "client.tar" in the coordinator\'s file'
 
@@ -25,8 +25,11 @@ def add_arguments(release: argparse.ArgumentParser) -> None:
 
 def release_client(options: argparse.Namespace) -> int:
     """Write the file."""
-    files = {entry.path.removeprefix(f"{SITE}/"): entry.data for entry in client(PACKAGE, tuple(ENGINES))}
-    data = packed(files, __version__)
+    files = {
+        entry.path.removeprefix(f"{SITE_FOLDER}/"): entry.data
+        for entry in client_files(PACKAGE, tuple(ENGINE_REQUIREMENTS))
+    }
+    data = pack_release(files, __version__)
     write_atomically(options.file, data)
     print(f"{options.file}: version {__version__}, {len(files)} files, {len(data)} bytes", file=sys.stderr)
     return EXIT_OK

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 from edge_client.errors import UsageError
 
-FLOOR = (3, 10)  # the oldest Python that the client runs on
+MIN_PYTHON = (3, 10)  # the oldest Python that the client runs on
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
 MACHINES = {"aarch64": 183, "x86_64": 62}  # e_machine of an ELF file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class BoardProfile:
     """One kind of board. `python` is what its system usually has, `glibc` the newest that wheels may ask for."""
 
     name: str
@@ -45,10 +45,10 @@ _JETPACK_5 = (
     "JetPack 5 has Python 3.8, below our floor of 3.10: it needs a second Python, given with --python-home; NVIDIA's "
     "JetPack 5 wheels are for 3.8 only, so the CPU trains"
 )
-PROFILES: dict[str, Profile] = {
+BOARD_PROFILES: dict[str, BoardProfile] = {
     profile.name: profile
     for profile in (
-        Profile(
+        BoardProfile(
             name="jetson-orin",
             title="NVIDIA Jetson Orin, JetPack 6 (Ubuntu 22.04)",
             machine="aarch64",
@@ -58,7 +58,7 @@ PROFILES: dict[str, Profile] = {
             groups=("video", "render"),
             notes=(_GPU,),
         ),
-        Profile(
+        BoardProfile(
             name="jetson-xavier",
             title="NVIDIA Jetson Xavier, JetPack 5 (Ubuntu 20.04)",
             machine="aarch64",
@@ -69,14 +69,14 @@ PROFILES: dict[str, Profile] = {
             own_python=True,
             notes=(_JETPACK_5,),
         ),
-        Profile(
+        BoardProfile(
             name="raspberry-pi-5",
             title="Raspberry Pi 5, 64-bit Raspberry Pi OS (Debian 12 or 13)",
             machine="aarch64",
             python="3.11",
             glibc=(2, 36),
         ),
-        Profile(
+        BoardProfile(
             name="raspberry-pi-4",
             title="Raspberry Pi 4, 64-bit Raspberry Pi OS (Debian 12 or 13)",
             machine="aarch64",
@@ -84,7 +84,7 @@ PROFILES: dict[str, Profile] = {
             glibc=(2, 36),
             notes=("with 1 GB of memory choose --engine litert",),
         ),
-        Profile(
+        BoardProfile(
             name="generic-arm64",
             title="any 64-bit ARM board with systemd and glibc 2.31 or newer",
             machine="aarch64",
@@ -92,7 +92,7 @@ PROFILES: dict[str, Profile] = {
             glibc=(2, 31),
             notes=("32-bit ARM has no wheels of a training runtime: 64-bit only",),
         ),
-        Profile(
+        BoardProfile(
             name="x86-64",
             title="any 64-bit PC with systemd and glibc 2.31 or newer",
             machine="x86_64",
@@ -103,11 +103,11 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-def profile_of(name: str) -> Profile:
+def board_profile(name: str) -> BoardProfile:
     """Raises UsageError for a board that is not known."""
-    if name not in PROFILES:
-        raise UsageError(f"unknown board {name!r}", hint=f"use one of {', '.join(PROFILES)}")
-    return PROFILES[name]
+    if name not in BOARD_PROFILES:
+        raise UsageError(f"unknown board {name!r}", hint=f"use one of {', '.join(BOARD_PROFILES)}")
+    return BOARD_PROFILES[name]
 
 
 def check_python(version: str) -> str:

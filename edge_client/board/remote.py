@@ -12,17 +12,17 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edge_client.board.board_files import MANIFEST, Entry
-from edge_client.board.profiles import FLOOR, Profile
-from edge_client.board.systemd_unit import CONFIG, HOME, SERVICE
-from edge_client.board.targets import UPDATE, archive, owner_of
+from edge_client.board.board_files import MANIFEST_PATH, BoardFile
+from edge_client.board.profiles import MIN_PYTHON, BoardProfile
+from edge_client.board.systemd_unit import CONFIG_PATH, INSTALL_FOLDER, SERVICE_NAME
+from edge_client.board.targets import UPDATE_HINT, make_archive, owner_of
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh
-PATIENCE_S = 900
+HOST_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@:\[\]%-]{0,254}")  # never an option of ssh
+SSH_TIMEOUT_S = 900
 SEPARATOR = "--fedcenters--"
 
-_LOOK = """set -u
+_INSPECT_SCRIPT = """set -u
 root=$1
 become=
 test "$(id -u)" = 0 || become="sudo -n"
@@ -39,7 +39,7 @@ exit 0
 """
 
 # Each step can be repeated: a cut leaves the old software or the new one, and flashing again ends it.
-_INSTALL = """set -eu
+_INSTALL_SCRIPT = """set -eu
 umask 022
 root=$1
 tmp=$2
@@ -71,7 +71,7 @@ systemctl restart {service}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
+class BoardInfo:
     """What a board said of itself."""
 
     machine: str
@@ -83,23 +83,23 @@ class Board:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remote:
+class RemoteBoard:
     """`user@host`; `root` is where the board's files are: "" but in tests."""
 
     host: str
     root: str = ""
 
     def __post_init__(self) -> None:
-        if not HOST.fullmatch(self.host):
+        if not HOST_PATTERN.fullmatch(self.host):
             raise ConfigError(f"--ssh {self.host!r} is no user@host", hint="--ssh pi@raspberrypi.local")
 
-    def look(self) -> Board:
+    def inspect(self) -> BoardInfo:
         """Ask what is there. Raises NetworkError when ssh does not get through."""
-        script = _LOOK.format(separator=SEPARATOR, config=CONFIG, manifest=MANIFEST)
+        script = _INSPECT_SCRIPT.format(separator=SEPARATOR, config=CONFIG_PATH, manifest=MANIFEST_PATH)
         head, config, listed = self._run(script, self.root).split(f"{SEPARATOR}\n".encode(), 2)
         machine, python, kind, user = head.decode("utf-8", "replace").split()
         manifest, found, _ = listed.partition(f"{SEPARATOR}whole".encode())
-        return Board(
+        return BoardInfo(
             machine={"arm64": "aarch64", "amd64": "x86_64"}.get(machine, machine),
             python=python,
             tegra=kind == "tegra",
@@ -108,23 +108,23 @@ class Remote:
             manifest=manifest if found else b"",
         )
 
-    def install(self, entries: Sequence[Entry], board: Board, *, update: bool) -> bool:
+    def install(self, entries: Sequence[BoardFile], board: BoardInfo, *, update: bool) -> bool:
         """Put the files there and start the service; -> False when all was there already. Raises ConfigError."""
         wanted = entries[-1].data
         if board.manifest == wanted:
             return False
-        ours = next(entry.data for entry in entries if entry.path == CONFIG)
+        ours = next(entry.data for entry in entries if entry.path == CONFIG_PATH)
         if board.config and owner_of(board.config) != owner_of(ours):
             was = owner_of(board.config)
             raise ConfigError(
                 f"{self.host} is {was[1]} of {was[0]}", hint="flash another board, or remove /etc/fedcenters there"
             )
         if board.config and not update:
-            raise ConfigError(f"{self.host} has been flashed with something else", hint=UPDATE)
+            raise ConfigError(f"{self.host} has been flashed with something else", hint=UPDATE_HINT)
         folder = self._run("mktemp -d /tmp/fedcenters.XXXXXX").decode().strip()
         try:
-            self._pipe(f"cat > {shlex.quote(folder)}/overlay.tar", archive(entries))
-            script = _INSTALL.format(manifest=MANIFEST, home=HOME, service=SERVICE)
+            self._pipe(f"cat > {shlex.quote(folder)}/overlay.tar", make_archive(entries))
+            script = _INSTALL_SCRIPT.format(manifest=MANIFEST_PATH, home=INSTALL_FOLDER, service=SERVICE_NAME)
             self._run(script, self.root, folder, become=not board.root)
         finally:
             self._run('rm -rf "$1"', folder, become=not board.root)
@@ -139,12 +139,12 @@ class Remote:
         try:
             done = subprocess.run(
                 ["ssh", "-C", "-o", "BatchMode=yes", self.host, command],
-                input=data, capture_output=True, check=False, timeout=PATIENCE_S,
+                input=data, capture_output=True, check=False, timeout=SSH_TIMEOUT_S,
             )  # fmt: skip
         except FileNotFoundError as missing:
             raise RuntimeMissing("ssh is not installed", hint="apt install openssh-client") from missing
         except subprocess.TimeoutExpired as slow:
-            raise NetworkError(f"{self.host} took longer than {PATIENCE_S} s", hint="try again") from slow
+            raise NetworkError(f"{self.host} took longer than {SSH_TIMEOUT_S} s", hint="try again") from slow
         if done.returncode:
             said = done.stderr.decode("utf-8", "replace").strip().splitlines() or [f"exit code {done.returncode}"]
             hint = f"`ssh {self.host}` must work without a password, and so must sudo there"
@@ -152,7 +152,7 @@ class Remote:
         return done.stdout
 
 
-def check_board(board: Board, profile: Profile, host: str, *, own_python: bool) -> None:
+def check_board(board: BoardInfo, profile: BoardProfile, host: str, *, own_python: bool) -> None:
     """Raise ConfigError, with what to do, unless a board is what the profile says."""
     if board.machine != profile.machine:
         raise ConfigError(
@@ -161,8 +161,8 @@ def check_board(board: Board, profile: Profile, host: str, *, own_python: bool) 
         )
     if profile.tegra and not board.tegra:
         raise ConfigError(f"{host} is no Jetson: /etc/nv_tegra_release is missing", hint="choose another --board")
-    if not own_python and (board.python == "none" or tuple(map(int, board.python.split("."))) < FLOOR):
+    if not own_python and (board.python == "none" or tuple(map(int, board.python.split("."))) < MIN_PYTHON):
         raise ConfigError(
-            f"{host} has Python {board.python}, the client needs {FLOOR[0]}.{FLOOR[1]}",
+            f"{host} has Python {board.python}, the client needs {MIN_PYTHON[0]}.{MIN_PYTHON[1]}",
             hint="give an interpreter with --python-home",
         )

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-USER = "fedcenters"
-HOME = "/opt/fedcenters"
-CONFIG = "/etc/fedcenters/client.toml"
-STATE = "/var/lib/fedcenters"
+SERVICE_USER = "fedcenters"
+INSTALL_FOLDER = "/opt/fedcenters"
+CONFIG_PATH = "/etc/fedcenters/client.toml"
+STATE_FOLDER = "/var/lib/fedcenters"
 WATCHDOG_S = 180  # well above the slowest step between two signs of life: opening a session on a small board
-SERVICE = "fedcenters-edge.service"
+SERVICE_NAME = "fedcenters-edge.service"
 
 _UNIT = """[Unit]
 Description=fedcenters edge client
@@ -68,17 +68,17 @@ WantedBy=multi-user.target
 """
 
 
-def unit(*, python: str, groups: Sequence[str] = (), home_is_read: bool = False) -> str:
+def service_unit(*, python: str, groups: Sequence[str] = (), home_is_read: bool = False) -> str:
     """The service. `python` is the interpreter's path, one of ours; `groups` are a profile's.
 
     `home_is_read`: the data lies under /home, which the service otherwise cannot see.
     """
     return _UNIT.format(
         python=python,
-        home=HOME,
-        config=CONFIG,
-        state=STATE,
-        user=USER,
+        home=INSTALL_FOLDER,
+        config=CONFIG_PATH,
+        state=STATE_FOLDER,
+        user=SERVICE_USER,
         watchdog=WATCHDOG_S,
         groups=f"SupplementaryGroups={' '.join(groups)}\n" if groups else "",
         protect_home="read-only" if home_is_read else "yes",
@@ -87,11 +87,11 @@ def unit(*, python: str, groups: Sequence[str] = (), home_is_read: bool = False)
     ).replace("ProtectClock=yes\n", "" if groups else "ProtectClock=yes\n")
 
 
-def sysusers() -> str:
+def sysusers_conf() -> str:
     """The service's user, made by systemd-sysusers at boot: a foreign host cannot know its number."""
-    return f'u {USER} - "fedcenters edge client" {STATE}\n'
+    return f'u {SERVICE_USER} - "fedcenters edge client" {STATE_FOLDER}\n'
 
 
-def hardware_watchdog() -> str:
+def watchdog_conf() -> str:
     """A drop-in of systemd itself: a board that hangs is reset by its own watchdog."""
     return "[Manager]\nRuntimeWatchdogSec=30\n"

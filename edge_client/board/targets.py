@@ -15,27 +15,35 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_client.board.board_files import MANIFEST, Entry
-from edge_client.board.profiles import FLOOR, MACHINES, Profile
-from edge_client.board.systemd_unit import CONFIG
+from edge_client.board.board_files import MANIFEST_PATH, BoardFile
+from edge_client.board.profiles import MACHINES, MIN_PYTHON, BoardProfile
+from edge_client.board.systemd_unit import CONFIG_PATH
 from edge_client.errors import ConfigError, RuntimeMissing
 
-PROGRAMS = ("usr/bin/python3*", "usr/bin/dash", "usr/bin/bash", "bin/dash", "bin/bash", "bin/busybox", "sbin/init")
+PROGRAM_PATTERNS = (
+    "usr/bin/python3*",
+    "usr/bin/dash",
+    "usr/bin/bash",
+    "bin/dash",
+    "bin/bash",
+    "bin/busybox",
+    "sbin/init",
+)
 ELF_HEADER_BYTES = 20
-NO_MODES = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "9p")
-MTIME = 0  # of every file in an archive: the same list is the same bytes
-UPDATE = "flash --update replaces it and keeps what the board has learned"
+MODELESS_FILESYSTEMS = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "9p")
+ARCHIVE_MTIME = 0  # of every file in an archive: the same list is the same bytes
+UPDATE_HINT = "flash --update replaces it and keeps what the board has learned"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Change:
+class FileChange:
     """What a write did to one path: "new", "changed" or "gone"."""
 
     path: str
     what: str
 
 
-def check_rootfs(root: Path, profile: Profile, *, own_python: bool) -> None:
+def check_rootfs(root: Path, profile: BoardProfile, *, own_python: bool) -> None:
     """Raise ConfigError, with what to do, unless `root` is the root file system of such a board."""
     if not root.is_dir() or root.resolve() == Path("/"):
         raise ConfigError(
@@ -47,7 +55,7 @@ def check_rootfs(root: Path, profile: Profile, *, own_python: bool) -> None:
             hint="take the root partition, not the boot partition; it must be written first",
         )
     kind = _filesystem(root)
-    if kind in NO_MODES:
+    if kind in MODELESS_FILESYSTEMS:
         raise ConfigError(f"{root} is on {kind}, which keeps no owners", hint="take the ext4 root partition, on Linux")
     machine = machine_of(root)
     if machine != profile.machine:
@@ -61,16 +69,17 @@ def check_rootfs(root: Path, profile: Profile, *, own_python: bool) -> None:
             hint="run NVIDIA's apply_binaries.sh on Linux_for_Tegra/rootfs first",
         )
     found = python_of(root)
-    if not own_python and (found is None or tuple(map(int, found.split("."))) < FLOOR):
+    if not own_python and (found is None or tuple(map(int, found.split("."))) < MIN_PYTHON):
         raise ConfigError(
-            f"{root} has {'Python ' + found if found else 'no Python 3'}, the client needs {FLOOR[0]}.{FLOOR[1]}",
+            f"{root} has {'Python ' + found if found else 'no Python 3'}, "
+            f"the client needs {MIN_PYTHON[0]}.{MIN_PYTHON[1]}",
             hint="apt install python3 there, or give an interpreter with --python-home",
         )
 
 
 def machine_of(root: Path) -> str | None:
     """The architecture of a root file system, from the header of a program in it."""
-    for pattern in PROGRAMS:
+    for pattern in PROGRAM_PATTERNS:
         for path in sorted(root.glob(pattern)):
             if path.is_file() and not path.is_symlink():
                 found = machine_of_program(path)
@@ -97,15 +106,15 @@ def python_of(root: Path) -> str | None:
     return version if version.count(".") == 1 and version.replace(".", "").isdecimal() else None
 
 
-def write_rootfs(root: Path, entries: Sequence[Entry], *, update: bool) -> list[Change]:
+def write_rootfs(root: Path, entries: Sequence[BoardFile], *, update: bool) -> list[FileChange]:
     """Put the files there; -> what changed, and nothing when the same was there. Raises ConfigError before writing."""
     places = {entry.path: _inside(root, entry.path) for entry in entries}
-    changes = [Change(path=e.path, what=what) for e in entries if (what := _difference(root, e, places[e.path]))]
+    changes = [FileChange(path=e.path, what=what) for e in entries if (what := _difference(root, e, places[e.path]))]
     stale = _stale(root, entries)
     different = [change for change in changes if change.what == "changed"]
     if (different or stale) and not update:
         raise ConfigError(
-            f"{root} has been flashed with something else: {(different or stale)[0].path} differs", hint=UPDATE
+            f"{root} has been flashed with something else: {(different or stale)[0].path} differs", hint=UPDATE_HINT
         )
     _check_same_device(root, entries)
     changed = {change.path for change in changes}
@@ -116,9 +125,9 @@ def write_rootfs(root: Path, entries: Sequence[Entry], *, update: bool) -> list[
     return [*changes, *stale]
 
 
-def write_archive(path: Path, entries: Sequence[Entry]) -> None:
+def write_archive(path: Path, entries: Sequence[BoardFile]) -> None:
     """FILE.tar.zst or FILE.tar, to be unpacked over a root file system; the same list gives the same bytes."""
-    data = archive(entries)
+    data = make_archive(entries)
     if path.name.endswith(".tar.zst"):
         if shutil.which("zstd") is None:
             raise RuntimeMissing("zstd is not installed", hint="apt install zstd, or name the file .tar")
@@ -132,7 +141,7 @@ def write_archive(path: Path, entries: Sequence[Entry]) -> None:
     beside.replace(path)
 
 
-def archive(entries: Sequence[Entry]) -> bytes:
+def make_archive(entries: Sequence[BoardFile]) -> bytes:
     """The tar: parents first, numeric owner 0, no times."""
     made = io.BytesIO()
     folders: set[str] = set()
@@ -151,7 +160,7 @@ def archive(entries: Sequence[Entry]) -> bytes:
 
 def _header(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
     header = tarfile.TarInfo(name)
-    header.type, header.mode, header.mtime = kind, mode, MTIME
+    header.type, header.mode, header.mtime = kind, mode, ARCHIVE_MTIME
     header.uid = header.gid = 0
     header.uname = header.gname = "root"
     return header
@@ -178,7 +187,7 @@ def _inside(root: Path, path: str) -> Path:
     return place
 
 
-def _difference(root: Path, entry: Entry, place: Path) -> str:
+def _difference(root: Path, entry: BoardFile, place: Path) -> str:
     if entry.memory:
         there = place.exists() or (bool(entry.unless) and _inside(root, entry.unless).exists())
         return "" if there else "new"
@@ -195,21 +204,21 @@ def _difference(root: Path, entry: Entry, place: Path) -> str:
     return "" if same and place.read_bytes() == entry.data else "changed"
 
 
-def _stale(root: Path, entries: Sequence[Entry]) -> list[Change]:
+def _stale(root: Path, entries: Sequence[BoardFile]) -> list[FileChange]:
     """What an earlier flash wrote and this one does not: by its own list, never by looking around."""
-    listed = _inside(root, MANIFEST)
+    listed = _inside(root, MANIFEST_PATH)
     if not listed.is_file():
         return []
     wanted = {entry.path for entry in entries}
     known = [line.partition("  .")[2] for line in listed.read_text(encoding="utf-8").splitlines()]
     gone = [path for path in known if path.startswith("/") and path not in wanted and ".." not in path.split("/")]
-    return [Change(path=path, what="gone") for path in gone if _inside(root, path).is_file()]
+    return [FileChange(path=path, what="gone") for path in gone if _inside(root, path).is_file()]
 
 
-def _check_same_device(root: Path, entries: Sequence[Entry]) -> None:
+def _check_same_device(root: Path, entries: Sequence[BoardFile]) -> None:
     """A board's memory belongs to one device of one federation."""
-    place = _inside(root, CONFIG)
-    wanted = next((entry.data for entry in entries if entry.path == CONFIG), b"")
+    place = _inside(root, CONFIG_PATH)
+    wanted = next((entry.data for entry in entries if entry.path == CONFIG_PATH), b"")
     if not place.is_file() or not wanted:
         return
     was, now = owner_of(place.read_bytes()), owner_of(wanted)
@@ -226,7 +235,7 @@ def owner_of(toml: bytes) -> tuple[str, str]:
     return lines.get("federation", "?").strip('"'), lines.get("device-id", "?").strip('"')
 
 
-def _write(entry: Entry, place: Path, root: Path) -> None:
+def _write(entry: BoardFile, place: Path, root: Path) -> None:
     for name in _parents(entry.path):
         folder = root / name
         if not folder.exists():

@@ -16,29 +16,29 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from edge_client.board.board_files import SITE, Entry
-from edge_client.board.profiles import Profile
+from edge_client.board.board_files import SITE_FOLDER, BoardFile
+from edge_client.board.profiles import BoardProfile
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
 from edge_client.transport.blobs import write_atomically
 
 # The base dependencies of pyproject.toml (a test compares), with what their wheels need on Python 3.10 only: pip looks
 # at such conditions with the Python of this machine.
-BASE = ("cryptography>=42", "numpy>=1.24", "paho-mqtt>=2.1", "safetensors>=0.4.3")
-BASE_3_10 = ("tomli>=2", "typing-extensions>=4.13", "exceptiongroup>=1")
-ENGINES = {"onnx": ("onnxruntime>=1.19",), "litert": ("ai-edge-litert>=2.1",), "pt2": ()}
-IMAGES = ("pillow>=10",)
-DROPPED = ("scripts", "headers", "data")  # of a wheel's .data folder
-UNUSED = (".pyi", ".pxd", ".a", ".lib", ".h", ".hpp")  # what only compilers and type checkers read
-FILE_MAX_BYTES = 1 << 30
+BASE_REQUIREMENTS = ("cryptography>=42", "numpy>=1.24", "paho-mqtt>=2.1", "safetensors>=0.4.3")
+BASE_REQUIREMENTS_3_10 = ("tomli>=2", "typing-extensions>=4.13", "exceptiongroup>=1")
+ENGINE_REQUIREMENTS = {"onnx": ("onnxruntime>=1.19",), "litert": ("ai-edge-litert>=2.1",), "pt2": ()}
+IMAGE_REQUIREMENTS = ("pillow>=10",)
+DROPPED_FOLDERS = ("scripts", "headers", "data")  # of a wheel's .data folder
+UNUSED_SUFFIXES = (".pyi", ".pxd", ".a", ".lib", ".h", ".hpp")  # what only compilers and type checkers read
+MAX_FILE_BYTES = 1 << 30
 # `flash` itself, the page that a coordinator serves, what only emulated fleets speak through
-WORKSTATION = ("board/", "web/", "transport/memory.py")
+WORKSTATION_ONLY = ("board/", "web/", "transport/memory.py")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class WheelSpec:
     """What a board's site folder shall hold."""
 
-    profile: Profile
+    profile: BoardProfile
     python: str  # "3.11"
     engines: tuple[str, ...]
     images: bool = False
@@ -49,8 +49,12 @@ class Wish:
     def requirements(self) -> tuple[str, ...]:
         """What pip is asked for, apart from the files."""
         own = {wheel.name.split("-")[0].lower().replace("_", "-") for wheel in self.wheels}
-        wanted = [*BASE, *(BASE_3_10 if self.python == "3.10" else ()), *(IMAGES if self.images else ())]
-        wanted += [need for engine in self.engines for need in ENGINES[engine]]
+        wanted = [
+            *BASE_REQUIREMENTS,
+            *(BASE_REQUIREMENTS_3_10 if self.python == "3.10" else ()),
+            *(IMAGE_REQUIREMENTS if self.images else ()),
+        ]
+        wanted += [need for engine in self.engines for need in ENGINE_REQUIREMENTS[engine]]
         return tuple(need for need in wanted if not any(name.startswith(need.split(">")[0]) for name in own))
 
     def key(self) -> str:
@@ -61,25 +65,25 @@ class Wish:
         return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
-def locked(wish: Wish, cache: Path, *, fresh: bool = False) -> str:
+def lock_wheels(spec: WheelSpec, cache: Path, *, fresh: bool = False) -> str:
     """The lock file's text; resolved when there is none, or when `fresh`. Raises NetworkError, RuntimeMissing."""
-    path = cache / "locks" / f"{wish.key()}.txt"
+    path = cache / "locks" / f"{spec.key()}.txt"
     if path.exists() and not fresh:
         return path.read_text(encoding="utf-8")
     report = _pip(
         "install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-",
-        "--target", str(cache / "nowhere"), *_about(wish), *map(str, wish.wheels), *wish.requirements(),
+        "--target", str(cache / "nowhere"), *_about(spec), *map(str, spec.wheels), *spec.requirements(),
     )  # fmt: skip
-    found = sorted(_pinned(item) for item in json.loads(report)["install"] if not _own(item, wish))
+    found = sorted(_pinned(item) for item in json.loads(report)["install"] if not _own(item, spec))
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in found)
     write_atomically(path, text.encode())
     return text
 
 
-def fetched(wish: Wish, cache: Path, *, fresh: bool = False) -> list[Path]:
+def fetch_wheels(spec: WheelSpec, cache: Path, *, fresh: bool = False) -> list[Path]:
     """The wheels of a wish on this disk, sorted by name; each downloaded one has the hash of the lock file."""
-    text = locked(wish, cache, fresh=fresh)
+    text = lock_wheels(spec, cache, fresh=fresh)
     folder = cache / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
     here = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.glob("*.whl")}
@@ -88,26 +92,26 @@ def fetched(wish: Wish, cache: Path, *, fresh: bool = False) -> list[Path]:
     if missing:
         asked = cache / "missing.txt"
         asked.write_text("\n".join(missing), encoding="utf-8")
-        _pip("download", "--quiet", "--no-deps", "--require-hashes", "-d", str(folder), *_about(wish), "-r", str(asked))
+        _pip("download", "--quiet", "--no-deps", "--require-hashes", "-d", str(folder), *_about(spec), "-r", str(asked))
         here = {hashlib.sha256(path.read_bytes()).hexdigest(): path for path in folder.glob("*.whl")}
-    return sorted([*(here[sha256] for sha256 in wanted), *wish.wheels], key=lambda path: path.name)
+    return sorted([*(here[sha256] for sha256 in wanted), *spec.wheels], key=lambda path: path.name)
 
 
-def unpacked(wheels: Iterable[Path]) -> list[Entry]:
+def unpack_wheels(wheels: Iterable[Path]) -> list[BoardFile]:
     """The files of the wheels below the site folder. Raises ConfigError for a file that is no wheel."""
     return [entry for wheel in wheels for entry in _entries(wheel)]
 
 
-def client(package: Path, engines: Sequence[str]) -> list[Entry]:
+def client_files(package: Path, engines: Sequence[str]) -> list[BoardFile]:
     """The client itself, from the folder of this package, with these engines, without what no board needs."""
-    left_out = (*WORKSTATION, *(f"engines/{name}.py" for name in ENGINES if name not in engines))
+    left_out = (*WORKSTATION_ONLY, *(f"engines/{name}.py" for name in ENGINE_REQUIREMENTS if name not in engines))
     found = sorted(path for path in package.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     inside = [(path, path.relative_to(package).as_posix()) for path in found]
     wanted = [(path, name) for path, name in inside if not name.startswith(left_out)]
-    return [Entry(path=f"{SITE}/edge_client/{name}", data=path.read_bytes()) for path, name in wanted]
+    return [BoardFile(path=f"{SITE_FOLDER}/edge_client/{name}", data=path.read_bytes()) for path, name in wanted]
 
 
-def _entries(wheel: Path) -> list[Entry]:
+def _entries(wheel: Path) -> list[BoardFile]:
     made = []
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -115,9 +119,9 @@ def _entries(wheel: Path) -> list[Entry]:
                 place = None if info.is_dir() else _place(info.filename)
                 if place is None:
                     continue
-                if info.file_size > FILE_MAX_BYTES:
+                if info.file_size > MAX_FILE_BYTES:
                     raise ConfigError(f"{wheel.name} holds a file of {info.file_size} bytes", hint="is it a wheel?")
-                made.append(Entry(path=f"{SITE}/{place}", data=archive.read(info)))
+                made.append(BoardFile(path=f"{SITE_FOLDER}/{place}", data=archive.read(info)))
     except (zipfile.BadZipFile, OSError) as wrong:
         raise ConfigError(f"{wheel} is no wheel: {wrong}", hint="download it again") from wrong
     return made
@@ -127,22 +131,22 @@ def _place(name: str) -> str | None:
     """Where a wheel's file belongs below the site folder; None: nowhere."""
     parts = PurePosixPath(name).parts
     if parts[0].endswith(".data"):
-        if parts[1] in DROPPED:
+        if parts[1] in DROPPED_FOLDERS:
             return None
         parts = parts[2:]
-    if name.endswith(UNUSED) or (parts[0] == "numpy" and "tests" in parts[1:-1]):
+    if name.endswith(UNUSED_SUFFIXES) or (parts[0] == "numpy" and "tests" in parts[1:-1]):
         return None
     return "/".join(parts)
 
 
-def _about(wish: Wish) -> list[str]:
+def _about(spec: WheelSpec) -> list[str]:
     """The board, in pip's words."""
-    about = ["--only-binary=:all:", "--implementation", "cp", "--python-version", wish.python.replace(".", "")]
-    for platform in wish.profile.platforms():
+    about = ["--only-binary=:all:", "--implementation", "cp", "--python-version", spec.python.replace(".", "")]
+    for platform in spec.profile.platforms():
         about += ["--platform", platform]
-    for url in wish.index:
+    for url in spec.index:
         about += ["--extra-index-url", url]
-    return about if wish.constraints is None else [*about, "-c", str(wish.constraints)]
+    return about if spec.constraints is None else [*about, "-c", str(spec.constraints)]
 
 
 def _pinned(item: dict[str, dict[str, dict[str, dict[str, str]] | str]]) -> str:
@@ -150,9 +154,9 @@ def _pinned(item: dict[str, dict[str, dict[str, dict[str, str]] | str]]) -> str:
     return f"{about['name']}=={about['version']} --hash=sha256:{archive['hashes']['sha256']}"  # type: ignore[index]
 
 
-def _own(item: dict[str, dict[str, str]], wish: Wish) -> bool:
+def _own(item: dict[str, dict[str, str]], spec: WheelSpec) -> bool:
     """Whether pip took it from one of the files that were given, which need no downloading."""
-    return item["download_info"]["url"].rpartition("/")[2] in {wheel.name for wheel in wish.wheels}
+    return item["download_info"]["url"].rpartition("/")[2] in {wheel.name for wheel in spec.wheels}
 
 
 def _pip(*arguments: str) -> str:
@@ -169,6 +173,6 @@ def _pip(*arguments: str) -> str:
     )
 
 
-def as_site(wheels: Sequence[Path], package: Path, engines: Sequence[str]) -> list[Entry]:
+def site_files(wheels: Sequence[Path], package: Path, engines: Sequence[str]) -> list[BoardFile]:
     """The whole site folder."""
-    return [*unpacked(wheels), *client(package, engines)]
+    return [*unpack_wheels(wheels), *client_files(package, engines)]

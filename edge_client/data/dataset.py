@@ -50,42 +50,42 @@ class Dataset:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Local:
+class DeviceData:
     """The data of one device; `test` is held out and never trained on."""
 
     train: Dataset
     test: Dataset | None = None
 
 
-def load(folder: Path, *, most: int = 0) -> Local:
+def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
     """Read a device's folder, at most the newest `most` training samples (0: all).
 
     Raises ConfigError with the file's name when something is missing or wrong.
     """
-    train, test = readers.parts_of(folder, "train"), readers.parts_of(folder, "test")
+    train, test = readers.list_files(folder, "train"), readers.list_files(folder, "test")
     if not train:
         raise ConfigError(
             f"no training data: {folder / 'train.npz'} does not exist",
             hint="write it with numpy.savez(path, x=samples, y=labels), or correct `data` in the configuration",
         )
-    return Local(train=_read(train, most), test=_read(test, 0) if test else None)
+    return DeviceData(train=_read(train, limit), test=_read(test, 0) if test else None)
 
 
-class Samples:
-    """A folder that is looked at again: `fresh` gives what is in it when that has changed."""
+class DataFolder:
+    """A folder that is looked at again: `reload_if_changed` gives what is in it when that has changed."""
 
     def __init__(self, folder: Path, *, most: int = 0) -> None:
         self._folder, self._most = folder, most
-        self._seen: readers.Signature = ()
+        self._seen: readers.FolderSignature = ()
 
-    def load(self) -> Local:
+    def load(self) -> DeviceData:
         """What the folder holds. Raises ConfigError."""
-        self._seen = readers.signature(self._folder)
-        return load(self._folder, most=self._most)
+        self._seen = readers.folder_signature(self._folder)
+        return load_folder(self._folder, limit=self._most)
 
-    def fresh(self) -> Local | None:
+    def reload_if_changed(self) -> DeviceData | None:
         """What the folder holds now, if that is not what it held before; None too when it cannot be used as it is."""
-        if readers.signature(self._folder) == self._seen:
+        if readers.folder_signature(self._folder) == self._seen:
             return None
         try:
             return self.load()
@@ -94,12 +94,12 @@ class Samples:
             return None
 
 
-def _read(parts: Sequence[readers.Part], most: int) -> Dataset:
-    x, y = readers.gather(parts, most)
+def _read(parts: Sequence[readers.DataFile], most: int) -> Dataset:
+    x, y = readers.gather_samples(parts, most)
     try:
         return Dataset(x, y)
     except ValueError as wrong:
-        raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.HINT) from wrong
+        raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
 
 
 def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[NDArray[np.int64]]:

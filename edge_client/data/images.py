@@ -16,12 +16,12 @@ from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Array
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
-KEYS = ("size", "channels", "classes", "mean", "scale")
-MODES = {1: "L", 3: "RGB"}
-PIXELS_MAX = 64_000_000  # a picture that says it is larger is not opened
+IMAGE_KEYS = ("size", "channels", "classes", "mean", "scale")
+PILLOW_MODES = {1: "L", 3: "RGB"}
+MAX_PIXELS = 64_000_000  # a picture that says it is larger is not opened
 
 
-def read(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Array, Array]:
+def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Array, Array]:
     """-> (x [1, channels, height, width], y [1]). Raises ValueError for a file that is no picture or of no class."""
     try:
         from PIL import Image
@@ -31,14 +31,14 @@ def read(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Array, Ar
             hint="pip install 'fedcenters[images]', or flash the board with --images",
         ) from missing
     height, width = (int(side) for side in table["size"])
-    mode = MODES.get(table.get("channels", 3))
+    mode = PILLOW_MODES.get(table.get("channels", 3))
     names = [str(name) for name in table["classes"]]
     if mode is None:
         raise ValueError("schema.toml: channels must be 1 or 3")
     if label not in names:
         raise ValueError(f"the folder {label!r} is not among the classes of schema.toml")
     with Image.open(path) as picture:
-        if picture.width * picture.height > PIXELS_MAX:
+        if picture.width * picture.height > MAX_PIXELS:
             raise ValueError(f"{picture.width} x {picture.height} pixels are too many")
         pixels = np.asarray(picture.convert(mode).resize((width, height), Image.Resampling.BILINEAR), dtype=np.float32)
     x = pixels.reshape(height, width, -1).transpose(2, 0, 1)[None] / np.float32(255)

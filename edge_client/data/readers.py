@@ -30,27 +30,27 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-SCHEMA = "schema.toml"
-HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
+SCHEMA_FILE = "schema.toml"
+FORMAT_HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
 CSV_KEYS = ("features", "label", "targets", "classes", "shape", "mean", "scale")
-LINE_MAX = 1 << 20  # characters of a CSV field
-Pair = tuple[Array, Array]  # x [n, ...], y [n, ...]
-Signature = tuple[tuple[str, int, int], ...]  # name, size, time of every file
+MAX_LINE_CHARS = 1 << 20  # characters of a CSV field
+SamplePair = tuple[Array, Array]  # x [n, ...], y [n, ...]
+FolderSignature = tuple[tuple[str, int, int], ...]  # name, size, time of every file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
+class DataFile:
     """One file, or a pair of them: when it was last changed, what it is called, and how it is read."""
 
     changed_ns: int
     name: str
-    read: Callable[[], Pair]
+    read: Callable[[], SamplePair]
 
 
-def parts_of(folder: Path, split: str) -> list[Part]:
+def list_files(folder: Path, split: str) -> list[DataFile]:
     """Every file of "train" or "test", the oldest first. Raises ConfigError for one that schema.toml must explain."""
     schema = _schema(folder)
-    found: list[Part] = []
+    found: list[DataFile] = []
     whole, pieces = folder / f"{split}.npz", folder / split
     if whole.is_file():
         found.append(_part(folder, whole, lambda: _npz(whole)))
@@ -61,21 +61,21 @@ def parts_of(folder: Path, split: str) -> list[Part]:
     return sorted(found, key=lambda part: (part.changed_ns, part.name))
 
 
-def gather(parts: Sequence[Part], most: int) -> Pair:
-    """The newest `most` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part."""
-    taken: list[Pair] = []
+def gather_samples(parts: Sequence[DataFile], limit: int) -> SamplePair:
+    """The newest `limit` samples of the parts (0: all), the oldest first. Raises ConfigError naming a wrong part."""
+    taken: list[SamplePair] = []
     count = 0
     for part in reversed(parts):
-        if most and count >= most:
+        if limit and count >= limit:
             break
         taken.append(_checked(part, taken[0] if taken else None))
         count += len(taken[-1][0])
     xs, ys = zip(*reversed(taken), strict=True)
     x, y = np.concatenate(xs), np.concatenate(ys)
-    return (x[-most:], y[-most:]) if most else (x, y)
+    return (x[-limit:], y[-limit:]) if limit else (x, y)
 
 
-def signature(folder: Path) -> Signature:
+def folder_signature(folder: Path) -> FolderSignature:
     """What changes when a sample is added, changed or removed: names, sizes and times of the files."""
     found: list[tuple[str, int, int]] = []
     for path in sorted(folder.rglob("*")):
@@ -88,21 +88,21 @@ def signature(folder: Path) -> Signature:
     return tuple(found)
 
 
-def as_float(x: Array) -> Array:
+def to_float(x: Array) -> Array:
     """Whole numbers as float32; floating point as it is."""
     return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)
 
 
-def as_labels(y: Array) -> Array:
+def to_labels(y: Array) -> Array:
     """Classes as int64; targets as they are."""
     return y.astype(np.int64) if np.issubdtype(y.dtype, np.integer) else y
 
 
-def _part(folder: Path, path: Path, read: Callable[[], Pair]) -> Part:
-    return Part(changed_ns=path.stat().st_mtime_ns, name=str(path.relative_to(folder)), read=read)
+def _part(folder: Path, path: Path, read: Callable[[], SamplePair]) -> DataFile:
+    return DataFile(changed_ns=path.stat().st_mtime_ns, name=str(path.relative_to(folder)), read=read)
 
 
-def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], Pair] | None:
+def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[], SamplePair] | None:
     """How a file is read; None for one that is no samples."""
     if path.suffix == ".npz":
         return lambda: _npz(path)
@@ -111,14 +111,16 @@ def _reader(path: Path, pieces: Path, schema: Mapping[str, Any]) -> Callable[[],
     if path.suffix == ".csv":
         return lambda: _csv(path, _table(schema, "csv", CSV_KEYS, path))
     if path.suffix.lower() in images.SUFFIXES and path.parent != pieces:
-        return lambda: images.read(path, _table(schema, "images", images.KEYS, path), label=path.parent.name)
+        return lambda: images.read_image(
+            path, _table(schema, "images", images.IMAGE_KEYS, path), label=path.parent.name
+        )
     return None
 
 
-def _checked(part: Part, other: Pair | None) -> Pair:
+def _checked(part: DataFile, other: SamplePair | None) -> SamplePair:
     try:
         x, y = part.read()
-        x, y = as_float(x), as_labels(y)
+        x, y = to_float(x), to_labels(y)
         if x.ndim < 1 or y.ndim < 1 or len(x) != len(y):
             raise ValueError(f"x is {x.shape} and y is {y.shape}; the first dimensions must agree")  # noqa: TRY301 - joined below
         if other is not None and (x.shape[1:], y.shape[1:]) != (other[0].shape[1:], other[1].shape[1:]):
@@ -126,13 +128,13 @@ def _checked(part: Part, other: Pair | None) -> Pair:
         if other is not None and y.dtype.kind != other[1].dtype.kind:
             raise ValueError(f"y is {y.dtype}, others are {other[1].dtype}")  # noqa: TRY301
     except KeyError as missing:
-        raise ConfigError(f"{part.name} lacks {missing.args[0]}", hint=HINT) from missing
+        raise ConfigError(f"{part.name} lacks {missing.args[0]}", hint=FORMAT_HINT) from missing
     except (ValueError, OSError, EOFError, zipfile.BadZipFile, csv.Error) as wrong:
-        raise ConfigError(f"cannot use {part.name}: {wrong}", hint=HINT) from wrong
+        raise ConfigError(f"cannot use {part.name}: {wrong}", hint=FORMAT_HINT) from wrong
     return x, y
 
 
-def _npz(path: Path) -> Pair:
+def _npz(path: Path) -> SamplePair:
     with path.open("rb") as file:
         arrays = np.load(file, allow_pickle=False)
         if not isinstance(arrays, np.lib.npyio.NpzFile):
@@ -151,12 +153,12 @@ def _npy(path: Path) -> Array:
     return array
 
 
-def _csv(path: Path, table: Mapping[str, Any]) -> Pair:
+def _csv(path: Path, table: Mapping[str, Any]) -> SamplePair:
     """A table with a header -> x [n, ...] float32 and y: [n] int64 classes, or [n, t] float32 targets."""
-    csv.field_size_limit(LINE_MAX)
+    csv.field_size_limit(MAX_LINE_CHARS)
     features, label, targets = list(table["features"]), table.get("label"), table.get("targets")
     if (label is None) == (targets is None):
-        raise ValueError(f"{SCHEMA}: [csv] needs either label or targets")
+        raise ValueError(f"{SCHEMA_FILE}: [csv] needs either label or targets")
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(_rows(csv.DictReader(file), [*features, *(targets or [label])]))
     width = len(features)
@@ -169,7 +171,7 @@ def _csv(path: Path, table: Mapping[str, Any]) -> Pair:
     names = [str(name) for name in table["classes"]]
     unknown = sorted({row[width] for row in rows} - set(names))
     if unknown:
-        raise ValueError(f"the class {unknown[0]!r} is not among the classes of {SCHEMA}")
+        raise ValueError(f"the class {unknown[0]!r} is not among the classes of {SCHEMA_FILE}")
     return x, np.array([names.index(row[width]) for row in rows], dtype=np.int64)
 
 
@@ -186,7 +188,7 @@ def _rows(reader: csv.DictReader[str], columns: Sequence[str]) -> Iterator[list[
 
 
 def _schema(folder: Path) -> Mapping[str, Any]:
-    path = folder / SCHEMA
+    path = folder / SCHEMA_FILE
     if not path.is_file():
         return {}
     try:
@@ -199,8 +201,8 @@ def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path
     """The table of schema.toml that explains a file."""
     table = schema.get(name)
     if not isinstance(table, dict):
-        raise ValueError(f"{SCHEMA} has no table [{name}], which says what {path.suffix} files mean")  # noqa: TRY004
+        raise ValueError(f"{SCHEMA_FILE} has no table [{name}], which says what {path.suffix} files mean")  # noqa: TRY004
     unknown = sorted(set(table) - set(keys))
     if unknown:
-        raise ValueError(f"{SCHEMA}: [{name}] has no key {unknown[0]!r}; it has {', '.join(keys)}")
+        raise ValueError(f"{SCHEMA_FILE}: [{name}] has no key {unknown[0]!r}; it has {', '.join(keys)}")
     return table

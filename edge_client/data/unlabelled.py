@@ -7,19 +7,19 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, Local, load
+from edge_client.data.dataset import Dataset, DeviceData, load_folder
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 
 
-def at_hand(folder: Path) -> tuple[Local, bool]:
+def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
     """The folder's samples, and whether they have labels; where they have none, y is zero. Raises ConfigError."""
     path = folder / "train.npz"
     x = _only_inputs(path) if path.is_file() else None
     if x is None:
-        return load(folder), True
+        return load_folder(folder), True
     try:
-        return Local(train=Dataset(x, np.zeros(len(x), np.int64))), False
+        return DeviceData(train=Dataset(x, np.zeros(len(x), np.int64))), False
     except ValueError as wrong:
         raise ConfigError(f"cannot use {path}: {wrong}", hint="x holds samples [n, ...], floating point") from wrong
 

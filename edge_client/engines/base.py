@@ -21,11 +21,11 @@ from edge_client.protocol.task import Array, Tensors
 
 ENGINES = ("onnx", "litert", "pt2")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
-MOVED = ("w", "buffers", "velocity")  # the names up to a slash
-KEPT = ("anchor", "linear", "lr", "momentum", "mu")
+UPDATED_ROLES = ("w", "buffers", "velocity")  # the names up to a slash
+KEPT_ON_BOARD = ("anchor", "linear", "lr", "momentum", "mu")
 
 
-class Update(Protocol):
+class LocalUpdate(Protocol):
     """One local update under way. Weights and all that it began with stay with the runtime, on its device."""
 
     def step(self, feeds: Tensors) -> float:
@@ -44,7 +44,7 @@ class Engine(Protocol):
     place: str  # where it computes: "cpu", "cuda" or "tensorrt"
     fixed_batch: int | None  # None: any batch size from 1
 
-    def update(self, feeds: Tensors) -> Update:
+    def update(self, feeds: Tensors) -> LocalUpdate:
         """Begin a local update. One at a time: the one before it is over.
 
         The caller leaves the arrays as they are for as long as the update lasts.
@@ -56,20 +56,20 @@ class Engine(Protocol):
         ...
 
 
-def step(engine: Engine, feeds: Tensors) -> dict[str, Array]:
+def run_step(engine: Engine, feeds: Tensors) -> dict[str, Array]:
     """A local update of one step: all its feeds -> what it moves, and `loss` []; `feeds | result` feeds the next."""
     update = engine.update(feeds)
     loss = update.step(feeds)
     return update.read() | {"loss": np.asarray(loss)}
 
 
-def roles(function: Function) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:
+def ports_by_role(function: Function) -> tuple[tuple[Port, ...], tuple[Port, ...], tuple[Port, ...]]:
     """The inputs of a step: those that it moves, those that are kept, those that are fresh each time."""
 
     def of(kinds: tuple[str, ...]) -> tuple[Port, ...]:
         return tuple(port for port in function.inputs if port.name.partition("/")[0] in kinds)
 
-    given = of(MOVED), of(KEPT)
+    given = of(UPDATED_ROLES), of(KEPT_ON_BOARD)
     return (*given, tuple(port for port in function.inputs if port not in (*given[0], *given[1])))
 
 

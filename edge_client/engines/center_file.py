@@ -12,8 +12,8 @@ from edge_client.engines.onnx import session
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Array
 
-FORMATS = ("onnx", "tflite")
-FORMAT_OF = {"onnx": "onnx", "litert": "tflite", "pt2": "onnx"}  # what a device with this engine can run
+FILE_FORMATS = ("onnx", "tflite")
+FORMAT_BY_ENGINE = {"onnx": "onnx", "litert": "tflite", "pt2": "onnx"}  # what a device with this engine can run
 
 
 def run_file(file_format: str, data: bytes, x: Array, *, threads: int = 1) -> Array:

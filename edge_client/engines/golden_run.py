@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edge_client.engines.base import Engine, roles
+from edge_client.engines.base import Engine, ports_by_role
 from edge_client.protocol.golden_run import DIGEST, Golden
 from edge_client.protocol.program import Port, Program
 from edge_client.protocol.task import Array
@@ -65,7 +65,7 @@ class Run:
 def golden_inputs(program: Program, golden: Golden, *, fixed: bool) -> Run:
     """Draw the run. `fixed`: the engine takes one batch size only, and rows beyond the last step's weigh nothing."""
     numbers, function = Numbers(golden.seed), program.functions["step"]
-    fresh = roles(function)[2]
+    fresh = ports_by_role(function)[2]
     start: dict[str, Array] = {}
     for port in (port for port in function.inputs if port not in fresh):
         start[port.name] = _begun(port, numbers, golden, start)

@@ -6,7 +6,7 @@ import re
 from importlib import import_module, metadata
 from importlib.util import find_spec
 
-PACKAGES = {
+RUNTIME_PACKAGES = {
     "onnx": ("onnxruntime", "onnxruntime-gpu"),
     "litert": ("ai-edge-litert", "tflite-runtime"),
     "pt2": ("torch",),
@@ -21,7 +21,7 @@ def version_of(engine: str) -> str | None:
 
     None where there is none. A vendor's build may come as a module without a package.
     """
-    found = [f"{name} {version}" for name in PACKAGES[engine] if (version := _version(name)) is not None]
+    found = [f"{name} {version}" for name in RUNTIME_PACKAGES[engine] if (version := _version(name)) is not None]
     if not found:
         there = [name for name in MODULES[engine] if find_spec(name) is not None]
         found = [f"{name} {_told(name)}" for name in there]

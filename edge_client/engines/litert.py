@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import roles
+from edge_client.engines.base import ports_by_role
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
 RUNTIMES = {"ai-edge-litert": "ai_edge_litert.interpreter", "tflite-runtime": "tflite_runtime.interpreter"}
-_GREETING = threading.Lock()  # one descriptor for all threads
+_STDERR_LOCK = threading.Lock()  # one descriptor for all threads
 
 
 def open_program(program: Program, files: Mapping[str, Path], *, threads: int, device: str) -> LitertEngine:
@@ -73,7 +73,7 @@ class LitertEngine:
 
 
 class LitertUpdate:
-    """See `Update`. `step` is the file's main function, whose tensors the interpreter shows without copying them.
+    """See `LocalUpdate`. `step` is the file's main function, whose tensors the interpreter shows without copying them.
 
     It never overwrites its inputs, so what stays is written once; and none of its outputs may serve as an input, so
     what moved is copied back, from buffer to buffer.
@@ -82,7 +82,7 @@ class LitertUpdate:
     def __init__(self, interpreter: Any, function: Function, feeds: Tensors) -> None:  # noqa: ANN401 - no types there
         self._interpreter = interpreter
         self._inputs, outputs = _places(interpreter, "step", function)
-        moved, kept, self._fresh = roles(function)
+        moved, kept, self._fresh = ports_by_role(function)
         self._moved = {port.name: (self._inputs[port.name], outputs[port.name]) for port in moved}
         self._loss = outputs["loss"]
         self._write((*moved, *kept), feeds)
@@ -139,7 +139,7 @@ def _agree(interpreter: Any, name: str, function: Function) -> None:  # noqa: AN
 
 def _opened(path: Path, name: str, function: Function, threads: int) -> Any:  # noqa: ANN401 - no types there
     try:
-        made = _made(path.read_bytes(), threads)
+        made = _make_interpreter(path.read_bytes(), threads)
         _agree(made, name, function)
         if name == "step":
             _allocate(made)
@@ -150,17 +150,17 @@ def _opened(path: Path, name: str, function: Function, threads: int) -> Any:  # 
 
 def interpreter(model: bytes, *, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
     """An interpreter over a file's bytes, tensors allocated. Raises RuntimeMissing, or what the runtime raises."""
-    made = _made(model, threads)
+    made = _make_interpreter(model, threads)
     _allocate(made)
     return made
 
 
-def _made(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
+def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the runtimes have no types
     """By the first runtime that can make one: an installed runtime may be broken, and shows it only here."""
     reasons = []
     for package, module in RUNTIMES.items():
         try:
-            with _unheard():
+            with _silence_stderr():
                 return import_module(module).Interpreter(model_content=model, num_threads=threads)
         # SystemError: tflite-runtime 2.14 with numpy 2
         except (ImportError, OSError, AttributeError, SystemError) as broken:  # noqa: PERF203 - two of them
@@ -171,7 +171,7 @@ def _made(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the runtimes hav
 
 
 def _allocate(made: Any) -> None:  # noqa: ANN401 - the runtimes have no types
-    with _unheard():
+    with _silence_stderr():
         made.allocate_tensors()
 
 
@@ -182,9 +182,9 @@ def _trim() -> None:
 
 
 @contextmanager
-def _unheard() -> Iterator[None]:
+def _silence_stderr() -> Iterator[None]:
     """The runtime greets on file descriptor 2 for each interpreter, and has no switch for it."""
-    with _GREETING:
+    with _STDERR_LOCK:
         kept = os.dup(2)
         null = os.open(os.devnull, os.O_WRONLY)
         try:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import roles
+from edge_client.engines.base import ports_by_role
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -58,12 +58,12 @@ class OnnxEngine:
 
 
 class OnnxUpdate:
-    """See `Update`."""
+    """See `LocalUpdate`."""
 
     def __init__(self, session: Any, function: Function, feeds: Tensors) -> None:  # noqa: ANN401 - no types there
         ort, place = runtime(), _place(session)
         self._session = session
-        moved, kept, self._fresh = roles(function)
+        moved, kept, self._fresh = ports_by_role(function)
         now, then = ({port.name: _room(port, place) for port in moved} for _ in range(2))
         for name, value in now.items():
             value.update_inplace(np.asarray(feeds[name], order="C"))

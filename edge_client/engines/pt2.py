@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.engines.base import roles
+from edge_client.engines.base import ports_by_role
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
@@ -35,7 +35,7 @@ def open_program(program: Program, files: Mapping[str, Path], *, threads: int, d
     torch.set_num_threads(threads)
     place = _place(device)
     with _LOADING:
-        return Pt2Engine(program, {name: load(path, place) for name, path in files.items()}, place)
+        return Pt2Engine(program, {name: load_graph(path, place) for name, path in files.items()}, place)
 
 
 class Pt2Engine:
@@ -60,10 +60,10 @@ class Pt2Engine:
 
 
 class Pt2Update:
-    """See `Update`."""
+    """See `LocalUpdate`."""
 
     def __init__(self, call: _Call, feeds: Tensors) -> None:
-        moved, kept, self._fresh = roles(call.function)
+        moved, kept, self._fresh = ports_by_role(call.function)
         self._call, self._moved = call, [port.name for port in moved]
         self._held = call.tensors((*moved, *kept), feeds)
 
@@ -115,7 +115,7 @@ def _place(device: str) -> str:
     return "cuda"
 
 
-def load(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated module
+def load_graph(path: Path, place: str) -> Any:  # noqa: ANN401 - a generated module
     """The graph of a container on a torch device, its constants too. Raises ProgramRefused."""
     import torch
     from torch.export.passes import move_to_device_pass

@@ -11,36 +11,36 @@ from collections.abc import Callable, Sequence
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
-from edge_client.protocol.nearest.center_tree import Tree
-from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
-from edge_client.runtime.task_runner import Workshop
-from edge_client.training.learner import OverEngine
+from edge_client.runtime.task_runner import TaskRunner
+from edge_client.training.learner import EngineLearner
 from edge_client.transport.blobs import BlobFolder
 
-Fetch = Callable[[list[Manifest]], None]
+FetchBlobs = Callable[[list[Manifest]], None]
 
 
-class CatalogOffer:
-    """See `Offer`."""
+class CatalogCenterSource:
+    """See `CenterSource`."""
 
-    def __init__(self, catalog: Catalog, workshop: Workshop, fetch: Fetch) -> None:
-        self.catalog, self._workshop, self._fetch = catalog, workshop, fetch
-        workshop.check_signature(catalog.program)
+    def __init__(self, catalog: Catalog, runner: TaskRunner, fetch: FetchBlobs) -> None:
+        self.catalog, self._workshop, self._fetch = catalog, runner, fetch
+        runner.check_signature(catalog.program)
         fetch([catalog.program])
-        self._program = workshop.program(catalog.program)
-        self._engine = workshop.config.engine
+        self._program = runner.program(catalog.program)
+        self._engine = runner.config.engine
         if self._engine not in catalog.containers:
             raise Malformed("no_engine", f"the catalog has no program for {self._engine}")
-        self._guide = self._read_guide(workshop.blobs)
+        self._guide = self._read_guide(runner.blobs)
 
-    def _read_guide(self, blobs: BlobFolder) -> Guide | None:
+    def _read_guide(self, blobs: BlobFolder) -> Router | None:
         router = self.catalog.router
         if router is None:
             return None
         self._fetch([router])
-        guide = Guide.from_bytes(blobs.read(router.sha256))
+        guide = Router.from_bytes(blobs.read(router.sha256))
         if guide.centers != self.centers:
             raise Malformed("bad_field", f"a guide to {guide.centers} centers, the catalog has {self.centers}")
         return guide
@@ -56,7 +56,7 @@ class CatalogOffer:
         return len(self.catalog.centers)
 
     @property
-    def guide(self) -> Guide | None:
+    def router(self) -> Router | None:
         """What the run teaches newcomers."""
         return self._guide
 
@@ -66,11 +66,11 @@ class CatalogOffer:
         return self.catalog.abstain
 
     @property
-    def tree(self) -> Tree | None:
+    def tree(self) -> CenterTree | None:
         """The way to the centers."""
         return self.catalog.tree
 
-    def learner(self, *, training: bool) -> OverEngine:
+    def learner(self, *, training: bool) -> EngineLearner:
         """Over the containers that are needed."""
         needed = [self.catalog.containers[self._engine]]
         if training:
@@ -81,7 +81,7 @@ class CatalogOffer:
         functions = ["evaluate", "step"][: len(needed)]
         if training and (refused := self._workshop.use(self._program, self._engine, self.catalog.program.sha256)):
             raise refused.error()
-        return OverEngine(self._workshop.engine(self._program, functions), self._program)
+        return EngineLearner(self._workshop.engine(self._program, functions), self._program)
 
     def _step(self) -> Manifest:
         """The file of training steps: program.json names it, the catalog need not."""

@@ -1,7 +1,8 @@
 """A device chooses among centers it can fetch: what it looks at first, what it fetches then, and what it concludes.
 
 Sketches come first, since they cost nothing but the guide; then the models of the few candidates that they leave. An
-`Offer` is where models come from, whichever way (over_mqtt.py over MQTT, over_http.py from a site). No network here.
+`CenterSource` is where models come from, whichever way (over_mqtt.py over MQTT, over_http.py from a site). No network
+here.
 """
 
 from __future__ import annotations
@@ -16,20 +17,20 @@ from edge_client.data.dataset import Dataset
 from edge_client.errors import UsageError
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule
-from edge_client.protocol.nearest.center_tree import Tree
-from edge_client.protocol.nearest.router import FEATURES, NEED_LABELS, Guide
+from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.router import FEATURES, NEED_LABELS, Router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import Learner
 
-CANDIDATES = 3  # models that are fetched to look closer
-BELIEF = 0.99  # fewer, when they hold this share of what the sketch lets us believe
-MOST = 256  # samples that are looked at
+MAX_CANDIDATES = 3  # models that are fetched to look closer
+CANDIDATE_PROBABILITY = 0.99  # fewer, when they hold this share of what the sketch lets us believe
+MAX_SAMPLES = 256  # samples that are looked at
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
-WAYS = (AUTO, LABELLED, UNLABELLED, *FEATURES, TREE)
+RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *FEATURES, TREE)
 
 
-class Offer(Protocol):
+class CenterSource(Protocol):
     """The centers of a federation. What is asked for is fetched, checked and kept."""
 
     @property
@@ -39,7 +40,7 @@ class Offer(Protocol):
     def centers(self) -> int: ...
 
     @property
-    def guide(self) -> Guide | None: ...
+    def router(self) -> Router | None: ...
 
     @property
     def abstain(self) -> float:
@@ -47,7 +48,7 @@ class Offer(Protocol):
         ...
 
     @property
-    def tree(self) -> Tree | None: ...
+    def tree(self) -> CenterTree | None: ...
 
     def learner(self, *, training: bool) -> Learner:
         """For evaluation, and for training steps where asked for."""
@@ -65,7 +66,7 @@ class Offer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class Selection:
     """`center` None: none fits; `best` is the nearest all the same. `confidence` [centers] sums to 1 where it is known.
 
     `distances`: feature -> center -> how far, for those that were looked at; `told`: why, in plain lines.
@@ -79,86 +80,90 @@ class Chosen:
     confidence: Mapping[int, float] = field(default_factory=dict)
     distances: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     mixture: Mapping[int, float] = field(default_factory=dict)  # FedSoft's weights: shares of votes
-    told: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
 
 
-def choose(offer: Offer, data: Dataset, *, labels: bool, by: str = AUTO) -> Chosen:
+def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str = AUTO) -> Selection:
     """Which center suits these samples. Raises UsageError for a way that cannot be gone here."""
-    if offer.centers == 0:
-        return Chosen(center=None, best=0, way=by, samples=len(data), ranking=(), told=("there is no center yet",))
-    rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MOST]
+    if source.centers == 0:
+        return Selection(
+            center=None, best=0, way=by, samples=len(data), ranking=(), reasons=("there is no center yet",)
+        )
+    rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MAX_SAMPLES]
     few = Dataset(data.x[rows], data.y[rows])
-    way = by if by != AUTO else _usual_way(offer, labels=labels)
+    way = by if by != AUTO else _default_rule(source, labels=labels)
     if way == TREE:
-        return _down_the_tree(offer, few, labels=labels)
-    guide = offer.guide
+        return _walk_tree(source, few, labels=labels)
+    guide = source.router
     wanted = guide.ways[way].features if guide is not None and way in guide.ways else (way,)
     if not labels and set(wanted) <= NEED_LABELS:
         raise UsageError(f"{way} needs labels, which this data has not", hint="leave out --by")
     if guide is not None and guide.round is not None and way == "round" and way not in guide.ways:
-        return _Looking(offer, guide, few, way, labels=labels).after_a_round()
+        return _RoutedChoice(source, guide, few, way, labels=labels).choose_by_round()
     if guide is None or way not in guide.ways:
-        return _without_guide(offer, few, way, labels=labels)
-    return _Looking(offer, guide, few, way, labels=labels).chosen()
+        return _without_guide(source, few, way, labels=labels)
+    return _RoutedChoice(source, guide, few, way, labels=labels).chosen()
 
 
-def _usual_way(offer: Offer, *, labels: bool) -> str:
-    known = {} if offer.guide is None else offer.guide.ways
+def _default_rule(source: CenterSource, *, labels: bool) -> str:
+    known = {} if source.router is None else source.router.ways
     ways = (LABELLED, "loss") if labels else (UNLABELLED, "sketch", "entropy")
-    if offer.tree is not None and not known:
+    if source.tree is not None and not known:
         return TREE
     return next((way for way in ways if way in known), "loss" if labels else "entropy")
 
 
-class _Looking:
+class _RoutedChoice:
     """One choice with a guide; `found` fills feature by feature."""
 
-    def __init__(self, offer: Offer, guide: Guide, data: Dataset, way: str, *, labels: bool) -> None:
-        self._offer, self._guide, self._data, self._way, self._labels = offer, guide, data, way, labels
+    def __init__(self, source: CenterSource, router: Router, data: Dataset, way: str, *, labels: bool) -> None:
+        self._offer, self._guide, self._data, self._way, self._labels = source, router, data, way, labels
         self._found: dict[str, Array] = {}
         self._told: list[str] = []
 
-    def chosen(self) -> Chosen:
+    def chosen(self) -> Selection:
         wanted = self._guide.ways[self._way].features
         if self._guide.sketch is not None and "sketch" in wanted:
-            point = features.inputs(self._data, self._guide.sketch)
-            self._found["sketch"] = selection_rule.apart(point, self._guide.sketch.centers)
+            point = features.sketch_inputs(self._data, self._guide.sketch)
+            self._found["sketch"] = selection_rule.sketch_distance(point, self._guide.sketch.centers)
         if "round" in wanted:
             self._found["round"] = self._round()
         if set(wanted) - {"sketch", "round"}:
-            self._look_closer(wanted)
-        belief = self._guide.believe(self._way, self._found, len(self._data))
-        order = [int(k) for k in np.argsort(-belief.shares, kind="stable") if belief.shares[k] > 0]
-        self._conclude(belief.best, belief.center, float(belief.shares[belief.best]))
-        return Chosen(
+            self._measure_candidates(wanted)
+        belief = self._guide.predict(self._way, self._found, len(self._data))
+        order = [int(k) for k in np.argsort(-belief.probabilities, kind="stable") if belief.probabilities[k] > 0]
+        self._conclude(belief.best, belief.center, float(belief.probabilities[belief.best]))
+        return Selection(
             center=belief.center,
             best=belief.best,
             way=self._way,
             samples=len(self._data),
             ranking=tuple(order),
-            confidence={k: float(belief.shares[k]) for k in order},
+            confidence={k: float(belief.probabilities[k]) for k in order},
             distances=_listed(self._found),
             mixture=_mixture(self._found),
-            told=tuple(self._told),
+            reasons=tuple(self._told),
         )
 
-    def after_a_round(self) -> Chosen:
+    def choose_by_round(self) -> Selection:
         """The nearest center by a local round, where the run has not learned how sure that is, nor a line."""
         return _by_distance({"round": self._round()}, "round", self._data, "nobody learned how sure")
 
-    def _look_closer(self, wanted: Sequence[str]) -> None:
+    def _measure_candidates(self, wanted: Sequence[str]) -> None:
         """Fetch the candidates' models and look at the samples with each."""
         guide, offer = self._guide, self._offer
         left = list(range(guide.centers))
         if "sketch" in self._found and "sketch" in guide.ways:
-            left = guide.believe("sketch", self._found, len(self._data)).candidates(CANDIDATES, BELIEF)
+            left = guide.predict("sketch", self._found, len(self._data)).candidates(
+                MAX_CANDIDATES, CANDIDATE_PROBABILITY
+            )
             names = ", ".join(map(str, left))
             self._told.append(f"the inputs' sketch leaves {len(left)} of {guide.centers} centers: {names}")
         models = offer.models(left)
-        train = "norms" in wanted and features.has_norms(offer.program.schema)
+        train = "norms" in wanted and features.has_batch_norm(offer.program.schema)
         learner = offer.learner(training=train)
-        found = features.by_models(learner, models, self._data, labels=self._labels)
-        if train and (far := features.norms(learner, models, self._data)) is not None:
+        found = features.model_distances(learner, models, self._data, labels=self._labels)
+        if train and (far := features.norm_distances(learner, models, self._data)) is not None:
             found["norms"] = far
         self._found |= {name: _spread(d, left, guide.centers) for name, d in found.items() if name in wanted}
 
@@ -166,8 +171,8 @@ class _Looking:
         about, start = self._guide.round, self._offer.start()
         if about is None or start is None or not self._labels:
             raise UsageError("a local round needs labels and the run's common start", hint="leave out --by")
-        point = features.update(self._offer.learner(training=True), start, self._data, about)
-        return selection_rule.apart(point, about.centers)
+        point = features.sketch_local_round(self._offer.learner(training=True), start, self._data, about)
+        return selection_rule.sketch_distance(point, about.centers)
 
     def _conclude(self, best: int, center: int | None, confidence: float) -> None:
         for name, d in self._found.items():
@@ -193,26 +198,26 @@ _WORDS = {
 }
 
 
-def _without_guide(offer: Offer, data: Dataset, way: str, *, labels: bool) -> Chosen:
+def _without_guide(source: CenterSource, data: Dataset, way: str, *, labels: bool) -> Selection:
     """Every model is looked at; the line is the loss of guessing, and no confidence can be told."""
     if way not in ("loss", "votes", "entropy"):
         raise UsageError(f"this run has learned no way {way!r}", hint="it knows loss, votes and entropy")
-    found = features.by_models(offer.learner(training=False), _Each(offer), data, labels=labels)
+    found = features.model_distances(source.learner(training=False), _LazyModels(source), data, labels=labels)
     if way not in found:
         raise UsageError("a model of numbers has no entropy", hint="give labels: y in the data")
-    abstain = {"loss": offer.abstain, "votes": 1.0}.get(way, np.inf)
+    abstain = {"loss": source.abstain, "votes": 1.0}.get(way, np.inf)
     unsure = "this run tells nothing about newcomers, so how sure this is cannot be said"
     return _by_distance(found, way, data, unsure, abstain=abstain)
 
 
 def _by_distance(
     found: Mapping[str, Array], way: str, data: Dataset, unsure: str, *, abstain: float = np.inf
-) -> Chosen:
+) -> Selection:
     """The nearest center, or none beyond the line."""
-    center = selection_rule.by_distance(found[way], abstain).center
+    center = selection_rule.choose_by_distance(found[way], abstain).center
     order = [int(k) for k in np.argsort(found[way], kind="stable")]
     fits = "is nearest" if center is not None else f"is nearest, but above {abstain:.3f}, what guessing gives"
-    return Chosen(
+    return Selection(
         center=center,
         best=order[0],
         way=way,
@@ -220,54 +225,54 @@ def _by_distance(
         ranking=tuple(order),
         distances=_listed(found),
         mixture=_mixture(found),
-        told=(f"{_WORDS[way]} {float(found[way][order[0]]):.3f}: center {order[0]} {fits}", unsure),
+        reasons=(f"{_WORDS[way]} {float(found[way][order[0]]):.3f}: center {order[0]} {fits}", unsure),
     )
 
 
-class _Each(Sequence[Flat]):
+class _LazyModels(Sequence[Flat]):
     """Every center's model, one in memory at a time."""
 
-    def __init__(self, offer: Offer) -> None:
-        self._offer = offer
-        offer.models(())
+    def __init__(self, source: CenterSource) -> None:
+        self._source = source
+        source.models(())
 
     def __len__(self) -> int:
-        return self._offer.centers
+        return self._source.centers
 
     def __getitem__(self, index: Any) -> Any:  # noqa: ANN401 - a sequence's
         if not isinstance(index, int) or index >= len(self):
             raise IndexError(index)
-        return self._offer.models([index])[0]
+        return self._source.models([index])[0]
 
 
-def _down_the_tree(offer: Offer, data: Dataset, *, labels: bool) -> Chosen:
+def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> Selection:
     """At each split to the child whose model explains the samples best; without labels, to the surest one."""
-    tree = offer.tree
+    tree = source.tree
     if tree is None:
         raise UsageError("this run's method has no tree", hint="leave out --by")
-    learner, feature = offer.learner(training=False), "loss" if labels else "entropy"
+    learner, feature = source.learner(training=False), "loss" if labels else "entropy"
     told = []
 
     def model(node: int) -> Flat:
-        return offer.split(node) if node >= 0 else offer.models([~node])[0]
+        return source.split(node) if node >= 0 else source.models([~node])[0]
 
     def far(children: Sequence[int]) -> Array:
-        found = features.by_models(learner, [model(node) for node in children], data, labels=labels)[feature]
+        found = features.model_distances(learner, [model(node) for node in children], data, labels=labels)[feature]
         names = [f"split {node}" if node >= 0 else f"center {~node}" for node in children]
         told.append("; ".join(f"{name}: {_WORDS[feature]} {d:.3f}" for name, d in zip(names, found, strict=True)))
         return found
 
     leaf = tree.walk(far)
-    at_leaf = features.by_models(learner, [model(~leaf)], data, labels=labels)
-    fits = not labels or float(at_leaf["loss"][0]) <= offer.abstain
-    return Chosen(
+    at_leaf = features.model_distances(learner, [model(~leaf)], data, labels=labels)
+    fits = not labels or float(at_leaf["loss"][0]) <= source.abstain
+    return Selection(
         center=leaf if fits else None,
         best=leaf,
         way=TREE,
         samples=len(data),
         ranking=(leaf,),
         distances={name: {leaf: float(d[0])} for name, d in at_leaf.items()},
-        told=(*told, f"the walk ends at center {leaf}" + ("" if fits else ", which only guesses")),
+        reasons=(*told, f"the walk ends at center {leaf}" + ("" if fits else ", which only guesses")),
     )
 
 

@@ -15,26 +15,25 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from edge_client.config import ClientConfig
-from edge_client.config import load as load_config
-from edge_client.data.dataset import Local
-from edge_client.data.unlabelled import at_hand
+from edge_client.config import ClientConfig, load_config
+from edge_client.data.dataset import DeviceData
+from edge_client.data.unlabelled import load_with_or_without_labels
 from edge_client.engines.base import ENGINES
-from edge_client.engines.center_file import FORMAT_OF, FORMATS
+from edge_client.engines.center_file import FILE_FORMATS, FORMAT_BY_ENGINE
 from edge_client.errors import EXIT_OK, UsageError
-from edge_client.nearest.choose_center import AUTO, WAYS
-from edge_client.nearest.over_http import Keys, visit
-from edge_client.nearest.over_mqtt import Visitor, Wish
-from edge_client.nearest.result import Answer
+from edge_client.nearest.choose_center import AUTO, RULE_NAMES
+from edge_client.nearest.over_http import TrustedKeys, find_nearest
+from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
+from edge_client.nearest.result import NearestAnswer
 from edge_client.runtime import enrolment
-from edge_client.runtime.factory import dialer
+from edge_client.runtime.factory import make_dialer
 from edge_client.transport.clock import SystemClock
 
 EXAMPLE = (
     "example: fedcenters-edge nearest --federation https://centers.example --signing-key signing.pub --data samples\n"
     "samples/train.npz holds x [n, ...] and, where they are known, labels y [n]"
 )
-KEY_HEX = 64
+KEY_HEX_DIGITS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,49 +55,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", type=Path, help="folder for what is fetched (default: ~/.cache/fedcenters)")
     parser.add_argument("--device", default="", help="this device's name (default: the machine's)")
     parser.add_argument("--engine", choices=ENGINES, default="onnx", help="the runtime that looks at the centers")
-    parser.add_argument("--format", choices=FORMATS, help="file to fetch (default: what the engine runs)")
-    parser.add_argument("--by", choices=WAYS, default=AUTO, help="how to choose; auto uses all that is there")
+    parser.add_argument("--format", choices=FILE_FORMATS, help="file to fetch (default: what the engine runs)")
+    parser.add_argument("--by", choices=RULE_NAMES, default=AUTO, help="how to choose; auto uses all that is there")
     parser.add_argument(
         "--personalise", type=int, default=0, metavar="STEPS", help="local steps from the center afterwards"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(command=run)
+    parser.set_defaults(command=run_nearest)
 
 
-def run(options: argparse.Namespace) -> int:
+def run_nearest(options: argparse.Namespace) -> int:
     """Find the center, take it home, say so."""
     if options.personalise < 0:
         raise UsageError(f"--personalise {options.personalise}", hint="0 or more steps")
-    keys = Keys(trusted=tuple(_key(text) for text in options.signing_key), unsigned=options.unsigned)
+    keys = TrustedKeys(trusted=tuple(_key(text) for text in options.signing_key), unsigned=options.unsigned)
     config = _config(options, keys)
-    local, labels = at_hand(config.data)
-    file_format = options.format or FORMAT_OF[config.engine]
-    wish = Wish(file_format=file_format, labels=labels, by=options.by, steps=options.personalise)
+    local, labels = load_with_or_without_labels(config.data)
+    file_format = options.format or FORMAT_BY_ENGINE[config.engine]
+    choice = NearestOptions(file_format=file_format, labels=labels, by=options.by, steps=options.personalise)
     signal.signal(signal.SIGTERM, _terminate)
     if options.federation and urlsplit(options.federation).scheme in ("http", "https"):
-        answer = visit(options.federation, keys, config, local, wish)
+        answer = find_nearest(options.federation, keys, config, local, choice)
     else:
-        answer = _over_mqtt(config, local, wish, insecure=options.insecure)
+        answer = _over_mqtt(config, local, choice, insecure=options.insecure)
     _print(answer, as_json=options.json)
     return EXIT_OK
 
 
-def _over_mqtt(config: ClientConfig, local: Local, wish: Wish, *, insecure: bool) -> Answer:
-    return Visitor(
+def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, *, insecure: bool) -> NearestAnswer:
+    return NearestClient(
         config=config,
-        dial=dialer(config, insecure=insecure),
+        dial=make_dialer(config, insecure=insecure),
         local=local,
         clock=SystemClock(),
         rng=np.random.default_rng(time.time_ns()),
-        wish=wish,
+        choice=choice,
     ).run()
 
 
-def _config(options: argparse.Namespace, keys: Keys) -> ClientConfig:
+def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
     """From the device's file, or from what the command line says."""
     if options.config is not None:
         config = load_config(options.config, os.environ)
-        if enrolment.wanted(config):
+        if enrolment.has_token(config):
             enrolment.enrol(config)
         return config
     if options.data is None:
@@ -129,7 +128,7 @@ def _key(text: str) -> bytes:
     path = Path(text)
     try:
         said = path.read_text(encoding="ascii").strip() if path.is_file() else text
-        if len(said) != KEY_HEX:
+        if len(said) != KEY_HEX_DIGITS:
             raise ValueError(f"{len(said)} characters")  # noqa: TRY301 - joins those of the others
         return bytes.fromhex(said)
     except (OSError, ValueError) as wrong:
@@ -140,5 +139,5 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(EXIT_OK)
 
 
-def _print(answer: Answer, *, as_json: bool) -> None:
+def _print(answer: NearestAnswer, *, as_json: bool) -> None:
     print(json.dumps(answer.to_json()) if as_json else answer.in_words())

@@ -14,22 +14,24 @@ from edge_client.data.dataset import Dataset
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
 from edge_client.protocol.task import Array, Fit, Flat, Schema
-from edge_client.training.fit_probe import fit, statistics
+from edge_client.training.fit_probe import batch_statistics, run_fit
 from edge_client.training.learner import F64, Learner, log_softmax
 
-BATCH = 32
-NORMED = 16  # samples of which batch norm's statistics are taken
-STILL = 1e-8  # a variance below this counts as this much
-SHRUNK = 1e-3  # no variance counts as less than this share of the kept one: a few samples may have none at all
+EVALUATION_BATCH = 32
+MAX_NORM_SAMPLES = 16  # samples of which batch norm's statistics are taken
+MIN_VARIANCE = 1e-8  # a variance below this counts as this much
+MIN_VARIANCE_SHARE = (
+    1e-3  # no variance counts as less than this share of the kept one: a few samples may have none at all
+)
 
 
-def by_models(learner: Learner, models: Sequence[Flat], data: Dataset, *, labels: bool) -> dict[str, F64]:
+def model_distances(learner: Learner, models: Sequence[Flat], data: Dataset, *, labels: bool) -> dict[str, F64]:
     """Each model on the samples -> distances [M]: "entropy" of what it answers, and with labels "loss" and "votes".
 
     The loss is IFCA's rule, the votes are FedSoft's: one minus the share of samples that a model explains best. One
     model of many takes the memory; logits stay here.
     """
-    batch = learner.fixed_batch or BATCH
+    batch = learner.fixed_batch or EVALUATION_BATCH
     losses, entropies = [], []
     for model in models:
         loss, logits = learner.evaluate([model], data, batch=batch)
@@ -43,42 +45,42 @@ def by_models(learner: Learner, models: Sequence[Flat], data: Dataset, *, labels
     return found
 
 
-def norms(learner: Learner, models: Sequence[Flat], data: Dataset) -> F64 | None:
+def norm_distances(learner: Learner, models: Sequence[Flat], data: Dataset) -> F64 | None:
     """How far batch norm's statistics of these samples are from those that each model keeps -> [M]; None without any.
 
     The mean over channels of KL(N(samples) || N(kept)), of each layer, then of all layers; its square root. One batch
     is enough, and fewer samples are repeated to fill it. Labels are not looked at.
     """
-    schema, batch = learner.program.schema, learner.fixed_batch or NORMED
-    if not has_norms(schema) or not models:
+    schema, batch = learner.program.schema, learner.fixed_batch or MAX_NORM_SAMPLES
+    if not has_batch_norm(schema) or not models:
         return None
-    few, n = _filled(data, batch, batch, seed=0), schema.n_params
-    found, _ = statistics(learner, models, few, [np.arange(batch)])
-    return np.array([_apart(model[n:], stats, schema) for model, stats in zip(models, found, strict=True)])
+    few, n = _sample_batches(data, batch, batch, seed=0), schema.n_params
+    found, _ = batch_statistics(learner, models, few, [np.arange(batch)])
+    return np.array([_buffer_distance(model[n:], stats, schema) for model, stats in zip(models, found, strict=True)])
 
 
-def has_norms(schema: Schema) -> bool:
+def has_batch_norm(schema: Schema) -> bool:
     """Whether the model keeps batch norm's statistics."""
     return bool(_kept_pairs(schema))
 
 
-def inputs(data: Dataset, about: InputSketch) -> F64:
+def sketch_inputs(data: Dataset, about: InputSketch) -> F64:
     """The samples' sketch [size]; choice.apart compares it with the centers'."""
-    return sketch.features(data.x, seed=about.seed, size=about.size, width=about.width)
+    return sketch.random_features(data.x, seed=about.seed, size=about.size, width=about.width)
 
 
-def update(learner: Learner, start: Flat, data: Dataset, about: LocalRound, *, seed: int = 0) -> F64:
+def sketch_local_round(learner: Learner, start: Flat, data: Dataset, about: LocalRound, *, seed: int = 0) -> F64:
     """One local round from the common start -> where it led, sketched [d]: FeSEM's rule compares such points.
 
     Every batch is full, so that a few samples can be trained on whatever batch the device's engine takes.
     """
     batch = learner.fixed_batch or about.batch
     task = Fit(start=start, steps=about.steps, lr=about.lr, momentum=about.momentum, batch=batch, seed=seed)
-    trained = fit(learner, task, _filled(data, batch * about.steps, batch, seed=seed)).vector
-    return sketch.direction(trained - start, learner.program.schema, about.representation)
+    trained = run_fit(learner, task, _sample_batches(data, batch * about.steps, batch, seed=seed)).vector
+    return sketch.update_direction(trained - start, learner.program.schema, about.representation)
 
 
-def _filled(data: Dataset, most: int, batch: int, *, seed: int) -> Dataset:
+def _sample_batches(data: Dataset, most: int, batch: int, *, seed: int) -> Dataset:
     """At most `most` samples in a whole number of batches: in random order, and again where they do not suffice."""
     rng, count = np.random.Generator(np.random.PCG64(seed)), -(-min(most, max(len(data), batch)) // batch) * batch
     passes = [rng.permutation(len(data)) for _ in range(-(-count // len(data)))]
@@ -99,13 +101,13 @@ def _kept_pairs(schema: Schema) -> list[tuple[str, str]]:
     return [pair for pair in pairs if pair[1] in names]
 
 
-def _apart(kept: Flat, found: F64, schema: Schema) -> float:
+def _buffer_distance(kept: Flat, found: F64, schema: Schema) -> float:
     """Two vectors of buffers [size - n_params] -> the root of the mean KL."""
     layers, n = [], schema.n_params
     for pair in _kept_pairs(schema):
         at = [slice(schema.slices[name].start - n, schema.slices[name].stop - n) for name in pair]
         (m0, v0), (m1, v1) = ([buffers[part].astype(np.float64) for part in at] for buffers in (kept, found))
-        v0 = np.maximum(v0, STILL)
-        v1 = np.maximum(v1, SHRUNK * v0)
+        v0 = np.maximum(v0, MIN_VARIANCE)
+        v1 = np.maximum(v1, MIN_VARIANCE_SHARE * v0)
         layers.append(0.5 * (np.square(m1 - m0) / v0 + v1 / v0 - 1 - np.log(v1 / v0)).mean())
     return float(np.sqrt(max(0.0, np.mean(layers))))

@@ -16,55 +16,61 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import Local
+from edge_client.data.dataset import DeviceData
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, UsageError
 from edge_client.nearest import result as answers
-from edge_client.nearest.choose_center import choose
-from edge_client.nearest.over_mqtt import Wish, personalised
-from edge_client.nearest.result import Answer
+from edge_client.nearest.choose_center import choose_center
+from edge_client.nearest.over_mqtt import NearestOptions, personalise_and_score
+from edge_client.nearest.result import NearestAnswer
 from edge_client.protocol import codecs, signing, validators
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
-from edge_client.protocol.nearest.center_tree import EDGES, Tree
-from edge_client.protocol.nearest.router import Guide
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
+from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from edge_client.runtime.engine_selection import require_golden
-from edge_client.training.learner import OverEngine
+from edge_client.training.learner import EngineLearner
 from edge_client.transport.blobs import BlobFolder
 
 TIMEOUT_S = 30.0
-INDEX_BYTES, MANIFEST_BYTES, FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
+MAX_INDEX_BYTES, MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
 MIB = 1 << 20
-HASH = validators.matching("[0-9a-f]{64}")
-FILE = validators.record(
+HASH_FIELD = validators.matching("[0-9a-f]{64}")
+FILE_SCHEMA = validators.record(
     validators.required(
-        path=validators.matching("[A-Za-z0-9._/-]{1,256}"), sha256=HASH, size=validators.integer(0, FILE_BYTES)
+        path=validators.matching("[A-Za-z0-9._/-]{1,256}"),
+        sha256=HASH_FIELD,
+        size=validators.integer(0, MAX_FILE_BYTES),
     )
 )
-FILES = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE, 64)
-INDEX = validators.record(validators.required(v=validators.integer(1, 1), generation=HASH))
-MANIFEST = validators.record(
+FILES_SCHEMA = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE_SCHEMA, 64)
+INDEX_SCHEMA = validators.record(validators.required(v=validators.integer(1, 1), generation=HASH_FIELD))
+MANIFEST_SCHEMA = validators.record(
     validators.required(
         v=validators.integer(1, 1),
-        program=FILE,
-        containers=validators.list_of(FILE, 0, 64),
-        centers=validators.list_of(validators.record(validators.required(model=FILE, files=FILES)), 1, MAX_CENTERS),
+        program=FILE_SCHEMA,
+        containers=validators.list_of(FILE_SCHEMA, 0, 64),
+        centers=validators.list_of(
+            validators.record(validators.required(model=FILE_SCHEMA, files=FILES_SCHEMA)), 1, MAX_CENTERS
+        ),
     )
     | validators.optional(
-        guide=validators.or_null(FILE),
-        start=validators.or_null(FILE),
+        guide=validators.or_null(FILE_SCHEMA),
+        start=validators.or_null(FILE_SCHEMA),
         tree=validators.or_null(
-            validators.record(validators.required(edges=EDGES, splits=validators.list_of(FILE, 1, MAX_CENTERS)))
+            validators.record(
+                validators.required(edges=EDGES_FIELD, splits=validators.list_of(FILE_SCHEMA, 1, MAX_CENTERS))
+            )
         ),
     )
 )
-Entry = Mapping[str, Any]
+ManifestEntry = Mapping[str, Any]
 
 
-class Site:
+class SiteClient:
     """Files below one address. Each is fetched once, and refused unless it has the hash that was promised."""
 
     def __init__(self, url: str, cache: BlobFolder, *, device: str = "") -> None:
@@ -74,28 +80,30 @@ class Site:
                 f"{url!r} is no address of a site", hint="give http(s)://host:port, or mqtt(s)://host/name"
             )
         self._base, self._cache, self._device = url.rstrip("/"), cache, device
-        self._opener = urllib.request.build_opener(_Stay)
+        self._opener = urllib.request.build_opener(_RefuseRedirects)
         self.fetched = 0
 
     def index(self) -> str:
         """The generation that is served now, to this device."""
         asked = f"?device={urllib.parse.quote(self._device)}" if self._device else ""
         return str(
-            INDEX(parse_json(self._get(f"index.json{asked}", INDEX_BYTES), INDEX_BYTES), "index.json")["generation"]
+            INDEX_SCHEMA(parse_json(self._get(f"index.json{asked}", MAX_INDEX_BYTES), MAX_INDEX_BYTES), "index.json")[
+                "generation"
+            ]
         )
 
     def manifest(self, generation: str) -> bytes:
         """manifest.json of a generation, whose name is its hash."""
-        data = self._get(f"generations/{generation}/manifest.json", MANIFEST_BYTES)
+        data = self._get(f"generations/{generation}/manifest.json", MAX_MANIFEST_BYTES)
         if hashlib.sha256(data).hexdigest() != generation:
             raise Malformed("bad_hash", f"manifest.json of generation {generation:.16} has another hash")
         return data
 
     def signature(self, generation: str) -> bytes:
         """manifest.sig."""
-        return self._get(f"generations/{generation}/manifest.sig", signing.SIGNATURE_LIMIT_BYTES)
+        return self._get(f"generations/{generation}/manifest.sig", signing.MAX_SIGNATURE_BYTES)
 
-    def file(self, generation: str, entry: Entry) -> Path:
+    def file(self, generation: str, entry: ManifestEntry) -> Path:
         """A file of the generation, checked; where it is now."""
         sha256 = entry["sha256"]
         if not self._cache.has(sha256):
@@ -125,7 +133,7 @@ class Site:
         return data
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
     """What is asked for is at the address that was given, or nowhere."""
 
     def redirect_request(self, *_: object) -> None:
@@ -133,28 +141,28 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keys:
+class TrustedKeys:
     """Whom to believe: public keys [32 bytes], or nobody where `unsigned` takes what the address gives."""
 
     trusted: Sequence[bytes] = ()
     unsigned: bool = False
 
 
-class SiteOffer:
-    """See `choosing.Offer`; over a generation of a site."""
+class SiteCenterSource:
+    """See `choosing.CenterSource`; over a generation of a site."""
 
-    def __init__(self, site: Site, keys: Keys, config: ClientConfig) -> None:
+    def __init__(self, site: SiteClient, keys: TrustedKeys, config: ClientConfig) -> None:
         self._site, self._config = site, config
         self._generation = site.index()
         raw = site.manifest(self._generation)
         self.signed_by = (
             None if keys.unsigned else signing.verify_bundle(raw, site.signature(self._generation), keys.trusted)
         )
-        self.manifest = MANIFEST(parse_json(raw, MANIFEST_BYTES), "manifest.json")
-        self._program = Program.from_json(parse_json(self._read(self.manifest["program"]), LIMIT_BYTES))
+        self.manifest = MANIFEST_SCHEMA(parse_json(raw, MAX_MANIFEST_BYTES), "manifest.json")
+        self._program = Program.from_json(parse_json(self._read(self.manifest["program"]), MAX_PROGRAM_BYTES))
         guide, tree = self.manifest.get("guide"), self.manifest.get("tree")
-        self._guide = None if guide is None else Guide.from_bytes(self._read(guide))
-        self._tree = None if tree is None else Tree.from_json(tree["edges"], self.centers)
+        self._guide = None if guide is None else Router.from_bytes(self._read(guide))
+        self._tree = None if tree is None else CenterTree.from_json(tree["edges"], self.centers)
         if self._guide is not None and self._guide.centers != self.centers:
             raise Malformed("bad_field", f"a guide to {self._guide.centers} centers, the bundle has {self.centers}")
         if self._tree is not None and self._tree.splits != len(tree["splits"]):
@@ -171,7 +179,7 @@ class SiteOffer:
         return len(self.manifest["centers"])
 
     @property
-    def guide(self) -> Guide | None:
+    def router(self) -> Router | None:
         """What the run teaches newcomers."""
         return self._guide
 
@@ -181,11 +189,11 @@ class SiteOffer:
         return selection_rule.guessing_loss(self._program)
 
     @property
-    def tree(self) -> Tree | None:
+    def tree(self) -> CenterTree | None:
         """The way to the centers."""
         return self._tree
 
-    def learner(self, *, training: bool) -> OverEngine:
+    def learner(self, *, training: bool) -> EngineLearner:
         """Over the containers that are needed."""
         engine, files = self._config.engine, {}
         known = {entry["sha256"]: entry for entry in self.manifest["containers"]}
@@ -199,7 +207,7 @@ class SiteOffer:
         opened = open_engine(engine, self._program, files, **settings)  # type: ignore[arg-type]  # each by its name
         if training:
             require_golden(opened, self._program)
-        return OverEngine(opened, self._program)
+        return EngineLearner(opened, self._program)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
         """Weights [schema.size] each."""
@@ -221,27 +229,31 @@ class SiteOffer:
             raise UsageError(f"center {center} has no {form} file", hint=f"it has {', '.join(sorted(files))}")
         return self._site.file(self._generation, files[form]), files[form]["sha256"]
 
-    def _vector(self, entry: Entry) -> Flat:
-        return codecs.decode(self._read(entry), self._program.schema, kind="model")
+    def _vector(self, entry: ManifestEntry) -> Flat:
+        return codecs.decode_vector(self._read(entry), self._program.schema, kind="model")
 
-    def _read(self, entry: Entry) -> bytes:
+    def _read(self, entry: ManifestEntry) -> bytes:
         return self._site.file(self._generation, entry).read_bytes()
 
 
-def visit(url: str, keys: Keys, config: ClientConfig, local: Local, wish: Wish) -> Answer:
+def find_nearest(
+    url: str, keys: TrustedKeys, config: ClientConfig, local: DeviceData, choice: NearestOptions
+) -> NearestAnswer:
     """One visit to a site; everything that `nearest` says of it."""
     if not keys.trusted and not keys.unsigned:
         raise UsageError("nobody is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
-    site = Site(url, BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True), device=config.device_id)
-    offer = SiteOffer(site, keys, config)
-    chosen = choose(offer, local.train, labels=wish.labels, by=wish.by)
+    site = SiteClient(
+        url, BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True), device=config.device_id
+    )
+    offer = SiteCenterSource(site, keys, config)
+    chosen = choose_center(offer, local.train, labels=choice.labels, by=choice.by)
     told = {"signed_by": offer.signed_by}
     if chosen.center is None:
-        return answers.nothing_fits(config.device_id, chosen, fetched=site.fetched, **told)
-    path, sha256 = offer.file(chosen.center, wish.file_format)
-    about = {"file_format": wish.file_format, "sha256": sha256, "labels": wish.labels, "threads": config.threads}
-    answer = answers.at_home(config.device_id, chosen, path, local, **about, fetched=site.fetched, **told)  # type: ignore[arg-type]  # each by its name
-    if wish.steps and wish.labels:
-        kept = personalised(offer, chosen.center, local, wish.steps, config)
+        return answers.no_center_answer(config.device_id, chosen, fetched=site.fetched, **told)
+    path, sha256 = offer.file(chosen.center, choice.file_format)
+    about = {"file_format": choice.file_format, "sha256": sha256, "labels": choice.labels, "threads": config.threads}
+    answer = answers.evaluate_center(config.device_id, chosen, path, local, **about, fetched=site.fetched, **told)  # type: ignore[arg-type]  # each by its name
+    if choice.steps and choice.labels:
+        kept = personalise_and_score(offer, chosen.center, local, choice.steps, config)
         answer = replace(answer, personal=kept, fetched=site.fetched)
     return answer

@@ -6,36 +6,38 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.nearest import features
-from edge_client.nearest.choose_center import Offer
+from edge_client.nearest.choose_center import CenterSource
 from edge_client.protocol.task import Fit, Flat
-from edge_client.training.fit_probe import fit
+from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import Learner
 
-PULL, RATE = 0.1, 0.01  # towards the center, and the learning rate where nobody says one
+PERSONAL_MU, PERSONAL_LEARNING_RATE = 0.1, 0.01  # towards the center, and the learning rate where nobody says one
 
 
-def personal(offer: Offer, center: Flat, data: Dataset, steps: int, *, batch: int = features.BATCH) -> Flat:
+def personalise(
+    source: CenterSource, center: Flat, data: Dataset, steps: int, *, batch: int = features.EVALUATION_BATCH
+) -> Flat:
     """A few local steps from a center, held to it: min f(w) + (PULL / 2) |w - center|^2 -> the model [schema.size].
 
     Learning rate and momentum are the run's, where the guide tells them.
     """
-    about = None if offer.guide is None else offer.guide.round
-    learner = offer.learner(training=True)
+    about = None if source.router is None else source.router.round
+    learner = source.learner(training=True)
     task = Fit(
         start=center,
         anchor=center,
-        mu=PULL,
+        mu=PERSONAL_MU,
         steps=steps,
-        lr=RATE if about is None else about.lr,
+        lr=PERSONAL_LEARNING_RATE if about is None else about.lr,
         momentum=0.0 if about is None else about.momentum,
         batch=learner.fixed_batch or min(batch, max(1, len(data))),
         seed=0,
     )
-    return fit(learner, task, data).vector.astype(np.float32)
+    return run_fit(learner, task, data).vector.astype(np.float32)
 
 
-def accuracy_of(learner: Learner, model: Flat, data: Dataset) -> tuple[float | None, float]:
+def evaluate_model(learner: Learner, model: Flat, data: Dataset) -> tuple[float | None, float]:
     """A model on labelled samples -> (accuracy, None for targets that are no classes; mean loss)."""
-    losses, logits = learner.evaluate([model], data, batch=learner.fixed_batch or features.BATCH)
+    losses, logits = learner.evaluate([model], data, batch=learner.fixed_batch or features.EVALUATION_BATCH)
     classes = np.issubdtype(data.y.dtype, np.integer)
     return float((logits[0].argmax(axis=-1) == data.y).mean()) if classes else None, float(losses.mean())

@@ -12,17 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.center_file import run_file
-from edge_client.nearest.choose_center import Chosen
+from edge_client.nearest.choose_center import Selection
 from edge_client.protocol.task import Array
 from edge_client.training.learner import log_softmax
 
-SHOWN = 10  # classes in words
+MAX_SHOWN_CLASSES = 10  # classes in words
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class NearestAnswer:
     """What a visit found. `center` is None when none fits; `losses` are mean losses by center that was looked at."""
 
     device: str
@@ -65,7 +65,7 @@ class Answer:
         if self.file is not None:
             lines.append(f"  file {self.file} ({self.format}, {self.bytes:,} bytes), {self.fetched:,} bytes fetched")
         if self.predicted:
-            most = sorted(self.predicted.items(), key=lambda item: (-item[1], item[0]))[:SHOWN]
+            most = sorted(self.predicted.items(), key=lambda item: (-item[1], item[0]))[:MAX_SHOWN_CLASSES]
             lines.append(f"  of {self.n} samples it says " + ", ".join(f"class {k}: {n}" for k, n in most))
         if self.accuracy is not None:
             lines.append(f"  accuracy {self.accuracy:.1%} on {self.n} samples")
@@ -76,9 +76,9 @@ class Answer:
         return "\n".join(lines)
 
 
-def nothing_fits(device: str, chosen: Chosen, *, fetched: int, signed_by: str | None) -> Answer:
+def no_center_answer(device: str, chosen: Selection, *, fetched: int, signed_by: str | None) -> NearestAnswer:
     """The answer of a device that takes nothing home."""
-    return Answer(
+    return NearestAnswer(
         device=device,
         center=None,
         losses=dict(chosen.distances.get("loss", {})),
@@ -86,17 +86,17 @@ def nothing_fits(device: str, chosen: Chosen, *, fetched: int, signed_by: str | 
         way=chosen.way,
         ranking=_ranked(chosen),
         mixture=chosen.mixture,
-        why=chosen.told,
+        why=chosen.reasons,
         fetched=fetched,
         signed_by=signed_by,
     )
 
 
-def at_home(  # noqa: PLR0913 - the parts of an answer
+def evaluate_center(  # noqa: PLR0913 - the parts of an answer
     device: str,
-    chosen: Chosen,
+    chosen: Selection,
     path: Path,
-    local: Local,
+    local: DeviceData,
     *,
     file_format: str,
     sha256: str,
@@ -104,13 +104,13 @@ def at_home(  # noqa: PLR0913 - the parts of an answer
     threads: int,
     fetched: int,
     signed_by: str | None,
-) -> Answer:
+) -> NearestAnswer:
     """Run the center's file on held-out samples where there are some, and say all there is to say."""
     content = path.read_bytes()
     data = (local.test or local.train) if labels else local.train
     logits = run_file(file_format, content, data.x, threads=threads)
     accuracy, loss = score(logits, data) if labels else (None, None)
-    missing = nothing_fits(device, chosen, fetched=fetched, signed_by=signed_by)
+    missing = no_center_answer(device, chosen, fetched=fetched, signed_by=signed_by)
     return replace(
         missing,
         center=chosen.center,
@@ -141,5 +141,5 @@ def _counted(logits: Array, data: Dataset) -> dict[int, int]:
     return {int(k): int(counts[k]) for k in np.flatnonzero(counts)}
 
 
-def _ranked(chosen: Chosen) -> tuple[Mapping[str, Any], ...]:
+def _ranked(chosen: Selection) -> tuple[Mapping[str, Any], ...]:
     return tuple({"center": k, "confidence": chosen.confidence.get(k)} for k in chosen.ranking)

@@ -23,26 +23,26 @@ VERSION = 1
 HEADER = struct.Struct("<BBHIII")  # version, flags, zero, index, total, crc32 of the 12 bytes before it and the body
 _HEAD = struct.Struct("<BBHII")  # the same without the checksum
 
-BLOCK_STEP = 4_096
-BLOCK_MAX = 1 << 20
-BLOCK_DEFAULT = 65_536
-TOTAL_MAX = 65_536
-INLINE_MAX = 2_048
-BLOB_MAX = 4 << 30
+BLOCK_BYTES_STEP = 4_096
+MAX_BLOCK_BYTES = 1 << 20
+DEFAULT_BLOCK_BYTES = 65_536
+MAX_BLOCKS = 65_536
+MAX_INLINE_BYTES = 2_048
+MAX_BLOB_BYTES = 4 << 30
 _FULL = 0xFF
-BITMAP_MAX_BYTES = 4_096  # a bitmap above this is left out of `go`
+MAX_BITMAP_BYTES = 4_096  # a bitmap above this is left out of `go`
 
-LIMITS = {  # the most bytes of a blob of each kind
-    "model": BLOB_MAX,
-    "linear": BLOB_MAX,
-    "delta": BLOB_MAX,
-    "stats": BLOB_MAX,
+KIND_LIMITS = {  # the most bytes of a blob of each kind
+    "model": MAX_BLOB_BYTES,
+    "linear": MAX_BLOB_BYTES,
+    "delta": MAX_BLOB_BYTES,
+    "stats": MAX_BLOB_BYTES,
     "program": 1 << 20,
     "container": 256 << 20,
     "catalog": 1 << 20,
     "release": 64 << 20,
     "router": 8 << 20,
-    "sketch": BLOB_MAX,
+    "sketch": MAX_BLOB_BYTES,
 }
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -71,16 +71,18 @@ class Manifest:
         """Refuse what no receiver could hold or check."""
         if not isinstance(self.sha256, str) or _SHA256.fullmatch(self.sha256) is None:
             raise Malformed("bad_field", f"sha256 {self.sha256!r:.80} is not 64 lower-case hex digits")
-        if not isinstance(self.kind, str) or self.kind not in LIMITS:
-            raise Malformed("bad_field", f"kind {self.kind!r:.80} is none of {', '.join(LIMITS)}")
-        if not is_count(self.block, BLOCK_STEP, BLOCK_MAX) or self.block % BLOCK_STEP:
-            raise Malformed("bad_field", f"block {self.block!r:.80}: a multiple of {BLOCK_STEP} up to {BLOCK_MAX}")
+        if not isinstance(self.kind, str) or self.kind not in KIND_LIMITS:
+            raise Malformed("bad_field", f"kind {self.kind!r:.80} is none of {', '.join(KIND_LIMITS)}")
+        if not is_count(self.block, BLOCK_BYTES_STEP, MAX_BLOCK_BYTES) or self.block % BLOCK_BYTES_STEP:
+            raise Malformed(
+                "bad_field", f"block {self.block!r:.80}: a multiple of {BLOCK_BYTES_STEP} up to {MAX_BLOCK_BYTES}"
+            )
         if not is_count(self.size, 1, 2**53 - 1):
             raise Malformed("bad_field", f"size {self.size!r:.80} is not a positive integer")
-        if self.size > LIMITS[self.kind]:
-            raise Malformed("too_big", f"{self.kind} of {self.size} bytes, at most {LIMITS[self.kind]}")
-        if self.total > TOTAL_MAX:
-            raise Malformed("bad_field", f"{self.total} blocks of {self.block} bytes, at most {TOTAL_MAX}")
+        if self.size > KIND_LIMITS[self.kind]:
+            raise Malformed("too_big", f"{self.kind} of {self.size} bytes, at most {KIND_LIMITS[self.kind]}")
+        if self.total > MAX_BLOCKS:
+            raise Malformed("bad_field", f"{self.total} blocks of {self.block} bytes, at most {MAX_BLOCKS}")
         self._check_signature_form()
         if self.inline is not None:
             self._check_inline(self.inline)
@@ -113,7 +115,7 @@ class Manifest:
         size = obj["size"]
         if limit_bytes is not None and is_count(size, 1, 2**53) and size > limit_bytes:
             raise Malformed("too_big", f"blob of {size} bytes, at most {limit_bytes}")
-        inline = None if "inline" not in obj else from_base64(obj["inline"], INLINE_MAX)
+        inline = None if "inline" not in obj else decode_base64(obj["inline"], MAX_INLINE_BYTES)
         manifest = Manifest(
             sha256=obj["sha256"],
             size=size,
@@ -135,20 +137,20 @@ class Manifest:
                 raise Malformed("bad_signature", f"{value!r:.80} is not of the form {pattern.pattern}")
 
     def _check_inline(self, data: bytes) -> None:
-        if len(data) > INLINE_MAX:
-            raise Malformed("too_big", f"inline blob of {len(data)} bytes, at most {INLINE_MAX}")
+        if len(data) > MAX_INLINE_BYTES:
+            raise Malformed("too_big", f"inline blob of {len(data)} bytes, at most {MAX_INLINE_BYTES}")
         if len(data) != self.size or hashlib.sha256(data).hexdigest() != self.sha256:
             raise Malformed("bad_hash", "the inline blob is not the one that its manifest names")
 
 
-def manifest_of(data: bytes, kind: str, *, block: int = BLOCK_DEFAULT, inline: bool = False) -> Manifest:
+def manifest_of(data: bytes, kind: str, *, block: int = DEFAULT_BLOCK_BYTES, inline: bool = False) -> Manifest:
     """Name `data`; with `inline` it travels in the manifest itself if it has at most INLINE_MAX bytes."""
     return Manifest(
         sha256=hashlib.sha256(data).hexdigest(),
         size=len(data),
         block=block,
         kind=kind,
-        inline=bytes(data) if inline and len(data) <= INLINE_MAX else None,
+        inline=bytes(data) if inline and len(data) <= MAX_INLINE_BYTES else None,
     )
 
 
@@ -160,17 +162,17 @@ def body_range(manifest: Manifest, index: int) -> tuple[int, int]:
     return start, min(start + manifest.block, manifest.size)
 
 
-def pack(body: bytes, index: int, total: int) -> bytes:
+def pack_block(body: bytes, index: int, total: int) -> bytes:
     """The message that carries one block."""
-    if not 1 <= len(body) <= BLOCK_MAX:
-        raise Malformed("bad_field", f"block body of {len(body)} bytes, 1 to {BLOCK_MAX}")
-    if not (is_count(total, 1, TOTAL_MAX) and is_count(index, 0, total - 1)):
-        raise Malformed("bad_range", f"block {index} of {total}, at most {TOTAL_MAX} blocks")
+    if not 1 <= len(body) <= MAX_BLOCK_BYTES:
+        raise Malformed("bad_field", f"block body of {len(body)} bytes, 1 to {MAX_BLOCK_BYTES}")
+    if not (is_count(total, 1, MAX_BLOCKS) and is_count(index, 0, total - 1)):
+        raise Malformed("bad_range", f"block {index} of {total}, at most {MAX_BLOCKS} blocks")
     head = _HEAD.pack(VERSION, 0, 0, index, total)
     return HEADER.pack(VERSION, 0, 0, index, total, zlib.crc32(body, zlib.crc32(head))) + body
 
 
-def unpack(message: bytes, manifest: Manifest, index: int) -> bytes:
+def unpack_block(message: bytes, manifest: Manifest, index: int) -> bytes:
     """The body of block `index` (from the topic) of the blob `manifest`. Raises Malformed unless everything fits.
 
     Wrong lengths are refused before the checksum is computed; the whole blob's hash remains to be checked at the end.
@@ -197,8 +199,8 @@ class Bitmap:
     """Which of `total` blocks have arrived: block i is bit i mod 8, least significant first, of byte i div 8."""
 
     def __init__(self, total: int) -> None:
-        if not is_count(total, 1, TOTAL_MAX):
-            raise Malformed("bad_field", f"a bitmap holds 1 to {TOTAL_MAX} blocks, got {total!r:.80}")
+        if not is_count(total, 1, MAX_BLOCKS):
+            raise Malformed("bad_field", f"a bitmap holds 1 to {MAX_BLOCKS} blocks, got {total!r:.80}")
         self.total = total
         self.count = 0  # blocks that have arrived
         self._bits = bytearray((total + 7) // 8)
@@ -264,10 +266,10 @@ class Bitmap:
     @classmethod
     def from_base64(cls, total: int, text: str) -> Bitmap:
         """Read what `to_base64` wrote; Malformed on anything else."""
-        return cls.from_bytes(total, from_base64(text, TOTAL_MAX // 8))
+        return cls.from_bytes(total, decode_base64(text, MAX_BLOCKS // 8))
 
 
-def from_base64(text: object, limit_bytes: int) -> bytes:
+def decode_base64(text: object, limit_bytes: int) -> bytes:
     """Strict base64: the standard alphabet, padded, no spare bits, at most `limit_bytes` decoded bytes."""
     if not isinstance(text, str) or not text.isascii():
         raise Malformed("bad_field", f"expected base64 text, got {text!r:.80}")

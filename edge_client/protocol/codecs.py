@@ -15,15 +15,15 @@ from edge_client.errors import Malformed
 from edge_client.protocol import tensors
 from edge_client.protocol.task import Array, Flat, Reply, Schema
 
-SCALE = "#s"  # a scale's name is its tensor's with this suffix; no tensor name holds '#'
+SCALE_SUFFIX = "#s"  # a scale's name is its tensor's with this suffix; no tensor name holds '#'
 _LEAST_SCALE = np.float32(2.0**-126)  # below: subnormal, which some processors flush to zero
 _BOUND = np.float32(2.0**127)  # from here on, a rounded value times its scale could be infinite
-_NEVER = np.int8(-128)
+_RESERVED_INT8 = np.int8(-128)
 _CANDIDATES_MAX = 16
 _STATISTICS = {"loss": ("float64", 1), "votes": ("int64", 1), "posterior": ("float64", 1), "confusion": ("int64", 3)}
 
 
-def encode(flat: Flat, schema: Schema, *, codec: str, kind: str, base: str | None = None) -> bytes:
+def encode_vector(flat: Flat, schema: Schema, *, codec: str, kind: str, base: str | None = None) -> bytes:
     """[schema.size] -> tensor file. A delta has a `base`: a sha256 or "zero". NaN and inf: Malformed("not_finite")."""
     pack = {"f32": _pack_f32, "f16": _pack_f16, "i8": _pack_i8}.get(codec)
     if pack is None:
@@ -34,15 +34,15 @@ def encode(flat: Flat, schema: Schema, *, codec: str, kind: str, base: str | Non
     stored: dict[str, Array] = {}
     for name, value in schema.split(vector).items():
         stored |= pack(name, value)
-    return tensors.pack(stored, kind=kind, codec=codec, schema=schema.sha256, base=base)
+    return tensors.pack_tensors(stored, kind=kind, codec=codec, schema=schema.sha256, base=base)
 
 
-def decode(data: bytes, schema: Schema, *, kind: str, codec: str | None = None, base: str | None = None) -> Flat:
+def decode_vector(data: bytes, schema: Schema, *, kind: str, codec: str | None = None, base: str | None = None) -> Flat:
     """Tensor file from anyone -> finite float32 [schema.size].
 
     `kind` must agree; `codec` and `base` too where given. Malformed: bad_codec, bad_schema, not_finite, bad_version.
     """
-    stored, meta = tensors.unpack(data)
+    stored, meta = tensors.unpack_tensors(data)
     if meta.kind != kind:
         raise Malformed("bad_schema", f"the file holds a {meta.kind}, expected a {kind}")
     if (codec is not None and meta.codec != codec) or (base is not None and meta.base != base):
@@ -53,13 +53,15 @@ def decode(data: bytes, schema: Schema, *, kind: str, codec: str | None = None, 
     return _joined(stored, schema)
 
 
-def encode_feedback(delta: Flat, residual: Flat | None, schema: Schema, *, codec: str, base: str) -> tuple[bytes, Flat]:
+def encode_with_feedback(
+    delta: Flat, residual: Flat | None, schema: Schema, *, codec: str, base: str
+) -> tuple[bytes, Flat]:
     """Send Q(delta + residual), keep what it lost -> (file, new residual [schema.size] float32)."""
     with np.errstate(over="ignore", invalid="ignore"):  # found as not finite by encode
         wanted = np.asarray(delta, dtype=np.float32)
         wanted = wanted if residual is None else wanted + np.asarray(residual, dtype=np.float32)
-    data = encode(wanted, schema, codec=codec, kind="delta", base=base)
-    return data, wanted - decode(data, schema, kind="delta")
+    data = encode_vector(wanted, schema, codec=codec, kind="delta", base=base)
+    return data, wanted - decode_vector(data, schema, kind="delta")
 
 
 def encode_stats(reply: Reply, schema: Schema) -> bytes:
@@ -79,12 +81,12 @@ def encode_stats(reply: Reply, schema: Schema) -> bytes:
         raise ValueError("statistics hold at least one of losses, votes, posterior, grad and confusion, and no update")
     for value in stored.values():
         _finite(value)
-    return tensors.pack(stored, kind="stats", codec="f32", schema=schema.sha256)
+    return tensors.pack_tensors(stored, kind="stats", codec="f32", schema=schema.sha256)
 
 
 def decode_stats(data: bytes, schema: Schema, n: int, *, models: int | None = None) -> Reply:
     """Statistics from anyone over `n` samples (of `models` candidates, where given) -> Reply. Raises Malformed."""
-    stored, meta = tensors.unpack(data)
+    stored, meta = tensors.unpack_tensors(data)
     if meta.kind != "stats" or meta.codec != "f32" or meta.schema != schema.sha256:
         raise Malformed("bad_schema", f"not statistics in f32 of schema {schema.sha256}: {meta}")
     grads = {k: v for k, v in stored.items() if k.startswith("grad/")}
@@ -114,9 +116,9 @@ def _pack_f16(name: str, value: Array) -> dict[str, Array]:
     _below_bound(name, value)
     scale = np.float32(2.0 ** int(np.frexp(np.abs(value).max())[1]))
     if scale < _LEAST_SCALE or not value.any():
-        return {name: np.zeros(value.shape, np.float16), name + SCALE: np.zeros(1, np.float32)}
+        return {name: np.zeros(value.shape, np.float16), name + SCALE_SUFFIX: np.zeros(1, np.float32)}
     with np.errstate(under="ignore"):
-        return {name: (value / scale).astype(np.float16), name + SCALE: np.array([scale], np.float32)}
+        return {name: (value / scale).astype(np.float16), name + SCALE_SUFFIX: np.array([scale], np.float32)}
 
 
 def _pack_i8(name: str, value: Array) -> dict[str, Array]:
@@ -131,7 +133,7 @@ def _pack_i8(name: str, value: Array) -> dict[str, Array]:
     with np.errstate(under="ignore"):
         q = np.clip(np.rint(rows / divisor), -127, 127)
     q[scale == 0] = 0
-    return {name: q.astype(np.int8).reshape(value.shape), name + SCALE: scale}
+    return {name: q.astype(np.int8).reshape(value.shape), name + SCALE_SUFFIX: scale}
 
 
 def _below_bound(name: str, value: Array) -> None:
@@ -152,9 +154,9 @@ def _form(schema: Schema, codec: str) -> dict[str, tuple[str, tuple[int, ...]]]:
     form: dict[str, tuple[str, tuple[int, ...]]] = {}
     for t in schema.tensors:
         if codec == "f16":
-            form |= {t.name: ("float16", t.shape), t.name + SCALE: ("float32", (1,))}
+            form |= {t.name: ("float16", t.shape), t.name + SCALE_SUFFIX: ("float32", (1,))}
         elif codec == "i8" and len(t.shape) > 1:
-            form |= {t.name: ("int8", t.shape), t.name + SCALE: ("float32", (t.shape[0],))}
+            form |= {t.name: ("int8", t.shape), t.name + SCALE_SUFFIX: ("float32", (t.shape[0],))}
         else:
             form[t.name] = ("float32", t.shape)
     return form
@@ -174,13 +176,13 @@ def _joined(stored: Mapping[str, Array], schema: Schema) -> Flat:
     """Undo the scales -> float32 [schema.size], finite."""
     out = np.empty(schema.size, np.float32)
     for t in schema.tensors:
-        value, scale = stored[t.name], stored.get(t.name + SCALE)
+        value, scale = stored[t.name], stored.get(t.name + SCALE_SUFFIX)
         into = out[schema.slices[t.name]].reshape(t.shape)
         if scale is None:
             into[...] = value
             continue
         _finite(scale)
-        if (scale < 0).any() or (value.dtype == np.int8 and (value == _NEVER).any()):
+        if (scale < 0).any() or (value.dtype == np.int8 and (value == _RESERVED_INT8).any()):
             raise Malformed(
                 "bad_codec", f"tensor {t.name!r:.80} has a negative scale or a -128; no encoder writes those"
             )

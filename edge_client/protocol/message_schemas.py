@@ -12,13 +12,28 @@ from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol import topics
-from edge_client.protocol.blocks import BITMAP_MAX_BYTES, BLOCK_MAX, BLOCK_STEP, LIMITS, from_base64, is_count
-from edge_client.protocol.task import FIT_BUFFERS, LABEL_PRIORS, MAX_MODELS, PROBE_BUFFERS, SLOT, SPLITS, WANTS
+from edge_client.protocol.blocks import (
+    BLOCK_BYTES_STEP,
+    KIND_LIMITS,
+    MAX_BITMAP_BYTES,
+    MAX_BLOCK_BYTES,
+    decode_base64,
+    is_count,
+)
+from edge_client.protocol.task import (
+    DATA_SPLITS,
+    FIT_BUFFERS,
+    LABEL_PRIORS,
+    MAX_MODELS,
+    PROBE_BUFFERS,
+    PROBE_QUANTITIES,
+    SLOT_PATTERN,
+)
 from edge_client.protocol.validators import (
-    SAFE,
-    Table,
-    bad,
+    MAX_SAFE_INTEGER,
+    FieldTable,
     boolean,
+    field_error,
     integer,
     list_of,
     manifest,
@@ -36,10 +51,10 @@ from edge_client.protocol.validators import (
 )
 
 CODECS = ("f32", "f16", "i8")
-DETAIL_MAX = 200
+MAX_DETAIL_CHARS = 200
 RUNTIME = r"[A-Za-z0-9_.+ -]{1,64}"  # a runtime's name and version
-GET_MAX_BLOCKS = 16
-CENTERS_MAX = 1_024
+MAX_GET_BLOCKS = 16
+MAX_CENTERS = 1_024
 
 ERR_CODES = (
     *("bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours"),
@@ -57,22 +72,22 @@ NACK_CODES = (
 
 
 def _bitmap(value: Any, _name: str) -> str:  # noqa: ANN401
-    from_base64(value, BITMAP_MAX_BYTES)
+    decode_base64(value, MAX_BITMAP_BYTES)
     return str(value)
 
 
 def _block_size(value: Any, name: str) -> int:  # noqa: ANN401
-    if not is_count(value, BLOCK_STEP, BLOCK_MAX) or value % BLOCK_STEP:
-        raise bad(name, value, f"a multiple of {BLOCK_STEP} up to {BLOCK_MAX}")
+    if not is_count(value, BLOCK_BYTES_STEP, MAX_BLOCK_BYTES) or value % BLOCK_BYTES_STEP:
+        raise field_error(name, value, f"a multiple of {BLOCK_BYTES_STEP} up to {MAX_BLOCK_BYTES}")
     return int(value)
 
 
 def _block_runs(value: Any, name: str) -> list[list[int]]:  # noqa: ANN401
-    runs: list[list[int]] = list_of(list_of(integer(0, 65_535), 2, 2), 1, GET_MAX_BLOCKS)(value, name)
-    if any(count < 1 or first + count > topics.LIMIT_NUMBER + 1 for first, count in runs):
-        raise bad(name, value, "runs [first, count] with count >= 1 inside 65,536 blocks")
-    if sum(count for _, count in runs) > GET_MAX_BLOCKS:
-        raise bad(name, value, f"at most {GET_MAX_BLOCKS} blocks in all")
+    runs: list[list[int]] = list_of(list_of(integer(0, 65_535), 2, 2), 1, MAX_GET_BLOCKS)(value, name)
+    if any(count < 1 or first + count > topics.MAX_TOPIC_NUMBER + 1 for first, count in runs):
+        raise field_error(name, value, "runs [first, count] with count >= 1 inside 65,536 blocks")
+    if sum(count for _, count in runs) > MAX_GET_BLOCKS:
+        raise field_error(name, value, f"at most {MAX_GET_BLOCKS} blocks in all")
     return runs
 
 
@@ -86,10 +101,10 @@ def _sha256(value: Any, _name: str) -> str:  # noqa: ANN401
 
 _IDENT = matching(r"[A-Za-z0-9-]{1,36}")
 _U32 = integer(0, 2**32 - 1)
-_COUNT = integer(0, SAFE)
+_COUNT = integer(0, MAX_SAFE_INTEGER)
 _WINDOW = integer(1, 16)
 _NAME = matching(r"[A-Za-z0-9_.-]{1,32}")
-_CENTER = integer(0, CENTERS_MAX - 1)
+_CENTER = integer(0, MAX_CENTERS - 1)
 _SAMPLES = integer(1, 2**31)
 _METRICS = map_of(matching(r"[A-Za-z0-9_./-]{1,64}"), number(-math.inf), 16)
 _SOURCES = list_of(matching(r"bcast|mqtt|https://[!-~]{1,256}"), 0, 8)
@@ -103,14 +118,14 @@ _CAPS = record(
 )
 _KEY = required(run=_run, round=_U32, exchange=_U32)  # with the device id of the topic: one answer of one device
 _MODEL = manifest("model")
-_SLOT = matching(SLOT)
+_SLOT = matching(SLOT_PATTERN)
 _CANDIDATE = with_field("own", record(required(own=_SLOT) | optional(init=_MODEL)), _MODEL)
 _STATS = manifest("stats")
 
-COMMON: Table = required(id=_IDENT, t=_COUNT)
-EPOCH: Table = required(epoch=_COUNT)
+COMMON_FIELDS: FieldTable = required(id=_IDENT, t=_COUNT)
+EPOCH_FIELDS: FieldTable = required(epoch=_COUNT)
 
-_FIT: Table = required(
+_FIT: FieldTable = required(
     start=word_or("own", _MODEL),
     lr=number(),
     momentum=number(),
@@ -127,21 +142,21 @@ _FIT: Table = required(
     upload=boolean,
     buffers=one_of(*sorted(FIT_BUFFERS)),
 )
-_PROBE: Table = required(
+_PROBE: FieldTable = required(
     models=list_of(_CANDIDATE, 1, MAX_MODELS),
-    want=list_of(one_of(*sorted(WANTS)), 1, len(WANTS)),
+    want=list_of(one_of(*sorted(PROBE_QUANTITIES)), 1, len(PROBE_QUANTITIES)),
     batch=integer(1, 65_536),
     seed=_COUNT,
 ) | optional(
     prior=list_of(number(), 1, MAX_MODELS),
-    split=one_of(*sorted(SPLITS)),
+    split=one_of(*sorted(DATA_SPLITS)),
     limit=_SAMPLES,
     buffers=one_of(*sorted(PROBE_BUFFERS)),
     label_prior=one_of(*sorted(LABEL_PRIORS)),
     step=manifest("container"),
 )
-_JOBS: dict[str, Table] = {"fit": _FIT, "probe": _PROBE}
-_TASK: Table = (
+_JOBS: dict[str, FieldTable] = {"fit": _FIT, "probe": _PROBE}
+_TASK: FieldTable = (
     _KEY
     | required(
         left_ms=_COUNT,
@@ -151,14 +166,14 @@ _TASK: Table = (
         schema=_sha256,
         reply=record(
             required(
-                codec=one_of(*CODECS), base=one_of("start", "anchor", "zero"), max_size=integer(1, LIMITS["delta"])
+                codec=one_of(*CODECS), base=one_of("start", "anchor", "zero"), max_size=integer(1, KIND_LIMITS["delta"])
             )
         ),
     )
     | optional(center=_CENTER)
 )
 
-TABLES: dict[str, Table] = {
+MESSAGE_TABLES: dict[str, FieldTable] = {
     "coord": required(
         boot=matching(r"[0-9a-f]{16}"),
         online=boolean,
@@ -172,7 +187,7 @@ TABLES: dict[str, Table] = {
     "cat": required(ver=_COUNT, catalog=manifest("catalog")),
     "st": required(s=one_of("on", "off", "sleep", "lost"), bd=_U32) | optional(sw=text(64), caps=_CAPS),
     "task": _TASK,
-    "stop": _KEY | optional(why=text(DETAIL_MAX)),
+    "stop": _KEY | optional(why=text(MAX_DETAIL_CHARS)),
     "rebirth": {},
     "get": required(sha256=_sha256, block=_block_size, at=_block_runs),
     "rdy": _KEY
@@ -182,10 +197,10 @@ TABLES: dict[str, Table] = {
     "go": required(re=_IDENT, sha256=_sha256, shard=integer(0, 65_535), window=_WINDOW) | optional(have=_bitmap),
     "ack": _KEY
     | required(attempt=_U32, sha256=_sha256, status=one_of(*ACK_STATUSES))
-    | optional(retry_ms=_COUNT, detail=text(DETAIL_MAX)),
-    "err": required(code=one_of(*ERR_CODES)) | optional(re=_IDENT, detail=text(DETAIL_MAX), retry_ms=_COUNT),
+    | optional(retry_ms=_COUNT, detail=text(MAX_DETAIL_CHARS)),
+    "err": required(code=one_of(*ERR_CODES)) | optional(re=_IDENT, detail=text(MAX_DETAIL_CHARS), retry_ms=_COUNT),
     "nack": required(re=_IDENT, code=one_of(*NACK_CODES))
-    | optional(run=_run, round=_U32, exchange=_U32, detail=text(DETAIL_MAX), retry_ms=_COUNT),
+    | optional(run=_run, round=_U32, exchange=_U32, detail=text(MAX_DETAIL_CHARS), retry_ms=_COUNT),
     "near": required(how=one_of("sketch", "loss", "round"))
     | optional(sketch=manifest("sketch"), stats=_STATS, n=_SAMPLES, centers=list_of(_CENTER, 1, MAX_MODELS)),
     "near-answer": required(re=_IDENT, center=or_null(_CENTER))
@@ -206,17 +221,17 @@ ROUTES: Mapping[str, frozenset[str]] = {
     "rq": frozenset({"get", "rdy", "near", "nack", "served"}),
     "t": frozenset({"task", "go", "ack", "near", "stop", "rebirth", "err"}),
 }
-KINDS = frozenset[str]().union(*ROUTES.values())
-DOWN = (ROUTES["t"] | ROUTES["coord"] | ROUTES["cat"]) - {"near"}
+MESSAGE_KINDS = frozenset[str]().union(*ROUTES.values())
+DOWNLINK_KINDS = (ROUTES["t"] | ROUTES["coord"] | ROUTES["cat"]) - {"near"}
 
 
-def table_of(kind: str, message: Mapping[str, Any], *, down: bool) -> Table:
+def table_of(kind: str, message: Mapping[str, Any], *, down: bool) -> FieldTable:
     """All fields of a message of this kind; a task's depend on its job, and `near` has two tables."""
-    table = TABLES["near-answer" if kind == "near" and down else kind]
+    table = MESSAGE_TABLES["near-answer" if kind == "near" and down else kind]
     job = message.get("job")
     if kind == "task" and isinstance(job, str):
         table = table | _JOBS.get(job, {})
-    return COMMON | (EPOCH if down else {}) | table
+    return COMMON_FIELDS | (EPOCH_FIELDS if down else {}) | table
 
 
 def check_rules(kind: str, message: Mapping[str, Any]) -> None:

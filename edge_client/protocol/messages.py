@@ -1,8 +1,8 @@
 """Control messages: strict JSON in, canonical JSON out, and the table of what each kind of message carries.
 
-`read` gives back only what the kind's table (message_schemas.py) allows: a message that exists is valid. `write` holds
-what we send to the same table. Times and identifiers are arguments; nothing here sends, and nothing here knows a blob's
-bytes.
+`read_message` gives back only what the kind's table (message_schemas.py) allows: a message that exists is valid.
+`write_message` holds what we send to the same table. Times and identifiers are arguments; nothing here sends, and
+nothing here knows a blob's bytes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import is_count
-from edge_client.protocol.message_schemas import DOWN, KINDS, NULLABLE, ROUTES, check_rules, table_of
+from edge_client.protocol.message_schemas import DOWNLINK_KINDS, MESSAGE_KINDS, NULLABLE, ROUTES, check_rules, table_of
 from edge_client.protocol.validators import record
 
 VERSION = 1
-LIMIT_BYTES = 8_192
-DEPTH_MAX = 8
-INTEGER_MAX = 2**53 - 1  # a double holds each integer up to here, and no other integer reads as one of them
+MAX_MESSAGE_BYTES = 8_192
+MAX_DEPTH = 8
+MAX_INTEGER = 2**53 - 1  # a double holds each integer up to here, and no other integer reads as one of them
 _DIGITS_MAX = 17  # of INTEGER_MAX, with its sign
 
 
-def canonical(obj: object) -> bytes:
+def canonical_json(obj: object) -> bytes:
     """UTF-8 JSON with sorted keys, no spaces, no ASCII escapes; Malformed for NaN, infinity and lone surrogates."""
     try:
         text = json.dumps(obj, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
@@ -32,7 +32,7 @@ def canonical(obj: object) -> bytes:
         raise Malformed("bad_field", f"cannot be written as JSON: {wrong}") from wrong
 
 
-def parse_json(data: bytes, limit: int = LIMIT_BYTES) -> Any:  # noqa: ANN401 - any JSON value
+def parse_json(data: bytes, limit: int = MAX_MESSAGE_BYTES) -> Any:  # noqa: ANN401 - any JSON value
     """Read at most `limit` bytes of strict UTF-8 JSON. Raises Malformed("bad_json") or Malformed("too_big").
 
     Refused beyond the grammar: duplicate keys, NaN, infinities (1e999 too), integers beyond +-(2^53 - 1), lone
@@ -56,7 +56,7 @@ def parse_json(data: bytes, limit: int = LIMIT_BYTES) -> Any:  # noqa: ANN401 - 
     return value
 
 
-def read(payload: bytes, route: str | None = None) -> dict[str, Any]:
+def read_message(payload: bytes, route: str | None = None) -> dict[str, Any]:
     """Read one control message; every field of the result is valid and unknown fields are dropped. Raises Malformed.
 
     `route` is the kind of the topic that brought it (`Route.kind`); a kind that does not belong there is "bad_kind".
@@ -68,29 +68,30 @@ def read(payload: bytes, route: str | None = None) -> dict[str, Any]:
     if not is_count(version, VERSION, VERSION):
         raise Malformed("bad_version", f"message version {version!r:.80}, this side reads {VERSION}")
     kind = message.get("k")
-    if not isinstance(kind, str) or kind not in KINDS:
+    if not isinstance(kind, str) or kind not in MESSAGE_KINDS:
         raise Malformed("bad_kind", f"unknown kind {kind!r:.80}")
     if route is not None and kind not in ROUTES.get(route, ()):
         raise Malformed("bad_kind", f"{kind} does not belong on topic {route}")
     return {"v": VERSION, "k": kind} | _checked(kind, message, down=_is_down(kind, message, route))
 
 
-def write(kind: str, *, ident: str, t_ms: int, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
+def write_message(kind: str, *, ident: str, t_ms: int, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
     """One canonical control message of at most 8,192 bytes.
 
     Fields given as None are left out (except where null is a value), manifests may be given as `Manifest`, and fields
-    that the kind does not have are a Malformed("bad_field"): what we send is held to the table that `read` uses.
+    that the kind does not have are a Malformed("bad_field"): what we send is held to the table that `read_message`
+    uses.
     """
-    if kind not in KINDS:
+    if kind not in MESSAGE_KINDS:
         raise Malformed("bad_kind", f"unknown kind {kind!r:.80}")
     given = {k: v for k, v in fields.items() if v is not None or (kind, k) in NULLABLE}
     message = _checked(kind, given | {"id": ident, "t": t_ms}, down=_is_down(kind, given, None))
     unknown = set(given) - set(message)
     if unknown:
         raise Malformed("bad_field", f"{kind} has no field {', '.join(sorted(unknown))}")
-    payload = canonical(message | {"v": VERSION, "k": kind})
-    if len(payload) > LIMIT_BYTES:
-        raise Malformed("too_big", f"{kind} message of {len(payload)} bytes, at most {LIMIT_BYTES}")
+    payload = canonical_json(message | {"v": VERSION, "k": kind})
+    if len(payload) > MAX_MESSAGE_BYTES:
+        raise Malformed("too_big", f"{kind} message of {len(payload)} bytes, at most {MAX_MESSAGE_BYTES}")
     return payload
 
 
@@ -98,7 +99,7 @@ def _is_down(kind: str, message: dict[str, Any], route: str | None) -> bool:
     """`near` is the one kind that travels both ways: an answer has `re`."""
     if kind == "near":
         return "re" in message if route is None else route == "t"
-    return kind in DOWN
+    return kind in DOWNLINK_KINDS
 
 
 def _checked(kind: str, message: dict[str, Any], *, down: bool) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def _float(text: str) -> float:
 
 
 def _int(text: str) -> int:
-    if len(text) > _DIGITS_MAX or abs(value := int(text)) > INTEGER_MAX:
+    if len(text) > _DIGITS_MAX or abs(value := int(text)) > MAX_INTEGER:
         raise Malformed("bad_json", f"integer {text!s:.40} is beyond 2^53 - 1")
     return value
 
@@ -141,7 +142,7 @@ def _check_tree(value: object) -> None:
             if isinstance(item, str):
                 item.encode("utf-8")  # UnicodeEncodeError on a lone surrogate
             elif isinstance(item, dict | list):
-                if depth == DEPTH_MAX:
-                    raise Malformed("bad_json", f"nested deeper than {DEPTH_MAX} levels")
+                if depth == MAX_DEPTH:
+                    raise Malformed("bad_json", f"nested deeper than {MAX_DEPTH} levels")
                 below += [*item.keys(), *item.values()] if isinstance(item, dict) else item
         level, depth = below, depth + 1

@@ -15,13 +15,13 @@ from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
 
 FORMAT_VERSION = 1
 FUNCTIONS = ("step", "evaluate", "infer")
-LIMIT_BYTES = 1 << 20  # program.json
-CONTAINER_LIMIT_BYTES = 256 << 20
-MAX_TEXT = 512
+MAX_PROGRAM_BYTES = 1 << 20  # program.json
+MAX_CONTAINER_BYTES = 256 << 20
+MAX_TEXT_CHARS = 512
 MAX_PORTS = 32_768
 HEX_DIGITS = 64
-Batch = int | Literal["any"]
-Dim = int | Literal["batch"]
+BatchSize = int | Literal["any"]
+Dimension = int | Literal["batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Port:
 
     name: str
     dtype: str  # numpy's name: "float32", "float64"
-    shape: tuple[Dim, ...]
+    shape: tuple[Dimension, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +90,7 @@ class Program:
     dtype: str
     functions: Mapping[str, Function]
     containers: Mapping[str, Mapping[str, Container]]
-    batch: Mapping[str, Batch]
+    batch: Mapping[str, BatchSize]
     opset: int
     versions: Mapping[str, str]
     parity: Mapping[str, float] = field(default_factory=dict)
@@ -175,8 +175,8 @@ class Program:
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise Malformed("bad_program", f"program.json: {wrong!r}") from wrong
         for engine, files in program.containers.items():
-            if any(c.size > CONTAINER_LIMIT_BYTES for c in files.values()):
-                raise Malformed("too_big", f"a container for {engine} is above {CONTAINER_LIMIT_BYTES} bytes")
+            if any(c.size > MAX_CONTAINER_BYTES for c in files.values()):
+                raise Malformed("too_big", f"a container for {engine} is above {MAX_CONTAINER_BYTES} bytes")
         return program
 
 
@@ -195,7 +195,7 @@ def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - 
 
 
 def _text(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARS:
         raise ValueError(f"expected a short text, got {value!r:.80}")
     return value
 

@@ -19,11 +19,11 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.topics import check_federation
 
-BUNDLE = "bundle"  # the kind under which a bundle's manifest is signed
-SIGNATURE_LIMIT_BYTES = 1024
+BUNDLE_KIND = "bundle"  # the kind under which a bundle's manifest is signed
+MAX_SIGNATURE_BYTES = 1024
 
 
-def text_of(federation: str, kind: str, sha256: str, size: int) -> bytes:
+def signed_text(federation: str, kind: str, sha256: str, size: int) -> bytes:
     """What is signed."""
     return f"fedcenters/v1/blob\n{check_federation(federation)}\n{kind}\n{sha256}\n{size}\n".encode("ascii")
 
@@ -40,19 +40,19 @@ def key_id(public: bytes) -> str:
 
 def sign(private: bytes, federation: str, kind: str, sha256: str, size: int) -> str:
     """Signature in hex."""
-    return Ed25519PrivateKey.from_private_bytes(private).sign(text_of(federation, kind, sha256, size)).hex()
+    return Ed25519PrivateKey.from_private_bytes(private).sign(signed_text(federation, kind, sha256, size)).hex()
 
 
 def verify(public: bytes, federation: str, kind: str, sha256: str, size: int, sig: str) -> None:
     """Return if `sig` is right; Malformed("bad_signature") otherwise."""
     try:
         key = Ed25519PublicKey.from_public_bytes(public)
-        key.verify(bytes.fromhex(sig), text_of(federation, kind, sha256, size))
+        key.verify(bytes.fromhex(sig), signed_text(federation, kind, sha256, size))
     except (InvalidSignature, ValueError, UnicodeError) as wrong:
         raise Malformed("bad_signature", f"{kind} {sha256:.16} was not signed by key {key_id(public)}") from wrong
 
 
-def signed(manifest: Manifest, private: bytes, federation: str) -> Manifest:
+def sign_manifest(manifest: Manifest, private: bytes, federation: str) -> Manifest:
     """The same manifest with `key` and `sig`."""
     sig = sign(private, federation, manifest.kind, manifest.sha256, manifest.size)
     return replace(manifest, key=key_id(public_key(private)), sig=sig)
@@ -72,12 +72,12 @@ def verify_bundle(manifest: bytes, signature: bytes, trusted: Sequence[bytes]) -
 
     Raises Malformed when none of the `trusted` public keys [32 bytes] did.
     """
-    said = parse_json(signature.strip(), SIGNATURE_LIMIT_BYTES)
+    said = parse_json(signature.strip(), MAX_SIGNATURE_BYTES)
     if not isinstance(said, dict) or not all(isinstance(said.get(name), str) for name in ("federation", "key", "sig")):
         raise Malformed("bad_signature", "manifest.sig is not {federation, key, sig}")
     for public in trusted:
         if said["key"] == key_id(public):
             digest = hashlib.sha256(manifest).hexdigest()
-            verify(public, said["federation"], BUNDLE, digest, len(manifest), said["sig"])
+            verify(public, said["federation"], BUNDLE_KIND, digest, len(manifest), said["sig"])
             return str(said["federation"])
     raise Malformed("bad_signature", f"the manifest is signed by key {said['key']:.16}, which is not trusted here")

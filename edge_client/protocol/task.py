@@ -23,10 +23,10 @@ ClientId = str
 Array = NDArray[Any]
 Flat = NDArray[Any]  # [schema.size], float32 on the wire
 Tensors = Mapping[str, Array]
-OWN: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`
+OWN_MODEL: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`
 
-WANTS = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
-SPLITS = frozenset({"train", "test"})
+PROBE_QUANTITIES = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
+DATA_SPLITS = frozenset({"train", "test"})
 FIT_BUFFERS = frozenset({"sent", "own"})
 PROBE_BUFFERS = frozenset({"sent", "own", "batch"})
 LABEL_PRIORS = frozenset({"model", "device"})
@@ -34,7 +34,7 @@ MAX_DIMS = 8
 MAX_STEPS = 1_000_000
 MAX_BATCH = 65_536
 MAX_MODELS = 16  # candidates in one probe
-SLOT = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
+SLOT_PATTERN = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +130,8 @@ def _one_of(name: str, value: str, words: frozenset[str]) -> None:
 
 
 def _named(slot: str) -> None:
-    if re.fullmatch(SLOT, slot) is None:
-        raise ValueError(f"slot must have the form {SLOT}, got {slot!r:.80}")
+    if re.fullmatch(SLOT_PATTERN, slot) is None:
+        raise ValueError(f"slot must have the form {SLOT_PATTERN}, got {slot!r:.80}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,11 +219,11 @@ class Probe:
         _counts(self.batch, self.seed)
         if not 1 <= len(self.models) <= MAX_MODELS:
             raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")
-        if not self.want or not self.want <= WANTS:
-            raise ValueError(f"want must be some of {sorted(WANTS)}, got {sorted(self.want)}")
+        if not self.want or not self.want <= PROBE_QUANTITIES:
+            raise ValueError(f"want must be some of {sorted(PROBE_QUANTITIES)}, got {sorted(self.want)}")
         if "grad" in self.want and len(self.want) > 1:
             raise ValueError("a gradient is asked for alone: it needs another function of the program")
-        if self.split not in SPLITS:
+        if self.split not in DATA_SPLITS:
             raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
         if self.prior is not None and len(self.prior) != len(self.models):
             raise ValueError("prior needs one weight per model")

@@ -11,21 +11,21 @@ from typing import Any, Literal
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe
+from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe
 
-Put = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
-Get = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
-FIT_SAME = ("lr", "momentum", "mu", "steps", "batch", "seed", "rows", "slot", "upload", "buffers", "center")
-PROBE_SAME = ("batch", "seed", "prior", "split", "limit", "buffers", "label_prior")  # as they are
+PutVector = Callable[[Flat, str], Manifest]  # (vector, "model" or "linear") -> the manifest of its stored blob
+GetVector = Callable[[Manifest], Flat]  # manifest of a fetched blob -> decoded vector [schema.size]
+FIT_PLAIN_FIELDS = ("lr", "momentum", "mu", "steps", "batch", "seed", "rows", "slot", "upload", "buffers", "center")
+PROBE_PLAIN_FIELDS = ("batch", "seed", "prior", "split", "limit", "buffers", "label_prior")  # as they are
 
 
-def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
+def task_fields(task: Fit | Probe, put: PutVector) -> dict[str, Any]:
     """The job fields of a `task` message. The same task gives the same fields, so that a replay can be compared."""
     if isinstance(task, Probe):
         return _probe_fields(task, put)
     fields: dict[str, Any] = {
         "job": "fit",
-        "start": OWN if isinstance(task.start, str) else put(task.start, "model").to_json(),
+        "start": OWN_MODEL if isinstance(task.start, str) else put(task.start, "model").to_json(),
         "lr": float(task.lr),
         "momentum": float(task.momentum),
         "mu": float(task.mu),
@@ -47,7 +47,7 @@ def task_fields(task: Fit | Probe, put: Put) -> dict[str, Any]:
     return fields
 
 
-def functions_of(fields: Mapping[str, Any]) -> dict[str, str]:
+def container_functions(fields: Mapping[str, Any]) -> dict[str, str]:
     """Field of a task message that names a file -> the function of the program that the file holds."""
     if fields["job"] == "fit" or fields["want"] == ["grad"]:
         return {"container": "step"}
@@ -55,7 +55,7 @@ def functions_of(fields: Mapping[str, Any]) -> dict[str, str]:
     return {"container": "evaluate"} | ({"step": "step"} if batch else {})
 
 
-def _probe_fields(task: Probe, put: Put) -> dict[str, Any]:
+def _probe_fields(task: Probe, put: PutVector) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "job": "probe",
         "models": [_candidate_fields(model, put) for model in task.models],
@@ -75,17 +75,17 @@ def _unusual(task: Fit | Probe, **usual: object) -> dict[str, Any]:
     return {name: getattr(task, name) for name, value in usual.items() if getattr(task, name) != value}
 
 
-def _candidate_fields(model: Flat | OwnModel, put: Put) -> dict[str, Any]:
+def _candidate_fields(model: Flat | OwnModel, put: PutVector) -> dict[str, Any]:
     if isinstance(model, OwnModel):
         spare = {} if model.init is None else {"init": put(model.init, "model").to_json()}
         return {"own": model.slot, **spare}
     return put(model, "model").to_json()
 
 
-def without_spares(message: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
+def without_unneeded_inits(message: Mapping[str, Any], has: Callable[[str], bool]) -> dict[str, Any]:
     """The task without the `init` of every slot in which the device has a model: those need not be fetched."""
     kept = dict(message)
-    if kept.get("start") == OWN and "init" in kept and has(kept.get("slot", "main")):
+    if kept.get("start") == OWN_MODEL and "init" in kept and has(kept.get("slot", "main")):
         del kept["init"]
     if "models" in kept:
         kept["models"] = [{"own": m["own"]} if "own" in m and has(m["own"]) else m for m in kept["models"]]
@@ -100,7 +100,7 @@ def task_manifests(message: Mapping[str, Any]) -> list[Manifest]:
     return list({blob.sha256: blob for blob in blobs}.values())
 
 
-def task_from(message: Mapping[str, Any], get: Get) -> Fit | Probe:
+def read_task(message: Mapping[str, Any], get: GetVector) -> Fit | Probe:
     """The task of a `task` message (read by messages.read). Each blob is asked of `get` once. Raises Malformed."""
     vectors = {blob.sha256: get(blob) for blob in task_manifests(message)}
     try:
@@ -115,13 +115,13 @@ def _fit(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Fit:
             field = "start"
         return vectors[message[field]["sha256"]] if field in message else None
 
-    start: Flat | Literal["own"] = OWN if message["start"] == OWN else vectors[message["start"]["sha256"]]
+    start: Flat | Literal["own"] = OWN_MODEL if message["start"] == OWN_MODEL else vectors[message["start"]["sha256"]]
     return Fit(
         start=start,
         init=named("init"),
         anchor=named("anchor"),
         linear=named("linear"),
-        **{name: message[name] for name in FIT_SAME if name in message},
+        **{name: message[name] for name in FIT_PLAIN_FIELDS if name in message},
     )
 
 
@@ -134,5 +134,5 @@ def _probe(message: Mapping[str, Any], vectors: Mapping[str, Flat]) -> Probe:
     return Probe(
         models=[candidate(model) for model in message["models"]],
         want=frozenset(message["want"]),
-        **{name: message[name] for name in PROBE_SAME if name in message},
+        **{name: message[name] for name in PROBE_PLAIN_FIELDS if name in message},
     )

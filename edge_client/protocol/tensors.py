@@ -21,22 +21,22 @@ from safetensors.numpy import load, save
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import is_count
 from edge_client.protocol.message_schemas import CODECS
-from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.task import Array, Tensors
 from edge_client.protocol.topics import check_sha256
 
 VERSION = 1
-HEADER_MAX_BYTES = 1 << 20
-TENSORS_MAX = 4_096
-DIMS_MAX = 8
-KINDS = ("model", "linear", "delta", "stats", "router", "sketch")
+MAX_HEADER_BYTES = 1 << 20
+MAX_TENSORS = 4_096
+MAX_DIMS = 8
+TENSOR_FILE_KINDS = ("model", "linear", "delta", "stats", "router", "sketch")
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
 _LENGTH = struct.Struct("<Q")  # of the header, at the start of the file
 _DTYPES = frozenset({"float64", "float32", "float16", "int64", "int32", "int8", "uint8"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meta:
+class TensorFileMeta:
     """What a tensor file is. `base`: from what a delta was taken, the sha256 of a blob or "zero"; only for deltas."""
 
     kind: str
@@ -45,8 +45,10 @@ class Meta:
     base: str | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise Malformed("bad_schema", f"tensor file of kind {self.kind!r:.80}; expected one of {', '.join(KINDS)}")
+        if self.kind not in TENSOR_FILE_KINDS:
+            raise Malformed(
+                "bad_schema", f"tensor file of kind {self.kind!r:.80}; expected one of {', '.join(TENSOR_FILE_KINDS)}"
+            )
         if self.codec not in CODECS:
             raise Malformed("bad_codec", f"codec {self.codec!r:.80}; expected one of {', '.join(CODECS)}")
         if (self.kind == "delta") != (self.base is not None):
@@ -61,27 +63,27 @@ class Meta:
         return {"v": VERSION, "kind": self.kind, "codec": self.codec, "schema": self.schema} | base
 
 
-def pack(tensors: Tensors, *, kind: str, codec: str, schema: str, base: str | None = None) -> bytes:
+def pack_tensors(tensors: Tensors, *, kind: str, codec: str, schema: str, base: str | None = None) -> bytes:
     """One tensor file. The same tensors give the same bytes in every process with the same library."""
-    meta = Meta(kind=kind, codec=codec, schema=schema, base=base)
-    if not 1 <= len(tensors) <= TENSORS_MAX:
-        raise Malformed("bad_schema", f"{len(tensors)} tensors, 1 to {TENSORS_MAX} are allowed")
+    meta = TensorFileMeta(kind=kind, codec=codec, schema=schema, base=base)
+    if not 1 <= len(tensors) <= MAX_TENSORS:
+        raise Malformed("bad_schema", f"{len(tensors)} tensors, 1 to {MAX_TENSORS} are allowed")
     for name, array in tensors.items():
         if array.dtype.name not in _DTYPES:
             raise Malformed("bad_schema", f"tensor {name} is {array.dtype}; allowed are {', '.join(sorted(_DTYPES))}")
-        if array.ndim > DIMS_MAX or array.size == 0:
-            raise Malformed("bad_schema", f"tensor {name} of shape {array.shape}: {DIMS_MAX} dimensions, none empty")
+        if array.ndim > MAX_DIMS or array.size == 0:
+            raise Malformed("bad_schema", f"tensor {name} of shape {array.shape}: {MAX_DIMS} dimensions, none empty")
     rows = {name: np.ascontiguousarray(array).reshape(array.shape) for name, array in tensors.items()}
-    data: bytes = save(rows, metadata={"fc": canonical(meta.to_json()).decode("utf-8")})
+    data: bytes = save(rows, metadata={"fc": canonical_json(meta.to_json()).decode("utf-8")})
     return data
 
 
-def unpack(data: bytes) -> tuple[dict[str, Array], Meta]:
+def unpack_tensors(data: bytes) -> tuple[dict[str, Array], TensorFileMeta]:
     """Read a tensor file from anyone: name -> array, and what the file is. Malformed on anything out of order."""
     header, body_bytes = _header(data)
     meta = _meta(header.pop("__metadata__", None))
-    if not 1 <= len(header) <= TENSORS_MAX:
-        raise Malformed("bad_schema", f"{len(header)} tensors, 1 to {TENSORS_MAX} are allowed")
+    if not 1 <= len(header) <= MAX_TENSORS:
+        raise Malformed("bad_schema", f"{len(header)} tensors, 1 to {MAX_TENSORS} are allowed")
     _check_layout(header, body_bytes)
     try:
         return dict(load(data)), meta
@@ -95,20 +97,20 @@ def _header(data: bytes) -> tuple[dict[str, Any], int]:
         raise Malformed("bad_schema", f"tensor file of {len(data)} bytes")
     (length,) = _LENGTH.unpack_from(data)
     body_bytes = len(data) - _LENGTH.size - length
-    if length > HEADER_MAX_BYTES or body_bytes < 0 or length % _LENGTH.size:
+    if length > MAX_HEADER_BYTES or body_bytes < 0 or length % _LENGTH.size:
         raise Malformed(
-            "bad_schema", f"header of {length} bytes: a multiple of 8 up to {HEADER_MAX_BYTES}, in the file"
+            "bad_schema", f"header of {length} bytes: a multiple of 8 up to {MAX_HEADER_BYTES}, in the file"
         )
     text = data[_LENGTH.size : _LENGTH.size + length]
     if text[:1] != b"{":
         raise Malformed("bad_schema", "the header does not start with '{'")
     try:
-        return parse_json(text, HEADER_MAX_BYTES), body_bytes
+        return parse_json(text, MAX_HEADER_BYTES), body_bytes
     except Malformed as wrong:
         raise Malformed("bad_schema", f"header: {wrong}") from wrong
 
 
-def _meta(metadata: object) -> Meta:
+def _meta(metadata: object) -> TensorFileMeta:
     if not isinstance(metadata, dict) or set(metadata) != {"fc"} or not isinstance(metadata["fc"], str):
         raise Malformed("bad_schema", "__metadata__ must hold one text, fc")
     text = metadata["fc"].encode("utf-8")
@@ -120,9 +122,9 @@ def _meta(metadata: object) -> Meta:
         raise Malformed("bad_schema", "fc holds v, kind, codec, schema, and base for a delta")
     if not is_count(fc["v"], VERSION, VERSION):
         raise Malformed("bad_version", f"tensor file version {fc['v']!r:.80}, this side reads {VERSION}")
-    if canonical(fc) != text or not all(isinstance(fc[k], str) for k in fc if k != "v"):
+    if canonical_json(fc) != text or not all(isinstance(fc[k], str) for k in fc if k != "v"):
         raise Malformed("bad_schema", "fc is not canonical JSON of texts")
-    return Meta(kind=fc["kind"], codec=fc["codec"], schema=fc["schema"], base=fc.get("base"))
+    return TensorFileMeta(kind=fc["kind"], codec=fc["codec"], schema=fc["schema"], base=fc.get("base"))
 
 
 def _check_layout(header: Mapping[str, Any], body_bytes: int) -> None:
@@ -145,7 +147,7 @@ def _span(name: str, entry: object) -> tuple[int, int]:
     item = ITEM_BYTES.get(dtype) if isinstance(dtype, str) else None
     if item is None:
         raise Malformed("bad_schema", f"tensor {name!r:.80} has dtype {json.dumps(dtype):.40}")
-    if not isinstance(shape, list) or len(shape) > DIMS_MAX or not all(is_count(d, 1, 2**53) for d in shape):
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not all(is_count(d, 1, 2**53) for d in shape):
         raise Malformed("bad_schema", f"tensor {name!r:.80} has shape {shape!r:.80}")
     match offsets:
         case [begin, end] if is_count(begin, 0, 2**53) and is_count(end, 0, 2**53):

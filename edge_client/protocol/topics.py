@@ -14,10 +14,10 @@ from typing import Literal
 
 from edge_client.errors import Malformed
 
-PREFIX = "fc/v1"
-LIMIT_BYTES = 256  # AWS IoT's bounds; ours stay below (135 bytes, 7 slashes)
-LIMIT_SLASHES = 7
-LIMIT_NUMBER = 65_535
+TOPIC_PREFIX = "fc/v1"
+MAX_TOPIC_BYTES = 256  # AWS IoT's bounds; ours stay below (135 bytes, 7 slashes)
+MAX_TOPIC_SLASHES = 7
+MAX_TOPIC_NUMBER = 65_535
 
 RouteKind = Literal["coord", "cat", "bb", "st", "rq", "in", "t", "b"]
 
@@ -55,28 +55,28 @@ def check_sha256(value: object) -> str:
     return _matching(_SHA256, "sha256", value)
 
 
-def label(sha256: str) -> str:
+def routing_label(sha256: str) -> str:
     """The 16 digits that route a blob's blocks. Never a key: what is stored or compared is the whole hash."""
     return check_sha256(sha256)[:16]
 
 
-def shard_of(cid: str, shards: int) -> int:
+def client_shard(cid: str, shards: int) -> int:
     """The aggregator (0 to shards - 1) that takes all uploads of `cid`."""
-    if not 1 <= shards <= LIMIT_NUMBER + 1:
-        raise Malformed("bad_field", f"shards must be 1 to {LIMIT_NUMBER + 1}, got {shards}")
+    if not 1 <= shards <= MAX_TOPIC_NUMBER + 1:
+        raise Malformed("bad_field", f"shards must be 1 to {MAX_TOPIC_NUMBER + 1}, got {shards}")
     return zlib.crc32(check_cid(cid).encode("ascii")) % shards
 
 
 def _number(value: int) -> str:
-    if not 0 <= value <= LIMIT_NUMBER:
-        raise Malformed("bad_field", f"a shard or block number must be 0 to {LIMIT_NUMBER}, got {value}")
+    if not 0 <= value <= MAX_TOPIC_NUMBER:
+        raise Malformed("bad_field", f"a shard or block number must be 0 to {MAX_TOPIC_NUMBER}, got {value}")
     return str(int(value))
 
 
 def _read_number(text: str) -> int:
     value = int(_matching(_NUMBER, "number", text))
-    if value > LIMIT_NUMBER:
-        raise Malformed("bad_field", f"number {value} in a topic is above {LIMIT_NUMBER}")
+    if value > MAX_TOPIC_NUMBER:
+        raise Malformed("bad_field", f"number {value} in a topic is above {MAX_TOPIC_NUMBER}")
     return value
 
 
@@ -147,17 +147,19 @@ class Topics:
 
     def parse(self, topic: str) -> Route:
         """Read a topic of this federation; Malformed for any other string."""
-        if len(topic) > LIMIT_BYTES:
-            raise Malformed("bad_field", f"topic of {len(topic)} characters, at most {LIMIT_BYTES}")
-        root = f"{PREFIX}/{self.federation}/"
+        if len(topic) > MAX_TOPIC_BYTES:
+            raise Malformed("bad_field", f"topic of {len(topic)} characters, at most {MAX_TOPIC_BYTES}")
+        root = f"{TOPIC_PREFIX}/{self.federation}/"
         if not topic.startswith(root):
             raise Malformed("bad_field", f"topic {topic!r:.80} is not of federation {self.federation}")
         return _route(topic, topic[len(root) :].split("/"))
 
     def _topic(self, *levels: str) -> str:
-        topic = "/".join((PREFIX, self.federation, *levels))
-        if len(topic) > LIMIT_BYTES or topic.count("/") > LIMIT_SLASHES:
-            raise Malformed("bad_field", f"topic {topic!r} is above {LIMIT_BYTES} bytes or {LIMIT_SLASHES} slashes")
+        topic = "/".join((TOPIC_PREFIX, self.federation, *levels))
+        if len(topic) > MAX_TOPIC_BYTES or topic.count("/") > MAX_TOPIC_SLASHES:
+            raise Malformed(
+                "bad_field", f"topic {topic!r} is above {MAX_TOPIC_BYTES} bytes or {MAX_TOPIC_SLASHES} slashes"
+            )
         return topic
 
 

@@ -11,34 +11,34 @@ from dataclasses import dataclass, field
 
 from edge_client.protocol.blocks import Bitmap, Manifest
 
-WINDOW_START = 4
-WINDOW_MAX = 16
-TIMEOUTS_S = (8.0, 16.0, 32.0, 60.0)  # by the number of timeouts in a row before
-TIMEOUTS_IN_A_ROW = 3  # then this source is given up
+INITIAL_WINDOW = 4
+MAX_WINDOW = 16
+REQUEST_TIMEOUTS_S = (8.0, 16.0, 32.0, 60.0)  # by the number of timeouts in a row before
+MAX_TIMEOUTS_IN_A_ROW = 3  # then this source is given up
 
 
 @dataclass
-class Pull:
+class BlobPull:
     """One download from one source. `bitmap` belongs to whoever stores the blocks; here it is only read."""
 
     bitmap: Bitmap
-    window_max: int = WINDOW_MAX
-    window: int = WINDOW_START
+    window_max: int = MAX_WINDOW
+    window: int = INITIAL_WINDOW
     timeouts: int = 0  # in a row
     _due: dict[int, float] = field(default_factory=dict)  # asked for -> when it counts as lost
     _since_change: int = 0  # blocks that arrived since the window last changed
 
     def __post_init__(self) -> None:
         """A device may bound its window below the protocol's start."""
-        self.window_max = max(1, min(self.window_max, WINDOW_MAX))
+        self.window_max = max(1, min(self.window_max, MAX_WINDOW))
         self.window = min(self.window, self.window_max)
 
     @property
     def exhausted(self) -> bool:
         """Whether to try another source."""
-        return self.timeouts >= TIMEOUTS_IN_A_ROW
+        return self.timeouts >= MAX_TIMEOUTS_IN_A_ROW
 
-    def ask(self, now_s: float) -> list[list[int]]:
+    def next_request(self, now_s: float) -> list[list[int]]:
         """The `at` of the next `get`, or nothing for now.
 
         Asks once half of the window is free, so that a long transfer costs few requests.
@@ -47,11 +47,11 @@ class Pull:
         if self.exhausted or len(self._due) > self.window // 2:
             return []
         runs = self.bitmap.missing(self.window - len(self._due), skip=self._due)
-        until = now_s + TIMEOUTS_S[min(self.timeouts, len(TIMEOUTS_S) - 1)]
+        until = now_s + REQUEST_TIMEOUTS_S[min(self.timeouts, len(REQUEST_TIMEOUTS_S) - 1)]
         self._due |= {index: until for first, count in runs for index in range(first, first + count)}
         return runs
 
-    def arrived(self, index: int) -> None:
+    def mark_arrived(self, index: int) -> None:
         """A good block came, asked for or not."""
         self._due.pop(index, None)
         self.timeouts = 0
@@ -64,7 +64,7 @@ class Pull:
         self._due.clear()
 
     def next_due_s(self) -> float | None:
-        """When `ask` has to be called at the latest; None when nothing is asked for."""
+        """When `next_request` has to be called at the latest; None when nothing is asked for."""
         return min(self._due.values(), default=None)
 
     def _expire(self, now_s: float) -> None:
@@ -76,7 +76,7 @@ class Pull:
             self.window, self._since_change = max(1, self.window // 2), 0
 
 
-def still_missing(manifest: Manifest, have: str | None) -> Iterator[int]:
+def missing_blocks(manifest: Manifest, have: str | None) -> Iterator[int]:
     """The blocks that an upload still owes, in order; `have` is the bitmap of a `go`, None says nothing has arrived."""
     bitmap = Bitmap(manifest.total) if have is None else Bitmap.from_base64(manifest.total, have)
     return (index for first, count in bitmap.missing(manifest.total) for index in range(first, first + count))

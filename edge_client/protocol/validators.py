@@ -15,13 +15,13 @@ from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, is_count
 
 Check = Callable[[Any, str], Any]
-Field = tuple[Check, bool]  # the checker, and whether the field is required
-Table = dict[str, Field]
+FieldSpec = tuple[Check, bool]  # the checker, and whether the field is required
+FieldTable = dict[str, FieldSpec]
 
-SAFE = 2**53 - 1
+MAX_SAFE_INTEGER = 2**53 - 1
 
 
-def bad(name: str, value: object, wanted: str) -> Malformed:
+def field_error(name: str, value: object, wanted: str) -> Malformed:
     """The complaint about one field."""
     return Malformed("bad_field", f"{name} is {value!r:.80}; expected {wanted}")
 
@@ -31,7 +31,7 @@ def integer(low: int, high: int) -> Check:
 
     def check(value: Any, name: str) -> int:  # noqa: ANN401
         if not is_count(value, low, high):
-            raise bad(name, value, f"an integer from {low} to {high}")
+            raise field_error(name, value, f"an integer from {low} to {high}")
         return int(value)
 
     return check
@@ -42,9 +42,9 @@ def number(low: float = 0.0, high: float = math.inf) -> Check:
 
     def check(value: Any, name: str) -> float:  # noqa: ANN401
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise bad(name, value, "a finite number")
+            raise field_error(name, value, "a finite number")
         if not low <= value <= high:
-            raise bad(name, value, f"a number from {low:g} to {high:g}")
+            raise field_error(name, value, f"a number from {low:g} to {high:g}")
         return value
 
     return check
@@ -55,7 +55,7 @@ def one_of(*allowed: str) -> Check:
 
     def check(value: Any, name: str) -> str:  # noqa: ANN401
         if not isinstance(value, str) or value not in allowed:
-            raise bad(name, value, f"one of {', '.join(allowed)}")
+            raise field_error(name, value, f"one of {', '.join(allowed)}")
         return value
 
     return check
@@ -67,7 +67,7 @@ def matching(pattern: str) -> Check:
 
     def check(value: Any, name: str) -> str:  # noqa: ANN401
         if not isinstance(value, str) or compiled.fullmatch(value) is None:
-            raise bad(name, value, f"the form {pattern}")
+            raise field_error(name, value, f"the form {pattern}")
         return value
 
     return check
@@ -78,7 +78,7 @@ def text(limit: int) -> Check:
 
     def check(value: Any, name: str) -> str:  # noqa: ANN401
         if not isinstance(value, str) or len(value) > limit:
-            raise bad(name, value, f"a text of at most {limit} characters")
+            raise field_error(name, value, f"a text of at most {limit} characters")
         return value
 
     return check
@@ -87,7 +87,7 @@ def text(limit: int) -> Check:
 def boolean(value: Any, name: str) -> bool:  # noqa: ANN401
     """True or false."""
     if not isinstance(value, bool):
-        raise bad(name, value, "true or false")
+        raise field_error(name, value, "true or false")
     return value
 
 
@@ -96,7 +96,7 @@ def list_of(item: Check, low: int, high: int) -> Check:
 
     def check(value: Any, name: str) -> list[Any]:  # noqa: ANN401
         if not isinstance(value, list) or not low <= len(value) <= high:
-            raise bad(name, value, f"a list of {low} to {high} items")
+            raise field_error(name, value, f"a list of {low} to {high} items")
         return [item(v, f"{name}[{i}]") for i, v in enumerate(value)]
 
     return check
@@ -107,18 +107,18 @@ def map_of(key: Check, item: Check, high: int) -> Check:
 
     def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
         if not isinstance(value, Mapping) or len(value) > high:
-            raise bad(name, value, f"an object of at most {high} entries")
+            raise field_error(name, value, f"an object of at most {high} entries")
         return {key(k, f"a key of {name}"): item(v, f"{name}.{k:.40}") for k, v in value.items()}
 
     return check
 
 
-def record(table: Table) -> Check:
+def record(table: FieldTable) -> Check:
     """An object with the fields of `table`; other fields are dropped."""
 
     def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
         if not isinstance(value, Mapping):
-            raise bad(name, value, "an object")
+            raise field_error(name, value, "an object")
         missing = [field for field, (_, required) in table.items() if required and field not in value]
         if missing:
             raise Malformed("bad_field", f"{name} lacks {', '.join(missing)}")
@@ -133,7 +133,7 @@ def manifest(*kinds: str) -> Check:
     def check(value: Any, name: str) -> dict[str, Any]:  # noqa: ANN401
         blob = Manifest.from_json(value.to_json() if isinstance(value, Manifest) else value)
         if blob.kind not in kinds:
-            raise bad(name, blob.kind, f"a manifest of kind {' or '.join(kinds)}")
+            raise field_error(name, blob.kind, f"a manifest of kind {' or '.join(kinds)}")
         return blob.to_json()
 
     return check
@@ -166,11 +166,11 @@ def or_null(other: Check) -> Check:
     return check
 
 
-def required(**checks: Check) -> Table:
+def required(**checks: Check) -> FieldTable:
     """Fields that must be there."""
     return {name: (check, True) for name, check in checks.items()}
 
 
-def optional(**checks: Check) -> Table:
+def optional(**checks: Check) -> FieldTable:
     """Fields that may be absent."""
     return {name: (check, False) for name, check in checks.items()}

@@ -13,27 +13,27 @@ from edge_client.config import ClientConfig
 from edge_client.errors import Malformed
 from edge_client.protocol import blocks
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.topics import label
-from edge_client.protocol.transfer import WINDOW_MAX, Pull
-from edge_client.transport.blobs import BlobFolder, Partial
+from edge_client.protocol.topics import routing_label
+from edge_client.protocol.transfer import MAX_WINDOW, BlobPull
+from edge_client.transport.blobs import BlobFolder, PartialBlob
 
 log = logging.getLogger(__name__)
 
 SendGet = Callable[[Manifest, list[list[int]]], str]  # sends one `get`; gives its message id
-PATIENCE_S = 60.0  # the longest time between two looks at a transfer
+MAX_POLL_S = 60.0  # the longest time between two looks at a transfer
 MIB = 1 << 20
-GETS_KNOWN = 64  # ids of requests that an error answer may still name
+MAX_KNOWN_REQUESTS = 64  # ids of requests that an error answer may still name
 
 
-class Downloads:
+class Downloader:
     """A queue of blobs to fetch. `failed` holds the code of what stopped it, for a `nack`."""
 
-    def __init__(self, folder: BlobFolder, send_get: SendGet, *, window: int = WINDOW_MAX) -> None:
+    def __init__(self, folder: BlobFolder, send_get: SendGet, *, window: int = MAX_WINDOW) -> None:
         self._folder, self._send_get, self._window = folder, send_get, window
         self._queue: deque[Manifest] = deque()
-        self._partial: Partial | None = None
-        self._pull: Pull | None = None
-        self._gets: deque[str] = deque(maxlen=GETS_KNOWN)
+        self._partial: PartialBlob | None = None
+        self._pull: BlobPull | None = None
+        self._gets: deque[str] = deque(maxlen=MAX_KNOWN_REQUESTS)
         self._not_before_s = 0.0
         self._bad_hashes = 0
         self.failed: Malformed | None = None
@@ -59,25 +59,25 @@ class Downloads:
             return None
         if now_s < self._not_before_s:
             return self._not_before_s - now_s
-        if runs := self._pull.ask(now_s):
+        if runs := self._pull.next_request(now_s):
             self._gets.append(self._send_get(self._queue[0], runs))
         if self._pull.exhausted:
             raise Malformed("unreachable", f"no block of {self._queue[0].sha256:.16} came")
         due = self._pull.next_due_s()
-        return PATIENCE_S if due is None else max(0.0, due - now_s)
+        return MAX_POLL_S if due is None else max(0.0, due - now_s)
 
     def on_block(self, blob_label: str, index: int, payload: bytes) -> None:
         """Take one block message; what belongs to no transfer or is damaged is dropped."""
         partial, pull = self._partial, self._pull
-        if partial is None or pull is None or blob_label != label(partial.manifest.sha256):
+        if partial is None or pull is None or blob_label != routing_label(partial.manifest.sha256):
             return
         try:
-            body = blocks.unpack(payload, partial.manifest, index)
+            body = blocks.unpack_block(payload, partial.manifest, index)
         except Malformed as wrong:
             log.warning("dropped a block: %s", wrong.message)
             return
         if partial.write_block(index, body):
-            pull.arrived(index)
+            pull.mark_arrived(index)
             self._not_before_s = 0.0  # whoever was busy has time for us again
         if partial.bitmap.complete:
             self._finish(partial)
@@ -108,11 +108,11 @@ class Downloads:
             self._next()
             return
         self._partial = self._folder.partial(manifest)
-        self._pull = Pull(self._partial.bitmap, window_max=self._window)
+        self._pull = BlobPull(self._partial.bitmap, window_max=self._window)
         if self._partial.bitmap.complete:  # its last block came just before a power cut
             self._finish(self._partial)
 
-    def _finish(self, partial: Partial) -> None:
+    def _finish(self, partial: PartialBlob) -> None:
         try:
             partial.finish()
         except Malformed as wrong:

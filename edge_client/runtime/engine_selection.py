@@ -18,7 +18,7 @@ from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.errors import Malformed, RuntimeMissing
 from edge_client.protocol.golden_run import Golden
-from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import Program
 from edge_client.transport.blobs import write_atomically
 
@@ -83,7 +83,7 @@ class Vetting:
 
     def _keep(self, key: str, difference: float) -> None:
         self._found = dict([*self._found.items(), (key, difference)][-KEPT_MAX:])
-        write_atomically(self._file, canonical({"v": VERSION, "found": list(self._found.items())}))
+        write_atomically(self._file, canonical_json({"v": VERSION, "found": list(self._found.items())}))
 
 
 def require_golden(engine: Engine, program: Program) -> None:

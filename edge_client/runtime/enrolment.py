@@ -20,17 +20,17 @@ from edge_client.config import ClientConfig
 from edge_client.errors import ConfigError, Malformed, NetworkError, ProtocolError
 from edge_client.protocol.messages import parse_json
 from edge_client.transport.blobs import write_atomically
-from edge_client.transport.keys import open_private, request, subject
-from edge_client.transport.tls import Credentials, check_private, context, explain
+from edge_client.transport.keys import open_private_key, signing_request, subject_name
+from edge_client.transport.tls import Credentials, check_private_file, client_context, explain_failure
 
 log = logging.getLogger(__name__)
 
-PATIENCE_S = 30.0
-ANSWER_MAX_BYTES = 16_384
-TOKEN_MAX_BYTES = 128
+REQUEST_TIMEOUT_S = 30.0
+MAX_ANSWER_BYTES = 16_384
+MAX_TOKEN_BYTES = 128
 
 
-def wanted(config: ClientConfig) -> bool:
+def has_token(config: ClientConfig) -> bool:
     """Whether there is a token that was not used yet."""
     return config.token is not None and config.token.is_file()
 
@@ -44,10 +44,10 @@ def enrol(config: ClientConfig) -> None:
         raise ConfigError(
             "enrolling needs enrol-url, token, certificate and key", hint="use the join folder that `provision` made"
         )
-    check_private(config.token)
-    token = config.token.read_bytes()[: TOKEN_MAX_BYTES + 1].strip().decode("ascii", "replace")
-    key = open_private(config.key)
-    asked = {"token": token, "csr": request(key, config.device_id, config.federation).decode("ascii")}
+    check_private_file(config.token)
+    token = config.token.read_bytes()[: MAX_TOKEN_BYTES + 1].strip().decode("ascii", "replace")
+    key = open_private_key(config.key)
+    asked = {"token": token, "csr": signing_request(key, config.device_id, config.federation).decode("ascii")}
     answer = _post(config, json.dumps(asked).encode("utf-8"))
     certificate = _checked(answer.get("certificate"), config)
     if certificate.public_key() != key.public_key():
@@ -60,14 +60,14 @@ def enrol(config: ClientConfig) -> None:
 def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
     """-> the JSON object of a 200; anything else is an error."""
     parts = urlsplit(config.enrol_url)
-    tls = context(Credentials(ca=config.ca), dt.datetime.now(dt.timezone.utc))
-    link = http.client.HTTPSConnection(parts.hostname or "", parts.port or 443, timeout=PATIENCE_S, context=tls)
+    tls = client_context(Credentials(ca=config.ca), dt.datetime.now(dt.timezone.utc))
+    link = http.client.HTTPSConnection(parts.hostname or "", parts.port or 443, timeout=REQUEST_TIMEOUT_S, context=tls)
     try:
         link.request("POST", "/enrol", body, {"Content-Type": "application/json"})
         response = link.getresponse()
-        status, data = response.status, response.read(ANSWER_MAX_BYTES + 1)
+        status, data = response.status, response.read(MAX_ANSWER_BYTES + 1)
     except (OSError, ssl.SSLError, http.client.HTTPException) as wrong:
-        reason, hint = explain(wrong, config.ca)
+        reason, hint = explain_failure(wrong, config.ca)
         raise NetworkError(
             f"cannot enrol at {config.enrol_url}: {reason}",
             hint=hint or "check the address, and that `fedcenters-coordinator enrol` is running",
@@ -75,7 +75,7 @@ def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
     finally:
         link.close()
     try:
-        answer = parse_json(data, ANSWER_MAX_BYTES)
+        answer = parse_json(data, MAX_ANSWER_BYTES)
     except Malformed as wrong:
         raise ProtocolError(f"{config.enrol_url} answers no JSON", hint="is it the enrolment's port?") from wrong
     if status != http.HTTPStatus.OK or not isinstance(answer, dict):
@@ -92,6 +92,6 @@ def _checked(pem: object, config: ClientConfig) -> x509.Certificate:
         certificate = x509.load_pem_x509_certificate(str(pem).encode("utf-8"))
     except ValueError as wrong:
         raise ProtocolError("the answer holds no certificate", hint="is it the enrolment's port?") from wrong
-    if certificate.subject != subject(config.device_id, config.federation):
+    if certificate.subject != subject_name(config.device_id, config.federation):
         raise ProtocolError("the certificate is for another device", hint="ask for a new token")
     return certificate

@@ -8,16 +8,16 @@ import time
 import numpy as np
 
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import Samples
+from edge_client.data.dataset import DataFolder
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.client import Client
 from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Dial
 from edge_client.transport.clock import SystemClock
-from edge_client.update.self_update import Updates
+from edge_client.update.self_update import SelfUpdater
 
 
-def dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
+def make_dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
     """How a device reaches its broker over MQTT. Raises ConfigError for a certificate that is not this device's."""
     from edge_client.transport.mqtt import MqttTransport
     from edge_client.transport.tls import Credentials, check_subject
@@ -31,14 +31,14 @@ def dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
 
 def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
     """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
-    samples = Samples(config.data, most=config.max_samples)
+    samples = DataFolder(config.data, most=config.max_samples)
     return Client(
         config,
-        dialer(config, insecure=insecure),
+        make_dialer(config, insecure=insecure),
         local=samples.load(),
         clock=SystemClock(),
         rng=np.random.default_rng(time.time_ns()),
         watchdog=Watchdog(os.environ),
         samples=samples,
-        updates=Updates.of(os.environ),
+        updates=SelfUpdater.from_environment(os.environ),
     )

@@ -11,12 +11,12 @@ import numpy as np
 
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.topics import Topics, label
+from edge_client.protocol.topics import Topics, routing_label
 from edge_client.transport.base import Transport
 from edge_client.transport.clock import Clock
 
 
-class Voice:
+class DeviceSender:
     """Speaks for one device; `rng` makes the message ids."""
 
     def __init__(
@@ -25,31 +25,31 @@ class Voice:
         self.topics, self.cid = topics, cid
         self._transport, self._clock, self._rng = transport, clock, rng
 
-    def say(self, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
+    def send(self, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
         """One request or answer to the coordinator; returns its id."""
         ident = self._rng.bytes(8).hex()
-        payload = messages.write(kind, ident=ident, t_ms=self._clock.unix_ms(), **fields)
+        payload = messages.write_message(kind, ident=ident, t_ms=self._clock.unix_ms(), **fields)
         self._publish(self.topics.request(self.cid), payload)
         return ident
 
-    def get(self, manifest: Manifest, at: list[list[int]]) -> str:
+    def request_blocks(self, manifest: Manifest, at: list[list[int]]) -> str:
         """Ask for blocks of a blob."""
-        return self.say("get", sha256=manifest.sha256, block=manifest.block, at=at)
+        return self.send("get", sha256=manifest.sha256, block=manifest.block, at=at)
 
-    def presence(self, status: str, birth: int, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
+    def send_presence(self, status: str, birth: int, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
         """The retained record of this device."""
-        payload = presence(status, birth, ident=self._rng.bytes(8).hex(), t_ms=self._clock.unix_ms(), **fields)
+        payload = presence_message(status, birth, ident=self._rng.bytes(8).hex(), t_ms=self._clock.unix_ms(), **fields)
         self._publish(self.topics.state(self.cid), payload, retain=True)
 
-    def block(self, manifest: Manifest, shard: int, index: int, body: bytes) -> None:
+    def send_block(self, manifest: Manifest, shard: int, index: int, body: bytes) -> None:
         """One block of an upload."""
-        topic = self.topics.upload(shard, self.cid, label(manifest.sha256), index)
-        self._publish(topic, blocks.pack(body, index, manifest.total))
+        topic = self.topics.upload(shard, self.cid, routing_label(manifest.sha256), index)
+        self._publish(topic, blocks.pack_block(body, index, manifest.total))
 
     def _publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self._transport.publish(topic, payload, retain=retain)
 
 
-def presence(status: str, birth: int, *, ident: str, t_ms: int, **fields: Any) -> bytes:  # noqa: ANN401
+def presence_message(status: str, birth: int, *, ident: str, t_ms: int, **fields: Any) -> bytes:  # noqa: ANN401
     """A presence message; the will is made of it before there is a connection."""
-    return messages.write("st", ident=ident, t_ms=t_ms, s=status, bd=birth, **fields)
+    return messages.write_message("st", ident=ident, t_ms=t_ms, s=status, bd=birth, **fields)

@@ -23,19 +23,19 @@ import numpy as np
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.task import Array, Flat, Schema
 from edge_client.transport.blobs import BlobFolder, write_atomically
 
 log = logging.getLogger(__name__)
 
 VERSION = 1
-LIMIT_BYTES = 1 << 20  # of state.json
-U32 = 2**32
+MAX_STATE_BYTES = 1 << 20  # of state.json
+U32_RANGE = 2**32
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
-class Key:
+class TaskKey:
     """Which task: unique on one device."""
 
     run: str
@@ -43,16 +43,16 @@ class Key:
     exchange: int
 
     @staticmethod
-    def of(message: Mapping[str, Any]) -> Key:
+    def of(message: Mapping[str, Any]) -> TaskKey:
         """The task that a message is about."""
-        return Key(run=message["run"], round=message["round"], exchange=message["exchange"])
+        return TaskKey(run=message["run"], round=message["round"], exchange=message["exchange"])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class StoredResult:
     """A finished task: what `rdy` says about it, and what its acknowledgement changes."""
 
-    key: Key
+    key: TaskKey
     n: int
     what: str  # "delta" or "stats"
     update: Manifest  # its bytes are kept
@@ -67,17 +67,17 @@ class Result:
         return asdict(self) | {"key": asdict(self.key), "update": self.update.to_json()}
 
     @staticmethod
-    def from_json(raw: dict[str, Any]) -> Result:
-        return Result(**raw | {"key": Key(**raw["key"]), "update": Manifest.from_json(raw["update"])})
+    def from_json(raw: dict[str, Any]) -> StoredResult:
+        return StoredResult(**raw | {"key": TaskKey(**raw["key"]), "update": Manifest.from_json(raw["update"])})
 
 
-class State:
+class DeviceState:
     """One device's memory. All methods are durable when they return; only `next_birth` may come from another thread."""
 
     def __init__(self, folder: Path, *, federation: str, device_id: str) -> None:
         self._file, self._births = folder / "state.json", folder / "birth"
         self._owner = {"federation": federation, "device": device_id}
-        self.kept = _open_folder(folder / "kept")
+        self.pending_result = _open_folder(folder / "kept")
         self._lock = threading.Lock()
         raw, self.result = self._load()
         self.epoch: int = raw.get("epoch", 0)  # the highest seen
@@ -90,7 +90,7 @@ class State:
     def next_birth(self) -> int:
         """The number of the next connection (u32)."""
         with self._lock:
-            self.birth = (self.birth + 1) % U32
+            self.birth = (self.birth + 1) % U32_RANGE
             write_atomically(self._births, str(self.birth).encode())
             return self.birth
 
@@ -101,11 +101,11 @@ class State:
             self._save()
         return epoch == self.epoch
 
-    def own(self, run: str, slot: str, schema: Schema) -> Flat | None:
+    def own_model(self, run: str, slot: str, schema: Schema) -> Flat | None:
         """The model [schema.size] that this device last trained in this run and slot."""
         return self._vector(self._own.get(f"{run}/{slot}"), schema)
 
-    def residual(self, key: Key, center: int | None, schema: Schema) -> Flat | None:
+    def residual(self, key: TaskKey, center: int | None, schema: Schema) -> Flat | None:
         """What earlier updates lost to compression [schema.size], halved for each round that the device sat out."""
         found = self._residuals.get(residual_name(key.run, center, schema))
         vector = self._vector([found[0], schema.sha256] if found else None, schema)
@@ -113,34 +113,36 @@ class State:
             return None
         return vector * np.float32(0.5 ** max(0, key.round - found[1] - 1))
 
-    def posterior(self, key: Key) -> Array | None:
+    def posterior(self, key: TaskKey) -> Array | None:
         """The responsibilities [M, n] that the last probe for them left, if it was of the same run and round."""
         if self._posterior is None or self._posterior[1:] != [key.run, key.round]:
             return None
         try:
-            return tensors.unpack(self.kept.read(self._posterior[0]))[0]["posterior"]
+            return tensors.unpack_tensors(self.pending_result.read(self._posterior[0]))[0]["posterior"]
         except (Malformed, KeyError) as wrong:
             log.warning("lost the responsibilities of a probe: %s", wrong)
             return None
 
-    def finish(
+    def store_result(
         self,
-        result: Result,
+        result: StoredResult,
         update: bytes,
         schema: Schema,
         *,
         own: tuple[str, Flat] | None,
         posterior: Array | None = None,
-    ) -> Result:
+    ) -> StoredResult:
         """Keep a finished task, the model that it left in a slot, the responsibilities; then it may be announced."""
-        self.kept.put(update)
+        self.pending_result.put(update)
         if posterior is not None:
             rows = {"posterior": posterior}
-            sha256 = self.kept.put(tensors.pack(rows, kind="stats", codec="f32", schema=schema.sha256))
+            sha256 = self.pending_result.put(
+                tensors.pack_tensors(rows, kind="stats", codec="f32", schema=schema.sha256)
+            )
             self._posterior = [sha256, result.key.run, result.key.round]
         if own is not None:
             slot, vector = own
-            sha256 = self.kept.put(codecs.encode(vector, schema, codec="f32", kind="model"))
+            sha256 = self.pending_result.put(codecs.encode_vector(vector, schema, codec="f32", kind="model"))
             of_this_run = {name: kept for name, kept in self._own.items() if name.split("/")[0] == result.key.run}
             self._own = of_this_run | {f"{result.key.run}/{slot}": [sha256, schema.sha256]}
         self.result = result
@@ -149,10 +151,10 @@ class State:
         return result
 
     def keep_residual(self, residual: Flat, schema: Schema) -> str:
-        """Store a residual that no acknowledgement has committed yet; returns its sha256 for `Result`."""
-        return self.kept.put(codecs.encode(residual, schema, codec="f32", kind="model"))
+        """Store a residual that no acknowledgement has committed yet; returns its sha256 for `StoredResult`."""
+        return self.pending_result.put(codecs.encode_vector(residual, schema, codec="f32", kind="model"))
 
-    def acknowledged(self, status: str) -> None:
+    def commit_acknowledgement(self, status: str) -> None:
         """The coordinator has answered: commit the residual if it took the update, else keep the one of before."""
         result = self.result
         if result is None or result.status is not None:
@@ -169,16 +171,16 @@ class State:
         if named is None or named[1] != schema.sha256:
             return None
         try:
-            return codecs.decode(self.kept.read(named[0]), schema, kind="model")
+            return codecs.decode_vector(self.pending_result.read(named[0]), schema, kind="model")
         except Malformed as wrong:  # a damaged card: go on as a device that has nothing kept
             log.warning("lost a kept model: %s", wrong.message)
             return None
 
-    def _load(self) -> tuple[dict[str, Any], Result | None]:
+    def _load(self) -> tuple[dict[str, Any], StoredResult | None]:
         try:
-            raw = parse_json(self._file.read_bytes(), LIMIT_BYTES)
+            raw = parse_json(self._file.read_bytes(), MAX_STATE_BYTES)
             owner = {name: raw[name] for name in self._owner}
-            result = None if raw["result"] is None else Result.from_json(raw["result"])
+            result = None if raw["result"] is None else StoredResult.from_json(raw["result"])
         except FileNotFoundError:
             return {}, None
         except (Malformed, KeyError, TypeError) as wrong:
@@ -194,7 +196,7 @@ class State:
     def _save(self) -> None:
         result = self.result.to_json() if self.result else None
         raw = {"epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
-        write_atomically(self._file, canonical({"v": VERSION, "posterior": self._posterior} | self._owner | raw))
+        write_atomically(self._file, canonical_json({"v": VERSION, "posterior": self._posterior} | self._owner | raw))
 
     def _sweep(self) -> None:
         named = {sha256 for sha256, _ in (*self._own.values(), *self._residuals.values())}
@@ -203,11 +205,11 @@ class State:
         if self.result is not None:
             named.add(self.result.update.sha256)
             named.add(self.result.residual_sha256 or "")
-        self.kept.keep_only(named)
+        self.pending_result.keep_only(named)
 
     def _read_birth(self) -> int:
         try:
-            return int(self._births.read_text(encoding="ascii")) % U32
+            return int(self._births.read_text(encoding="ascii")) % U32_RANGE
         except (FileNotFoundError, ValueError):
             return 0
 

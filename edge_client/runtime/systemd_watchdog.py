@@ -1,6 +1,6 @@
 """Signs of life for systemd: a datagram to $NOTIFY_SOCKET. Without one, nothing is sent.
 
-`alive` is called from the loop that makes progress, never from a timer thread: that would hide a hang.
+`notify_alive` is called from the loop that makes progress, never from a timer thread: that would hide a hang.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import socket
 from collections.abc import Mapping
 
-SHARE = 4  # signs of life per watchdog interval
+SIGNALS_PER_INTERVAL = 4  # signs of life per watchdog interval
 
 
 class Watchdog:
@@ -19,18 +19,18 @@ class Watchdog:
         name = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + name[1:] if name.startswith("@") else name  # "@": the abstract namespace
         wanted = environment.get("WATCHDOG_USEC", "")
-        self._every_s = int(wanted) / 1e6 / SHARE if wanted.isdecimal() else float("inf")
+        self._every_s = int(wanted) / 1e6 / SIGNALS_PER_INTERVAL if wanted.isdecimal() else float("inf")
         self._due_s = float("-inf")
 
-    def ready(self) -> None:
+    def notify_ready(self) -> None:
         """The service is up."""
         self._say("READY=1")
 
-    def stopping(self) -> None:
+    def notify_stopping(self) -> None:
         """The service is on its way out."""
         self._say("STOPPING=1")
 
-    def alive(self, now_s: float) -> None:
+    def notify_alive(self, now_s: float) -> None:
         """The loop made progress; said a few times per watchdog interval, however often it is called."""
         if now_s >= self._due_s and self._every_s != float("inf"):
             self._due_s = now_s + self._every_s

@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import Local
+from edge_client.data.dataset import DeviceData
 from edge_client.engines.base import ENGINES, Engine
 from edge_client.engines.installed import version_of
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs, signing, task_codec
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
 from edge_client.runtime.engine_selection import Refused, Vetting
 from edge_client.training import fit_probe
-from edge_client.training.learner import Learner, OverEngine
+from edge_client.training.learner import EngineLearner, Learner
 from edge_client.transport.blobs import BlobFolder
 
 OpenEngine = Callable[..., Engine]  # edge_client.engines.base.open_engine
-Kept = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
-Residual = Callable[[Schema], Flat | None]  # what compression has cost so far [schema.size]
-Posterior = Callable[[], Array | None]  # what the round's last probe left [M, n]
+OwnModelReader = Callable[[str, Schema], Flat | None]  # slot -> the device's own model [schema.size]
+ResidualReader = Callable[[Schema], Flat | None]  # what compression has cost so far [schema.size]
+PosteriorReader = Callable[[], Array | None]  # what the round's last probe left [M, n]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TaskResult:
     """What a task gave: the answer's bytes, and what stays: vectors [schema.size], responsibilities [M, n]."""
 
     what: str  # "delta" or "stats"
@@ -47,7 +47,7 @@ class Outcome:
 
 
 @dataclass
-class Workshop:
+class TaskRunner:
     """Opens programs and runs tasks. `blobs` holds what was fetched; an opened engine is used again.
 
     `engine_name` is the configured engine, until `use` takes another one.
@@ -55,7 +55,7 @@ class Workshop:
 
     config: ClientConfig
     blobs: BlobFolder
-    local: Local
+    local: DeviceData
     open_engine: OpenEngine
     vetting: Vetting
 
@@ -73,7 +73,7 @@ class Workshop:
         """The fetched program. Malformed("bad_program") and the codes of its parts."""
         if manifest.sha256 not in self._programs:
             try:
-                raw = parse_json(self.blobs.read(manifest.sha256), LIMIT_BYTES)
+                raw = parse_json(self.blobs.read(manifest.sha256), MAX_PROGRAM_BYTES)
             except Malformed as wrong:
                 raise Malformed("bad_program", f"program.json: {wrong.message}") from wrong
             if not isinstance(raw, dict):
@@ -131,17 +131,17 @@ class Workshop:
 
     def vector(self, manifest: Manifest, schema: Schema) -> Flat:
         """A fetched model or linear term [schema.size], float32."""
-        return codecs.decode(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
+        return codecs.decode_vector(self.blobs.read(manifest.sha256), schema, kind=manifest.kind)
 
     def run(
         self,
         message: Mapping[str, Any],
         *,
-        own: Kept,
-        residual: Residual,
-        posterior: Posterior,
+        own: OwnModelReader,
+        residual: ResidualReader,
+        posterior: PosteriorReader,
         between: Callable[[], None],
-    ) -> Outcome:
+    ) -> TaskResult:
         """Carry out a `task` message whose blobs are here; `between` is called before each training step.
 
         Raises Malformed with the code of the nack.
@@ -150,56 +150,58 @@ class Workshop:
         schema = program.schema
         if schema.sha256 != message["schema"]:
             raise Malformed("bad_schema", f"the program's schema is {schema.sha256}, the task's {message['schema']}")
-        learner = OverEngine(self.engine(program, list(task_codec.functions_of(message).values())), program)
-        task = task_codec.task_from(message, lambda manifest: self.vector(manifest, schema))
+        learner = EngineLearner(self.engine(program, list(task_codec.container_functions(message).values())), program)
+        task = task_codec.read_task(message, lambda manifest: self.vector(manifest, schema))
         if isinstance(task, Probe):
             outcome = self._probe(learner, task, own)
         else:
             kept, shares = own(task.slot, schema), posterior()
             data = self.local.train
-            result = fit_probe.fit(learner, task, data, own=kept, posterior=shares, between=between)
+            result = fit_probe.run_fit(learner, task, data, own=kept, posterior=shares, between=between)
             if task.upload:
-                outcome = _update(result, task, message, schema, len(data), residual)
+                outcome = _update_result(result, task, message, schema, len(data), residual)
             else:
-                outcome = _stays(result, task, schema, len(data))
+                outcome = _own_model_result(result, task, schema, len(data))
         if len(outcome.data) > message["reply"]["max_size"]:
             raise Malformed(
                 "too_big", f"an update of {len(outcome.data)} bytes, {message['reply']['max_size']} allowed"
             )
         return outcome
 
-    def _probe(self, learner: Learner, task: Probe, own: Kept) -> Outcome:
+    def _probe(self, learner: Learner, task: Probe, own: OwnModelReader) -> TaskResult:
         schema, shares = learner.program.schema, list[Array]()
-        reply = fit_probe.probe(learner, task, self.local, own=lambda slot: own(slot, schema), keep=shares.append)
+        reply = fit_probe.run_probe(learner, task, self.local, own=lambda slot: own(slot, schema), keep=shares.append)
         data = codecs.encode_stats(reply, schema)
         posterior = shares[0] if shares else None
-        return Outcome(what="stats", data=data, n=reply.n, metrics={}, schema=schema, posterior=posterior)
+        return TaskResult(what="stats", data=data, n=reply.n, metrics={}, schema=schema, posterior=posterior)
 
 
-def _stays(result: fit_probe.FitResult, task: Fit, schema: Schema, n: int) -> Outcome:
+def _own_model_result(result: fit_probe.FitResult, task: Fit, schema: Schema, n: int) -> TaskResult:
     """The model stays in its slot; what goes up is its mean training loss."""
     data = codecs.encode_stats(Reply(n=n, losses=np.array([result.loss])), schema)
     own = (task.slot, result.vector.astype(np.float32))
-    return Outcome(what="stats", data=data, n=n, metrics={"loss": result.loss}, schema=schema, own=own)
+    return TaskResult(what="stats", data=data, n=n, metrics={"loss": result.loss}, schema=schema, own=own)
 
 
-def _update(
-    result: fit_probe.FitResult, task: Fit, message: Mapping[str, Any], schema: Schema, n: int, residual: Residual
-) -> Outcome:
+def _update_result(
+    result: fit_probe.FitResult, task: Fit, message: Mapping[str, Any], schema: Schema, n: int, residual: ResidualReader
+) -> TaskResult:
     """The difference to the base that the task names, in float32 so that both sides subtract the same numbers."""
     vector = result.vector.astype(np.float32)
-    name, base = _base(task, message)
+    name, base = _delta_base(task, message)
     delta = vector if base is None else vector - base.astype(np.float32)
     codec, rest = message["reply"]["codec"], None
     if codec == "i8":
-        data, rest = codecs.encode_feedback(delta, residual(schema), schema, codec=codec, base=name)
+        data, rest = codecs.encode_with_feedback(delta, residual(schema), schema, codec=codec, base=name)
     else:
-        data = codecs.encode(delta, schema, codec=codec, kind="delta", base=name)
+        data = codecs.encode_vector(delta, schema, codec=codec, kind="delta", base=name)
     metrics = {"loss": result.loss}
-    return Outcome(what="delta", data=data, n=n, metrics=metrics, schema=schema, own=(task.slot, vector), residual=rest)
+    return TaskResult(
+        what="delta", data=data, n=n, metrics=metrics, schema=schema, own=(task.slot, vector), residual=rest
+    )
 
 
-def _base(task: Fit, message: Mapping[str, Any]) -> tuple[str, Flat | None]:
+def _delta_base(task: Fit, message: Mapping[str, Any]) -> tuple[str, Flat | None]:
     """-> (the base's sha256 or "zero", its values [schema.size]); the message was checked to hold what it names."""
     named = message["reply"]["base"]
     if named == "anchor" and message["anchor"] == "start":

@@ -1,7 +1,8 @@
 """May this device train now? Asked before each task; `DeviceRefused` says why not and when to ask again.
 
-`refusal` decides, from readings alone. `read` takes them from what Linux shows: sysfs, /proc/meminfo, and
-NetworkManager where it runs. What a system does not show is unknown, and what is unknown refuses nothing.
+`training_refusal` decides, from readings alone. `read_device_status` takes them from what Linux shows: sysfs,
+/proc/meminfo, and NetworkManager where it runs. What a system does not show is unknown, and what is unknown refuses
+nothing.
 """
 
 from __future__ import annotations
@@ -15,22 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from edge_client.config import ClientConfig, minutes_of
+from edge_client.config import ClientConfig, parse_hours
 from edge_client.errors import DeviceRefused
 from edge_client.transport.tls import is_loopback
 
-RETRY_S = 600.0  # a battery does not change faster
-COOL_S = 120.0
-MEMORY_S = 120.0
-DAY = 24 * 60
-PLAUSIBLE = range(-40, 200)  # °C; what a broken sensor says is not
-BUSCTL_S = 5.0
-METERED = {1: True, 2: False, 3: True, 4: False}  # NMMetered of NetworkManager's D-Bus API; 3 and 4 are its guesses
+BATTERY_RETRY_S = 600.0  # a battery does not change faster
+TEMPERATURE_RETRY_S = 120.0
+MEMORY_RETRY_S = 120.0
+MINUTES_PER_DAY = 24 * 60
+PLAUSIBLE_CELSIUS = range(-40, 200)  # °C; what a broken sensor says is not
+BUSCTL_TIMEOUT_S = 5.0
+METERED_VALUES = {
+    1: True,
+    2: False,
+    3: True,
+    4: False,
+}  # NMMetered of NetworkManager's D-Bus API; 3 and 4 are its guesses
 NETWORK_MANAGER = ("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkManager")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readings:
+class DeviceStatus:
     """What the device says of itself; empty or None where it says nothing."""
 
     draining: tuple[tuple[str, int], ...] = ()  # batteries that are not charged: name, percent
@@ -40,36 +46,36 @@ class Readings:
     minute: int = 0  # of the day, local time
 
 
-def refusal(found: Readings, config: ClientConfig) -> DeviceRefused | None:
+def training_refusal(status: DeviceStatus, config: ClientConfig) -> DeviceRefused | None:
     """Why the device will not train, the longest to wait for first; None when it may."""
     return (
-        _quiet(found, config) or _power(found, config) or _link(found, config)
-        or _heat(found, config) or _memory(found, config)
+        _quiet(status, config) or _power(status, config) or _link(status, config)
+        or _heat(status, config) or _memory(status, config)
     )  # fmt: skip
 
 
-def may_train(config: ClientConfig) -> None:
+def check_may_train(config: ClientConfig) -> None:
     """Raise DeviceRefused when this device may not train now."""
-    refused = refusal(read(), config)
+    refused = training_refusal(read_device_status(), config)
     if refused is not None:
         raise refused
 
 
-def read(root: Path = Path("/")) -> Readings:
+def read_device_status(root: Path = Path("/")) -> DeviceStatus:
     """What the system under `root` shows now."""
     now = time.localtime()
     running = (root / "run" / "NetworkManager").is_dir()
-    return Readings(
+    return DeviceStatus(
         draining=_batteries(root / "sys" / "class" / "power_supply"),
         temperatures=_temperatures(root / "sys" / "class" / "thermal"),
         free_mib=_free_mib(root / "proc" / "meminfo"),
-        metered=metered(int(time.monotonic() // 60)) if running else None,
+        metered=is_metered(int(time.monotonic() // 60)) if running else None,
         minute=60 * now.tm_hour + now.tm_min,
     )
 
 
 @functools.lru_cache(maxsize=1)
-def metered(_minute: int) -> bool | None:
+def is_metered(_minute: int) -> bool | None:
     """Whether NetworkManager says that the link costs money; None: unknown. Asked once a minute at most."""
     busctl = shutil.which("busctl")
     if busctl is None:
@@ -77,59 +83,61 @@ def metered(_minute: int) -> bool | None:
     name, path = NETWORK_MANAGER
     command = [busctl, "--system", "get-property", name, path, name, "Metered"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=BUSCTL_S, check=False).stdout.split()
+        said = subprocess.run(
+            command, capture_output=True, text=True, timeout=BUSCTL_TIMEOUT_S, check=False
+        ).stdout.split()
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return METERED.get(int(said[1])) if len(said) == 2 and said[1].isdecimal() else None  # noqa: PLR2004 - "u 1"
+    return METERED_VALUES.get(int(said[1])) if len(said) == 2 and said[1].isdecimal() else None  # noqa: PLR2004 - "u 1"
 
 
-def _quiet(found: Readings, config: ClientConfig) -> DeviceRefused | None:
+def _quiet(status: DeviceStatus, config: ClientConfig) -> DeviceRefused | None:
     if not config.quiet_hours:
         return None
-    begin, end = minutes_of(config.quiet_hours)
-    inside = begin <= found.minute < end if begin < end else found.minute >= begin or found.minute < end
+    begin, end = parse_hours(config.quiet_hours)
+    inside = begin <= status.minute < end if begin < end else status.minute >= begin or status.minute < end
     if not inside:
         return None
-    left_s = 60.0 * ((end - found.minute) % DAY)
+    left_s = 60.0 * ((end - status.minute) % MINUTES_PER_DAY)
     return DeviceRefused(f"quiet hours {config.quiet_hours}", retry_s=left_s, hint="change quiet-hours")
 
 
-def _power(found: Readings, config: ClientConfig) -> DeviceRefused | None:
-    for name, percent in found.draining:
+def _power(status: DeviceStatus, config: ClientConfig) -> DeviceRefused | None:
+    for name, percent in status.draining:
         if percent < config.min_battery_percent:
             return DeviceRefused(
                 f"battery {name} is at {percent} %, less than {config.min_battery_percent} %",
-                retry_s=RETRY_S,
+                retry_s=BATTERY_RETRY_S,
                 hint="connect a charger, or lower min-battery-percent",
             )
     return None
 
 
-def _link(found: Readings, config: ClientConfig) -> DeviceRefused | None:
-    if not found.metered or config.allow_metered or is_loopback(urlsplit(config.broker).hostname or ""):
+def _link(status: DeviceStatus, config: ClientConfig) -> DeviceRefused | None:
+    if not status.metered or config.allow_metered or is_loopback(urlsplit(config.broker).hostname or ""):
         return None
-    return DeviceRefused("the link is metered", retry_s=RETRY_S, hint="set allow-metered = true to use it")
+    return DeviceRefused("the link is metered", retry_s=BATTERY_RETRY_S, hint="set allow-metered = true to use it")
 
 
-def _heat(found: Readings, config: ClientConfig) -> DeviceRefused | None:
-    if not config.max_temperature or not found.temperatures:
+def _heat(status: DeviceStatus, config: ClientConfig) -> DeviceRefused | None:
+    if not config.max_temperature or not status.temperatures:
         return None
-    name, celsius = max(found.temperatures, key=lambda each: each[1])
+    name, celsius = max(status.temperatures, key=lambda each: each[1])
     if celsius <= config.max_temperature:
         return None
     return DeviceRefused(
         f"{name} is at {celsius:.0f} °C, more than {config.max_temperature} °C",
-        retry_s=COOL_S,
+        retry_s=TEMPERATURE_RETRY_S,
         hint="give it air, or raise max-temperature",
     )
 
 
-def _memory(found: Readings, config: ClientConfig) -> DeviceRefused | None:
-    if found.free_mib is None or found.free_mib >= config.min_free_memory_mib:
+def _memory(status: DeviceStatus, config: ClientConfig) -> DeviceRefused | None:
+    if status.free_mib is None or status.free_mib >= config.min_free_memory_mib:
         return None
     return DeviceRefused(
-        f"{found.free_mib} MiB of memory are free, less than {config.min_free_memory_mib} MiB",
-        retry_s=MEMORY_S,
+        f"{status.free_mib} MiB of memory are free, less than {config.min_free_memory_mib} MiB",
+        retry_s=MEMORY_RETRY_S,
         hint="stop something else, or lower min-free-memory-mib",
     )
 
@@ -146,7 +154,7 @@ def _temperatures(thermal: Path) -> tuple[tuple[str, float], ...]:
     zones = [zone for zone in _listed(thermal) if zone.name.startswith("thermal_zone")]
     told = [(_text(zone / "type") or zone.name, _text(zone / "temp")) for zone in zones]
     read_ = [(name, int(text) / 1000) for name, text in told if re.fullmatch(r"-?[0-9]{1,9}", text)]
-    return tuple((name, celsius) for name, celsius in read_ if int(celsius) in PLAUSIBLE)
+    return tuple((name, celsius) for name, celsius in read_ if int(celsius) in PLAUSIBLE_CELSIUS)
 
 
 def _free_mib(meminfo: Path) -> int | None:

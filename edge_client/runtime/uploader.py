@@ -15,22 +15,22 @@ import numpy as np
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, body_range
-from edge_client.protocol.transfer import still_missing
-from edge_client.runtime.sender import Voice
-from edge_client.runtime.state import Key, State
+from edge_client.protocol.transfer import missing_blocks
+from edge_client.runtime.sender import DeviceSender
+from edge_client.runtime.state import DeviceState, TaskKey
 from edge_client.transport.base import Transport
 from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
-REPEAT_S = 60.0  # an announcement that nobody answered is made again
-JITTER_S = 15.0
-DRAIN_S = 0.2  # the longest wait for the broker between two looks at the events
-SAY_AGAIN = ("busy", "rate", "internal")
+ANNOUNCE_INTERVAL_S = 60.0  # an announcement that nobody answered is made again
+ANNOUNCE_JITTER_S = 15.0
+DRAIN_TIMEOUT_S = 0.2  # the longest wait for the broker between two looks at the events
+RETRY_CODES = ("busy", "rate", "internal")
 
 
 @dataclass
-class Upload:
+class GrantedUpload:
     """A credit: where the blocks go, how many may be unacknowledged, and which are owed."""
 
     manifest: Manifest
@@ -39,15 +39,15 @@ class Upload:
     owed: Iterator[int]
 
 
-class Delivery:
+class Uploader:
     """Delivers the result in `state`, one at a time."""
 
     def __init__(
-        self, state: State, voice: Voice, transport: Transport, *, clock: Clock, rng: np.random.Generator
+        self, state: DeviceState, sender: DeviceSender, transport: Transport, *, clock: Clock, rng: np.random.Generator
     ) -> None:
-        self._state, self._voice, self._transport = state, voice, transport
+        self._state, self._voice, self._transport = state, sender, transport
         self._clock, self._rng = clock, rng
-        self._upload: Upload | None = None
+        self._upload: GrantedUpload | None = None
         self._announced: str | None = None  # id of the last `rdy`
         self._again_at_s: float | None = None  # when to announce again; None: nothing to deliver
         self._sent_twice: str | None = None  # the update that a wrong hash made us send again
@@ -56,10 +56,10 @@ class Delivery:
         """Say `rdy` for the kept result, and again later unless somebody answers."""
         result = self._state.result
         if result is None:
-            self.cease()
+            self.cancel()
             return
         self._upload = None
-        self._announced = self._voice.say(
+        self._announced = self._voice.send(
             "rdy",
             **vars(result.key),
             attempt=result.attempt,
@@ -69,7 +69,7 @@ class Delivery:
             seconds=result.seconds,
             metrics=result.metrics,
         )
-        self._announce_in(REPEAT_S)
+        self._announce_in(ANNOUNCE_INTERVAL_S)
 
     def link_up(self) -> None:
         """After a new connection: what is not acknowledged is announced again."""
@@ -87,7 +87,7 @@ class Delivery:
             self._upload = None
             self._again_at_s = self._clock.now_s() + self._rng.uniform(0.0, spread_s)
 
-    def cease(self) -> None:
+    def cancel(self) -> None:
         """Nobody wants it any more."""
         self._upload = self._again_at_s = None
 
@@ -110,52 +110,52 @@ class Delivery:
         if result is None or result.update.sha256 != message["sha256"] or self._again_at_s is None:
             return
         try:
-            owed = still_missing(result.update, message.get("have"))
+            owed = missing_blocks(result.update, message.get("have"))
         except Malformed as wrong:
             log.warning("a credit with a bad bitmap: %s", wrong.message)
             return
-        self._upload = Upload(result.update, message["shard"], message["window"], owed)
+        self._upload = GrantedUpload(result.update, message["shard"], message["window"], owed)
 
     def on_ack(self, message: Mapping[str, Any]) -> None:
         """The coordinator has decided about the update. An `ack` for what we did not send is ignored."""
         result = self._state.result
-        if result is None or (result.key, result.update.sha256) != (Key.of(message), message["sha256"]):
+        if result is None or (result.key, result.update.sha256) != (TaskKey.of(message), message["sha256"]):
             return
         status = message["status"]
         log.info("%s: %s %s", result.key, status, message.get("detail", ""))
         self._upload = None
         if status == "retry":
-            self._announce_in(message.get("retry_ms", REPEAT_S * 1000) / 1000)
+            self._announce_in(message.get("retry_ms", ANNOUNCE_INTERVAL_S * 1000) / 1000)
         elif status == "bad_hash" and self._sent_twice != message["sha256"]:
             self._sent_twice = message["sha256"]
             self.announce()
         else:
-            self._state.acknowledged(status)
-            self.cease()
+            self._state.commit_acknowledgement(status)
+            self.cancel()
 
     def on_error(self, message: Mapping[str, Any]) -> None:
         """An error answer; it is ours when it names our announcement."""
         if message.get("re") != self._announced or self._again_at_s is None:
             return
-        if message["code"] in SAY_AGAIN:
-            self._announce_in(message.get("retry_ms", REPEAT_S * 1000) / 1000)
+        if message["code"] in RETRY_CODES:
+            self._announce_in(message.get("retry_ms", ANNOUNCE_INTERVAL_S * 1000) / 1000)
         else:
-            self._state.acknowledged(message["code"])
-            self.cease()
+            self._state.commit_acknowledgement(message["code"])
+            self.cancel()
 
     def _announce_in(self, seconds: float) -> None:
-        self._again_at_s = self._clock.now_s() + seconds + self._rng.uniform(0.0, JITTER_S)
+        self._again_at_s = self._clock.now_s() + seconds + self._rng.uniform(0.0, ANNOUNCE_JITTER_S)
 
-    def _send_block(self, upload: Upload) -> None:
+    def _send_block(self, upload: GrantedUpload) -> None:
         """One block, once the broker has acknowledged enough of those before."""
-        if not self._transport.drain(upload.window - 1, DRAIN_S):
+        if not self._transport.drain(upload.window - 1, DRAIN_TIMEOUT_S):
             return
         index = next(upload.owed, None)
         if index is None:
             self._upload = None
-            self._announce_in(REPEAT_S)
+            self._announce_in(ANNOUNCE_INTERVAL_S)
             return
         start, stop = body_range(upload.manifest, index)
-        with self._state.kept.path(upload.manifest.sha256).open("rb") as file:
+        with self._state.pending_result.path(upload.manifest.sha256).open("rb") as file:
             file.seek(start)
-            self._voice.block(upload.manifest, upload.shard, index, file.read(stop - start))
+            self._voice.send_block(upload.manifest, upload.shard, index, file.read(stop - start))

@@ -1,7 +1,7 @@
 """What a device does with a task: numpy over a Learner. The real client and the emulator run this same code.
 
-`fit` runs SGD steps, `probe` evaluates candidate models. Models are flat vectors [schema.size]. No network, no disk, no
-clock, no randomness but the task's seed. What cannot be done raises Malformed with the protocol's code for it.
+`run_fit` runs SGD steps, `run_probe` evaluates candidate models. Models are flat vectors [schema.size]. No network, no
+disk, no clock, no randomness but the task's seed. What cannot be done raises Malformed with the protocol's code for it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.dataset import Dataset, Local, batches
+from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply
-from edge_client.training.learner import F64, I64, Job, Learner, Trained, log_softmax, one_hot
+from edge_client.training.learner import F64, I64, Learner, TrainedModel, TrainingJob, log_softmax, one_hot
 
-SMALL = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
-LABEL_PRIOR = 0.1  # samples of each class beside one's own
+MIN_STATISTIC_SHARE = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
+LABEL_PRIOR_SAMPLES = 0.1  # samples of each class beside one's own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class FitResult:
     loss: float
 
 
-def job(
+def make_job(
     program: Program,
     task: Fit,
     data: Dataset,
@@ -39,13 +39,13 @@ def job(
     own: Flat | None = None,
     posterior: Array | None = None,
     fixed_batch: int | None = None,
-) -> Job:
+) -> TrainingJob:
     """What a learner needs to carry the task out on `data`.
 
     `own` [schema.size] is the device's own model in the task's slot, if it has one; `posterior` [M, n] are the
     responsibilities that the last probe left on the device, for `task.rows = "posterior:m"`.
     """
-    _fits(program, data)
+    _check_data(program, data)
     weights = _row_weights(task, data, posterior)
     if fixed_batch is not None and fixed_batch != task.batch:
         raise Malformed("bad_task", f"batch {task.batch}, but this program runs batches of {fixed_batch}")
@@ -58,10 +58,10 @@ def job(
                 "bad_schema", f"a model of shape {vector.shape}, the program has {program.schema.size} values"
             )
     order = batches(len(data), task.batch, task.seed, task.steps, fixed=fixed_batch is not None)
-    return Job(task=task, start=start, data=data, batches=list(order), weights=weights)
+    return TrainingJob(task=task, start=start, data=data, batches=list(order), weights=weights)
 
 
-def fit(
+def run_fit(
     learner: Learner,
     task: Fit,
     data: Dataset,
@@ -70,26 +70,26 @@ def fit(
     posterior: Array | None = None,
     between: Callable[[], None] = lambda: None,
 ) -> FitResult:
-    """Run the task's SGD steps on `data`; `own` and `posterior` as for `job`.
+    """Run the task's SGD steps on `data`; `own` and `posterior` as for `make_job`.
 
     `between` is called before each step; what it raises ends the training.
     """
-    mine = job(learner.program, task, data, own=own, posterior=posterior, fixed_batch=learner.fixed_batch)
+    mine = make_job(learner.program, task, data, own=own, posterior=posterior, fixed_batch=learner.fixed_batch)
     (trained,) = learner.train([mine], between)
-    return result(task, trained)
+    return fit_result(task, trained)
 
 
-def result(task: Fit, trained: Trained) -> FitResult:
+def fit_result(task: Fit, trained: TrainedModel) -> FitResult:
     """A finished update; raises Malformed where it diverged."""
     if not np.isfinite(trained.vector).all():
         raise Malformed("not_finite", f"training diverged; the learning rate {task.lr} may be too high")
     return FitResult(vector=trained.vector, loss=float(np.mean(trained.losses)))
 
 
-def probe(
+def run_probe(
     learner: Learner,
     task: Probe,
-    local: Local,
+    local: DeviceData,
     *,
     own: Callable[[str], Flat | None] = lambda slot: None,  # noqa: ARG005 - named for its readers
     keep: Callable[[F64], None] = lambda posterior: None,  # noqa: ARG005
@@ -99,8 +99,8 @@ def probe(
     `own` gives the device's model [schema.size] in a slot, if it has one. `keep` is handed the responsibilities [M, n]
     of a probe of all training samples for "posterior": they stay on the device, for the fits that follow.
     """
-    program, data = learner.program, _probed(task, local)
-    _fits(program, data)
+    program, data = learner.program, _probe_data(task, local)
+    _check_data(program, data)
     models, want = [_candidate(model, own) for model in task.models], task.want
     if "grad" in want:
         if len(models) != 1:
@@ -110,10 +110,10 @@ def probe(
         sent = [not isinstance(model, OwnModel) for model in task.models]
         models = [with_buffers(program, m, kept) if s else m for m, s in zip(models, sent, strict=True)]
     elif task.buffers == "batch":
-        models = [recalibrated(learner, model, local.train, batch=task.batch) for model in models]
+        models = [recalibrate(learner, model, local.train, batch=task.batch) for model in models]
     losses, logits = learner.evaluate(models, data, batch=task.batch)
     if task.label_prior == "device":
-        losses, logits = told(program, logits, data, local.train)
+        losses, logits = with_label_prior(program, logits, data, local.train)
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
@@ -132,7 +132,7 @@ def with_buffers(program: Program, model: Flat, other: Flat) -> Flat:
     return np.concatenate([model[:n], other[n:].astype(model.dtype)])
 
 
-def recalibrated(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> Flat:
+def recalibrate(learner: Learner, model: Flat, data: Dataset, *, batch: int) -> Flat:
     """The model [schema.size] with the statistics of these samples in its buffers instead of running ones.
 
     Those of all batches of `batch` samples (a shorter rest is left out, unless it is all there is; so is one sample,
@@ -144,11 +144,11 @@ def recalibrated(learner: Learner, model: Flat, data: Dataset, *, batch: int) ->
     whole = [cut for cut in cuts if len(cut) == size] or ([cuts[0]] if learner.fixed_batch is None else [])
     if n == len(model) or not whole or len(whole[0]) == 1:
         return model
-    (found,), moved = statistics(learner, [model], data, whole)
+    (found,), moved = batch_statistics(learner, [model], data, whole)
     return np.concatenate([model[:n], np.where(moved, found, model[n:]).astype(model.dtype)])
 
 
-def statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cuts: Sequence[I64]) -> tuple[F64, Array]:
+def batch_statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cuts: Sequence[I64]) -> tuple[F64, Array]:
     """Batch norm's statistics of batches under each model, their mean [M, buffers]; which buffers a step moves.
 
     A training step moves a running statistic from b to (1 - m) b + m s: from zero that tells m s, from one, once, m.
@@ -158,26 +158,26 @@ def statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cuts: Se
     starts.append(np.concatenate([models[0][:n], np.ones_like(models[0][n:])]))
     still = partial(Fit, steps=1, lr=0.0, batch=len(cuts[0]), seed=0)
     jobs = [
-        Job(task=still(start=start), start=start, data=data, batches=[cut], weights=ones)
+        TrainingJob(task=still(start=start), start=start, data=data, batches=[cut], weights=ones)
         for start in starts
         for cut in cuts
     ]
     each = np.stack([trained.vector[n:].astype(np.float64) for trained in learner.train(jobs)])
     *zeros, one = each.reshape(len(starts), len(cuts), -1).mean(axis=1)
     m = 1 - (one - zeros[0])
-    moved = m > SMALL
+    moved = m > MIN_STATISTIC_SHARE
     return np.where(moved, np.stack(zeros) / np.where(moved, m, 1.0), 0.0), moved
 
 
-def told(program: Program, logits: Array, data: Dataset, train: Dataset) -> tuple[F64, Array]:
+def with_label_prior(program: Program, logits: Array, data: Dataset, train: Dataset) -> tuple[F64, Array]:
     """Losses [M, n] and logits [M, n, C] of classifiers that know how often each class is among the training samples.
 
     The logarithm of that number, plus LABEL_PRIOR, is added: Bayes' rule for a model of equally frequent classes.
     Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", equation 2.4.
     """
-    _classifies(program, "a label prior")
+    _check_classifier(program, "a label prior")
     truth, counts = one_hot(program, data.y), one_hot(program, train.y).sum(axis=0, dtype=np.float64)
-    scores = logits + np.log(counts + LABEL_PRIOR)
+    scores = logits + np.log(counts + LABEL_PRIOR_SAMPLES)
     return -(truth * log_softmax(scores)).sum(axis=-1), scores
 
 
@@ -194,7 +194,7 @@ def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:
     return share
 
 
-def _fits(program: Program, data: Dataset) -> None:
+def _check_data(program: Program, data: Dataset) -> None:
     if len(data) == 0:
         raise Malformed("no_data", "no samples on this device")
     if data.x.shape[1:] != program.input:
@@ -236,7 +236,7 @@ def _candidate(model: Flat | OwnModel, own: Callable[[str], Flat | None]) -> Fla
     return found
 
 
-def _probed(task: Probe, local: Local) -> Dataset:
+def _probe_data(task: Probe, local: DeviceData) -> Dataset:
     data = local.train if task.split == "train" else local.test
     if data is None:
         raise Malformed("no_data", "no held-out samples on this device")
@@ -246,14 +246,14 @@ def _probed(task: Probe, local: Local) -> Dataset:
     return Dataset(data.x[index], data.y[index])
 
 
-def _classifies(program: Program, what: str) -> None:
+def _check_classifier(program: Program, what: str) -> None:
     if program.loss != "cross-entropy":
         raise Malformed("bad_task", f"{what} needs a classifier")
 
 
 def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> NDArray[np.int64]:
     """[M, C, C] counts, rows true class, columns predicted; with `prior` [1, C, C] of the mixture of probabilities."""
-    _classifies(program, "a confusion matrix")
+    _check_classifier(program, "a confusion matrix")
     truth = y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)
     scores = logits
     if prior is not None:

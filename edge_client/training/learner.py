@@ -1,8 +1,8 @@
 """Who computes for `fit` and `probe`: whole local updates, candidate models on samples, gradients of one model.
 
-`OverEngine` is the device's: it feeds an engine batch by batch. The emulator has faster ones (emulator/engines/), which
-give the same numbers. Models are flat vectors [schema.size]. What a task may ask and what is refused is decided in
-fit_probe.py; here everything fits. No network, no disk, no clock, no randomness but the seeds of its jobs.
+`EngineLearner` is the device's: it feeds an engine batch by batch. The emulator has faster ones (emulator/engines/),
+which give the same numbers. Models are flat vectors [schema.size]. What a task may ask and what is refused is decided
+in fit_probe.py; here everything fits. No network, no disk, no clock, no randomness but the seeds of its jobs.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.data.dataset import Dataset
-from edge_client.engines.base import Engine, step
+from edge_client.engines.base import Engine, run_step
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat, Schema, Tensors
-from edge_client.training.noise import noise
+from edge_client.training.noise import step_noise
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One local update: the task's SGD from `start` [schema.size] over these batches of `data`.
 
     `batches` are sample indices, one array per step; `weights` [n] are the samples' q times the size of their batch.
@@ -40,7 +40,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class TrainedModel:
     """The trained model [schema.size] in the program's dtype, and the loss before each step [steps]."""
 
     vector: Flat
@@ -58,7 +58,7 @@ class Learner(Protocol):
         """The only batch size it takes; None: any from 1."""
         ...
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = ...) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = ...) -> Iterator[TrainedModel]:
         """The jobs' updates in their order. `between` is called before steps; what it raises ends the training."""
         ...
 
@@ -71,7 +71,7 @@ class Learner(Protocol):
         ...
 
 
-class OverEngine:
+class EngineLearner:
     """See `Learner`; over one runtime's engine."""
 
     def __init__(self, engine: Engine, program: Program) -> None:
@@ -82,7 +82,7 @@ class OverEngine:
         """The engine's."""
         return self.engine.fixed_batch
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """One after the other, batch by batch."""
         program = self.program
         for job in jobs:
@@ -90,9 +90,9 @@ class OverEngine:
             losses = []
             for k, index in enumerate(job.batches):
                 between()
-                drawn = noise(program, job.task.seed, k, len(index))
+                drawn = step_noise(program, job.task.seed, k, len(index))
                 losses.append(update.step(_batch(program, job.data, index, job.weights[index] / len(index)) | drawn))
-            yield Trained(vector=_flat(program.schema, update.read()), losses=np.array(losses))
+            yield TrainedModel(vector=_flat(program.schema, update.read()), losses=np.array(losses))
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
         """A fixed batch gets the last samples padded; the padded rows are dropped, which is exact in this mode."""
@@ -120,8 +120,8 @@ class OverEngine:
         used = sum(float(q.sum()) for _, q in parts)
         total = np.zeros(program.schema.n_params)
         for k, (index, q) in enumerate(parts):
-            drawn = noise(program, seed, k, len(index))
-            result = step(self.engine, kept | _batch(program, data, index, q / used) | drawn)
+            drawn = step_noise(program, seed, k, len(index))
+            result = run_step(self.engine, kept | _batch(program, data, index, q / used) | drawn)
             total += np.concatenate([np.ravel(result[name]) for name in names])
         return total.astype(program.dtype)
 

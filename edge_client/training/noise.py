@@ -13,7 +13,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
 
-def noise(program: Program, seed: int, step: int, samples: int) -> dict[str, Array]:
+def step_noise(program: Program, seed: int, step: int, samples: int) -> dict[str, Array]:
     """`noise` [samples, numbers per sample] for step number `step` (from 0) of a task; nothing for a program without.
 
     numpy's float32 uniform numbers, the upper 24 bits of a 32-bit draw times 2^-24, whatever the program's dtype.

@@ -5,7 +5,7 @@ The conformance suite (tests/conformance/test_transports.py) runs over every imp
 * a message published at QoS 1 while connected is received at least once by every matching subscription;
 * messages on one topic from one sender arrive in order; a retained message is delivered on subscribing;
 * the first event after a (re)connection is `Connected`; sessions are clean, so the receiver subscribes again then;
-* `Lost` is reported once per broken connection, and reconnecting goes on by itself with full jitter;
+* `Disconnected` is reported once per broken connection, and reconnecting goes on by itself with full jitter;
 * the will is published by the broker when the connection dies without `close`.
 """
 
@@ -31,13 +31,13 @@ class Connected:
 
 
 @dataclass(frozen=True)
-class Lost:
+class Disconnected:
     """The connection broke; `reason` is for logs."""
 
     reason: str
 
 
-Event = Message | Connected | Lost
+Event = Message | Connected | Disconnected
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,8 @@ class Transport(Protocol):
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue one message at QoS 1; an empty retained payload deletes the retained message.
 
-        Between `Lost` and `Connected` nothing is kept: after `Connected` both sides say again what is still open.
+        Between `Disconnected` and `Connected` nothing is kept: after `Connected` both sides say again what is still
+        open.
         """
         ...
 

@@ -21,7 +21,7 @@ from edge_client.protocol.blocks import Bitmap, Manifest, body_range
 from edge_client.protocol.topics import check_sha256
 
 CHUNK_BYTES = 1 << 20
-FREE_SHARE = 0.9  # of the free disk; a full disk stops more than us
+MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops more than us
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -101,13 +101,13 @@ class BlobFolder:
         """Never evict these (replaces the pins before)."""
         self._pinned = frozenset(wanted)
 
-    def partial(self, manifest: Manifest) -> Partial:
+    def partial(self, manifest: Manifest) -> PartialBlob:
         """Begin or continue the transfer of a blob. Malformed("no_space") when it cannot fit."""
         if self._budget is not None and manifest.size > self._budget:
             raise Malformed("no_space", f"blob of {manifest.size} bytes, the folder holds at most {self._budget}")
-        if manifest.size > FREE_SHARE * shutil.disk_usage(self._path).free:
+        if manifest.size > MAX_DISK_SHARE * shutil.disk_usage(self._path).free:
             raise Malformed("no_space", f"blob of {manifest.size} bytes does not fit on the disk")
-        return Partial(self, manifest, self._path / "partial" / f"{manifest.sha256}.{manifest.block}")
+        return PartialBlob(self, manifest, self._path / "partial" / f"{manifest.sha256}.{manifest.block}")
 
     def drop_partials(self) -> None:
         """Forget all transfers that are not finished."""
@@ -115,7 +115,7 @@ class BlobFolder:
             file.unlink(missing_ok=True)
 
     def take(self, file: Path, manifest: Manifest) -> Path:
-        """Move a checked file of `manifest.size` bytes in (for `Partial`)."""
+        """Move a checked file of `manifest.size` bytes in (for `PartialBlob`)."""
         self._make_room(manifest.size)
         whole = self._file(manifest.sha256)
         _publish(file, whole)
@@ -142,7 +142,7 @@ class BlobFolder:
             raise Malformed("no_space", f"{size} bytes do not fit into the folder's {self._budget}")
 
 
-class Partial:
+class PartialBlob:
     """One transfer: a file that fills, and `bitmap`, which says with what. Costs one descriptor and one bitmap."""
 
     def __init__(self, folder: BlobFolder, manifest: Manifest, file: Path) -> None:

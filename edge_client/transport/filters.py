@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def matches(topic_filter: str, topic: str) -> bool:
+def filter_matches(topic_filter: str, topic: str) -> bool:
     """Whether a filter with `+` (one level) and `#` (the rest, also none) covers a topic."""
     wanted, levels = topic_filter.split("/"), topic.split("/")
     for position, level in enumerate(wanted):

@@ -1,6 +1,6 @@
 """Private keys of certificates: P-256, made here, written for their owner alone, never printed.
 
-`request` is what a device sends instead of its key. Knows no authority and no network.
+`signing_request` is what a device sends instead of its key. Knows no authority and no network.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from edge_client.errors import ConfigError
-from edge_client.transport.tls import check_private
+from edge_client.transport.tls import check_private_file
 
 
-def write_private(path: Path, data: bytes) -> None:
+def write_private_file(path: Path, data: bytes) -> None:
     """Write a secret beside its place, then rename: a power cut leaves no half key, and its mode is never wider."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_name(path.name + ".new")
@@ -35,12 +35,12 @@ def write_private(path: Path, data: bytes) -> None:
     fresh.replace(path)
 
 
-def open_private(path: Path) -> ec.EllipticCurvePrivateKey:
+def open_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The key in a file, made there if there is none. Raises ConfigError when others can read it, or it is damaged."""
     if not path.exists():
         made = ec.generate_private_key(ec.SECP256R1())
-        write_private(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    check_private(path)
+        write_private_file(path, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    check_private_file(path)
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except (ValueError, TypeError) as wrong:
@@ -50,17 +50,17 @@ def open_private(path: Path) -> ec.EllipticCurvePrivateKey:
     return key  # type: ignore[return-value]  # just checked
 
 
-def request(key: ec.EllipticCurvePrivateKey, cid: str, federation: str) -> bytes:
+def signing_request(key: ec.EllipticCurvePrivateKey, cid: str, federation: str) -> bytes:
     """A certificate signing request [PEM] that proves who holds the key."""
     return (
         x509.CertificateSigningRequestBuilder()
-        .subject_name(subject(cid, federation))
+        .subject_name(subject_name(cid, federation))
         .sign(key, hashes.SHA256())
         .public_bytes(Encoding.PEM)
     )
 
 
-def subject(name: str, federation: str) -> x509.Name:
+def subject_name(name: str, federation: str) -> x509.Name:
     """O = federation, CN = device id: what a certificate says about its holder."""
     return x509.Name(
         [

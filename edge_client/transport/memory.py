@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from edge_client.errors import NetworkError
-from edge_client.transport.base import Connected, Event, Lost, Message, Will, WillSource
-from edge_client.transport.filters import matches
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource
+from edge_client.transport.filters import filter_matches
 
-Tamper = Callable[[str, bytes], Iterable[bytes]]  # (topic, payload) -> what really travels: (), (payload,), ...
+TamperMessage = Callable[[str, bytes], Iterable[bytes]]  # (topic, payload) -> what really travels: (), (payload,), ...
 
 
 class MemoryBroker:
     """Delivers at once, in the order of publication, to every connected client that subscribed."""
 
-    def __init__(self, *, tamper: Tamper | None = None) -> None:
+    def __init__(self, *, tamper: TamperMessage | None = None) -> None:
         self.tamper = tamper
         self.retained: dict[str, bytes] = {}
         self._clients: dict[str, MemoryTransport] = {}
@@ -30,7 +30,7 @@ class MemoryBroker:
         """A transport of this broker; it is nobody until `connect`."""
         return MemoryTransport(self, client_id, will)
 
-    def cut(self, client_id: str) -> None:
+    def drop_connection(self, client_id: str) -> None:
         """Break one link: the will is published, and the client connects again at once."""
         with self._lock:
             client = self._clients[client_id]
@@ -72,7 +72,7 @@ class MemoryBroker:
             for wanted in filters:
                 client.filters.add(wanted)
                 for topic, payload in sorted(self.retained.items()):
-                    if matches(wanted, topic):
+                    if filter_matches(wanted, topic):
                         client.deliver(Message(topic, payload, retained=True))
 
     def publish(self, sender: MemoryTransport | None, topic: str, payload: bytes, *, retain: bool) -> None:
@@ -86,7 +86,7 @@ class MemoryBroker:
                 elif retain:
                     self.retained.pop(topic, None)
                 for client in self._clients.values():
-                    if any(matches(wanted, topic) for wanted in client.filters):
+                    if any(filter_matches(wanted, topic) for wanted in client.filters):
                         client.deliver(Message(topic, body))
 
     def _drop(self, client: MemoryTransport, reason: str) -> None:
@@ -150,7 +150,7 @@ class MemoryTransport:
     def lose(self, reason: str) -> None:
         """The session is over."""
         self.filters.clear()
-        self._events.put(Lost(reason))
+        self._events.put(Disconnected(reason))
 
     def deliver(self, message: Message) -> None:
         """One message for this client."""

@@ -24,27 +24,27 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
-from edge_client.transport.base import Connected, Event, Lost, Message, Will, WillSource
-from edge_client.transport.filters import matches
-from edge_client.transport.tls import Credentials, context, expiring, explain, is_loopback
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource
+from edge_client.transport.filters import filter_matches
+from edge_client.transport.tls import Credentials, client_context, expiry_warnings, explain_failure, is_loopback
 
 log = logging.getLogger(__name__)
 
 PORTS = {"mqtt": 1883, "mqtts": 8883}
 KEEPALIVE_S = 60
-STABLE_S = 60.0  # a connection that lasted this long resets the back-off
-LONGEST_WAIT_S = 120.0
-FIRST_WAIT_S = 0.5  # before the first connection somebody waits for us
-FLUSH_S = 5.0
+BACKOFF_RESET_S = 60.0  # a connection that lasted this long resets the back-off
+MAX_BACKOFF_S = 120.0
+MIN_BACKOFF_S = 0.5  # before the first connection somebody waits for us
+FLUSH_TIMEOUT_S = 5.0
 FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
-IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
-VERSION_PATIENCE_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
+MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
+VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
 TICK_S = 1.0  # how often paho looks after its keepalive
 
-SYSTEM = Credentials()  # the system's authorities, and no name of our own
+SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no name of our own
 START_HINT = "check the address, and that the broker is running"
 
-_spoken: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
+_broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
 
 
 def parse_url(url: str) -> tuple[str, int, bool]:
@@ -83,7 +83,7 @@ class MqttTransport:
         client_id: str,
         *,
         will: WillSource = None,
-        credentials: Credentials = SYSTEM,
+        credentials: Credentials = SYSTEM_CREDENTIALS,
         insecure: bool = False,
         connect_timeout_s: float = 10.0,
         jitter: Callable[[float, float], float] = random.uniform,
@@ -91,12 +91,12 @@ class MqttTransport:
         check_encrypted(url, insecure=insecure)
         self._host, self._port, self._tls = parse_url(url)
         if self._tls:
-            context(credentials, _now())
+            client_context(credentials, _now())
         self._url, self._client_id, self._will, self._credentials = url, client_id, will, credentials
         self._timeout_s, self._jitter = connect_timeout_s, jitter
         self._events: SimpleQueue[Event | None] = SimpleQueue()
         self._acknowledged = threading.Condition()  # guards the next two
-        self._session: Session | None = None  # None while not connected
+        self._session: PahoSession | None = None  # None while not connected
         self._open = 0  # published and not yet acknowledged
         self._reason, self._hint = "no answer", ""
         self._was_connected, self._closing = threading.Event(), threading.Event()
@@ -146,12 +146,12 @@ class MqttTransport:
 
     def close(self) -> None:
         if not self._closing.is_set():
-            self.drain(0, FLUSH_S)
+            self.drain(0, FLUSH_TIMEOUT_S)
         self._closing.set()
         if session := self._session:
             session.paho.disconnect()
         if self._thread.is_alive():
-            self._thread.join(FLUSH_S)
+            self._thread.join(FLUSH_TIMEOUT_S)
 
     def _stay_connected(self) -> None:
         failures, told = 0, ""
@@ -161,25 +161,25 @@ class MqttTransport:
             if self._hint and self._reason != told:  # nobody waits in `connect` any more who would be told
                 log.warning("%s: %s; %s", self._url, self._reason, self._hint)
                 told = self._reason
-            failures = 0 if time.monotonic() - began > STABLE_S else failures + 1
-            longest = LONGEST_WAIT_S if self._was_connected.is_set() else FIRST_WAIT_S
+            failures = 0 if time.monotonic() - began > BACKOFF_RESET_S else failures + 1
+            longest = MAX_BACKOFF_S if self._was_connected.is_set() else MIN_BACKOFF_S
             self._closing.wait(self._jitter(0.0, min(longest, 2.0**failures)))
 
     def _one_connection(self) -> None:
         """Live through one connection, from the first attempt to its end."""
         try:
             self._warn()
-            version = _spoken.get(self._url) or self._ask_version()
+            version = _broker_versions.get(self._url) or self._ask_version()
             will = self._will() if callable(self._will) else self._will
-            session = Session(self._client_id, version, will=will)
+            session = PahoSession(self._client_id, version, will=will)
             session.on_up, session.on_ack, session.on_message = self._up, self._ack, self._events.put
             self._live(session)
         except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
-            self._reason, self._hint = explain(wrong, self._credentials.ca)
+            self._reason, self._hint = explain_failure(wrong, self._credentials.ca)
         except FedcentersError as wrong:  # a file of ours went away or expired; a new one may take its place
             self._reason, self._hint = wrong.message, wrong.hint
 
-    def _live(self, session: Session) -> None:
+    def _live(self, session: PahoSession) -> None:
         try:
             self._open_socket(session)
             session.run(self._timeout_s, self._closing)
@@ -190,38 +190,38 @@ class MqttTransport:
                 self._acknowledged.notify_all()
             if session.accepted:
                 log.info("connection to %s lost: %s", self._url, session.reason)
-                self._events.put(Lost(session.reason))
-        self._reason, self._hint = explain(session.reason)
+                self._events.put(Disconnected(session.reason))
+        self._reason, self._hint = explain_failure(session.reason)
         if not session.accepted:
-            _spoken.pop(self._url, None)
+            _broker_versions.pop(self._url, None)
 
     def _ask_version(self) -> MQTTProtocolVersion:
         """Whether the broker takes MQTT 5. Asked apart, without properties and will.
 
         A 3.1.1 broker reads those as something else; amqtt then waits for bytes that never come instead of refusing.
         """
-        session = Session(self._client_id, MQTTProtocolVersion.MQTTv5)
+        session = PahoSession(self._client_id, MQTTProtocolVersion.MQTTv5)
         session.on_up = lambda session: session.paho.disconnect()
         try:
             self._open_socket(session)
-            session.run(VERSION_PATIENCE_S, self._closing)
+            session.run(VERSION_TIMEOUT_S, self._closing)
         finally:
             session.release()
-        if not session.accepted and explain(session.reason)[1]:
+        if not session.accepted and explain_failure(session.reason)[1]:
             raise ConnectionError(session.reason)  # turned away by TLS: another version of MQTT would not help
         return MQTTProtocolVersion.MQTTv5 if session.accepted else MQTTProtocolVersion.MQTTv311
 
-    def _open_socket(self, session: Session) -> None:
+    def _open_socket(self, session: PahoSession) -> None:
         if self._tls:
-            session.paho.tls_set_context(context(self._credentials, _now()))
+            session.paho.tls_set_context(client_context(self._credentials, _now()))
         session.connect(self._host, self._port, self._timeout_s)
 
     def _warn(self) -> None:
-        for sentence in expiring(self._credentials, _now()) if self._tls else ():
+        for sentence in expiry_warnings(self._credentials, _now()) if self._tls else ():
             log.warning(sentence)
 
-    def _up(self, session: Session) -> None:
-        _spoken[self._url] = session.version
+    def _up(self, session: PahoSession) -> None:
+        _broker_versions[self._url] = session.version
         with self._acknowledged:
             self._session, self._open = session, 0
         self._events.put(Connected())
@@ -234,7 +234,7 @@ class MqttTransport:
             self._acknowledged.notify_all()
 
 
-class Session:
+class PahoSession:
     """One paho client for one connection, run by the thread that made it. Set the three callbacks before `connect`.
 
     `run` serves its socket; a loop over many sockets (emulator/testbed/event_loop.py) does that itself.
@@ -249,14 +249,14 @@ class Session:
     ) -> None:
         self.version, self.accepted, self.reason = version, False, "no answer"
         self.filters: set[str] = set()
-        self.on_up: Callable[[Session], object] = lambda _session: None
+        self.on_up: Callable[[PahoSession], object] = lambda _session: None
         self.on_ack: Callable[[], object] = lambda: None
         self.on_message: Callable[[Message], object] = lambda _message: None
         clean = None if version == MQTTProtocolVersion.MQTTv5 else True  # MQTT 5 says it when connecting
         self.paho = paho.Client(
             CallbackAPIVersion.VERSION2, client_id, clean, protocol=version, reconnect_on_failure=False
         )
-        self.paho.max_inflight_messages_set(IN_FLIGHT)
+        self.paho.max_inflight_messages_set(MAX_IN_FLIGHT)
         if will is not None:
             self.paho.will_set(will.topic, will.payload, qos=1, retain=True)
         self.paho.on_connect = self._connected
@@ -276,10 +276,10 @@ class Session:
         else:
             self.paho.connect(host, port, KEEPALIVE_S)
 
-    def run(self, patience_s: float, closing: threading.Event) -> None:
-        """Serve the socket until it breaks, or until the broker has said nothing for `patience_s` after CONNECT."""
-        until = time.monotonic() + patience_s
-        tick_s = min(TICK_S, patience_s)
+    def run(self, timeout_s: float, closing: threading.Event) -> None:
+        """Serve the socket until it breaks, or until the broker has said nothing for `timeout_s` after CONNECT."""
+        until = time.monotonic() + timeout_s
+        tick_s = min(TICK_S, timeout_s)
         while self.paho.loop(tick_s) == MQTTErrorCode.MQTT_ERR_SUCCESS:
             if not self.accepted and (closing.is_set() or time.monotonic() > until):
                 return
@@ -304,7 +304,7 @@ class Session:
 
     def _received(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         # amqtt sends a new client every retained message that anybody subscribed to.
-        if any(matches(wanted, message.topic) for wanted in self.filters.copy()):
+        if any(filter_matches(wanted, message.topic) for wanted in self.filters.copy()):
             self.on_message(Message(message.topic, bytes(message.payload), bool(message.retain)))
 
     def _connected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401

@@ -19,12 +19,12 @@ from cryptography.x509.oid import NameOID
 
 from edge_client.errors import ConfigError
 
-WARN_DAYS = 30
-EXPIRED, NOT_YET, OTHER_NAME, OTHER_ADDRESS = 10, 9, 62, 64  # X509_V_ERR_* of OpenSSL
-STRANGER = (18, 19, 20, 21)  # self-signed, or no path to what we trust
+EXPIRY_WARNING_DAYS = 30
+EXPIRED, NOT_YET, NAME_MISMATCH, ADDRESS_MISMATCH = 10, 9, 62, 64  # X509_V_ERR_* of OpenSSL
+UNKNOWN_ISSUER = (18, 19, 20, 21)  # self-signed, or no path to what we trust
 CLOCK_HINT = "check this machine's clock, then ask for a new certificate"
 # What a broker says when it turns a client away, as OpenSSL words the alert.
-ALERTS = (
+TLS_ALERTS = (
     ("certificate revoked", "the broker says that our certificate was revoked", "ask whoever runs the federation"),
     ("certificate expired", "the broker says that our certificate is expired", CLOCK_HINT),
     ("certificate required", "the broker wants a client certificate", "set `certificate` and `key`"),
@@ -54,7 +54,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext:
+def client_context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext:
     """What a client dials with. Raises ConfigError for a file that is missing, wrong, expired or open to others."""
     if (credentials.certificate is None) != (credentials.key is None):
         raise ConfigError("a client certificate needs its key", hint="set both `certificate` and `key`, or neither")
@@ -66,7 +66,7 @@ def context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext:
     made.minimum_version = ssl.TLSVersion.TLSv1_2
     if credentials.certificate is not None and credentials.key is not None:
         _check_validity(credentials.certificate, now)
-        check_private(credentials.key)
+        check_private_file(credentials.key)
         try:
             made.load_cert_chain(credentials.certificate, credentials.key, password="")  # never asks on a terminal
         except (ssl.SSLError, ValueError) as wrong:
@@ -76,7 +76,7 @@ def context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext:
     return made
 
 
-def check_private(key: Path) -> None:
+def check_private_file(key: Path) -> None:
     """Raise ConfigError when a private key is missing, or when anybody but its owner can read it."""
     _check_file(key, "private key", "key")
     if os.name == "posix" and stat.S_IMODE(key.stat().st_mode) & 0o077:
@@ -103,7 +103,7 @@ def read_certificate(path: Path) -> x509.Certificate:
         raise ConfigError(f"{path} holds no certificate: {wrong}", hint="it must be a PEM file") from wrong
 
 
-def expiring(credentials: Credentials, now: dt.datetime, days: int = WARN_DAYS) -> list[str]:
+def expiry_warnings(credentials: Credentials, now: dt.datetime, days: int = EXPIRY_WARNING_DAYS) -> list[str]:
     """A sentence for each of our certificates that is not valid for another `days`."""
     files = [path for path in (credentials.certificate, credentials.ca) if path is not None]
     ends = [(path, read_certificate(path).not_valid_after_utc) for path in files]
@@ -114,12 +114,12 @@ def expiring(credentials: Credentials, now: dt.datetime, days: int = WARN_DAYS) 
     ]
 
 
-def explain(wrong: Exception | str, ca: Path | None = None) -> tuple[str, str]:
+def explain_failure(wrong: Exception | str, ca: Path | None = None) -> tuple[str, str]:
     """-> (what went wrong, what to do), for a connection that failed; the hint is "" when TLS is not to blame."""
     text = str(wrong)
     if isinstance(wrong, ssl.SSLCertVerificationError):
         return _explain_verification(wrong, ca)
-    for words, reason, hint in ALERTS:
+    for words, reason, hint in TLS_ALERTS:
         if words in text.lower().replace("_", " "):
             return f"{reason} ({text})", hint
     return text, ""
@@ -132,10 +132,10 @@ def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) 
         return f"the broker's certificate is expired {quoted}", "renew it, or check this machine's clock"
     if wrong.verify_code == NOT_YET:
         return f"the broker's certificate is not yet valid {quoted}", "check this machine's clock"
-    if wrong.verify_code in STRANGER:
+    if wrong.verify_code in UNKNOWN_ISSUER:
         named = "any authority that this system trusts" if ca is None else f"the authority in {ca}"
         return f"the broker's certificate is not from {named} {quoted}", "point `ca` at this federation's ca.crt"
-    if wrong.verify_code in (OTHER_NAME, OTHER_ADDRESS):
+    if wrong.verify_code in (NAME_MISMATCH, ADDRESS_MISMATCH):
         return f"the broker's certificate is for another name {quoted}", "dial the name that it was made for"
     return f"the broker's certificate is refused {quoted}", "use the broker's own certificate, made by `provision`"
 

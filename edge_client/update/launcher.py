@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-TRIALS = 3
-FAILED_KEPT = 16
-FILE = "record.json"
-RELEASES = "FEDCENTERS_RELEASES"  # tells the client where releases lie, and so that there is a launcher
+MAX_TRIAL_STARTS = 3
+MAX_FAILED_KEPT = 16
+RECORD_FILE = "record.json"
+RELEASES_VARIABLE = "FEDCENTERS_RELEASES"  # tells the client where releases lie, and so that there is a launcher
 _VERSION = re.compile(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}")
 _ASSIGNED = re.compile(r'^__version__ = "([^"]*)"$', re.MULTILINE)
 
 
-class Record(NamedTuple):
+class ReleaseRecord(NamedTuple):
     """What is known of the releases; "" is the flashed one, which is always there."""
 
     good: str = ""
@@ -34,47 +34,49 @@ class Record(NamedTuple):
     failed: tuple[str, ...] = ()
 
 
-def number(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
     """The text 0.2.10 -> (0, 2, 10). Raises ValueError for what is no version."""
     if not _VERSION.fullmatch(version):
         raise ValueError(f"{version!r} is no version")
     return tuple(int(part) for part in version.split("."))
 
 
-def choose(record: Record, usable: Callable[[str], bool]) -> tuple[str, Record]:
+def choose_release(record: ReleaseRecord, usable: Callable[[str], bool]) -> tuple[str, ReleaseRecord]:
     """-> (the release to start, the record to keep before it starts).
 
     `usable` says whether a release is on the disk and newer than the flashed one.
     """
     good = record.good if record.good and usable(record.good) else ""
-    if record.trial and record.starts < TRIALS and usable(record.trial):
+    if record.trial and record.starts < MAX_TRIAL_STARTS and usable(record.trial):
         return record.trial, record._replace(good=good, starts=record.starts + 1)
-    failed = (*record.failed, record.trial)[-FAILED_KEPT:] if record.trial else record.failed
-    return good, Record(good=good, failed=failed)
+    failed = (*record.failed, record.trial)[-MAX_FAILED_KEPT:] if record.trial else record.failed
+    return good, ReleaseRecord(good=good, failed=failed)
 
 
-def read(folder: Path) -> Record:
+def read_record(folder: Path) -> ReleaseRecord:
     """The record; an empty one where there is none or it is damaged."""
     try:
-        raw = json.loads((folder / FILE).read_text(encoding="ascii"))
-        return Record(str(raw["good"]), str(raw["trial"]), int(raw["starts"]), tuple(str(v) for v in raw["failed"]))
+        raw = json.loads((folder / RECORD_FILE).read_text(encoding="ascii"))
+        return ReleaseRecord(
+            str(raw["good"]), str(raw["trial"]), int(raw["starts"]), tuple(str(v) for v in raw["failed"])
+        )
     except (OSError, ValueError, KeyError, TypeError):
-        return Record()
+        return ReleaseRecord()
 
 
-def write(folder: Path, record: Record) -> None:
+def write_record(folder: Path, record: ReleaseRecord) -> None:
     """Replace the record; after a power cut it is the old one or this one."""
     folder.mkdir(parents=True, exist_ok=True)
-    beside = folder / (FILE + ".new")
+    beside = folder / (RECORD_FILE + ".new")
     with beside.open("w", encoding="ascii") as file:
         json.dump(record._asdict(), file)
         file.flush()
         os.fsync(file.fileno())
-    beside.replace(folder / FILE)
-    flush(folder)
+    beside.replace(folder / RECORD_FILE)
+    sync_folder(folder)
 
 
-def flush(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Have a folder's names on the disk before anything that counts on them."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -91,18 +93,18 @@ def main(arguments: Sequence[str]) -> None:
 
     def usable(name: str) -> bool:
         here = _VERSION.fullmatch(name) and (releases / name / "edge_client" / "cli.py").is_file()
-        return bool(here) and number(name) > flashed
+        return bool(here) and version_numbers(name) > flashed
 
-    before = read(releases)
-    chosen, after = choose(before, usable)
+    before = read_record(releases)
+    chosen, after = choose_release(before, usable)
     if after != before:
         try:
-            write(releases, after)
+            write_record(releases, after)
         except OSError as full:  # a trial that cannot be counted must not begin
-            sys.stderr.write(f"cannot write {releases / FILE}: {full}; starting what is known to work\n")
+            sys.stderr.write(f"cannot write {releases / RECORD_FILE}: {full}; starting what is known to work\n")
             chosen = before.good if before.good and usable(before.good) else ""
     path = [str(releases / chosen), str(site)] if chosen else [str(site)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), RELEASES: str(releases)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path), RELEASES_VARIABLE: str(releases)}
     command = [sys.executable, "-m", "edge_client.cli", *arguments]
     os.execve(sys.executable, command, environment)  # noqa: S606 - the same process, so that systemd knows it
 
@@ -111,7 +113,7 @@ def _version_of(site: Path) -> tuple[int, ...]:
     """Of the flashed client."""
     try:
         found = _ASSIGNED.search((site / "edge_client" / "__init__.py").read_text(encoding="utf-8"))
-        return number(found[1]) if found else ()
+        return version_numbers(found[1]) if found else ()
     except (OSError, ValueError):
         return ()
 

@@ -21,16 +21,16 @@ from typing import Any
 from edge_client import __version__
 from edge_client.errors import Malformed
 from edge_client.update import launcher
-from edge_client.update.launcher import Record, number
+from edge_client.update.launcher import ReleaseRecord, version_numbers
 
-NOTE = "RELEASE"
-FILES_MAX = 2_000
-BYTES_MAX = 64 << 20
-REPORT_S = 900.0  # a release on trial that has not heard its coordinator by then gives way
+NOTE_FILE = "RELEASE"
+MAX_FILES = 2_000
+MAX_BYTES = 64 << 20
+TRIAL_TIMEOUT_S = 900.0  # a release on trial that has not heard its coordinator by then gives way
 _NAME = re.compile(r"edge_client(/[A-Za-z0-9_.-]{1,64}){1,6}")
 
 
-class Updates:
+class SelfUpdater:
     """The releases of one board. `folder` is the launcher's; None: there is no launcher, and nothing is ever wanted."""
 
     def __init__(self, folder: Path | None, *, running: str = __version__) -> None:
@@ -38,16 +38,16 @@ class Updates:
         self._began_s: float | None = None
 
     @staticmethod
-    def of(environment: Mapping[str, str]) -> Updates:
+    def from_environment(environment: Mapping[str, str]) -> SelfUpdater:
         """As the launcher says."""
-        told = environment.get(launcher.RELEASES, "")
-        return Updates(Path(told) if told else None)
+        told = environment.get(launcher.RELEASES_VARIABLE, "")
+        return SelfUpdater(Path(told) if told else None)
 
     def wanted(self, version: str) -> bool:
         """Whether a version is newer than what runs, and has not failed here."""
-        if self._folder is None or version in launcher.read(self._folder).failed:
+        if self._folder is None or version in launcher.read_record(self._folder).failed:
             return False
-        return number(version) > number(self._running)
+        return version_numbers(version) > version_numbers(self._running)
 
     def install(self, data: bytes, version: str) -> None:
         """Unpack a release and put it on trial. Raises Malformed("bad_program") for one that is none.
@@ -56,29 +56,29 @@ class Updates:
         """
         if self._folder is None:
             return
-        found = unpacked(data)
-        if json.loads(found.pop(NOTE)) != {"version": version}:
+        found = unpack_release(data)
+        if json.loads(found.pop(NOTE_FILE)) != {"version": version}:
             raise Malformed("bad_program", f"the release is not version {version}")
         beside = self._folder / ".unpacking"
         shutil.rmtree(beside, ignore_errors=True)
         for name, content in found.items():
             _write(beside / name, content)
         for folder in {path.parent for path in beside.rglob("*")}:
-            launcher.flush(folder)
+            launcher.sync_folder(folder)
         place = self._folder / version
         shutil.rmtree(place, ignore_errors=True)  # of an earlier try that nothing names yet
         beside.replace(place)
-        launcher.flush(self._folder)
-        before = launcher.read(self._folder)
-        launcher.write(self._folder, Record(good=before.good, trial=version, failed=before.failed))
+        launcher.sync_folder(self._folder)
+        before = launcher.read_record(self._folder)
+        launcher.write_record(self._folder, ReleaseRecord(good=before.good, trial=version, failed=before.failed))
 
-    def reported(self) -> None:
+    def confirm(self) -> None:
         """The coordinator was heard: what runs is good, if it was on trial; others are removed."""
         if self._folder is None:
             return
-        record = launcher.read(self._folder)
+        record = launcher.read_record(self._folder)
         if record.trial == self._running:
-            launcher.write(self._folder, Record(good=self._running, failed=record.failed))
+            launcher.write_record(self._folder, ReleaseRecord(good=self._running, failed=record.failed))
             for path in self._folder.iterdir():
                 if path.is_dir() and path.name != self._running:
                     shutil.rmtree(path, ignore_errors=True)
@@ -89,32 +89,32 @@ class Updates:
             return False
         if self._began_s is None:
             self._began_s = now_s
-        if now_s < self._began_s + REPORT_S:
+        if now_s < self._began_s + TRIAL_TIMEOUT_S:
             return False
-        return launcher.read(self._folder).trial == self._running
+        return launcher.read_record(self._folder).trial == self._running
 
 
-def packed(files: Mapping[str, bytes], version: str) -> bytes:
+def pack_release(files: Mapping[str, bytes], version: str) -> bytes:
     """A release: the same files give the same bytes. `files` are named as in `edge_client/cli.py`."""
-    number(version)
+    version_numbers(version)
     made = io.BytesIO()
     note = json.dumps({"version": version}).encode()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in [(NOTE, note), *sorted(files.items())]:
+        for name, data in [(NOTE_FILE, note), *sorted(files.items())]:
             header = tarfile.TarInfo(name)
             header.size, header.mode = len(data), 0o644
             tar.addfile(header, io.BytesIO(data))
-    unpacked(made.getvalue())
+    unpack_release(made.getvalue())
     return made.getvalue()
 
 
-def version_of(data: bytes) -> str:
+def release_version(data: bytes) -> str:
     """The version of a release. Raises Malformed."""
-    note: Any = json.loads(unpacked(data)[NOTE])
+    note: Any = json.loads(unpack_release(data)[NOTE_FILE])
     return str(note["version"])
 
 
-def unpacked(data: bytes) -> dict[str, bytes]:
+def unpack_release(data: bytes) -> dict[str, bytes]:
     """The files of a release by name, NOTE among them. Raises Malformed("bad_program").
 
     Only plain files with plain names below edge_client/: no link, no folder, nothing above.
@@ -125,8 +125,8 @@ def unpacked(data: bytes) -> dict[str, bytes]:
             for member in _limited(tar):
                 content = tar.extractfile(member)
                 found[member.name] = b"" if content is None else content.read()
-        note = json.loads(found[NOTE])
-        number(note["version"])
+        note = json.loads(found[NOTE_FILE])
+        version_numbers(note["version"])
     except (tarfile.TarError, EOFError, ValueError, KeyError, TypeError, OverflowError) as wrong:
         raise Malformed("bad_program", f"this is no release: {wrong}") from wrong
     if "edge_client/cli.py" not in found:
@@ -138,9 +138,9 @@ def _limited(tar: tarfile.TarFile) -> Iterable[tarfile.TarInfo]:
     total = 0
     for count, member in enumerate(tar):
         total += member.size
-        if count >= FILES_MAX or total > BYTES_MAX:
+        if count >= MAX_FILES or total > MAX_BYTES:
             raise ValueError("too many files, or too large")
-        plain = member.name == NOTE or (_NAME.fullmatch(member.name) and ".." not in member.name.split("/"))
+        plain = member.name == NOTE_FILE or (_NAME.fullmatch(member.name) and ".." not in member.name.split("/"))
         if not plain or not member.isreg():
             raise ValueError(f"{member.name!r:.80} has no place in it")
         yield member

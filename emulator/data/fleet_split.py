@@ -11,32 +11,32 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, ClientId
 from emulator.data import registry
-from emulator.data.loaders.samples import DataSet, Ints, Samples
+from emulator.data.loaders.samples import DataSet, Ints, RawSamples
 
 TRAIN_SHARE = 0.8
-REFERENCE = 16  # samples kept from every device, to compare exported files with torch
+REFERENCE_SAMPLES = 16  # samples kept from every device, to compare exported files with torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class FleetData:
     """A fleet's data: devices that train, devices that only join later, and the true group of those that have one.
 
     `reference` [r, ...] are samples that no device holds. `holdouts` are test samples of one pure distribution each.
     """
 
-    devices: Mapping[ClientId, Local]
-    new_devices: Mapping[ClientId, Local] = field(default_factory=dict)
+    devices: Mapping[ClientId, DeviceData]
+    new_devices: Mapping[ClientId, DeviceData] = field(default_factory=dict)
     groups: Mapping[ClientId, int] = field(default_factory=dict, repr=False)
     reference: Array = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
     holdouts: Mapping[str, Dataset] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cut:
+class PartitionIndices:
     """The samples of every device, by number: `train` in the training part, `test` in the test part.
 
     A data set without a test part has None there, and each device's samples are split four to one. `turns` [devices]
@@ -50,35 +50,37 @@ class Cut:
     written: Ints | None = None
 
 
-def split_of(
-    data: DataSet, cut: Cut, rng: np.random.Generator, *, holdouts: Mapping[str, Dataset] | None = None
-) -> Split:
+def make_fleet_data(
+    data: DataSet, cut: PartitionIndices, rng: np.random.Generator, *, holdouts: Mapping[str, Dataset] | None = None
+) -> FleetData:
     """Make every device's samples ready; devices are called device-000, device-001, ..."""
     width = len(str(max(len(cut.train) - 1, 10)))
     names = [f"device-{i:0{width}d}" for i in range(len(cut.train))]
     devices = {}
     for i, name in enumerate(names):
         train, test = _two_parts(data, cut, i, rng)
-        devices[name] = Local(train=_seen(data, train, cut, i), test=_seen(data, test, cut, i))
+        devices[name] = DeviceData(train=_as_device_sees(data, train, cut, i), test=_as_device_sees(data, test, cut, i))
     groups = {} if cut.groups is None else dict(zip(names, cut.groups.tolist(), strict=True))
-    return Split(devices=devices, groups=groups, holdouts=holdouts or {})
+    return FleetData(devices=devices, groups=groups, holdouts=holdouts or {})
 
 
-def turned(x: Array, quarters: int) -> Array:
+def rotate_images(x: Array, quarters: int) -> Array:
     """Images [n, channels, side, side], turned counter-clockwise by quarters of a circle."""
     if quarters % 4 and (x.ndim != 4 or x.shape[-1] != x.shape[-2]):  # noqa: PLR2004 - n, channels, two sides
         raise ConfigError(f"samples of shape {x.shape[1:]} cannot be turned", hint="use a data set of square images")
     return np.rot90(x, quarters, axes=(2, 3)) if quarters % 4 else x
 
 
-def digits_fleet(devices: int = 12, new: int = 3, groups: int = 3, seed: int = 0) -> Split:
+def digits_fleet(devices: int = 12, new: int = 3, groups: int = 3, seed: int = 0) -> FleetData:
     """The handwritten digits, cut for a fleet whose groups write their labels differently."""
-    return label_permutation_groups(registry.load("digits"), devices=devices, new=new, groups=groups, seed=seed)
+    return label_permutation_groups(
+        registry.load_data_set("digits"), devices=devices, new=new, groups=groups, seed=seed
+    )
 
 
 def label_permutation_groups(
-    data: DataSet, *, devices: int, groups: int, seed: int, new: int = 0, reference: int = REFERENCE
-) -> Split:
+    data: DataSet, *, devices: int, groups: int, seed: int, new: int = 0, reference: int = REFERENCE_SAMPLES
+) -> FleetData:
     """Device i belongs to group i mod `groups`; each group writes the classes in its own permutation.
 
     No class is written alike by two groups, so a model that serves one group is wrong for every other. Every device
@@ -88,13 +90,13 @@ def label_permutation_groups(
     _check(len(whole), data.classes, devices=devices, new=new, groups=groups, reference=reference)
     rng = np.random.Generator(np.random.PCG64(seed))
     order = rng.permutation(len(whole))
-    written = latin(data.classes, groups, rng)
+    written = latin_square(data.classes, groups, rng)
     names = [f"device-{i:02d}" for i in range(devices)] + [f"new-{i}" for i in range(new)]
     group = {name: (i if i < devices else i - devices) % groups for i, name in enumerate(names)}
     parts = np.array_split(order[reference:], len(names))
-    cut = Cut(train=parts, written=written[[group[name] for name in names]])
+    cut = PartitionIndices(train=parts, written=written[[group[name] for name in names]])
     local = {name: _four_to_one(data, whole, cut, i) for i, name in enumerate(names)}
-    return Split(
+    return FleetData(
         devices={name: local[name] for name in names[:devices]},
         new_devices={name: local[name] for name in names[devices:]},
         groups=group,
@@ -102,7 +104,7 @@ def label_permutation_groups(
     )
 
 
-def latin(classes: int, groups: int, rng: np.random.Generator) -> Ints:
+def latin_square(classes: int, groups: int, rng: np.random.Generator) -> Ints:
     """[groups, classes] permutations, no two of which agree anywhere: rows of a shuffled Latin square."""
     shift = rng.permutation(classes)[:groups]
     symbols, columns = rng.permutation(classes), rng.permutation(classes)
@@ -110,15 +112,15 @@ def latin(classes: int, groups: int, rng: np.random.Generator) -> Ints:
     return square
 
 
-def _four_to_one(data: DataSet, whole: Samples, cut: Cut, i: int) -> Local:
+def _four_to_one(data: DataSet, whole: RawSamples, cut: PartitionIndices, i: int) -> DeviceData:
     """A device of the demo: its samples in the order they were dealt, the first four fifths to train."""
     index = cut.train[i]
     at = round(TRAIN_SHARE * len(index))
-    train, test = (_seen(data, whole.rows(part), cut, i) for part in (index[:at], index[at:]))
-    return Local(train=train, test=test)
+    train, test = (_as_device_sees(data, whole.rows(part), cut, i) for part in (index[:at], index[at:]))
+    return DeviceData(train=train, test=test)
 
 
-def _two_parts(data: DataSet, cut: Cut, i: int, rng: np.random.Generator) -> tuple[Samples, Samples]:
+def _two_parts(data: DataSet, cut: PartitionIndices, i: int, rng: np.random.Generator) -> tuple[RawSamples, RawSamples]:
     if cut.test is not None:
         return data.train.rows(cut.train[i]), (data.test or data.train).rows(cut.test[i])
     shuffled = rng.permutation(cut.train[i])
@@ -126,9 +128,9 @@ def _two_parts(data: DataSet, cut: Cut, i: int, rng: np.random.Generator) -> tup
     return data.train.rows(np.sort(shuffled[:at])), data.train.rows(np.sort(shuffled[at:]))
 
 
-def _seen(data: DataSet, samples: Samples, cut: Cut, i: int) -> Dataset:
+def _as_device_sees(data: DataSet, samples: RawSamples, cut: PartitionIndices, i: int) -> Dataset:
     """Samples as device i sees them: turned, its own names for the classes, float32."""
-    x = samples.x if cut.turns is None else turned(samples.x, int(cut.turns[i]))
+    x = samples.x if cut.turns is None else rotate_images(samples.x, int(cut.turns[i]))
     y = samples.y if cut.written is None else cut.written[i][samples.y]
     return Dataset(np.ascontiguousarray(data.ready(x)), y)
 

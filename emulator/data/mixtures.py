@@ -13,17 +13,17 @@ import numpy as np
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
-from emulator.data.fleet_split import Cut, Split, split_of, turned
-from emulator.data.loaders.samples import DataSet, Ints, Samples, concatenated
+from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data, rotate_images
+from emulator.data.loaders.samples import DataSet, Ints, RawSamples, concatenate
 from emulator.data.share_matrices import F64
 
-SHARES = ("10-90", "30-70", "linear", "random")
-HOLDOUT = 20_000  # drawn of each distribution with classes
-MAX_TURNS = 4
+SHARE_KINDS = ("10-90", "30-70", "linear", "random")
+HOLDOUT_SAMPLES = 20_000  # drawn of each distribution with classes
+MAX_QUARTER_TURNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mixtures:
+class MixtureScheme:
     """`shares` over the domains of the data; `turns` > 1 makes a domain of every quarter turn of its images too.
 
     "10-90" and "30-70": the first 1/S of the devices have 90% (70%) of domain 0, the next of domain 1, and so on, the
@@ -35,9 +35,9 @@ class Mixtures:
     least: int = 100  # training samples of a device, uniform from `least` to `most`
     most: int = 200
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """A fleet of `devices` and the hold-outs "domain 0", "domain 1", ...; a device's group is its largest share."""
-        if not 1 <= self.least <= self.most or not 1 <= self.turns <= MAX_TURNS:
+        if not 1 <= self.least <= self.most or not 1 <= self.turns <= MAX_QUARTER_TURNS:
             raise ConfigError(
                 f"{self.least} to {self.most} samples, {self.turns} turns", hint="use least <= most, and 1 to 4 turns"
             )
@@ -47,21 +47,21 @@ class Mixtures:
         if len(parts) != 2:  # noqa: PLR2004 - a training and a test part
             raise ConfigError("mixtures need a data set with a test part", hint="use another data set")
         train_rows, test_rows = (_rows_of_domains(part) for part in parts)
-        u = shares_of(self.shares, devices, len(train_rows), rng)
+        u = mixture_shares(self.shares, devices, len(train_rows), rng)
         count = rng.integers(self.least, self.most + 1, size=devices)
-        cut = Cut(
+        cut = PartitionIndices(
             train=[_mixed(data.train, train_rows, row, int(n), rng) for row, n in zip(u, count, strict=True)],
             test=[_mixed(parts[1], test_rows, row, max(1, int(n) // 4), rng) for row, n in zip(u, count, strict=True)],
             groups=u.argmax(axis=1).astype(np.int64),
         )
         holdouts = {f"domain {s}": _holdout(data, parts[1], rows, rng) for s, rows in enumerate(test_rows)}
-        return split_of(data, cut, rng, holdouts=holdouts)
+        return make_fleet_data(data, cut, rng, holdouts=holdouts)
 
 
-def shares_of(kind: str, devices: int, domains: int, rng: np.random.Generator) -> F64:
+def mixture_shares(kind: str, devices: int, domains: int, rng: np.random.Generator) -> F64:
     """[devices, domains], rows sum to 1."""
-    if kind not in SHARES:
-        raise ConfigError(f"shares is {kind!r}", hint=f"use one of {', '.join(SHARES)}")
+    if kind not in SHARE_KINDS:
+        raise ConfigError(f"shares is {kind!r}", hint=f"use one of {', '.join(SHARE_KINDS)}")
     if devices < 1 or domains < 2:  # noqa: PLR2004 - a mixture
         raise ConfigError(f"{devices} devices and {domains} domains", hint="mix at least two; turns=2 makes some")
     if kind == "random":
@@ -86,28 +86,28 @@ def _with_domains(data: DataSet, turns: int) -> DataSet:
     )
 
 
-def _turned(part: Samples, turns: int) -> Samples:
+def _turned(part: RawSamples, turns: int) -> RawSamples:
     before = np.zeros(len(part), np.int64) if part.domain is None else part.domain
     width = int(before.max()) + 1
-    return concatenated(
-        *(replace(part, x=turned(part.x, q), domain=before + q * width, user=None) for q in range(turns))
+    return concatenate(
+        *(replace(part, x=rotate_images(part.x, q), domain=before + q * width, user=None) for q in range(turns))
     )
 
 
-def _rows_of_domains(part: Samples) -> list[Ints]:
+def _rows_of_domains(part: RawSamples) -> list[Ints]:
     if part.domain is None:
         return [np.arange(len(part))]
     return [np.flatnonzero(part.domain == s) for s in range(int(part.domain.max()) + 1)]
 
 
-def _mixed(part: Samples, rows: list[Ints], share: Array, n: int, rng: np.random.Generator) -> Ints:
+def _mixed(part: RawSamples, rows: list[Ints], share: Array, n: int, rng: np.random.Generator) -> Ints:
     """[n] sample numbers; domain s gets round(share_s n), cumulatively, so that they sum to n."""
     ends = np.rint(np.cumsum(share) * n).astype(np.int64)
     counts = np.diff(ends, prepend=0)
     return np.concatenate([_drawn(part, r, int(k), rng) for r, k in zip(rows, counts, strict=True)])
 
 
-def _drawn(part: Samples, rows: Ints, n: int, rng: np.random.Generator) -> Ints:
+def _drawn(part: RawSamples, rows: Ints, n: int, rng: np.random.Generator) -> Ints:
     """[n] of `rows` with replacement: a class first where there are classes."""
     if not np.issubdtype(part.y.dtype, np.integer):
         return rows[rng.integers(len(rows), size=n)]
@@ -124,5 +124,5 @@ def _by_label(y: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     return order, present, starts, counts
 
 
-def _holdout(data: DataSet, part: Samples, rows: Ints, rng: np.random.Generator) -> Dataset:
-    return data.dataset(part.rows(_drawn(part, rows, HOLDOUT, rng) if data.classes else rows))
+def _holdout(data: DataSet, part: RawSamples, rows: Ints, rng: np.random.Generator) -> Dataset:
+    return data.dataset(part.rows(_drawn(part, rows, HOLDOUT_SAMPLES, rng) if data.classes else rows))

@@ -1,4 +1,4 @@
-"""Ways to cut a data set into a fleet, by name: `parse("dirichlet:alpha=0.1").split(data, devices=200, seed=0)`.
+"""Ways to cut a data set into a fleet, by name: `parse_scheme("dirichlet:alpha=0.1").split(data, devices=200, seed=0)`.
 
 A scheme is a frozen dataclass of its settings. The same data, devices and seed give the same fleet. Unless a scheme
 says otherwise every sample is used exactly once. Sources: WeCFL (Ma 2022), FedSoft (Ruan 2022), IFCA (Ghosh 2020).
@@ -14,17 +14,17 @@ import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
 from emulator.data import share_matrices, wecfl_compat
-from emulator.data.fleet_split import Cut, Split, label_permutation_groups, split_of
+from emulator.data.fleet_split import FleetData, PartitionIndices, label_permutation_groups, make_fleet_data
 from emulator.data.loaders.samples import DataSet, Ints
-from emulator.data.mixtures import Mixtures
+from emulator.data.mixtures import MixtureScheme
 from emulator.data.share_matrices import F64
-from export.plugins import named, nearest
+from export.plugins import find_by_name, nearest_name_hint
 
 
-class Scheme(Protocol):
+class PartitionScheme(Protocol):
     """One way to cut."""
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """A fleet of `devices` (0: as many as the data name). Raises ConfigError when it cannot be made."""
         ...
 
@@ -33,10 +33,10 @@ class Scheme(Protocol):
 class Iid:
     """Every device gets the same number of random samples, up to one."""
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`."""
         rng = _rng(seed)
-        return split_of(data, _evenly(data, devices, rng), rng)
+        return make_fleet_data(data, _evenly(data, devices, rng), rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,14 @@ class Dirichlet:
     least: int = 10  # training samples that every device must get; the draw is repeated until it does
     paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`."""
         return _by_class(
-            data, devices, seed, self, lambda rng: share_matrices.dirichlet(devices, _classes(data), self.alpha, rng)
+            data,
+            devices,
+            seed,
+            self,
+            lambda rng: share_matrices.dirichlet_shares(devices, _classes(data), self.alpha, rng),
         )
 
 
@@ -62,12 +66,16 @@ class NClass:
     least: int = 10
     paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`."""
         every = range(_classes(data))
         _within(self.classes, len(every), "classes")
         return _by_class(
-            data, devices, seed, self, lambda rng: share_matrices.n_class(devices, every, len(every), self.classes, rng)
+            data,
+            devices,
+            seed,
+            self,
+            lambda rng: share_matrices.n_class_shares(devices, every, len(every), self.classes, rng),
         )
 
 
@@ -81,14 +89,14 @@ class ClusterDirichlet:
     least: int = 10
     paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`. Device i belongs to group i mod `groups`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`. Device i belongs to group i mod `groups`."""
         classes, member = _classes(data), _members(devices, self.groups)
 
         def draw(rng: np.random.Generator) -> F64:
-            whole = share_matrices.dirichlet(self.groups, classes, self.alpha_group, rng)
-            return share_matrices.of_groups(
-                whole, member, lambda _, size: share_matrices.dirichlet(size, classes, self.alpha, rng)
+            whole = share_matrices.dirichlet_shares(self.groups, classes, self.alpha_group, rng)
+            return share_matrices.expand_group_shares(
+                whole, member, lambda _, size: share_matrices.dirichlet_shares(size, classes, self.alpha, rng)
             )
 
         return _by_class(data, devices, seed, self, draw, member)
@@ -104,19 +112,21 @@ class ClusterNClass:
     least: int = 10
     paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`. Device i belongs to group i mod `groups`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`. Device i belongs to group i mod `groups`."""
         classes, member = _classes(data), _members(devices, self.groups)
         _within(self.classes_group, classes, "classes-group")
         _within(self.classes, self.classes_group, "classes")
 
         def draw(rng: np.random.Generator) -> F64:
-            whole = share_matrices.n_class(self.groups, range(classes), classes, self.classes_group, rng)
+            whole = share_matrices.n_class_shares(self.groups, range(classes), classes, self.classes_group, rng)
 
             def within(g: int, size: int) -> F64:
-                return share_matrices.n_class(size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng)
+                return share_matrices.n_class_shares(
+                    size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng
+                )
 
-            return share_matrices.of_groups(whole, member, within)
+            return share_matrices.expand_group_shares(whole, member, within)
 
         return _by_class(data, devices, seed, self, draw, member)
 
@@ -127,15 +137,15 @@ class Rotations:
 
     groups: int = 4
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`. Device i belongs to group i mod `groups`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`. Device i belongs to group i mod `groups`."""
         if self.groups not in (1, 2, 4):
             raise ConfigError(
                 f"rotations of {self.groups} groups", hint="use groups=1, 2 or 4: images turn by quarters"
             )
         rng, member = _rng(seed), _members(devices, self.groups)
         cut = replace(_evenly(data, devices, rng), groups=member, turns=member * (4 // self.groups))
-        return split_of(data, cut, rng)
+        return make_fleet_data(data, cut, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +155,11 @@ class LabelPermutations:
     groups: int = 3
     new: int = 3
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`. Both official parts are joined; every device keeps a fifth of its samples for testing."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`.
+
+        Both official parts are joined; every device keeps a fifth of its samples for testing.
+        """
         _classes(data)
         return label_permutation_groups(data, devices=devices, new=self.new, groups=self.groups, seed=seed)
 
@@ -160,8 +173,8 @@ class ByUser:
 
     least: int = 10  # samples that a user must have
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> Split:
-        """See `Scheme`."""
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """See `PartitionScheme`."""
         if data.train.user is None:
             raise ConfigError("this data set does not say who its samples come from", hint="use another partition")
         if data.test is None or data.test.user is None or np.setdiff1d(data.test.user, data.train.user).size:
@@ -176,15 +189,15 @@ class ByUser:
                 f"{devices} devices, but only {len(able)} users have {self.least} samples", hint="use fewer devices"
             )
         chosen = sorted(rng.choice(np.array(able), size=devices or len(able), replace=False).tolist())
-        cut = Cut(
+        cut = PartitionIndices(
             train=[train[u] for u in chosen],
             test=None if test is None else [test[u] for u in chosen],
             groups=_one_domain_each(data, [train[u] for u in chosen]),
         )
-        return split_of(data, cut, rng)
+        return make_fleet_data(data, cut, rng)
 
 
-SCHEMES: dict[str, type[Scheme]] = {
+PARTITION_SCHEMES: dict[str, type[PartitionScheme]] = {
     "iid": Iid,
     "dirichlet": Dirichlet,
     "n-class": NClass,
@@ -192,22 +205,22 @@ SCHEMES: dict[str, type[Scheme]] = {
     "cluster-n-class": ClusterNClass,
     "rotations": Rotations,
     "label-permutations": LabelPermutations,
-    "mixtures": Mixtures,
+    "mixtures": MixtureScheme,
     "by-user": ByUser,
 }
 _READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str, "bool": lambda t: bool(int(t))}
 
 
-def parse(text: str, **overrides: int | None) -> Scheme:
+def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
     """`name` or `name:key=value,key=value`; an override replaces a key if the scheme has it, None leaves it.
 
     A reader's own scheme is `package.module:Class`, or registered (export/plugins.py). Raises UsageError for an
     unknown scheme or key, or a value that does not fit.
     """
     name, _, rest = text.partition(":")
-    if name not in SCHEMES and (member := rest.partition(":")[0]) and "=" not in member:
+    if name not in PARTITION_SCHEMES and (member := rest.partition(":")[0]) and "=" not in member:
         name, rest = f"{name}:{member}", rest.partition(":")[2]
-    scheme = named("partitions", name, SCHEMES)
+    scheme = find_by_name("partitions", name, PARTITION_SCHEMES)
     if not isinstance(scheme, type) or not is_dataclass(scheme):
         raise UsageError(f"{name} is no partition", hint="a partition is a frozen dataclass with a method split")
     types = {f.name.replace("_", "-"): f.type for f in fields(scheme)}
@@ -216,7 +229,7 @@ def parse(text: str, **overrides: int | None) -> Scheme:
     for pair in filter(None, rest.split(",")):
         key, equals, value = pair.partition("=")
         if not equals or key not in kinds:
-            raise UsageError(f"{pair!r} is no setting of partition {name!r}", hint=nearest(key, kinds))
+            raise UsageError(f"{pair!r} is no setting of partition {name!r}", hint=nearest_name_hint(key, kinds))
         try:
             values[key.replace("-", "_")] = _READERS[kinds[key]](value)
         except ValueError:
@@ -224,7 +237,7 @@ def parse(text: str, **overrides: int | None) -> Scheme:
                 f"{key} of partition {name!r} is {value!r}", hint=f"use a value of type {kinds[key]}"
             ) from None
     values |= {key: value for key, value in overrides.items() if value is not None and key in kinds}
-    return cast("Scheme", scheme(**values))
+    return cast("PartitionScheme", scheme(**values))
 
 
 def _rng(seed: int) -> np.random.Generator:
@@ -248,12 +261,12 @@ def _members(devices: int, groups: int) -> Ints:
     return np.arange(devices, dtype=np.int64) % groups
 
 
-def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> Cut:
+def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> PartitionIndices:
     parts = [part for part in (data.train, data.test) if part is not None]
     if not 1 <= devices <= min(map(len, parts)) // 2:
         raise ConfigError(f"{devices} devices for {[len(part) for part in parts]} samples", hint="use fewer devices")
     dealt = [share_matrices.deal_evenly(len(part), devices, rng) for part in parts]
-    return Cut(train=dealt[0], test=dealt[1] if len(dealt) > 1 else None)
+    return PartitionIndices(train=dealt[0], test=dealt[1] if len(dealt) > 1 else None)
 
 
 def _by_class(
@@ -263,32 +276,36 @@ def _by_class(
     scheme: Dirichlet | NClass | ClusterDirichlet | ClusterNClass,
     draw: Callable[[np.random.Generator], F64],
     member: Ints | None = None,
-) -> Split:
+) -> FleetData:
     """Draw shares until every device has enough, then deal both parts by them."""
     rng, classes = _rng(seed), _classes(data)
     if devices < 1:
         raise ConfigError(f"{devices} devices", hint="use at least one")
     if scheme.paper_quirks:
-        return split_of(data, wecfl_compat.cut(data, lambda: draw(rng), member, rng), rng)
+        return make_fleet_data(data, wecfl_compat.cut_like_wecfl(data, lambda: draw(rng), member, rng), rng)
     train = np.bincount(data.train.y, minlength=classes)
     test = None if data.test is None else np.bincount(data.test.y, minlength=classes)
 
     def fits(p: F64) -> bool:
-        enough = bool((share_matrices.sizes(p, train) >= max(2, scheme.least)).all()) and bool(
+        enough = bool((share_matrices.dealt_sizes(p, train) >= max(2, scheme.least)).all()) and bool(
             np.allclose(p.sum(axis=0), 1.0)
         )
-        return enough and (test is None or bool((share_matrices.sizes(p, test) >= 1).all()))
+        return enough and (test is None or bool((share_matrices.dealt_sizes(p, test) >= 1).all()))
 
-    p = share_matrices.redrawn(
+    p = share_matrices.draw_until(
         lambda: draw(rng),
         fits,
         what=f"every class a device, and every device {scheme.least} samples to train and one to test",
         hint="use fewer devices, a smaller `least`, or a larger alpha",
     )
-    dealt = share_matrices.deal(data.train.y, p, rng)
-    return split_of(
+    dealt = share_matrices.deal_by_shares(data.train.y, p, rng)
+    return make_fleet_data(
         data,
-        Cut(train=dealt, test=None if data.test is None else share_matrices.deal(data.test.y, p, rng), groups=member),
+        PartitionIndices(
+            train=dealt,
+            test=None if data.test is None else share_matrices.deal_by_shares(data.test.y, p, rng),
+            groups=member,
+        ),
         rng,
     )
 

@@ -11,47 +11,53 @@ from pathlib import Path
 
 from edge_client.errors import UsageError
 from emulator.data.loaders import images, leaf, speech, tables
-from emulator.data.loaders.folder import Folder, data_folder
+from emulator.data.loaders.folder import DataFolderReader, data_folder
 from emulator.data.loaders.samples import DataSet
-from export.plugins import named
+from export.plugins import find_by_name
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class DataSetEntry:
     """How to read a data set from a folder (and a seed, where it is drawn), and what a simulation takes by default."""
 
-    read: Callable[[Folder, int], DataSet]
+    read: Callable[[DataFolderReader, int], DataSet]
     model: str  # "": none of ours fits, name your own
     partition: str
     devices: int
 
 
-WECFL = "cluster-dirichlet:groups=10,alpha-group=0.1,alpha=10"
-DATA_SETS: dict[str, Entry] = {
-    "digits": Entry(
+WECFL_PARTITION = "cluster-dirichlet:groups=10,alpha-group=0.1,alpha=10"
+DATA_SETS: dict[str, DataSetEntry] = {
+    "digits": DataSetEntry(
         read=lambda _, __: tables.digits(), model="digits-mlp", partition="label-permutations:groups=3", devices=12
     ),
-    "fashion-mnist": Entry(read=lambda f, _: images.fashion_mnist(f), model="wecfl-cnn", partition=WECFL, devices=200),
-    "mnist": Entry(read=lambda f, _: images.mnist(f), model="mnist-mlp", partition="rotations:groups=4", devices=200),
-    "mnist-writers": Entry(
+    "fashion-mnist": DataSetEntry(
+        read=lambda f, _: images.fashion_mnist(f), model="wecfl-cnn", partition=WECFL_PARTITION, devices=200
+    ),
+    "mnist": DataSetEntry(
+        read=lambda f, _: images.mnist(f), model="mnist-mlp", partition="rotations:groups=4", devices=200
+    ),
+    "mnist-writers": DataSetEntry(
         read=lambda f, _: images.mnist_writers(f), model="wecfl-cnn", partition="by-user", devices=0
     ),
-    "cifar10": Entry(read=lambda f, _: images.cifar10(f), model="cifar-lenet", partition=WECFL, devices=200),
-    "emnist-letters": Entry(
+    "cifar10": DataSetEntry(
+        read=lambda f, _: images.cifar10(f), model="cifar-lenet", partition=WECFL_PARTITION, devices=200
+    ),
+    "emnist-letters": DataSetEntry(
         read=lambda f, _: images.emnist_letters(f), model="letters-cnn", partition="mixtures:shares=10-90", devices=100
     ),
-    "femnist": Entry(read=lambda f, _: leaf.femnist(f), model="femnist-cnn", partition="by-user", devices=0),
-    "celeba": Entry(read=lambda f, _: leaf.celeba(f), model="celeba-cnn", partition="by-user", devices=0),
-    "wisdm": Entry(read=lambda f, _: tables.wisdm(f), model="", partition="by-user", devices=0),
-    "shakespeare": Entry(read=lambda f, _: tables.shakespeare(f), model="", partition="by-user", devices=0),
-    "fsdd": Entry(read=lambda f, _: speech.fsdd(f), model="", partition="by-user", devices=0),
-    "regression": Entry(
+    "femnist": DataSetEntry(read=lambda f, _: leaf.femnist(f), model="femnist-cnn", partition="by-user", devices=0),
+    "celeba": DataSetEntry(read=lambda f, _: leaf.celeba(f), model="celeba-cnn", partition="by-user", devices=0),
+    "wisdm": DataSetEntry(read=lambda f, _: tables.wisdm(f), model="", partition="by-user", devices=0),
+    "shakespeare": DataSetEntry(read=lambda f, _: tables.shakespeare(f), model="", partition="by-user", devices=0),
+    "fsdd": DataSetEntry(read=lambda f, _: speech.fsdd(f), model="", partition="by-user", devices=0),
+    "regression": DataSetEntry(
         read=lambda _, seed: tables.regression(2, seed),
         model="linear-regression",
         partition="mixtures:shares=10-90",
         devices=100,
     ),
-    "regression-8": Entry(
+    "regression-8": DataSetEntry(
         read=lambda _, seed: tables.regression(8, seed),
         model="linear-regression",
         partition="mixtures:shares=random",
@@ -60,20 +66,20 @@ DATA_SETS: dict[str, Entry] = {
 }
 
 
-def entry(name: str) -> Entry:
+def find_data_set(name: str) -> DataSetEntry:
     """The row of a data set of ours; or a reader's, by import path or registered name (export/plugins.py).
 
     Raises UsageError for an unknown name.
     """
-    found = named("data-sets", name, DATA_SETS)
-    if not isinstance(found, Entry):
+    found = find_by_name("data-sets", name, DATA_SETS)
+    if not isinstance(found, DataSetEntry):
         raise UsageError(f"{name} is {type(found).__name__}", hint="name an emulator.data.registry.Entry")
     return found
 
 
-def load(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
+def load_data_set(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
     """The whole data set, always in the same order; `seed` matters only to data that are drawn.
 
     Raises UsageError for an unknown name, ConfigError for files that are missing, altered or malformed.
     """
-    return entry(name).read(Folder(path=data_folder(folder)), seed)
+    return find_data_set(name).read(DataFolderReader(path=data_folder(folder)), seed)

@@ -15,17 +15,17 @@ from edge_client.errors import ConfigError
 from emulator.data.loaders.samples import Ints
 
 F64 = NDArray[np.float64]
-TRIES = 20_000
+MAX_DRAWS = 20_000
 Draw = Callable[[int, np.random.Generator], F64]  # rows, rng -> [rows, classes]
 
 
-def dirichlet(rows: int, classes: int, alpha: float, rng: np.random.Generator) -> F64:
+def dirichlet_shares(rows: int, classes: int, alpha: float, rng: np.random.Generator) -> F64:
     """[rows, classes]: each class is divided by a symmetric Dirichlet over the rows; a small alpha favours few."""
     columns: F64 = rng.dirichlet(np.full(rows, alpha), size=classes)
     return np.transpose(columns)
 
 
-def n_class(rows: int, allowed: Sequence[int], classes: int, each: int, rng: np.random.Generator) -> F64:
+def n_class_shares(rows: int, allowed: Sequence[int], classes: int, each: int, rng: np.random.Generator) -> F64:
     """[rows, classes]: every row draws `each` of the `allowed` classes; a class is shared equally by who drew it."""
     drawn = np.zeros((rows, classes))
     for row in drawn:
@@ -34,7 +34,7 @@ def n_class(rows: int, allowed: Sequence[int], classes: int, each: int, rng: np.
     return shared
 
 
-def of_groups(group_shares: F64, member: Ints, within: Callable[[int, int], F64]) -> F64:
+def expand_group_shares(group_shares: F64, member: Ints, within: Callable[[int, int], F64]) -> F64:
     """[devices, classes] from shares of groups [G, classes]; `within(g, size)` [size, classes] divides a group's part.
 
     `member` [devices] is every device's group.
@@ -46,7 +46,7 @@ def of_groups(group_shares: F64, member: Ints, within: Callable[[int, int], F64]
     return shares
 
 
-def deal(labels: Ints, shares: F64, rng: np.random.Generator) -> list[Ints]:
+def deal_by_shares(labels: Ints, shares: F64, rng: np.random.Generator) -> list[Ints]:
     """The numbers of each device's samples, sorted: every class is shuffled and cut where the shares end.
 
     Disjoint always, and complete if every column of `shares` sums to 1.
@@ -63,7 +63,7 @@ def deal(labels: Ints, shares: F64, rng: np.random.Generator) -> list[Ints]:
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def sizes(shares: F64, counts: Ints) -> Ints:
+def dealt_sizes(shares: F64, counts: Ints) -> Ints:
     """[devices] how many samples each will be dealt of classes with these [classes] counts."""
     ends = np.stack([_ends(shares[:, c], int(n)) for c, n in enumerate(counts)], axis=1)
     dealt: Ints = np.diff(ends, axis=0, prepend=0).sum(axis=1)
@@ -75,13 +75,13 @@ def deal_evenly(n: int, devices: int, rng: np.random.Generator) -> list[Ints]:
     return [np.sort(part) for part in np.array_split(rng.permutation(n), devices)]
 
 
-def redrawn(draw: Callable[[], F64], fits: Callable[[F64], bool], *, what: str, hint: str) -> F64:
+def draw_until(draw: Callable[[], F64], fits: Callable[[F64], bool], *, what: str, hint: str) -> F64:
     """The first draw that fits. Raises ConfigError when none of 20,000 does."""
-    for _ in range(TRIES):
+    for _ in range(MAX_DRAWS):
         shares = draw()
         if fits(shares):
             return shares
-    raise ConfigError(f"no draw of {TRIES} gave {what}", hint=hint)
+    raise ConfigError(f"no draw of {MAX_DRAWS} gave {what}", hint=hint)
 
 
 def _ends(share: F64, n: int) -> Ints:

@@ -13,15 +13,17 @@ import numpy as np
 
 from edge_client.errors import ConfigError
 from emulator.data import share_matrices
-from emulator.data.fleet_split import Cut
+from emulator.data.fleet_split import PartitionIndices
 from emulator.data.loaders.samples import DataSet, Ints
 from emulator.data.share_matrices import F64
 
-FEWEST_TEST = 5  # a device with no more than that is dropped
-SMALLEST_GROUP = 0.3  # of the average number of test samples
+MIN_TEST_SAMPLES = 5  # a device with no more than that is dropped
+MIN_GROUP_SHARE = 0.3  # of the average number of test samples
 
 
-def cut(data: DataSet, draw: Callable[[], F64], member: Ints | None, rng: np.random.Generator) -> Cut:
+def cut_like_wecfl(
+    data: DataSet, draw: Callable[[], F64], member: Ints | None, rng: np.random.Generator
+) -> PartitionIndices:
     """Shares as `draw` gives them, rounded; survivors stand in for the dropped. Needs an official test part."""
     if data.test is None:
         raise ConfigError("paper-quirks need a data set with a test part", hint="leave paper-quirks out")
@@ -34,18 +36,18 @@ def cut(data: DataSet, draw: Callable[[], F64], member: Ints | None, rng: np.ran
         return p if (over == 1.0).all() else np.diff(np.minimum(np.cumsum(p, axis=0), 1.0), axis=0, prepend=0.0)
 
     def fits(p: F64) -> bool:
-        size = share_matrices.sizes(p, test)
+        size = share_matrices.dealt_sizes(p, test)
         if member is not None:
             groups = np.bincount(member, weights=size)
-            if (groups < SMALLEST_GROUP * len(data.test or ()) / len(groups)).any():
+            if (groups < MIN_GROUP_SHARE * len(data.test or ()) / len(groups)).any():
                 return False
-        return bool((size > FEWEST_TEST).sum() > len(size) / 2)
+        return bool((size > MIN_TEST_SAMPLES).sum() > len(size) / 2)
 
-    p = share_matrices.redrawn(rounded, fits, what="half of the devices enough samples", hint="use fewer devices")
-    alive = np.flatnonzero(share_matrices.sizes(p, test) > FEWEST_TEST)
+    p = share_matrices.draw_until(rounded, fits, what="half of the devices enough samples", hint="use fewer devices")
+    alive = np.flatnonzero(share_matrices.dealt_sizes(p, test) > MIN_TEST_SAMPLES)
     stand_in = np.concatenate([alive, rng.choice(alive, size=len(p) - len(alive))])
-    train, held_out = (share_matrices.deal(part.y, p, rng) for part in (data.train, data.test))
-    return Cut(
+    train, held_out = (share_matrices.deal_by_shares(part.y, p, rng) for part in (data.train, data.test))
+    return PartitionIndices(
         train=[train[i] for i in stand_in],
         test=[held_out[i] for i in stand_in],
         groups=None if member is None else member[stand_in],

@@ -20,23 +20,23 @@ from edge_client.data.dataset import Dataset
 from edge_client.errors import FedcentersError, RuntimeMissing
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit
-from edge_client.training.fit_probe import job
-from edge_client.training.learner import Job, Learner
+from edge_client.training.fit_probe import make_job
+from edge_client.training.learner import Learner, TrainingJob
 from emulator.engines.base import Recipe
-from emulator.engines.cpu.cpu_engine import lean
-from emulator.engines.gpu.cuda_graphs import graphs
-from emulator.engines.gpu.stacked import stacked
+from emulator.engines.cpu.cpu_engine import cpu_recipe
+from emulator.engines.gpu.cuda_graphs import graph_recipe
+from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import vector_of
-from export.compiler.program_functions import vocabulary
+from export.compiler.program_functions import vocabulary_size
 
-SECONDS = 1.0  # for all candidates together
-REPEATS = 2  # at least; the lower median then passes over a first time that still chose kernels
+TRIAL_SECONDS = 1.0  # for all candidates together
+TRIAL_REPEATS = 2  # at least; the lower median then passes over a first time that still chose kernels
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class EngineCandidate:
     """A recipe, and how many processes of this machine would run it at the same time."""
 
     recipe: Recipe
@@ -53,59 +53,59 @@ class Workload:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cost:
+class EngineCost:
     """Seconds per local update, or None with the reason why there is none; a reason may also stand for a time."""
 
     seconds: float | None
     reason: str = ""
 
 
-def candidates(model: Model, *, dtype: str = "float32", processes: int = 1) -> dict[str, Candidate]:
+def candidates(model: Model, *, dtype: str = "float32", processes: int = 1) -> dict[str, EngineCandidate]:
     """What may be the fastest somewhere: a lean loop in so many processes, and two ways to keep one GPU busy.
 
     On a CPU clients side by side lose to the loop for every model that was measured, so they are not tried there.
     """
     return {
-        "lean": Candidate(recipe=lean(model, dtype=dtype), processes=processes),
-        "stacked": Candidate(recipe=stacked(model, device="cuda", dtype=dtype)),
-        "graphs": Candidate(recipe=graphs(model, dtype=dtype)),
+        "lean": EngineCandidate(recipe=cpu_recipe(model, dtype=dtype), processes=processes),
+        "stacked": EngineCandidate(recipe=stacked_recipe(model, device="cuda", dtype=dtype)),
+        "graphs": EngineCandidate(recipe=graph_recipe(model, dtype=dtype)),
     }
 
 
-def auto(
+def choose_engine(
     model: Model,
-    candidates: Mapping[str, Candidate],
+    candidates: Mapping[str, EngineCandidate],
     *,
     workload: Workload | None = None,
-    seconds: float = SECONDS,
+    seconds: float = TRIAL_SECONDS,
     clock: Clock = time.perf_counter,
 ) -> tuple[str, Recipe]:
     """The cheapest candidate's name and recipe. Raises RuntimeMissing when none can run this model here."""
     load = workload or Workload()
     opened = {name: _opened(candidate) for name, candidate in candidates.items()}
-    able = [name for name, learner in opened.items() if not isinstance(learner, Cost)]
+    able = [name for name, learner in opened.items() if not isinstance(learner, EngineCost)]
     costs = {
         name: learner
-        if isinstance(learner, Cost)
-        else Cost(seconds=0.0, reason="is the only one left")
+        if isinstance(learner, EngineCost)
+        else EngineCost(seconds=0.0, reason="is the only one left")
         if able == [name]
-        else measured(learner, candidates[name], model, load, seconds=seconds / len(able), clock=clock)
+        else measure_engine(learner, candidates[name], model, load, seconds=seconds / len(able), clock=clock)
         for name, learner in opened.items()
     }
-    name = cheapest(costs)
-    log.info("engine %s for model %s: %s", name, model.name, sentence_of(costs))
+    name = cheapest_engine(costs)
+    log.info("engine %s for model %s: %s", name, model.name, format_costs(costs))
     return name, candidates[name].recipe
 
 
-def measured(
-    learner: Learner, candidate: Candidate, model: Model, load: Workload, *, seconds: float, clock: Clock
-) -> Cost:
+def measure_engine(
+    learner: Learner, candidate: EngineCandidate, model: Model, load: Workload, *, seconds: float, clock: Clock
+) -> EngineCost:
     """What an update costs with as many clients at once as about `seconds` allow, after a training that counts nothing.
 
     What an engine does only once (recording, choosing kernels, measuring memory) belongs to no update. Results are on
     the host when the clock is read, so nothing is still under way.
     """
-    jobs = made_up(model, learner.program, load)
+    jobs = random_jobs(model, learner.program, load)
 
     def timed(clients: int) -> float:
         start = clock()
@@ -115,33 +115,33 @@ def measured(
     began, clients = clock(), 1
     timed(clients)
     times = [timed(clients)]
-    while clients < len(jobs) and clock() - began + 2 * REPEATS * times[-1] <= seconds:
+    while clients < len(jobs) and clock() - began + 2 * TRIAL_REPEATS * times[-1] <= seconds:
         clients = min(2 * clients, len(jobs))
         times = [timed(clients)]
-    while len(times) < REPEATS or clock() - began < seconds:
+    while len(times) < TRIAL_REPEATS or clock() - began < seconds:
         times.append(timed(clients))
-    return Cost(seconds=median_low(times) / clients / candidate.processes)
+    return EngineCost(seconds=median_low(times) / clients / candidate.processes)
 
 
-def _opened(candidate: Candidate) -> Learner | Cost:
+def _opened(candidate: EngineCandidate) -> Learner | EngineCost:
     try:
         return candidate.recipe.open()
     except FedcentersError as wrong:
-        return Cost(seconds=None, reason=wrong.message)
+        return EngineCost(seconds=None, reason=wrong.message)
 
 
-def cheapest(costs: Mapping[str, Cost]) -> str:
+def cheapest_engine(costs: Mapping[str, EngineCost]) -> str:
     """The name with the least cost; of equals, the first."""
     timed = {name: cost.seconds for name, cost in costs.items() if cost.seconds is not None}
     if not timed:
         raise RuntimeMissing(
-            f"no engine can run here: {sentence_of(costs)}",
+            f"no engine can run here: {format_costs(costs)}",
             hint="choose one of the devices' runtimes: --engine onnx, litert or pt2",
         )
     return min(timed, key=timed.__getitem__)
 
 
-def sentence_of(costs: Mapping[str, Cost]) -> str:
+def format_costs(costs: Mapping[str, EngineCost]) -> str:
     """What each candidate costs, or what else there is to say."""
     return "; ".join(
         f"{name} {cost.reason}" if cost.reason else f"{name} {1000 * (cost.seconds or 0):.3g} ms per update"
@@ -149,14 +149,14 @@ def sentence_of(costs: Mapping[str, Cost]) -> str:
     )
 
 
-def made_up(model: Model, program: Program, load: Workload) -> list[Job]:
+def random_jobs(model: Model, program: Program, load: Workload) -> list[TrainingJob]:
     """Jobs on random samples, a proximal term in each: full batches, so that every step is like the others."""
     rng = np.random.default_rng(0)
-    n, tokens = 2 * load.batch, vocabulary(model.module)
+    n, tokens = 2 * load.batch, vocabulary_size(model.module)
     shape = (n, *model.input)
     x = rng.integers(tokens, size=shape) if tokens else rng.standard_normal(shape)
     squared = model.loss == "squared-error"
     y = rng.standard_normal((n, *program.target)) if squared else rng.integers(model.classes, size=n)
     data, start = Dataset(x.astype(np.float32), y), vector_of(model.module, program.schema)
     steps = Fit(start=start, anchor=start, mu=0.01, momentum=0.9, lr=1e-3, steps=load.steps, batch=load.batch, seed=0)
-    return [job(program, replace(steps, seed=seed), data) for seed in range(load.clients)]
+    return [make_job(program, replace(steps, seed=seed), data) for seed in range(load.clients)]

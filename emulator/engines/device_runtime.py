@@ -9,11 +9,11 @@ from pathlib import Path
 from edge_client.engines.base import open_engine
 from edge_client.protocol.program import Program
 from edge_client.runtime.engine_selection import require_golden
-from edge_client.training.learner import Learner, OverEngine
+from edge_client.training.learner import EngineLearner, Learner
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runtime:
+class RuntimeRecipe:
     """One of the client's engines; `files` maps a function to its container on disk."""
 
     engine: str
@@ -24,4 +24,4 @@ class Runtime:
         """See `Recipe`."""
         opened = open_engine(self.engine, self.program, self.files)
         require_golden(opened, self.program)
-        return OverEngine(opened, self.program)
+        return EngineLearner(opened, self.program)

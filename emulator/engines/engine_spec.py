@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class ResolvedEngine:
     """A model, its recipe, and whether that is for a GPU, which has one process."""
 
     model: Model
     recipe: Recipe
     on_a_gpu: bool
 
-    def start(self, program: Program) -> Flat:
+    def initial_model(self, program: Program) -> Flat:
         """The common first model [schema.size]."""
         from export.compiler.program import vector_of
 
@@ -33,8 +33,8 @@ class Made:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
-    """See `build` in the registry of models, and `recipe` in registry.py."""
+class EngineSpec:
+    """See `build_model` in the registry of models, and `recipe` in registry.py."""
 
     model: str
     seed: int
@@ -43,11 +43,11 @@ class Order:
     folder: Path
     processes: int = 1
 
-    def made(self) -> Made:
-        """Carry it out in this process. Raises what `build` and `recipe` raise."""
-        from coordinator.models.registry import build
-        from emulator.engines.registry import ON_A_GPU, recipe
+    def resolve(self) -> ResolvedEngine:
+        """Carry it out in this process. Raises what `build_model` and `recipe` raise."""
+        from coordinator.models.registry import build_model
+        from emulator.engines.registry import GPU_ENGINES, make_recipe
 
-        model = build(self.model, seed=self.seed)
-        chosen, made = recipe(self.engine, model, batch=self.batch, folder=self.folder, processes=self.processes)
-        return Made(model=model, recipe=made, on_a_gpu=chosen in ON_A_GPU)
+        model = build_model(self.model, seed=self.seed)
+        chosen, made = make_recipe(self.engine, model, batch=self.batch, folder=self.folder, processes=self.processes)
+        return ResolvedEngine(model=model, recipe=made, on_a_gpu=chosen in GPU_ENGINES)

@@ -12,10 +12,10 @@ from dataclasses import fields
 from typing import Any
 
 
-def by_value(recipe: Any) -> tuple[Callable[[type, bytes], Any], tuple[type, bytes]]:  # noqa: ANN401 - any dataclass
+def pickle_by_value(recipe: Any) -> tuple[Callable[[type, bytes], Any], tuple[type, bytes]]:  # noqa: ANN401 - any dataclass
     """What a frozen dataclass returns from `__reduce__`."""
     return _made, (type(recipe), pickle.dumps({f.name: getattr(recipe, f.name) for f in fields(recipe)}))
 
 
 def _made(kind: type, data: bytes) -> Any:  # noqa: ANN401
-    return kind(**pickle.loads(data))  # noqa: S301 - written by this run, see `by_value`
+    return kind(**pickle.loads(data))  # noqa: S301 - written by this run, see `pickle_by_value`

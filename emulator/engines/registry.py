@@ -9,20 +9,24 @@ from typing import Any
 from coordinator.models.registry import Model
 from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
-from emulator.engines.autotune import auto, candidates
+from emulator.engines.autotune import candidates, choose_engine
 from emulator.engines.base import Recipe
-from emulator.engines.cpu.cpu_engine import lean
-from emulator.engines.device_runtime import Runtime
-from emulator.engines.gpu.cuda_graphs import graphs
-from emulator.engines.gpu.stacked import stacked
+from emulator.engines.cpu.cpu_engine import cpu_recipe
+from emulator.engines.device_runtime import RuntimeRecipe
+from emulator.engines.gpu.cuda_graphs import graph_recipe
+from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import compile_program
 
-ON_A_GPU = ("stacked", "graphs")
-MADE_HERE: Mapping[str, Callable[[Model], Recipe]] = {"lean": lean, "stacked": stacked, "graphs": graphs}
-ENGINES = ("auto", *MADE_HERE, *RUNTIMES)
+GPU_ENGINES = ("stacked", "graphs")
+RECIPES: Mapping[str, Callable[[Model], Recipe]] = {
+    "lean": cpu_recipe,
+    "stacked": stacked_recipe,
+    "graphs": graph_recipe,
+}
+ENGINES = ("auto", *RECIPES, *RUNTIMES)
 
 
-def recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int = 1) -> tuple[str, Recipe]:
+def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int = 1) -> tuple[str, Recipe]:
     """-> the engine's name, which "auto" finds by trying, and its recipe.
 
     The devices' own runtimes are compiled for batches of `batch` samples; their files lie in `folder`. `processes`: how
@@ -31,16 +35,16 @@ def recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int 
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     if name == "auto":
-        return auto(model, candidates(model, processes=processes))
+        return choose_engine(model, candidates(model, processes=processes))
     if name in RUNTIMES:
         return name, _compiled(name, model, batch=batch, folder=folder)
-    return name, MADE_HERE[name](model)
+    return name, RECIPES[name](model)
 
 
-def _compiled(name: str, model: Model, *, batch: int, folder: Path) -> Runtime:
+def _compiled(name: str, model: Model, *, batch: int, folder: Path) -> RuntimeRecipe:
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
     made = compile_program(model.module, **facts, batch=batch, engines=(name,))
     for sha256, blob in made.files.items():
         (folder / sha256).write_bytes(blob)
     files = {function: folder / container.sha256 for function, container in made.program.containers[name].items()}
-    return Runtime(engine=name, program=made.program, files=files)
+    return RuntimeRecipe(engine=name, program=made.program, files=files)

@@ -17,23 +17,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.strategies.registry import make, settings_of
+from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data import registry
 from emulator.data.loaders.samples import DataSet
-from emulator.data.partition_schemes import parse
-from emulator.experiments.measures import MEASURES, Finished
-from emulator.experiments.plan import Cell
-from emulator.simulate import Record, opened, run
+from emulator.data.partition_schemes import parse_scheme
+from emulator.experiments.measures import MEASURES, FinishedRun
+from emulator.experiments.plan import TableCell
+from emulator.simulate import Record, open_devices, run_simulation
 from emulator.simulation.checkpoint import Checkpoints
 
-PATIENCE_S = math.inf  # nobody is late: the papers know no deadline
-KEEP_EVERY = 5  # rounds: what a stopped run loses at most
-Found = dict[str, Any]
+DEADLINE_S = math.inf  # nobody is late: the papers know no deadline
+CHECKPOINT_EVERY = 5  # rounds: what a stopped run loses at most
+CellResult = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class CellStorage:
     """Where data are read and finished cells kept, and how many processes share the work."""
 
     data: Path | None
@@ -43,44 +43,46 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class CellRun:
     """One cell with one seed."""
 
-    cell: Cell
+    cell: TableCell
     seed: int
 
-    def path(self, place: Place) -> Path:
+    def path(self, place: CellStorage) -> Path:
         """The file that holds it once it is finished."""
         return place.out / f"{self.cell.key(self.seed)}.json"
 
-    def started(self, place: Place) -> Path:
+    def started(self, place: CellStorage) -> Path:
         """The folder of its checkpoint until then."""
         return self.path(place).with_suffix(".started")
 
 
-Told = Callable[[Job, Record], None]
+ProgressHandler = Callable[[CellRun, Record], None]
 
 
-def jobs(cells: Iterable[Cell], seeds: int) -> list[Job]:
+def cell_runs(cells: Iterable[TableCell], seeds: int) -> list[CellRun]:
     """Every cell with the first seed, then with the second, so that a stopped run has the whole table early."""
     chosen = list(cells)
-    return [Job(cell=cell, seed=seed) for seed in range(seeds) for cell in chosen]
+    return [CellRun(cell=cell, seed=seed) for seed in range(seeds) for cell in chosen]
 
 
-def finished(job: Job, place: Place) -> Found | None:
+def read_finished(job: CellRun, place: CellStorage) -> CellResult | None:
     """What the cell's file says; None when it is not finished, or was with other settings than it would have now.
 
     A setting that came later is no difference: its default is what the method did before.
     """
     try:
-        found: Found = json.loads(job.path(place).read_text(encoding="utf-8"))
+        found: CellResult = json.loads(job.path(place).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    then, now = found["settings"], settings_of(make(job.cell.row.method, **job.cell.settings))
+    then, now = found["settings"], method_settings(make_method(job.cell.row.method, **job.cell.settings))
     return found if all(then[name] == now[name] for name in then.keys() & now.keys()) else None
 
 
-def carry_out(todo: Iterable[Job], place: Place, metrics: Iterable[str], told: Told) -> dict[str, str]:
+def run_cells(
+    todo: Iterable[CellRun], place: CellStorage, metrics: Iterable[str], told: ProgressHandler
+) -> dict[str, str]:
     """Run what is not finished; -> for each column or cell that could not be run, the reason."""
     asked = tuple(metrics)
     reasons: dict[str, str] = {}
@@ -88,17 +90,19 @@ def carry_out(todo: Iterable[Job], place: Place, metrics: Iterable[str], told: T
     for job in todo:
         column, row = job.cell.column, job.cell.row
         name = f"{row.name} (K={row.k}), {column.name}"
-        if finished(job, place) is not None or {column.name, name} & reasons.keys():
+        if read_finished(job, place) is not None or {column.name, name} & reasons.keys():
             continue
         try:
             key = (column.data_set, job.seed)
             if key not in loaded:
-                loaded = {key: registry.load(column.data_set, place.data, seed=job.seed)}  # one at a time: they are big
+                loaded = {
+                    key: registry.load_data_set(column.data_set, place.data, seed=job.seed)
+                }  # one at a time: they are big
         except (ConfigError, UsageError) as missing:
             reasons[column.name] = missing.message
             continue
         try:
-            found = measured(job, place, loaded[key], asked, told)
+            found = measure_cell(job, place, loaded[key], asked, told)
         except FedcentersError as wrong:
             reasons[name] = wrong.message
             continue
@@ -107,28 +111,30 @@ def carry_out(todo: Iterable[Job], place: Place, metrics: Iterable[str], told: T
     return reasons
 
 
-def measured(job: Job, place: Place, data: DataSet, metrics: Iterable[str], told: Told) -> Found:
+def measure_cell(
+    job: CellRun, place: CellStorage, data: DataSet, metrics: Iterable[str], told: ProgressHandler
+) -> CellResult:
     """Run one cell to its end, from its checkpoint if it has one, and measure it."""
     cell, column = job.cell, job.cell.column
-    strategy = make(cell.row.method, **cell.settings)
-    split = parse(column.partition).split(data, devices=column.devices, seed=job.seed)
-    batch = int(settings_of(strategy)["batch-size"])
+    strategy = make_method(cell.row.method, **cell.settings)
+    split = parse_scheme(column.partition).split(data, devices=column.devices, seed=job.seed)
+    batch = int(method_settings(strategy)["batch-size"])
     facts: dict[str, Any] = {"seed": job.seed, "batch": batch}
-    lesson = {"cell": cell.key(job.seed), "engine": place.engine, "settings": settings_of(strategy)}
-    checkpoints = _usable(Checkpoints(folder=job.started(place), every=KEEP_EVERY, resume=True, lesson=lesson))
-    with opened(column.model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
-        result = run(
+    lesson = {"cell": cell.key(job.seed), "engine": place.engine, "settings": method_settings(strategy)}
+    checkpoints = _usable(Checkpoints(folder=job.started(place), every=CHECKPOINT_EVERY, resume=True, lesson=lesson))
+    with open_devices(column.model, split, **facts, engine=place.engine, workers=place.workers) as (devices, start):
+        result = run_simulation(
             strategy,
             start,
             devices,
             split.groups,
             rounds=cell.rounds,
-            deadline_s=PATIENCE_S,
+            deadline_s=DEADLINE_S,
             progress=lambda record: told(job, record),
             checkpoints=checkpoints,
             **facts,
         )
-        over = Finished(strategy=strategy, result=result, devices=devices, split=split)
+        over = FinishedRun(strategy=strategy, result=result, devices=devices, split=split)
         values = {name: MEASURES[name].values(over) for name in metrics}
         matrix = over.holdouts[0].tolist() if split.holdouts else None
     return {
@@ -136,7 +142,7 @@ def measured(job: Job, place: Place, data: DataSet, metrics: Iterable[str], told
         "row": cell.row.name,
         "k": cell.row.k,
         "method": cell.row.method,
-        "settings": settings_of(strategy),
+        "settings": method_settings(strategy),
         "partition": column.partition,
         "model": column.model,
         "devices": len(split.devices),

@@ -13,18 +13,18 @@ from typing import Any
 
 from edge_client.errors import UsageError
 from emulator.experiments import plan as plans
-from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
-from emulator.experiments.plan import Cell
-from emulator.experiments.table import put, render
+from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
+from emulator.experiments.plan import TableCell
+from emulator.experiments.table import render_table, replace_section
 from emulator.simulate import Record
 
-SAY_EVERY_S = 15.0
+REPORT_INTERVAL_S = 15.0
 PICTURES = (".png", ".svg")
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ExperimentArgs:
     """The command line. None leaves a number as the experiment's file has it."""
 
     name: str
@@ -38,58 +38,58 @@ class Asked:
     picture: Path | None = None
 
 
-def experiment(asked: Asked, say: Say) -> dict[str, Any]:
+def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """Run it; -> what is finished, what could not be run and why, and the table in Markdown.
 
     Raises UsageError, before anything is run, for an unknown experiment or cell, or a picture of another format.
     """
-    if asked.picture is not None and asked.picture.suffix not in PICTURES:
-        raise UsageError(f"{asked.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
-    plan = plans.read(asked.name, rounds=asked.rounds)
-    seeds = asked.seeds or plan.seeds
-    todo = jobs(plan.only(asked.only), seeds)
-    place = Place(data=asked.data, out=asked.out / asked.name, workers=asked.workers)
-    missing = [job for job in todo if finished(job, place) is None]
-    say(f"{asked.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
-    reasons = carry_out(todo, place, plan.metrics, Teller(missing, say))
+    if prepared.picture is not None and prepared.picture.suffix not in PICTURES:
+        raise UsageError(f"{prepared.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
+    plan = plans.read_plan(prepared.name, rounds=prepared.rounds)
+    seeds = prepared.seeds or plan.seeds
+    todo = cell_runs(plan.only(prepared.only), seeds)
+    place = CellStorage(data=prepared.data, out=prepared.out / prepared.name, workers=prepared.workers)
+    missing = [job for job in todo if read_finished(job, place) is None]
+    say(f"{prepared.name}: {len(todo)} runs of {plan.rounds} rounds, {len(todo) - len(missing)} finished before")
+    reasons = run_cells(todo, place, plan.metrics, ProgressReporter(missing, say))
 
-    def results(cell: Cell) -> list[Mapping[str, Any]]:
-        held = [finished(Job(cell=cell, seed=seed), place) for seed in range(seeds)]
+    def results(cell: TableCell) -> list[Mapping[str, Any]]:
+        held = [read_finished(CellRun(cell=cell, seed=seed), place) for seed in range(seeds)]
         return [one for one in held if one is not None]
 
-    section = render(plan, results, command=command_of(asked, plan.rounds, seeds), reasons=reasons)
-    if asked.write is not None:
-        put(asked.write, asked.name, section)
-    if asked.picture is not None:
-        from emulator.experiments.curves import draw
+    section = render_table(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
+    if prepared.write is not None:
+        replace_section(prepared.write, prepared.name, section)
+    if prepared.picture is not None:
+        from emulator.experiments.curves import draw_table_curves
 
-        if not draw(plan, results, asked.picture):
-            say(f"{asked.picture} is left out: no finished cell has an accuracy")
-    done = sum(finished(job, place) is not None for job in todo)
-    return {"experiment": asked.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
+        if not draw_table_curves(plan, results, prepared.picture):
+            say(f"{prepared.picture} is left out: no finished cell has an accuracy")
+    done = sum(read_finished(job, place) is not None for job in todo)
+    return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 
 
-def command_of(asked: Asked, rounds: int, seeds: int) -> str:
+def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:
     """What reproduces the table, without this machine's paths."""
-    return f"fedcenters-emulator experiment {asked.name} --data DIR --rounds {rounds} --seeds {seeds}"
+    return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}"
 
 
 @dataclass(kw_only=False)
-class Teller:
+class ProgressReporter:
     """A line now and then: which run, which round, how well, and about how long the rest takes."""
 
-    missing: Sequence[Job]
-    say: Say
+    missing: Sequence[CellRun]
+    say: Report
     _began_s: float = field(default_factory=time.perf_counter)
-    _said_s: float = -SAY_EVERY_S
+    _said_s: float = -REPORT_INTERVAL_S
     _rounds: int = 0
 
-    def __call__(self, job: Job, record: Record) -> None:
+    def __call__(self, job: CellRun, record: Record) -> None:
         """After every round of every run."""
         now_s = time.perf_counter()
         self._rounds += 1
         last = record["round"] == record["of"]
-        if now_s - self._said_s < SAY_EVERY_S and not last:
+        if now_s - self._said_s < REPORT_INTERVAL_S and not last:
             return
         self._said_s = now_s
         number = 1 + next(i for i, one in enumerate(self.missing) if one == job)
@@ -99,11 +99,11 @@ class Teller:
         well = "" if accuracy is None else f", accuracy {accuracy:.1%}"
         self.say(
             f"run {number}/{len(self.missing)}: {job.cell.row.name} (K={job.cell.row.k}), {job.cell.column.name},"
-            f" seed {job.seed}: round {record['round']}/{record['of']}{well}; {in_time(rest_s)} left"
+            f" seed {job.seed}: round {record['round']}/{record['of']}{well}; {format_duration(rest_s)} left"
         )
 
 
-def in_time(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """About how long, for a person."""
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"  # noqa: PLR2004 - an hour

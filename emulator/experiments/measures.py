@@ -13,24 +13,24 @@ from functools import cached_property
 import numpy as np
 
 from coordinator.rounds.metrics import last_rounds
-from coordinator.rounds.round import served
+from coordinator.rounds.round import serving_probe
 from coordinator.strategies.base import Strategy
 from edge_client.protocol.task import Array, ClientId
-from emulator.data.fleet_split import Split
-from emulator.simulate import Result
-from emulator.simulation.virtual_network import Devices
+from emulator.data.fleet_split import FleetData
+from emulator.simulate import SimulationResult
+from emulator.simulation.virtual_network import EmulatedDevices
 
 HOLDOUT_BATCH = 256
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finished:
+class FinishedRun:
     """A run that is over, with its devices still there to be asked."""
 
     strategy: Strategy
-    result: Result
-    devices: Devices
-    split: Split
+    result: SimulationResult
+    devices: EmulatedDevices
+    split: FleetData
 
     @cached_property
     def holdouts(self) -> tuple[Array, Array]:
@@ -44,10 +44,10 @@ class Finished:
             right.append((logits.argmax(axis=-1) == data.y).mean(axis=1) if known else np.full(len(loss), np.nan))
         return np.stack(losses, axis=1), np.stack(right, axis=1)
 
-    def on_training_samples(self) -> Mapping[ClientId, float]:
+    def training_accuracy(self) -> Mapping[ClientId, float]:
         """Every device's accuracy on what it trained on, with the model that serves it (FedSoft's "local")."""
         tasks = {
-            c: replace(served(self.strategy, self.result.state, c, batch=HOLDOUT_BATCH), split="train")
+            c: replace(serving_probe(self.strategy, self.result.state, c, batch=HOLDOUT_BATCH), split="train")
             for c in self.devices.fleet
         }
         replies = self.devices.answers(tasks)
@@ -63,7 +63,7 @@ class Measure:
     """
 
     title: str
-    values: Callable[[Finished], list[float]]
+    values: Callable[[FinishedRun], list[float]]
     slack: float = 0.0
     relative_slack: float = 0.0
 
@@ -99,6 +99,6 @@ MEASURES: dict[str, Measure] = {
     "local-training": Measure(
         title="local, training data %",
         slack=1.0,
-        values=lambda f: _percent([float(np.mean(list(f.on_training_samples().values())))]),
+        values=lambda f: _percent([float(np.mean(list(f.training_accuracy().values())))]),
     ),
 }

@@ -15,11 +15,11 @@ from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
 
-HERE = Path(__file__).parent
+EXPERIMENTS_FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TableColumn:
     """Where a method is tried. `devices` 0: as many as the data name."""
 
     name: str
@@ -31,7 +31,7 @@ class Column:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TableRow:
     """What is tried: a method with its settings; `k` centers, for the reader. `paper` has one text per column."""
 
     name: str
@@ -42,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class PaperFigure:
     """What a paper prints: a mean, and its deviation if there is one."""
 
     mean: float
@@ -50,14 +50,14 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class TableCell:
     """One column and row with every setting resolved; `paper` maps a metric to the printed figure."""
 
-    column: Column
-    row: Row
+    column: TableColumn
+    row: TableRow
     rounds: int
     settings: Mapping[str, Any]
-    paper: Mapping[str, Figure]
+    paper: Mapping[str, PaperFigure]
 
     def key(self, seed: int) -> str:
         """A file name that changes with whatever the table states: column, method, rounds, settings and seed.
@@ -77,7 +77,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ExperimentPlan:
     """A whole table: its cells, row by row within each column."""
 
     name: str
@@ -87,15 +87,15 @@ class Plan:
     metrics: tuple[str, ...]
     rounds: int
     seeds: int
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
 
-    def only(self, asked: Sequence[str]) -> tuple[Cell, ...]:
+    def only(self, asked: Sequence[str]) -> tuple[TableCell, ...]:
         """The cells of the named methods, rows, columns and numbers of centers ("K=10"); the rest is whole.
 
         Several words may stand in one, with commas. Raises UsageError for a word that the table lacks, and for words
         that no cell has together, as "FedAvg" and "K=10".
         """
-        kinds: list[Callable[[Cell], str]] = [
+        kinds: list[Callable[[TableCell], str]] = [
             lambda cell: cell.row.method,
             lambda cell: cell.row.name,
             lambda cell: cell.column.name,
@@ -119,31 +119,31 @@ class Plan:
         return chosen
 
 
-def names() -> list[str]:
+def experiment_names() -> list[str]:
     """The experiments that there are."""
-    return sorted(path.stem for path in HERE.glob("*.toml"))
+    return sorted(path.stem for path in EXPERIMENTS_FOLDER.glob("*.toml"))
 
 
-def read(name: str, *, rounds: int | None = None) -> Plan:
+def read_plan(name: str, *, rounds: int | None = None) -> ExperimentPlan:
     """The experiment called `name`, with another number of rounds if asked. Raises UsageError for an unknown name."""
-    if name not in names():
-        raise UsageError(f"unknown experiment {name!r}", hint=f"use one of {', '.join(names())}")
-    return parse(name, (HERE / f"{name}.toml").read_text(encoding="utf-8"), rounds=rounds)
+    if name not in experiment_names():
+        raise UsageError(f"unknown experiment {name!r}", hint=f"use one of {', '.join(experiment_names())}")
+    return parse_plan(name, (EXPERIMENTS_FOLDER / f"{name}.toml").read_text(encoding="utf-8"), rounds=rounds)
 
 
-def parse(name: str, text: str, *, rounds: int | None = None) -> Plan:
+def parse_plan(name: str, text: str, *, rounds: int | None = None) -> ExperimentPlan:
     """A plan from its TOML text. Raises ConfigError when the text does not describe a table."""
     try:
         raw = _toml(text)
         metrics, rounds = tuple(raw["metrics"]), rounds or int(raw["rounds"])
-        columns = [Column(**_snake(entry)) for entry in raw["columns"]]
-        rows = [Row(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
+        columns = [TableColumn(**_snake(entry)) for entry in raw["columns"]]
+        rows = [TableRow(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
         cells = tuple(
             _cell(column, row, i, rounds, raw.get("settings", {}), metrics)
             for i, column in enumerate(columns)
             for row in rows
         )
-        return Plan(
+        return ExperimentPlan(
             name=name,
             title=raw["title"],
             source=raw["source"],
@@ -157,7 +157,9 @@ def parse(name: str, text: str, *, rounds: int | None = None) -> Plan:
         raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
 
 
-def _cell(column: Column, row: Row, i: int, rounds: int, common: Mapping[str, Any], metrics: Sequence[str]) -> Cell:
+def _cell(
+    column: TableColumn, row: TableRow, i: int, rounds: int, common: Mapping[str, Any], metrics: Sequence[str]
+) -> TableCell:
     """Common settings and those of the column count where the method has them; those of the row must exist."""
     from coordinator.strategies.registry import METHODS
 
@@ -167,15 +169,15 @@ def _cell(column: Column, row: Row, i: int, rounds: int, common: Mapping[str, An
     if printed and len(printed) != len(metrics):
         raise ValueError(f"{row.name}, {column.name}: {len(printed)} figures for {len(metrics)} metrics")
     paper = {m: figure for m, text in zip(metrics, printed, strict=False) if (figure := _figure(text)) is not None}
-    return Cell(column=column, row=row, rounds=rounds, settings={**shared, **row.settings}, paper=paper)
+    return TableCell(column=column, row=row, rounds=rounds, settings={**shared, **row.settings}, paper=paper)
 
 
-def _figure(text: str) -> Figure | None:
+def _figure(text: str) -> PaperFigure | None:
     """A printed figure: "86.08±0.70", "86.32", or "-"."""
     if text == "-":
         return None
     mean, _, deviation = text.partition("±")
-    figure = Figure(mean=float(mean), deviation=float(deviation) if deviation else None)
+    figure = PaperFigure(mean=float(mean), deviation=float(deviation) if deviation else None)
     if not math.isfinite(figure.mean):
         raise ValueError(text)
     return figure

@@ -1,4 +1,6 @@
-"""The finished cells of a plan as Markdown: the paper's figure, ours with its deviation, a verdict; pure but for `put`.
+"""The finished cells of a plan as Markdown: the paper's figure, ours with its deviation, a verdict.
+
+Pure but for `replace_section`.
 
 A plan without any figure of a paper shows ours alone.
 
@@ -15,13 +17,15 @@ from typing import Any
 
 from coordinator.rounds.metrics import mean_and_deviation
 from emulator.experiments.measures import MEASURES, Measure
-from emulator.experiments.plan import Cell, Figure, Plan
+from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
-Results = Callable[[Cell], Sequence[Mapping[str, Any]]]  # a cell's finished seeds
+Results = Callable[[TableCell], Sequence[Mapping[str, Any]]]  # a cell's finished seeds
 NOT_RUN = "not run"
 
 
-def render(plan: Plan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None) -> str:
+def render_table(
+    plan: ExperimentPlan, results: Results, *, command: str, reasons: Mapping[str, str] | None = None
+) -> str:
     """The whole section under its heading, without one. `reasons` says why a column or a method could not be run."""
     known = any(cell.paper for cell in plan.cells)
     titles = [MEASURES[name].title for name in plan.metrics]
@@ -41,7 +45,7 @@ def render(plan: Plan, results: Results, *, command: str, reasons: Mapping[str, 
     return "\n".join(lines)
 
 
-def verdict(measure: Measure, paper: Figure | None, ours: tuple[float, float]) -> str:
+def verdict(measure: Measure, paper: PaperFigure | None, ours: tuple[float, float]) -> str:
     """By how much ours is higher or lower, as "+2.5", or as "agrees (-0.4)"; "" without a figure of the paper's."""
     if paper is None:
         return ""
@@ -53,7 +57,7 @@ def verdict(measure: Measure, paper: Figure | None, ours: tuple[float, float]) -
     return f"agrees ({said})" if agrees else said
 
 
-def put(path: Path, name: str, section: str) -> None:
+def replace_section(path: Path, name: str, section: str) -> None:
     """Replace what stands between the markers of `name` in a Markdown file; without markers it is added at the end."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
@@ -66,7 +70,7 @@ def put(path: Path, name: str, section: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _three(cell: Cell, name: str, found: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
+def _three(cell: TableCell, name: str, found: Sequence[Mapping[str, Any]]) -> tuple[str, str, str]:
     paper = cell.paper.get(name)
     printed = (
         "" if paper is None else f"{paper.mean:g}" + ("" if paper.deviation is None else f" ± {paper.deviation:g}")

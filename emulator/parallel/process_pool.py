@@ -2,8 +2,8 @@
 
 A device always lives in the same process, with its data, its models and its posterior. Only tasks and statistics
 travel; samples are read once from a file, and updates are written into a matrix that all processes share. This process
-keeps the books: who is there, and who has a model of its own. An `Order` is carried out by the first worker, so that
-torch is loaded once, by the process that all workers are copies of, and never here.
+keeps the books: who is there, and who has a model of its own. An `EngineSpec` is carried out by the first worker, so
+that torch is loaded once, by the process that all workers are copies of, and never here.
 """
 
 from __future__ import annotations
@@ -25,53 +25,63 @@ from typing import Any
 import numpy as np
 
 from coordinator.strategies.base import Exchange
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply
-from edge_client.training.learner import F64, Job, Learner, Trained
+from edge_client.training.learner import F64, Learner, TrainedModel, TrainingJob
 from emulator.engines.base import Recipe
-from emulator.engines.engine_spec import Order
-from emulator.parallel.shared_matrix import Rows
-from emulator.parallel.worker import FOR_THE_USER, Books, Ready, Setup, Share, opened, serve
+from emulator.engines.engine_spec import EngineSpec
+from emulator.parallel.shared_matrix import SharedMatrix
+from emulator.parallel.worker import (
+    USER_ERRORS,
+    ResolvedSpec,
+    StateTransfer,
+    WorkerSetup,
+    WorkItem,
+    open_recipe,
+    run_worker,
+)
 from emulator.simulation import checkpoint
-from emulator.simulation.virtual_network import Devices
+from emulator.simulation.virtual_network import EmulatedDevices
 
-ELSEWHERE = np.empty(0, np.float32)  # stands for a model that a worker holds
-LEAVE_S = 10.0
-PRELOAD = ["emulator.parallel.preload"]  # imported once, by the process that all workers are copies of
+UPDATE_IN_MATRIX = np.empty(0, np.float32)  # stands for a model that a worker holds
+STOP_TIMEOUT_S = 10.0
+PRELOAD_MODULES = ["emulator.parallel.preload"]  # imported once, by the process that all workers are copies of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
+class WorkerProcess:
     """A process and this end of its pipe."""
 
     pipe: Connection
     process: BaseProcess
 
-    def tell(self, what: Order | Setup | Share | Books | None, rows: Rows | None = None) -> None:
+    def send(
+        self, what: EngineSpec | WorkerSetup | WorkItem | StateTransfer | None, rows: SharedMatrix | None = None
+    ) -> None:
         """Hand over an order, a setup, books, or a share and the matrix for its rows; None opens a round."""
         try:
             self.pipe.send(what)
             if rows is not None:
-                rows.lend(self.pipe, self.process.pid or 0)
+                rows.share_with(self.pipe, self.process.pid or 0)
         except (BrokenPipeError, ConnectionResetError):
-            raise _gone() from None
+            raise _worker_lost_error() from None
 
-    def hear(self) -> Any:  # noqa: ANN401 - a mapping of replies to a share, `Ready` to an order
+    def receive(self) -> Any:  # noqa: ANN401 - a mapping of replies to a share, `ResolvedSpec` to an order
         """Wait for what it answers. Raises what it could not do."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
-            raise _gone() from None
+            raise _worker_lost_error() from None
         if isinstance(answer, str):
             raise FedcentersError(f"a worker failed:\n{answer}")
-        if isinstance(answer, FOR_THE_USER):
+        if isinstance(answer, USER_ERRORS):
             raise answer
         return answer
 
 
-class OnDemand:
+class LazyLearner:
     """See `Learner`. Opened here when it is first asked for numbers, which most runs never do."""
 
     fixed_batch: int | None = None
@@ -81,9 +91,9 @@ class OnDemand:
 
     @cached_property
     def _learner(self) -> Learner:
-        return opened(self._recipe)
+        return open_recipe(self._recipe)
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """See `Learner`."""
         return self._learner.train(jobs, between)
 
@@ -97,38 +107,38 @@ class OnDemand:
 
 
 @dataclass(kw_only=True)
-class Crew(Devices):
+class WorkerPool(EmulatedDevices):
     """Devices whose work is done by worker processes."""
 
-    workers: list[Worker] = field(repr=False)
+    workers: list[WorkerProcess] = field(repr=False)
     home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
 
     def open_round(self) -> None:
         """Tell every worker."""
         for worker in self.workers:
-            worker.tell(None)
+            worker.send(None)
 
     def keep(self, folder: Path) -> None:
         """Every worker writes the models of its devices."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._all(Books(folder=folder, write=True))
+        self._all(StateTransfer(folder=folder, write=True))
 
     def recall(self, folder: Path) -> None:
         """Every worker reads those of its devices, wherever they were before."""
-        self._all(Books(folder=folder, write=False))
-        for slot in checkpoint.slots(folder):
-            self.own[slot] = ELSEWHERE
+        self._all(StateTransfer(folder=folder, write=False))
+        for slot in checkpoint.stored_slots(folder):
+            self.own[slot] = UPDATE_IN_MATRIX
 
-    def _all(self, books: Books) -> None:
+    def _all(self, books: StateTransfer) -> None:
         for worker in self.workers:
-            worker.tell(books)
+            worker.send(books)
         for worker in self.workers:
-            worker.hear()
+            worker.receive()
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
         """All workers at once; each goes through its devices in the order of the tasks."""
         uploads = {who: i for i, who in enumerate(c for c, t in tasks.items() if isinstance(t, Fit) and t.upload)}
-        rows = Rows(len(uploads), self.program.schema.size) if uploads else None
+        rows = SharedMatrix(len(uploads), self.program.schema.size) if uploads else None
         try:
             found = self._found(tasks, uploads, rows)
         finally:
@@ -136,11 +146,11 @@ class Crew(Devices):
                 rows.close()
         for who, task in tasks.items():
             if isinstance(task, Fit) and not isinstance(found[who], str):
-                self.own[who, task.slot] = ELSEWHERE
+                self.own[who, task.slot] = UPDATE_IN_MATRIX
         return {who: found[who] for who in tasks}
 
     def _found(
-        self, tasks: Exchange, uploads: Mapping[ClientId, int], rows: Rows | None
+        self, tasks: Exchange, uploads: Mapping[ClientId, int], rows: SharedMatrix | None
     ) -> dict[ClientId, Reply | str]:
         parts: list[dict[ClientId, Any]] = [{} for _ in self.workers]
         for who, task in tasks.items():
@@ -148,22 +158,22 @@ class Crew(Devices):
         busy = [(worker, part) for worker, part in zip(self.workers, parts, strict=True) if part]
         for worker, part in busy:
             mine = {who: uploads[who] for who in part if who in uploads}
-            worker.tell(Share(tasks=part, rows=mine), rows if mine else None)
+            worker.send(WorkItem(tasks=part, rows=mine), rows if mine else None)
         found: dict[ClientId, Reply | str] = {}
         for worker, _ in busy:
-            found |= worker.hear()
+            found |= worker.receive()
         for who, i in uploads.items():
             if rows is not None and isinstance(reply := found[who], Reply):
                 found[who] = replace(reply, update=rows.matrix[i])
         return found
 
 
-def summon() -> None:
+def start_forkserver() -> None:
     """Start the process that all workers are copies of, if it does not run: it imports while this one goes on.
 
     Raises ConfigError where its socket's path would be too long.
     """
-    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+    multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD_MODULES)
     try:
         forkserver.ensure_running()
     except OSError as wrong:
@@ -174,75 +184,79 @@ def summon() -> None:
 
 
 @contextmanager
-def crew(recipe: Recipe, local: Mapping[ClientId, Local], *, workers: int, folder: Path) -> Iterator[Crew]:
+def open_pool(
+    recipe: Recipe, local: Mapping[ClientId, DeviceData], *, workers: int, folder: Path
+) -> Iterator[WorkerPool]:
     """`workers` processes with the devices of `local` divided among them; `folder` holds their samples meanwhile."""
-    with _manned() as (started, until):
+    with _worker_processes() as (started, until):
         until(min(workers, len(local)))
         learner = recipe.open()  # while they start
-        yield _moved_in(started, learner, [pickle.dumps(recipe)] * len(started), local, folder)
+        yield _set_up_pool(started, learner, [pickle.dumps(recipe)] * len(started), local, folder)
 
 
 @contextmanager
-def ordered(order: Order, local: Mapping[ClientId, Local], *, workers: int) -> Iterator[tuple[Crew, Flat]]:
-    """As `crew`, and the common first model. A GPU has one process. Raises what `Order.made` raises."""
-    with _manned() as (started, until):
+def open_pool_for_spec(
+    spec: EngineSpec, local: Mapping[ClientId, DeviceData], *, workers: int
+) -> Iterator[tuple[WorkerPool, Flat]]:
+    """As `open_pool`, and the common first model. A GPU has one process. Raises what `EngineSpec.resolve` raises."""
+    with _worker_processes() as (started, until):
         until(1)
-        started[0].tell(order)
-        ready: Ready = started[0].hear()
+        started[0].send(spec)
+        ready: ResolvedSpec = started[0].receive()
         until(1 if ready.on_a_gpu else min(workers, len(local)))
-        learner = OnDemand(ready.recipe, ready.program)
+        learner = LazyLearner(ready.recipe, ready.program)
         recipes = [None, *[ready.recipe] * (len(started) - 1)]
-        yield _moved_in(started, learner, recipes, local, order.folder), ready.start
+        yield _set_up_pool(started, learner, recipes, local, spec.folder), ready.start
 
 
 @contextmanager
-def _manned() -> Iterator[tuple[list[Worker], Callable[[int], None]]]:
+def _worker_processes() -> Iterator[tuple[list[WorkerProcess], Callable[[int], None]]]:
     """Workers, none at first, and how to have so many; all are gone afterwards."""
-    started: list[Worker] = []
+    started: list[WorkerProcess] = []
 
     def until(count: int) -> None:
         while len(started) < count:
             started.append(_started())
 
-    summon()
+    start_forkserver()
     try:
         yield started, until
     finally:
         for worker in started:
             worker.pipe.close()  # the worker reads its end and leaves
         for worker in started:
-            worker.process.join(LEAVE_S)
+            worker.process.join(STOP_TIMEOUT_S)
             if worker.process.is_alive():
                 worker.process.terminate()
                 worker.process.join()
 
 
-def _started() -> Worker:
+def _started() -> WorkerProcess:
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
-    process = context.Process(target=serve, args=(there,), daemon=True)
+    process = context.Process(target=run_worker, args=(there,), daemon=True)
     process.start()
     there.close()
-    return Worker(pipe=here, process=process)
+    return WorkerProcess(pipe=here, process=process)
 
 
-def _moved_in(
-    started: list[Worker],
+def _set_up_pool(
+    started: list[WorkerProcess],
     learner: Learner,
     recipes: Sequence[bytes | None],
-    local: Mapping[ClientId, Local],
+    local: Mapping[ClientId, DeviceData],
     folder: Path,
-) -> Crew:
-    home = dealt(local, len(started))
+) -> WorkerPool:
+    home = balance(local, len(started))
     for w, (worker, recipe) in enumerate(zip(started, recipes, strict=True)):
         samples = folder / f"worker-{w}.npz"
         _save(samples, {who: local[who] for who in sorted(local) if home[who] == w})
         # Not an argument of the process: a large one would wait for ever for a worker that died before it read it.
-        worker.tell(Setup(recipe=recipe, samples=samples))
-    return Crew(learner=learner, local=local, workers=started, home=home)
+        worker.send(WorkerSetup(recipe=recipe, samples=samples))
+    return WorkerPool(learner=learner, local=local, workers=started, home=home)
 
 
-def dealt(local: Mapping[ClientId, Local], workers: int) -> dict[ClientId, int]:
+def balance(local: Mapping[ClientId, DeviceData], workers: int) -> dict[ClientId, int]:
     """A worker for each device: as many devices for each, and about as many samples, whichever groups they are of.
 
     From the largest device to the smallest, to and fro: 0, 1, 2, 2, 1, 0, 0, ...
@@ -252,11 +266,11 @@ def dealt(local: Mapping[ClientId, Local], workers: int) -> dict[ClientId, int]:
     return dict(zip(sorted(local, key=lambda who: (-len(local[who].train), who)), turns, strict=False))
 
 
-def _gone() -> FedcentersError:
+def _worker_lost_error() -> FedcentersError:
     return FedcentersError("a worker process ended", hint="the machine may be short of memory: use fewer --workers")
 
 
-def _save(path: Path, local: Mapping[ClientId, Local]) -> None:
+def _save(path: Path, local: Mapping[ClientId, DeviceData]) -> None:
     arrays: dict[str, Array] = {}
     for who, held in local.items():
         for part, data in (("train", held.train), ("test", held.test)):

@@ -20,24 +20,24 @@ from typing import Any
 import numpy as np
 
 from coordinator.strategies.base import Exchange
-from edge_client.data.dataset import Local
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import FedcentersError, NetworkError, RuntimeMissing
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Reply, Task
 from edge_client.training.learner import Learner
 from emulator.engines.base import Recipe
-from emulator.engines.device_runtime import Runtime
-from emulator.simulation.virtual_network import Devices, exact
+from emulator.engines.device_runtime import RuntimeRecipe
+from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 
-RETRIES = 3  # of a unit whose machine or process was lost
+TASK_RETRIES = 3  # of a unit whose machine or process was lost
 GROUPS_PER_CPU = 4  # units of an exchange; more balance better, and each carries the exchange's models once more
-LOST = "see that a machine of the cluster remains, with enough memory, and start the run again"
-KNOCK_S = 5.0
+WORKERS_LOST_HINT = "see that a machine of the cluster remains, with enough memory, and start the run again"
+PROBE_TIMEOUT_S = 5.0
 Slot = tuple[ClientId, str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Carried:
+class PortableRecipe:
     """A runtime's recipe with its containers inside, for machines that share no folder; Linux."""
 
     engine: str
@@ -45,19 +45,19 @@ class Carried:
     containers: Mapping[str, bytes]
 
     @staticmethod
-    def of(recipe: Runtime) -> Carried:
+    def from_recipe(recipe: RuntimeRecipe) -> PortableRecipe:
         """The same, with its files read."""
         containers = {name: path.read_bytes() for name, path in recipe.files.items()}
-        return Carried(engine=recipe.engine, program=recipe.program, containers=containers)
+        return PortableRecipe(engine=recipe.engine, program=recipe.program, containers=containers)
 
     def open(self) -> Learner:
         """See `Recipe`. The files have no name, so that a killed process leaves none behind."""
         files = {name: _unnamed(name, data) for name, data in self.containers.items()}
-        return Runtime(engine=self.engine, program=self.program, files=files).open()
+        return RuntimeRecipe(engine=self.engine, program=self.program, files=files).open()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unit:
+class GroupTask:
     """Tasks of some devices, and what these devices have kept that the tasks ask for."""
 
     tasks: Mapping[ClientId, Task]
@@ -66,7 +66,7 @@ class Unit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Done:
+class GroupResult:
     """The answers, updates not yet rounded, and what the devices keep from now on."""
 
     answers: Mapping[ClientId, Reply | str]
@@ -74,16 +74,18 @@ class Done:
     posterior: Mapping[ClientId, Array]
 
 
-def carried_out(learner: Learner, local: Mapping[ClientId, Local], unit: Unit) -> Done:
+def run_group_task(learner: Learner, local: Mapping[ClientId, DeviceData], unit: GroupTask) -> GroupResult:
     """A unit of work, on any machine."""
-    devices = Devices(learner=learner, local=local, wire=exact, own=dict(unit.own), posterior=dict(unit.posterior))
+    devices = EmulatedDevices(
+        learner=learner, local=local, wire=no_rounding, own=dict(unit.own), posterior=dict(unit.posterior)
+    )
     answers = devices.answers(unit.tasks)
     fitted = [(c, task.slot) for c, task in unit.tasks.items() if isinstance(task, Fit) and _answered(answers[c])]
-    return Done(answers=answers, own={key: devices.own[key] for key in fitted}, posterior=devices.posterior)
+    return GroupResult(answers=answers, own={key: devices.own[key] for key in fitted}, posterior=devices.posterior)
 
 
 @dataclass(kw_only=True)
-class RayCrew(Devices):
+class RayWorkerPool(EmulatedDevices):
     """Devices whose work is done by a cluster. `home` is a device's group, `samples` the groups' data, over there."""
 
     recipe: Any = field(repr=False)  # Ray's references have no types
@@ -102,16 +104,16 @@ class RayCrew(Devices):
             found |= self._entered(tasks, done)
         return {who: found[who] for who in tasks}
 
-    def _unit(self, tasks: Mapping[ClientId, Task]) -> Unit:
+    def _unit(self, tasks: Mapping[ClientId, Task]) -> GroupTask:
         keys = [(who, slot) for who, task in tasks.items() for slot in _slots(task)]
         rows = [c for c, task in tasks.items() if isinstance(task, Fit) and task.rows != "ones"]
-        return Unit(
+        return GroupTask(
             tasks=tasks,
             own={key: self.own[key] for key in keys if key in self.own},
             posterior={c: self.posterior[c] for c in rows if c in self.posterior},
         )
 
-    def _entered(self, tasks: Exchange, done: Done) -> dict[ClientId, Reply | str]:
+    def _entered(self, tasks: Exchange, done: GroupResult) -> dict[ClientId, Reply | str]:
         """Into the books, as copies: what lies in the object store would stay there for as long as it is held."""
         own = {key: np.array(vector) for key, vector in done.own.items()}
         self.own.update(own)
@@ -125,7 +127,7 @@ class RayCrew(Devices):
 
 
 @contextmanager
-def ray_crew(recipe: Recipe, local: Mapping[ClientId, Local], *, address: str) -> Iterator[RayCrew]:
+def open_ray_pool(recipe: Recipe, local: Mapping[ClientId, DeviceData], *, address: str) -> Iterator[RayWorkerPool]:
     """The devices of `local` on the cluster at `address` (host:port, or "auto" for the one of this machine).
 
     Raises RuntimeMissing without Ray, NetworkError where no cluster answers.
@@ -133,20 +135,20 @@ def ray_crew(recipe: Recipe, local: Mapping[ClientId, Local], *, address: str) -
     ray = _ray()
     try:
         if address != "auto":
-            _knock(address)
+            _check_listening(address)
         ray.init(address=address, configure_logging=False, log_to_driver=False)
     except (OSError, ValueError, RuntimeError, ray.exceptions.RayError) as wrong:
         hint = "start one with `ray start --head`, join this machine to it, and pass its host:port"
         raise NetworkError(f"no Ray cluster at {address}: {wrong}", hint=hint) from wrong
     try:
         groups = _groups(local, int(ray.cluster_resources().get("CPU", 1)) * GROUPS_PER_CPU)
-        yield RayCrew(
+        yield RayWorkerPool(
             learner=recipe.open(),
             local=local,
-            recipe=ray.put(Carried.of(recipe) if isinstance(recipe, Runtime) else recipe),
+            recipe=ray.put(PortableRecipe.from_recipe(recipe) if isinstance(recipe, RuntimeRecipe) else recipe),
             samples=[ray.put(group) for group in groups],
             home={who: g for g, group in enumerate(groups) for who in group},
-            remote=ray.remote(num_cpus=1, max_retries=RETRIES)(_on_a_worker),
+            remote=ray.remote(num_cpus=1, max_retries=TASK_RETRIES)(_on_a_worker),
         )
     finally:
         ray.shutdown()
@@ -155,35 +157,35 @@ def ray_crew(recipe: Recipe, local: Mapping[ClientId, Local], *, address: str) -
 _open: dict[str, Learner] = {}  # of this worker process: the one recipe that it has opened
 
 
-def _on_a_worker(recipe: list[Any], local: Mapping[ClientId, Local], unit: Unit) -> Done:
+def _on_a_worker(recipe: list[Any], local: Mapping[ClientId, DeviceData], unit: GroupTask) -> GroupResult:
     (where,) = recipe  # in a list, because Ray would fetch a bare reference for every unit
     if where.hex() not in _open:
         _open.clear()
         _open[where.hex()] = _ray().get(where).open()
-    return carried_out(_open[where.hex()], local, unit)
+    return run_group_task(_open[where.hex()], local, unit)
 
 
-def _knock(address: str) -> None:
+def _check_listening(address: str) -> None:
     """Raise unless something listens at host:port: Ray itself would try for minutes before it says so."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+    socket.create_connection((host, int(port)), timeout=PROBE_TIMEOUT_S).close()
 
 
-def _gathered(under_way: list[Any]) -> Iterator[Done]:
+def _gathered(under_way: list[Any]) -> Iterator[GroupResult]:
     """Each unit's result as it comes; the last reference to it goes with it."""
     ray = _ray()
     try:
         while under_way:
             (ready, *_), under_way = ray.wait(under_way, num_returns=1)
-            done: Done = ray.get(ready)
+            done: GroupResult = ray.get(ready)
             yield done
     except ray.exceptions.RayTaskError as wrong:
         raise FedcentersError(f"a unit of work failed on the cluster:\n{wrong}") from None
     except ray.exceptions.RayError as lost:
-        raise NetworkError(f"the Ray cluster could not finish a unit of work: {lost}", hint=LOST) from lost
+        raise NetworkError(f"the Ray cluster could not finish a unit of work: {lost}", hint=WORKERS_LOST_HINT) from lost
 
 
-def _groups(local: Mapping[ClientId, Local], most: int) -> list[dict[ClientId, Local]]:
+def _groups(local: Mapping[ClientId, DeviceData], most: int) -> list[dict[ClientId, DeviceData]]:
     """At most `most` groups of devices, dealt out by name."""
     names = sorted(local)
     count = max(1, min(most, len(names)))

@@ -18,19 +18,19 @@ import numpy as np
 
 from edge_client.protocol.task import Array
 
-DTYPE = np.dtype(np.float32)  # of what travels (emulator/simulation/virtual_network.py, f32_delta)
+ROW_DTYPE = np.dtype(np.float32)  # of what travels (emulator/simulation/virtual_network.py, f32_delta)
 
 
-class Rows:
+class SharedMatrix:
     """[count, width] float32, zeros at first; `matrix` and what is cut from it may outlive this object."""
 
     def __init__(self, count: int, width: int) -> None:
         self.shape = count, width
-        self._file = _unnamed(count * width * DTYPE.itemsize)
+        self._file = _unnamed(count * width * ROW_DTYPE.itemsize)
         self.matrix = _mapped(self._file, self.shape)
 
-    def lend(self, to: Connection, process: int) -> None:
-        """Another process may write it; `borrowed` is called at the other end. Raises BrokenPipeError."""
+    def share_with(self, to: Connection, process: int) -> None:
+        """Another process may write it; `open_shared_matrix` is called at the other end. Raises BrokenPipeError."""
         send_handle(to, self._file, process)
 
     def close(self) -> None:
@@ -39,15 +39,15 @@ class Rows:
 
 
 @contextmanager
-def borrowed(connection: Connection) -> Iterator[Callable[[int, Array], None]]:
-    """The matrix that `lend` sent: what writes a row [width] of it.
+def open_shared_matrix(connection: Connection) -> Iterator[Callable[[int, Array], None]]:
+    """The matrix that `share_with` sent: what writes a row [width] of it.
 
     Written like a file: a page that is new costs three times as much when it is touched through a mapping.
     """
     file = recv_handle(connection)
 
     def put(index: int, row: Array) -> None:
-        left = np.ascontiguousarray(row, DTYPE).data.cast("B")
+        left = np.ascontiguousarray(row, ROW_DTYPE).data.cast("B")
         at = index * len(left)
         while len(left):
             done = os.pwrite(file, left, at)
@@ -71,5 +71,5 @@ def _unnamed(size: int) -> int:
 
 
 def _mapped(file: int, shape: tuple[int, int]) -> Array:
-    memory = mmap.mmap(file, shape[0] * shape[1] * DTYPE.itemsize)
-    return np.frombuffer(memory, DTYPE).reshape(shape)
+    memory = mmap.mmap(file, shape[0] * shape[1] * ROW_DTYPE.itemsize)
+    return np.frombuffer(memory, ROW_DTYPE).reshape(shape)

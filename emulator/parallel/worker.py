@@ -17,19 +17,19 @@ from typing import cast
 import numpy as np
 
 from coordinator.strategies.base import Exchange
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Reply
 from edge_client.training.learner import Learner
 from emulator.engines.base import Recipe
-from emulator.engines.cpu.malloc import tidy
-from emulator.engines.engine_spec import Order
-from emulator.parallel.shared_matrix import borrowed
+from emulator.engines.cpu.malloc import trim_heap
+from emulator.engines.engine_spec import EngineSpec
+from emulator.parallel.shared_matrix import open_shared_matrix
 from emulator.simulation import checkpoint
-from emulator.simulation.virtual_network import Devices
+from emulator.simulation.virtual_network import EmulatedDevices
 
-FOR_THE_USER = (
+USER_ERRORS = (
     UsageError,
     ConfigError,
     RuntimeMissing,
@@ -39,7 +39,7 @@ FOR_THE_USER = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class WorkerSetup:
     """What a worker needs to become its devices. The recipe is pickled; None: that of the order it carried out."""
 
     recipe: bytes | None
@@ -47,7 +47,7 @@ class Setup:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ready:
+class ResolvedSpec:
     """An order that was carried out: the recipe, pickled because its classes load torch, and what a run must know."""
 
     recipe: bytes
@@ -57,7 +57,7 @@ class Ready:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class WorkItem:
     """A worker's part of an exchange; the updates of `rows` go into a matrix, which is lent after it."""
 
     tasks: Exchange
@@ -65,71 +65,71 @@ class Share:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Books:
+class StateTransfer:
     """Write the devices' own models into a folder, or read those of the devices that live here."""
 
     folder: Path
     write: bool
 
 
-def serve(connection: Connection) -> None:
+def run_worker(connection: Connection) -> None:
     """A worker's life: an order for one of them, a setup, then a share comes in, and a mapping of answers goes out.
 
     None opens a round; books are answered with nothing.
     """
-    devices: Devices | None = None
+    devices: EmulatedDevices | None = None
     learner, new = None, True
     with suppress(EOFError, KeyboardInterrupt, BrokenPipeError):
-        told: Order | Setup = connection.recv()
-        if isinstance(told, Order):
-            answer, learner = _carried_out(told)
+        told: EngineSpec | WorkerSetup = connection.recv()
+        if isinstance(told, EngineSpec):
+            answer, learner = _resolve_spec(told)
             connection.send(answer)
             told = connection.recv()
-        setup = cast("Setup", told)
+        setup = cast("WorkerSetup", told)
         while True:
-            share: Share | Books | None = connection.recv()
+            share: WorkItem | StateTransfer | None = connection.recv()
             try:
                 if devices is None:
-                    devices = Devices(learner=learner or opened(setup.recipe), local=_read(setup.samples))
+                    devices = EmulatedDevices(learner=learner or open_recipe(setup.recipe), local=_read(setup.samples))
                 if share is None:
                     devices.open_round()
-                elif isinstance(share, Books):
-                    _booked(devices, share)
+                elif isinstance(share, StateTransfer):
+                    _transfer_state(devices, share)
                     connection.send({})
                 else:
-                    with borrowed(connection) if share.rows else nullcontext() as put:
+                    with open_shared_matrix(connection) if share.rows else nullcontext() as put:
                         left = _written(devices.answers(share.tasks), share.rows, put)
                     connection.send(left)
                     if new:
-                        tidy()
+                        trim_heap()
                         new = False
             except Exception:  # noqa: BLE001 - whatever it is, the run's process must hear of it
                 connection.send(traceback.format_exc())
 
 
-def _booked(devices: Devices, books: Books) -> None:
+def _transfer_state(devices: EmulatedDevices, books: StateTransfer) -> None:
     if books.write:
-        checkpoint.put(books.folder, f"own-{min(devices.local)}", devices.own)
+        checkpoint.save_models(books.folder, f"own-{min(devices.local)}", devices.own)
     else:
         devices.recall(books.folder)
 
 
-def _carried_out(order: Order) -> tuple[Ready | Exception | str, Learner | None]:
+def _resolve_spec(spec: EngineSpec) -> tuple[ResolvedSpec | Exception | str, Learner | None]:
     """What to answer, and the learner."""
     try:
-        made = order.made()
+        made = spec.resolve()
         learner, recipe = made.recipe.open(), pickle.dumps(made.recipe)
         plain = {name: str(version) for name, version in learner.program.versions.items()}  # torch's is a class
         program = replace(learner.program, versions=plain)
-        ready = Ready(recipe=recipe, program=program, start=made.start(program), on_a_gpu=made.on_a_gpu)
-    except FOR_THE_USER as wrong:
+        ready = ResolvedSpec(recipe=recipe, program=program, start=made.initial_model(program), on_a_gpu=made.on_a_gpu)
+    except USER_ERRORS as wrong:
         return wrong, None
-    except Exception:  # noqa: BLE001 - as in `serve`
+    except Exception:  # noqa: BLE001 - as in `run_worker`
         return traceback.format_exc(), None
     return ready, learner
 
 
-def opened(recipe: bytes | None) -> Learner:
+def open_recipe(recipe: bytes | None) -> Learner:
     """The learner of a recipe that was pickled by this run."""
     if recipe is None:
         raise ValueError("no recipe, and no order before it")
@@ -150,7 +150,7 @@ def _written(
     return left
 
 
-def _read(path: Path) -> dict[ClientId, Local]:
+def _read(path: Path) -> dict[ClientId, DeviceData]:
     with np.load(path, allow_pickle=False) as arrays:
         parts = {
             tuple(name.rsplit("/", 2)[:2]): Dataset(arrays[name], arrays[f"{name[:-2]}/y"])
@@ -159,5 +159,7 @@ def _read(path: Path) -> dict[ClientId, Local]:
         }
     path.unlink()  # read once; the samples are large
     return {
-        who: Local(train=data, test=parts.get((who, "test"))) for (who, part), data in parts.items() if part == "train"
+        who: DeviceData(train=data, test=parts.get((who, "test")))
+        for (who, part), data in parts.items()
+        if part == "train"
     }

@@ -18,7 +18,7 @@ import numpy as np
 
 from coordinator.rounds.metrics import ari
 from edge_client.errors import ConfigError
-from emulator.config import GROUPS, QUESTION
+from emulator.config import CONFIG_FILE, GROUPS_FILE
 from emulator.reports import demo_page, display_names, plots
 
 if sys.version_info >= (3, 11):
@@ -27,12 +27,12 @@ else:
     import tomli as tomllib
 
 CURVES = (("accuracy", "micro"), ("f1", "macro"))
-WIDE = 8  # inches: a picture that wide has a row of its own
-LAST = 3  # rounds whose mean is a run's result, as the papers' tables have it
+FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
+LAST_ROUNDS = 3  # rounds whose mean is a run's result, as the papers' tables have it
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class RunSummary:
     """One run of one folder: its rounds in order, the folder's settings in flat keys, and true groups if known."""
 
     name: str
@@ -44,7 +44,7 @@ class Line:
     @property
     def method(self) -> str:
         """As its paper writes it."""
-        return display_names.method(str(self.rounds[0]["method"]))
+        return display_names.method_label(str(self.rounds[0]["method"]))
 
     def curve(self, quantity: str, kind: str) -> list[float | None]:
         """Accuracy or f1, micro or macro, round by round."""
@@ -52,7 +52,7 @@ class Line:
 
     def result(self, quantity: str, kind: str) -> float | None:
         """The mean of the last three rounds that were tested."""
-        known = [value for value in self.curve(quantity, kind) if value is not None][-LAST:]
+        known = [value for value in self.curve(quantity, kind) if value is not None][-LAST_ROUNDS:]
         return float(np.mean(known)) if known else None
 
     @property
@@ -63,7 +63,7 @@ class Line:
         return ari([self.groups[c] for c in both], [last[c] for c in both]) if both else None
 
 
-def read(folder: Path) -> list[Line]:
+def read_runs(folder: Path) -> list[RunSummary]:
     """The runs in a folder. Raises ConfigError where there is none."""
     try:
         events = [e for e in demo_page.read_events(folder / "metrics.jsonl") if e.get("event") == "round"]
@@ -76,10 +76,10 @@ def read(folder: Path) -> list[Line]:
         raise ConfigError(f"{folder} holds no round yet", hint="wait for its first round")
     groups = _groups(folder)
     return [
-        Line(
+        RunSummary(
             name=folder.name if len(found) == 1 else f"{folder.name}/{run}",
             folder=folder,
-            rounds=demo_page.rounds_of([e for e in events if str(e["run"]) == run], method),
+            rounds=demo_page.round_events([e for e in events if str(e["run"]) == run], method),
             settings=_flat(config, run),
             groups=groups,
         )
@@ -87,39 +87,39 @@ def read(folder: Path) -> list[Line]:
     ]
 
 
-def write(folders: Sequence[Path], out: Path) -> Path:
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """The page about these folders' runs."""
-    lines = [line for folder in folders for line in read(folder)]
-    out.write_text(page(lines), encoding="utf-8")
+    lines = [line for folder in folders for line in read_runs(folder)]
+    out.write_text(comparison_page(lines), encoding="utf-8")
     return out
 
 
-def page(lines: Sequence[Line]) -> str:
+def comparison_page(lines: Sequence[RunSummary]) -> str:
     """The whole document."""
     title = lines[0].name if len(lines) == 1 else f"{len(lines)} runs"
     shown = [which for which in CURVES if any(v is not None for line in lines for v in line.curve(*which))]
     drawings = [partial(_draw, lines, *which) for which in shown]
-    curves = f"<figure>{plots.svg(plots.paint(13, 4, *drawings))}</figure>" if drawings else ""
+    curves = f"<figure>{plots.to_svg(plots.make_figure(13, 4, *drawings))}</figure>" if drawings else ""
     head = ("setting", *(line.name for line in lines))
-    differing = f"<h2>Where they differ</h2>{demo_page.table(head, rows)}" if (rows := _differing(lines)) else ""
+    differing = f"<h2>Where they differ</h2>{demo_page.html_table(head, rows)}" if (rows := _differing(lines)) else ""
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedcenters: {demo_page.text(title)}</title><style>{demo_page.CSS}</style></head><body>
-<h1>{demo_page.text(title)}</h1>
-<p class="lead">{demo_page.text(_lead(lines))}</p>
-{demo_page.table(HEAD, [_row(line) for line in lines])}
-<p>Results are means of the last {LAST} tested rounds, over the devices' held-out samples: micro weighs samples alike,
-macro devices.</p>
+<title>fedcenters: {demo_page.html_text(title)}</title><style>{demo_page.CSS}</style></head><body>
+<h1>{demo_page.html_text(title)}</h1>
+<p class="lead">{demo_page.html_text(_lead(lines))}</p>
+{demo_page.html_table(TABLE_HEAD, [_row(line) for line in lines])}
+<p>Results are means of the last {LAST_ROUNDS} tested rounds, over the devices' held-out samples: micro weighs samples
+alike, macro devices.</p>
 {curves}
 {differing}
 {"".join(_details(line) for line in lines)}
 <h2>How to see this again</h2>
-<pre>{demo_page.text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>
+<pre>{demo_page.html_text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>
 </body></html>
 """
 
 
-HEAD = (
+TABLE_HEAD = (
     "run",
     "method",
     "rounds",
@@ -133,7 +133,7 @@ HEAD = (
 )
 
 
-def _row(line: Line) -> list[str]:
+def _row(line: RunSummary) -> list[str]:
     last = line.rounds[-1]
     down, up = (sum(event["bytes"][way] for event in line.rounds if "bytes" in event) for way in ("down", "up"))
     return [
@@ -143,7 +143,7 @@ def _row(line: Line) -> list[str]:
         str(len(last.get("per_device", ())) or ""),
         str(len(last.get("per_center", ())) or ""),
         *(
-            demo_page.share(line.result(*which))
+            demo_page.format_share(line.result(*which))
             for which in (("accuracy", "micro"), ("accuracy", "macro"), ("f1", "macro"))
         ),
         "" if line.ari is None else f"{line.ari:.3f}",
@@ -151,12 +151,12 @@ def _row(line: Line) -> list[str]:
     ]
 
 
-def _draw(lines: Sequence[Line], quantity: str, kind: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
+def _draw(lines: Sequence[RunSummary], quantity: str, kind: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
     title = f"{'Accuracy' if quantity == 'accuracy' else 'F1'} on held-out samples, {kind}"
     plots.draw_curves(axes, {line.name: line.curve(quantity, kind) for line in lines}, title=title)
 
 
-def _lead(lines: Sequence[Line]) -> str:
+def _lead(lines: Sequence[RunSummary]) -> str:
     known = [(found, line) for line in lines if (found := line.result("accuracy", "micro")) is not None]
     if not known:
         return "None of these runs was tested."
@@ -167,20 +167,22 @@ def _lead(lines: Sequence[Line]) -> str:
     return f"{line.name} ({line.method}) ends highest, at {best:.1%}; {other.name} ({other.method}) at {worst:.1%}."
 
 
-def _details(line: Line) -> str:
+def _details(line: RunSummary) -> str:
     """Where every device was, and of a simulated run what else it keeps numbers for."""
     drawings = _pictures(line.folder)
     if not drawings and any(event.get("assignment") for event in line.rounds):
         history = [event["assignment"] for event in line.rounds]
         height = max(4.0, 0.17 * min(len(history[-1]), 120))
         drawings = {
-            "assignment": plots.paint(7, height, lambda axes: plots.draw_assignment(axes, history, line.groups))
+            "assignment": plots.make_figure(7, height, lambda axes: plots.draw_assignment(axes, history, line.groups))
         }
-    shown = {drawn: f"<figure>{plots.svg(drawn)}</figure>" for drawn in drawings.values()}
-    wide, narrow = ("".join(t for d, t in shown.items() if bool(d.get_figwidth() > WIDE) is w) for w in (True, False))
-    settings = demo_page.table(("setting", "value"), [(key, str(value)) for key, value in line.settings.items()])
+    shown = {drawn: f"<figure>{plots.to_svg(drawn)}</figure>" for drawn in drawings.values()}
+    wide, narrow = (
+        "".join(t for d, t in shown.items() if bool(d.get_figwidth() > FULL_ROW_INCHES) is w) for w in (True, False)
+    )
+    settings = demo_page.html_table(("setting", "value"), [(key, str(value)) for key, value in line.settings.items()])
     folded = f"<details><summary>Settings</summary>{settings}</details>"
-    return f'<h2>{demo_page.text(line.name)}</h2>{wide}<div class="pair">{narrow}</div>{folded}'
+    return f'<h2>{demo_page.html_text(line.name)}</h2>{wide}<div class="pair">{narrow}</div>{folded}'
 
 
 def _pictures(folder: Path) -> dict[str, Any]:
@@ -189,16 +191,16 @@ def _pictures(folder: Path) -> dict[str, Any]:
         return {}
     from emulator.reports import run_figures
 
-    drawn = run_figures.pictures(run_figures.read(folder))
+    drawn = run_figures.run_pictures(run_figures.read_run_folder(folder))
     del drawn["curves"]
     return {
-        name: plots.paint(picture.width, picture.height, *picture.panels)
+        name: plots.make_figure(picture.width, picture.height, *picture.panels)
         for name, picture in drawn.items()
         if not isinstance(picture, str)
     }
 
 
-def _differing(lines: Sequence[Line]) -> list[list[str]]:
+def _differing(lines: Sequence[RunSummary]) -> list[list[str]]:
     """Settings that are not the same in all runs."""
     keys = sorted({key for line in lines for key in line.settings})
     rows = [[key, *(str(line.settings.get(key, "")) for line in lines)] for key in keys]
@@ -220,15 +222,15 @@ def _groups(folder: Path) -> dict[str, int]:
         told = {who: one["group"] for who, one in held.items()}
     elif (folder / "summary.json").is_file():
         told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["groups"]
-    elif (folder / GROUPS).is_file():
-        told = json.loads((folder / GROUPS).read_text(encoding="utf-8"))
+    elif (folder / GROUPS_FILE).is_file():
+        told = json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8"))
     else:
         told = {}
     return {who: int(group) for who, group in told.items() if group is not None}
 
 
-def _command(line: Line) -> str:
-    if (line.folder / QUESTION).is_file():
-        return f"fedcenters-emulator simulate {line.folder / QUESTION}"
+def _command(line: RunSummary) -> str:
+    if (line.folder / CONFIG_FILE).is_file():
+        return f"fedcenters-emulator simulate {line.folder / CONFIG_FILE}"
     kind = "fedcenters-coordinator serve" if "broker" in line.settings else "fedcenters-emulator simulate"
     return f"{kind} {line.folder / 'config.toml'}"

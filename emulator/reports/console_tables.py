@@ -25,7 +25,7 @@ def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> 
                 row["device"],
                 str(row["group"]),
                 center,
-                display_names.file_format(row["format"]),
+                display_names.format_label(row["format"]),
                 share(row["accuracy"]),
             )
         console.print(table)
@@ -33,13 +33,13 @@ def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> 
 
 def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     engines = ", ".join(f"{count} {name}" for name, count in result["engines"].items())
-    parity = ", ".join(f"{display_names.file_format(name)} {worst:.1e}" for name, worst in result["parity"].items())
+    parity = ", ".join(f"{display_names.format_label(name)} {worst:.1e}" for name, worst in result["parity"].items())
     new, moved = result["new_devices"], result["bytes"]
     return [
         ("devices", f"{result['devices']} ({engines})"),
         (
             "centers",
-            f"{result['clusters']}, after {result['rounds']} rounds of {display_names.method(result['method'])}",
+            f"{result['clusters']}, after {result['rounds']} rounds of {display_names.method_label(result['method'])}",
         ),
         ("clusters against true groups", f"adjusted Rand index {result['ari']:.3f}"),
         ("accuracy, own center", f"{result['accuracy']['centers']:.1%}"),

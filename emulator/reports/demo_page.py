@@ -38,7 +38,7 @@ border-radius: .6rem; overflow-x: auto }
 
 
 @dataclass(frozen=True, kw_only=True)
-class Story:
+class DemoRun:
     """A finished run: `rounds` of the clustered method, `baseline` rounds of the global one, and the summary."""
 
     rounds: Sequence[Event]
@@ -58,7 +58,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines() if line]
 
 
-def read_story(folder: Path) -> Story:
+def read_demo_run(folder: Path) -> DemoRun:
     """What happened in a run folder. Raises ConfigError when it is no finished demo."""
     try:
         events = read_events(folder / "metrics.jsonl")
@@ -67,50 +67,52 @@ def read_story(folder: Path) -> Story:
         raise ConfigError(
             f"{folder} holds no finished run: {wrong}", hint="pass a folder that `fedcenters-emulator demo` wrote"
         ) from wrong
-    return Story(
-        rounds=rounds_of(events, summary["method"]), baseline=rounds_of(events, summary["baseline"]), summary=summary
+    return DemoRun(
+        rounds=round_events(events, summary["method"]),
+        baseline=round_events(events, summary["baseline"]),
+        summary=summary,
     )
 
 
-def rounds_of(events: Iterable[Event], method: str) -> list[Event]:
+def round_events(events: Iterable[Event], method: str) -> list[Event]:
     """The "round" events of one method, in order; of a round that was told twice the last stands."""
     found = {e["round"]: e for e in events if e.get("event") == "round" and e["method"] == method}
     return [found[number] for number in sorted(found)]
 
 
-def per_center(event: Event) -> dict[int, float]:
+def accuracy_by_center(event: Event) -> dict[int, float]:
     """Accuracy of each center over the devices that use it; centers without devices are left out."""
     return {k: float(v) for k, v in enumerate(event["per_center"]) if v is not None}
 
 
 def write_report(folder: Path) -> Path:
     """`folder`/report.html from what lies in the folder."""
-    story = read_story(folder)
+    story = read_demo_run(folder)
     out = folder / "report.html"
-    out.write_text(page(story), encoding="utf-8")
+    out.write_text(demo_page(story), encoding="utf-8")
     return out
 
 
-def picture(folder: Path, out: Path) -> None:
+def draw_demo_pictures(folder: Path, out: Path) -> None:
     """The three pictures side by side, for a README; the ending of `out` (.png, .svg) is the format."""
     from emulator.reports import plots
 
-    accuracy, fleet, assignment = _drawings(read_story(folder))
-    plots.paint(15, 4.4, accuracy, fleet, assignment).savefig(out, dpi=110)
+    accuracy, fleet, assignment = _drawings(read_demo_run(folder))
+    plots.make_figure(15, 4.4, accuracy, fleet, assignment).savefig(out, dpi=110)
 
 
-def page(story: Story) -> str:
+def demo_page(run: DemoRun) -> str:
     """The whole document."""
     from emulator.reports import plots
 
-    accuracy, fleet, assignment = (plots.svg(plots.paint(*size, draw)) for size, draw in _sized(story))
-    result, summary = story.result, story.summary
+    accuracy, fleet, assignment = (plots.to_svg(plots.make_figure(*size, draw)) for size, draw in _sized(run))
+    result, summary = run.result, run.summary
     title = f"{result['devices']} devices, {result['clusters']} centers"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedcenters: {text(title)}</title><style>{CSS}</style></head><body>
-<h1>{text(title)}</h1>
-<p class="lead">{text(_lead(result, summary))}</p>
+<title>fedcenters: {html_text(title)}</title><style>{CSS}</style></head><body>
+<h1>{html_text(title)}</h1>
+<p class="lead">{html_text(_lead(result, summary))}</p>
 <div class="tiles">{"".join(_tile(value, label) for value, label in _tiles(result))}</div>
 <figure>{accuracy}<figcaption>Held-out samples of every device, after each round. A center is measured on the devices
 that use it, the global model on all of them.</figcaption></figure>
@@ -120,32 +122,32 @@ which every device trained from the same start. The server sees these points, no
 only.</figcaption></figure></div>
 <h2>New devices</h2>
 <p>They never trained. Each compared the centers on its own samples, downloaded one file and ran it.</p>
-{table(("device", "true group", "center", "right", "file", "accuracy"), _new_rows(summary))}
+{html_table(("device", "true group", "center", "right", "file", "accuracy"), _new_rows(summary))}
 <h2>Devices</h2>
-{table(("device", "true group", "engine", "center", "own center", "global model"), _device_rows(story))}
+{html_table(("device", "true group", "engine", "center", "own center", "global model"), _device_rows(run))}
 <h2>Processes</h2>
-{table(("process", "devices in it", "resident memory"), _process_rows(summary))}
+{html_table(("process", "devices in it", "resident memory"), _process_rows(summary))}
 <h2>How to see this again</h2>
-<pre>{text(summary["command"])}</pre>
-<p>{text(_versions(summary))}</p>
+<pre>{html_text(summary["command"])}</pre>
+<p>{html_text(_versions(summary))}</p>
 </body></html>
 """
 
 
-def _sized(story: Story) -> list[tuple[tuple[float, float], Any]]:
-    accuracy, fleet, assignment = _drawings(story)
-    rows = len(story.rounds[-1]["assignment"]) if story.rounds else 0
+def _sized(run: DemoRun) -> list[tuple[tuple[float, float], Any]]:
+    accuracy, fleet, assignment = _drawings(run)
+    rows = len(run.rounds[-1]["assignment"]) if run.rounds else 0
     height = max(4.0, 0.27 * min(rows, 60))
     return [((11, 3.8), accuracy), ((6, height), fleet), ((6, height), assignment)]
 
 
-def _drawings(story: Story) -> tuple[Any, Any, Any]:
+def _drawings(run: DemoRun) -> tuple[Any, Any, Any]:
     from emulator.reports import plots
 
-    groups, history = story.summary["groups"], [e["assignment"] for e in story.rounds]
-    centers = [per_center(e) for e in story.rounds]
-    own, common = ([e["accuracy"]["micro"] for e in rows] for rows in (story.rounds, story.baseline))
-    points = {device: (x, y) for device, (x, y) in story.summary["points"].items()}
+    groups, history = run.summary["groups"], [e["assignment"] for e in run.rounds]
+    centers = [accuracy_by_center(e) for e in run.rounds]
+    own, common = ([e["accuracy"]["micro"] for e in rows] for rows in (run.rounds, run.baseline))
+    points = {device: (x, y) for device, (x, y) in run.summary["points"].items()}
     return (
         lambda axes: plots.draw_accuracy(axes, centers, own, common),
         lambda axes: plots.draw_fleet(axes, points, history[-1], groups),
@@ -156,7 +158,7 @@ def _drawings(story: Story) -> tuple[Any, Any, Any]:
 def _lead(result: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     own, common = result["accuracy"]["centers"], result["accuracy"]["global"]
     groups = len(set(summary["groups"].values()))
-    method, baseline = display_names.method(summary["method"]), display_names.method(summary["baseline"])
+    method, baseline = display_names.method_label(summary["method"]), display_names.method_label(summary["baseline"])
     return (
         f"{result['devices']} devices trained over MQTT for {result['rounds']} rounds with {method}. Nobody told the"
         f" server that they belong to {groups} groups. With the center of its cluster a device is right {own:.1%} of"
@@ -174,7 +176,7 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         *(
             (
                 f"{worst:.0e}" if worst else "0",
-                f"{display_names.file_format(name)}: largest logit difference from torch",
+                f"{display_names.format_label(name)}: largest logit difference from torch",
             )
             for name, worst in result["parity"].items()
         ),
@@ -190,26 +192,26 @@ def _new_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
             d["group"],
             d["center"],
             "yes" if d["right"] else "no",
-            display_names.file_format(d["format"]),
-            share(d["accuracy"]),
+            display_names.format_label(d["format"]),
+            format_share(d["accuracy"]),
         )
         for d in summary["new_devices"]
     ]
 
 
-def _device_rows(story: Story) -> list[tuple[Any, ...]]:
-    if not story.rounds:
+def _device_rows(run: DemoRun) -> list[tuple[Any, ...]]:
+    if not run.rounds:
         return []
-    last, groups, engines = story.rounds[-1], story.summary["groups"], story.summary["engines"]
-    common = story.baseline[-1]["per_device"] if story.baseline else {}
+    last, groups, engines = run.rounds[-1], run.summary["groups"], run.summary["engines"]
+    common = run.baseline[-1]["per_device"] if run.baseline else {}
     return [
         (
             d,
             groups.get(d, ""),
-            display_names.engine(engines.get(d, "")),
+            display_names.engine_label(engines.get(d, "")),
             k,
-            share(last["per_device"].get(d)),
-            share(common.get(d)),
+            format_share(last["per_device"].get(d)),
+            format_share(common.get(d)),
         )
         for d, k in sorted(last["assignment"].items())
     ]
@@ -218,12 +220,12 @@ def _device_rows(story: Story) -> list[tuple[Any, ...]]:
 def _process_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     used = list(summary["engines"].values())
     return [
-        (f"devices that train with {display_names.engine(e)}", used.count(e), f"{memory:.0f} MB")
+        (f"devices that train with {display_names.engine_label(e)}", used.count(e), f"{memory:.0f} MB")
         for e, memory in summary["memory_mb"].items()
     ]
 
 
-def share(value: float | None) -> str:
+def format_share(value: float | None) -> str:
     """0.5 -> 50.0%; nothing for what is unknown."""
     return "" if value is None else f"{value:.1%}"
 
@@ -233,16 +235,16 @@ def _versions(summary: Mapping[str, Any]) -> str:
 
 
 def _tile(value: str, label: str) -> str:
-    return f'<div class="tile"><b>{text(value)}</b><span>{text(label)}</span></div>'
+    return f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(label)}</span></div>'
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def html_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """An HTML table of texts."""
-    top = "".join(f"<th>{text(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    top = "".join(f"<th>{html_text(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def text(value: object) -> str:
+def html_text(value: object) -> str:
     """As it stands in HTML."""
     return html.escape(str(value))

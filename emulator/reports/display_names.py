@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-METHODS = {
+METHOD_NAMES = {
     "cfl": "CFL",
     "ditto": "Ditto",
     "fedavg": "FedAvg",
@@ -27,20 +27,20 @@ METHODS = {
     "tkm": "Robust(TKM)",
     "wecfl": "WeCFL",
 }
-ENGINES = {"onnx": "ONNX Runtime", "litert": "LiteRT", "pt2": "torch"}
-FORMATS = {"onnx": "ONNX", "tflite": "TFLite"}
+ENGINE_NAMES = {"onnx": "ONNX Runtime", "litert": "LiteRT", "pt2": "torch"}
+FORMAT_NAMES = {"onnx": "ONNX", "tflite": "TFLite"}
 
 
-def method(name: str) -> str:
+def method_label(name: str) -> str:
     """The name of a method as its paper writes it."""
-    return METHODS.get(name, name)
+    return METHOD_NAMES.get(name, name)
 
 
-def engine(name: str) -> str:
+def engine_label(name: str) -> str:
     """The name of the runtime behind an engine."""
-    return ENGINES.get(name, name)
+    return ENGINE_NAMES.get(name, name)
 
 
-def file_format(name: str) -> str:
+def format_label(name: str) -> str:
     """The name of a file format."""
-    return FORMATS.get(name, name)
+    return FORMAT_NAMES.get(name, name)

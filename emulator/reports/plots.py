@@ -1,6 +1,6 @@
 """The pictures of one run, drawn from plain numbers. Colour says the center, marker shape says the true group.
 
-`draw_*` paint one Axes each, so that a report shows them apart and a README side by side; `paint` makes a figure.
+`draw_*` paint one Axes each, so that a report shows them apart and a README side by side; `make_figure` makes a figure.
 Opens no file and no window. Colours are those of Okabe and Ito, told apart by most eyes; words and shapes repeat them.
 """
 
@@ -25,8 +25,8 @@ MARKERS = "osD^vP*X<>"
 GLOBAL_COLOUR = "#6b7280"
 LINES = ("-", "--", "-.", ":")
 MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own
-DARK = 0.6  # a cosine above that has a dark cell
-MAX_NAMED_ROWS = 40  # more devices than that leave no room for words
+DARK_THRESHOLD = 0.6  # a cosine above that has a dark cell
+MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
 STYLE: Any = {  # matplotlib types every single key
     "font.family": "sans-serif",
     "font.size": 10,
@@ -47,7 +47,7 @@ STYLE: Any = {  # matplotlib types every single key
 Assignment = Mapping[str, int]
 
 
-def colour(center: int) -> str:
+def center_colour(center: int) -> str:
     """The colour of a center, the same in every picture."""
     return COLOURS[center % len(COLOURS)]
 
@@ -58,7 +58,7 @@ def draw_accuracy(
     """Held-out accuracy (0..1) per round: one line per center, all devices together, and one global model."""
     for k in sorted({k for row in centers for k in row}):
         seen = [(t, row[k]) for t, row in enumerate(centers, 1) if k in row]
-        axes.plot(*zip(*seen, strict=True), color=colour(k), lw=1.4, marker="o", ms=3.5, label=f"center {k}")
+        axes.plot(*zip(*seen, strict=True), color=center_colour(k), lw=1.4, marker="o", ms=3.5, label=f"center {k}")
     steps = range(1, len(overall) + 1)
     axes.plot(steps, overall, color="#111827", lw=2.4, label="own center, all devices")
     axes.plot(
@@ -79,7 +79,7 @@ def draw_fleet(
     for k, group in sorted({(k, groups.get(d, 0)) for d, k in ends.items()}):
         here = np.array([points[d] for d, c in sorted(ends.items()) if (c, groups.get(d, 0)) == (k, group)])
         look: dict[str, Any] = {
-            "color": colour(k),
+            "color": center_colour(k),
             "marker": MARKERS[group % len(MARKERS)],
             "label": f"group {group} → center {k}",
         }
@@ -93,12 +93,12 @@ def draw_fleet(
 def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignment) -> None:
     """One row per device, sorted by true group, one column per round; the cell's colour and number are its center."""
     devices = sorted({d for row in history for d in row}, key=lambda d: (groups.get(d, 0), d))
-    few = len(devices) <= MAX_NAMED_ROWS
+    few = len(devices) <= MAX_LABELLED_ROWS
     for y, device in enumerate(devices):
         for t, row in enumerate(history, 1):
             if device in row:
                 k = row[device]
-                axes.add_patch(Rectangle((t - 0.47, y - 0.44), 0.94, 0.88, color=colour(k), lw=0))
+                axes.add_patch(Rectangle((t - 0.47, y - 0.44), 0.94, 0.88, color=center_colour(k), lw=0))
                 if few:
                     axes.text(t, y, str(k), ha="center", va="center", color="white", fontsize=7.5, fontweight="bold")
     names = [f"{d}  (group {groups[d]})" if d in groups else d for d in devices] if few else []
@@ -145,7 +145,7 @@ def draw_curves(
         seen = [(t, v) for t, v in enumerate(values, 1) if v is not None]
         marker = "o" if len(seen) < len(values) or len(seen) == 1 else ""
         look: dict[str, Any] = {"ls": LINES[(i + i // len(COLOURS)) % len(LINES)], "lw": 2, "marker": marker, "ms": 4}
-        axes.plot([t for t, _ in seen], [v for _, v in seen], color=colour(i), label=name, **look)
+        axes.plot([t for t, _ in seen], [v for _, v in seen], color=center_colour(i), label=name, **look)
     axes.set(title=title, ylim=(0, 1.02))
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     name_rounds(axes, max((len(values) for values in curves.values()), default=1))
@@ -167,7 +167,7 @@ def draw_cosines(axes: Axes, vectors: Array, *, title: str) -> None:
     image = axes.imshow(shown, cmap="YlGnBu", vmin=min(0.0, float(cos.min())), vmax=1.0)
     if len(cos) <= MAX_NAMED_CLASSES:
         for i, j in zip(*np.tril_indices(len(cos)), strict=True):
-            ink = "white" if cos[i, j] > DARK else "black"
+            ink = "white" if cos[i, j] > DARK_THRESHOLD else "black"
             axes.text(float(j), float(i), f"{cos[i, j]:.2f}", ha="center", va="center", fontsize=7, color=ink)
         axes.set(xticks=range(len(cos)), yticks=range(len(cos)))
     axes.set(title=title, xlabel="center", ylabel="center")
@@ -203,7 +203,7 @@ def principal_plane(rows: Array) -> Array:
     return flipped
 
 
-def paint(width: float, height: float, *drawings: Callable[[Axes], None]) -> Figure:
+def make_figure(width: float, height: float, *drawings: Callable[[Axes], None]) -> Figure:
     """A figure of `width` x `height` inches with the drawings side by side."""
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -212,7 +212,7 @@ def paint(width: float, height: float, *drawings: Callable[[Axes], None]) -> Fig
     return figure
 
 
-def svg(figure: Figure) -> str:
+def to_svg(figure: Figure) -> str:
     """The figure as an <svg> element for a page; the same numbers give the same text."""
     out = io.StringIO()
     with rc_context(STYLE):

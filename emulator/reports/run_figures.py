@@ -19,67 +19,69 @@ from numpy.typing import NDArray
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, ClientId
 from emulator.reports import display_names, plots
-from emulator.reports.demo_page import read_events, rounds_of
+from emulator.reports.demo_page import read_events, round_events
 from emulator.reports.pictures import device_map, image_grid, records, share_plots
 
 DPI = 110
 MAX_PANELS = 4  # true groups with a panel of their own
-UNKEPT = f"the run keeps no {records.NAME}: simulate it again"
-Paint = Callable[[Axes], None]
+NOT_KEPT_MESSAGE = f"the run keeps no {records.PICTURES_FILE}: simulate it again"
+DrawPanel = Callable[[Axes], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class PanelRow:
     """Panels side by side, in inches."""
 
     width: float
     height: float
-    panels: Sequence[Paint]
+    panels: Sequence[DrawPanel]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunFolder:
     """What a folder says: its rounds, each device's true group and labels, the centers [K, d], and what was kept."""
 
     method: str
     rounds: Sequence[Mapping[str, Any]]
     fleet: Mapping[ClientId, Mapping[str, Any]]
     centers: Array
-    kept: records.Kept
+    kept: records.PictureData
     has_kept: bool
 
     def group(self, who: Sequence[ClientId]) -> NDArray[np.int64]:
         """True groups; devices.NOBODY where there is none."""
         held = [self.fleet.get(c, {}).get("group") for c in who]
-        return np.array([device_map.NOBODY if group is None else group for group in held], np.int64)
+        return np.array([device_map.NO_GROUP if group is None else group for group in held], np.int64)
 
     def center(self, who: Sequence[ClientId], number: int) -> NDArray[np.int64]:
         """Centers after a round."""
         of: Mapping[ClientId, int] = next((e["assignment"] for e in self.rounds if e["round"] == number), {})
-        return np.array([of.get(c, device_map.NOBODY) for c in who], np.int64)
+        return np.array([of.get(c, device_map.NO_GROUP) for c in who], np.int64)
 
 
-def draw(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
+def draw_run(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
     """Every picture that the run has the numbers for, as .png; -> what was written. `say` hears what is left out."""
-    found = read(run)
+    found = read_run_folder(run)
     out.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, picture in pictures(found).items():
+    for name, picture in run_pictures(found).items():
         if isinstance(picture, str):
             say(f"{name}.png is left out: {picture}")
             continue
         written.append(out / f"{name}.png")
-        plots.paint(picture.width, picture.height, *picture.panels).savefig(written[-1], dpi=DPI, bbox_inches="tight")
+        plots.make_figure(picture.width, picture.height, *picture.panels).savefig(
+            written[-1], dpi=DPI, bbox_inches="tight"
+        )
     return written
 
 
-def pictures(run: Run) -> dict[str, Picture | str]:
+def run_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     """Every picture by name, or why there is none."""
     return {
-        **_told(run),
+        **_shares_pictures(run),
         "cosines": _centers_cosines(run),
         "devices-pca": _planes(run, "principal components", _pca, least=2),
-        "devices-tsne": _planes(run, "t-SNE", _tsne, least=3 * device_map.LEAST_PERPLEXITY + 1),
+        "devices-tsne": _planes(run, "t-SNE", _tsne, least=3 * device_map.MIN_PERPLEXITY + 1),
         "cosines-within": _within(run),
         "weights": _weights(run),
         "weights-devices": _weights_of_devices(run),
@@ -87,7 +89,7 @@ def pictures(run: Run) -> dict[str, Picture | str]:
     }
 
 
-def _told(run: Run) -> dict[str, Picture | str]:
+def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     groups = {who: held["group"] for who, held in run.fleet.items()}
     known = {who: group for who, group in groups.items() if group is not None}
     labels = {who: held["labels"] for who, held in run.fleet.items()}
@@ -97,26 +99,29 @@ def _told(run: Run) -> dict[str, Picture | str]:
         for kind in ("micro", "macro")
     }
     history = [event["assignment"] for event in run.rounds]
-    title, tall = f"{display_names.method(run.method)} on held-out samples", max(4.0, 0.17 * min(len(run.fleet), 120))
+    title, tall = (
+        f"{display_names.method_label(run.method)} on held-out samples",
+        max(4.0, 0.17 * min(len(run.fleet), 120)),
+    )
     return {
-        "labels": Picture(width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups)]),
-        "curves": Picture(width=7, height=4, panels=[lambda axes: plots.draw_curves(axes, curves, title=title)])
+        "labels": PanelRow(width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups)]),
+        "curves": PanelRow(width=7, height=4, panels=[lambda axes: plots.draw_curves(axes, curves, title=title)])
         if any(value is not None for values in curves.values() for value in values)
         else "no round has an accuracy; targets that are no classes have none",
-        "assignment": Picture(width=7, height=tall, panels=[lambda axes: plots.draw_assignment(axes, history, known)])
+        "assignment": PanelRow(width=7, height=tall, panels=[lambda axes: plots.draw_assignment(axes, history, known)])
         if any(history)
-        else f"{display_names.method(run.method)} gives no device a center",
+        else f"{display_names.method_label(run.method)} gives no device a center",
     }
 
 
-def _centers_cosines(run: Run) -> Picture | str:
+def _centers_cosines(run: RunFolder) -> PanelRow | str:
     if len(run.centers) < 2:  # noqa: PLR2004 - a pair
         return "the run has one center"
     paint = partial(plots.draw_cosines, vectors=run.centers, title="Cosine of the centers' last layers")
-    return Picture(width=5.6, height=4.8, panels=[paint])
+    return PanelRow(width=5.6, height=4.8, panels=[paint])
 
 
-def _planes(run: Run, how: str, place: Callable[[Array], tuple[Array, str]], *, least: int) -> Picture | str:
+def _planes(run: RunFolder, how: str, place: Callable[[Array], tuple[Array, str]], *, least: int) -> PanelRow | str:
     moments = [moment for moment in run.kept.moments if len(moment.who) >= least and moment.points.shape[1] > 1]
     if not moments:
         most = max((len(moment.who) for moment in run.kept.moments), default=0)
@@ -132,19 +137,19 @@ def _planes(run: Run, how: str, place: Callable[[Array], tuple[Array, str]], *, 
             device_map.name_looks(axes, np.concatenate(centers), np.concatenate(groups))
 
     panels = [partial(panel, i) for i in range(len(moments))]
-    return Picture(width=4.2 * len(moments) + 1.3, height=4.2, panels=panels)
+    return PanelRow(width=4.2 * len(moments) + 1.3, height=4.2, panels=panels)
 
 
 def _pca(points: Array) -> tuple[Array, str]:
-    plane, (first, second) = device_map.principal(points)
+    plane, (first, second) = device_map.principal_components(points)
     return plane, f"\n{first:.0%} and {second:.0%} of the variance"
 
 
 def _tsne(points: Array) -> tuple[Array, str]:
-    return device_map.neighbours(points), f"\nperplexity {device_map.perplexity(len(points))}"
+    return device_map.tsne(points), f"\nperplexity {device_map.perplexity(len(points))}"
 
 
-def _within(run: Run) -> Picture | str:
+def _within(run: RunFolder) -> PanelRow | str:
     moments = [moment for moment in run.kept.moments if len(moment.who) > 1]
     if not moments:
         return f"it needs the models of two devices, and {_models(run, 0)}"
@@ -156,15 +161,15 @@ def _within(run: Run) -> Picture | str:
         groups=run.group(last.who),
         title=f"Cosine of devices' models ({run.kept.representation}), round {last.round}",
     )
-    return Picture(width=6.4, height=5.2, panels=[paint])
+    return PanelRow(width=6.4, height=5.2, panels=[paint])
 
 
-def _weights(run: Run) -> Picture | str:
+def _weights(run: RunFolder) -> PanelRow | str:
     told = run.kept.shares
     if told is None:
         return _no_shares(run)
     group = run.group(told.who)
-    known = sorted(set(group.tolist()) - {device_map.NOBODY})
+    known = sorted(set(group.tolist()) - {device_map.NO_GROUP})
     several = 1 < len(known) <= MAX_PANELS
     panels: list[tuple[str, Array]] = [(f"true group {g}", told.values[:, group == g]) for g in known if several]
     panels = panels or [("all devices", told.values)]
@@ -178,10 +183,10 @@ def _weights(run: Run) -> Picture | str:
             share_plots.name_centers(axes)
 
     paints = [partial(panel, i) for i in range(len(panels))]
-    return Picture(width=3.4 * len(panels) + 2, height=3.8, panels=paints)
+    return PanelRow(width=3.4 * len(panels) + 2, height=3.8, panels=paints)
 
 
-def _weights_of_devices(run: Run) -> Picture | str:
+def _weights_of_devices(run: RunFolder) -> PanelRow | str:
     told = run.kept.shares
     if told is None:
         return _no_shares(run)
@@ -192,41 +197,45 @@ def _weights_of_devices(run: Run) -> Picture | str:
         axes.set(ylabel=told.name)
         share_plots.name_centers(axes)
 
-    return Picture(width=9, height=3.8, panels=[paint])
+    return PanelRow(width=9, height=3.8, panels=[paint])
 
 
-def _images(run: Run) -> Picture | str:
+def _images(run: RunFolder) -> PanelRow | str:
     held = run.kept.images
     if held is None:
-        return "the devices hold no square images, or none has a center" if run.has_kept else UNKEPT
+        return "the devices hold no square images, or none has a center" if run.has_kept else NOT_KEPT_MESSAGE
     rows, columns = len(set(held.center.tolist())), int(np.bincount(held.center).max())
     size = {"width": max(6.0, 0.75 * columns + 1.4), "height": max(2.0, 0.95 * rows + 0.6)}  # the title has room
-    return Picture(**size, panels=[lambda axes: image_grid.draw_images(axes, held)])
+    return PanelRow(**size, panels=[lambda axes: image_grid.draw_images(axes, held)])
 
 
-def _models(run: Run, most: int) -> str:
+def _models(run: RunFolder, most: int) -> str:
     if not run.has_kept:
-        return UNKEPT
+        return NOT_KEPT_MESSAGE
     return f"the run kept those of {most}" if most else "no device sent one in the rounds that were kept"
 
 
-def _no_shares(run: Run) -> str:
-    return f"{display_names.method(run.method)} gives devices no shares of centers" if run.has_kept else UNKEPT
+def _no_shares(run: RunFolder) -> str:
+    return (
+        f"{display_names.method_label(run.method)} gives devices no shares of centers"
+        if run.has_kept
+        else NOT_KEPT_MESSAGE
+    )
 
 
-def read(run: Path) -> Run:
+def read_run_folder(run: Path) -> RunFolder:
     """What a simulated run's folder says. Raises ConfigError where it is none."""
     try:
         events = read_events(run / "metrics.jsonl")
         told = json.loads((run / "fleet.json").read_text(encoding="utf-8"))
         method = str(events[0]["method"])
-        return Run(
+        return RunFolder(
             method=method,
-            rounds=rounds_of(events, method),
+            rounds=round_events(events, method),
             fleet=told["devices"],
             centers=_centers(run, told["classifier"]),
-            kept=records.read(run / records.NAME),
-            has_kept=(run / records.NAME).is_file(),
+            kept=records.read_picture_data(run / records.PICTURES_FILE),
+            has_kept=(run / records.PICTURES_FILE).is_file(),
         )
     except (OSError, ValueError, IndexError, KeyError) as wrong:
         raise ConfigError(

@@ -18,24 +18,24 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.rounds.update_validation import base_of
-from edge_client.data.dataset import Dataset, Local
+from coordinator.rounds.update_validation import delta_base
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
 
-Lie = Callable[[ClientId, Task, Reply], Reply]  # what a device sends in place of this answer
-BACK, TOO_FAR, LOUD = -4.0, 8.0, 4.0
+Attack = Callable[[ClientId, Task, Reply], Reply]  # what a device sends in place of this answer
+SIGN_FLIP_FACTOR, SCALE_FACTOR, NOISE_FACTOR = -4.0, 8.0, 4.0
 ATTACKS = ("label-flip", "sign-flip", "scale", "noise", "nan")
-MOST = 0.5  # from half of the fleet on, the others would be the hostile ones
+MAX_ATTACKER_SHARE = 0.5  # from half of the fleet on, the others would be the hostile ones
 
 
-def truth(_who: ClientId, _task: Task, reply: Reply) -> Reply:
+def no_attack(_who: ClientId, _task: Task, reply: Reply) -> Reply:
     """What honest devices send."""
     return reply
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hostile:
+class AttackSpec:
     """One of ATTACKS by a share of the fleet; nobody by default."""
 
     attack: str = "label-flip"
@@ -45,33 +45,35 @@ class Hostile:
         """Refuse what is no attack."""
         if self.attack not in ATTACKS:
             raise UsageError(f"unknown attack {self.attack!r}", hint=f"use one of {', '.join(ATTACKS)}")
-        if not 0 <= self.share < MOST:
+        if not 0 <= self.share < MAX_ATTACKER_SHARE:
             raise UsageError(f"{self.share:g} of the devices are hostile", hint="use a share of 0 to below 0.5")
 
-    def chosen(self, devices: Mapping[ClientId, Local], seed: int) -> frozenset[ClientId]:
+    def attackers(self, devices: Mapping[ClientId, DeviceData], seed: int) -> frozenset[ClientId]:
         """Who attacks: the share of the fleet, rounded; the same devices whatever the attack."""
         names = sorted(devices)
         order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1]))).permutation(len(names))
         return frozenset(names[i] for i in order[: round(self.share * len(names))])
 
-    def spoiled(self, devices: Mapping[ClientId, Local], liars: frozenset[ClientId]) -> dict[ClientId, Local]:
+    def poison_data(
+        self, devices: Mapping[ClientId, DeviceData], attackers: frozenset[ClientId]
+    ) -> dict[ClientId, DeviceData]:
         """The fleet with the training samples that it uses. Raises UsageError where there are no labels to flip."""
-        if self.attack != "label-flip" or not liars:
+        if self.attack != "label-flip" or not attackers:
             return dict(devices)
         if not all(np.issubdtype(local.train.y.dtype, np.integer) for local in devices.values()):
             raise UsageError("these samples have no labels to flip", hint="use another attack")
         last = max(int(local.train.y.max()) for local in devices.values())
-        return {who: _flipped(local, last) if who in liars else local for who, local in devices.items()}
+        return {who: _flipped(local, last) if who in attackers else local for who, local in devices.items()}
 
-    def lie(self, liars: frozenset[ClientId], seed: int) -> Lie:
+    def make_attack(self, attackers: frozenset[ClientId], seed: int) -> Attack:
         """What devices send: of fits, the attack's model from the liars; everything else as it is."""
-        if self.attack == "label-flip" or not liars:
-            return truth
+        if self.attack == "label-flip" or not attackers:
+            return no_attack
 
         def lie(who: ClientId, task: Task, reply: Reply) -> Reply:
-            if who not in liars or reply.update is None or not isinstance(task, Fit):
+            if who not in attackers or reply.update is None or not isinstance(task, Fit):
                 return reply
-            return replace(reply, update=self._instead(reply.update, base_of(task)[1], (seed, task.seed)))
+            return replace(reply, update=self._instead(reply.update, delta_base(task)[1], (seed, task.seed)))
 
         return lie
 
@@ -82,27 +84,27 @@ class Hostile:
             return np.full_like(update, np.nan)
         if self.attack == "noise":
             rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seeds)))
-            spread = LOUD * float(np.sqrt(np.mean(way.astype(np.float64) ** 2)))
+            spread = NOISE_FACTOR * float(np.sqrt(np.mean(way.astype(np.float64) ** 2)))
             return (start + spread * rng.standard_normal(len(way))).astype(update.dtype)
-        return (start + {"sign-flip": BACK, "scale": TOO_FAR}[self.attack] * way).astype(update.dtype)
+        return (start + {"sign-flip": SIGN_FLIP_FACTOR, "scale": SCALE_FACTOR}[self.attack] * way).astype(update.dtype)
 
 
-def parse(text: str) -> Hostile:
+def parse_attack(text: str) -> AttackSpec:
     """Read a text like `sign-flip:0.2`; nobody for an empty one. Raises UsageError."""
     if not text:
-        return Hostile()
+        return AttackSpec()
     attack, _, share = text.partition(":")
     try:
-        return Hostile(attack=attack, share=float(share))
+        return AttackSpec(attack=attack, share=float(share))
     except ValueError:
         raise UsageError(f"hostile is {text!r}", hint="write it as sign-flip:0.2") from None
 
 
-def honest(record: Mapping[str, Any], liars: frozenset[ClientId]) -> float | None:
+def honest_accuracy(record: Mapping[str, Any], attackers: frozenset[ClientId]) -> float | None:
     """Mean accuracy of the devices that do not attack, each on its own held-out samples; None: none was tested."""
-    found = [accuracy for who, accuracy in record["per_device"].items() if who not in liars]
+    found = [accuracy for who, accuracy in record["per_device"].items() if who not in attackers]
     return float(np.mean(found)) if found else None
 
 
-def _flipped(local: Local, last: int) -> Local:
+def _flipped(local: DeviceData, last: int) -> DeviceData:
     return replace(local, train=Dataset(local.train.x, last - local.train.y))

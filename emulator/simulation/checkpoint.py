@@ -22,7 +22,7 @@ from coordinator.strategies.base import State
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.task import ClientId, Flat
 
-NAME = "checkpoint"
+CHECKPOINT_FOLDER = "checkpoint"
 Slot = tuple[ClientId, str]
 Record = dict[str, Any]
 
@@ -53,7 +53,7 @@ class Checkpoints:
 
     def latest(self) -> tuple[Path, Checkpoint] | None:
         """Where the run goes on. Raises ConfigError for a checkpoint of another run."""
-        found = read(self.folder) if self.resume else None
+        found = read_checkpoint(self.folder) if self.resume else None
         for key in sorted({*self.lesson, *found[1].lesson}) if found else ():
             mine, theirs = self.lesson.get(key), found[1].lesson.get(key) if found else None
             if mine != theirs:
@@ -64,22 +64,22 @@ class Checkpoints:
         return found
 
 
-def begun(folder: Path) -> Path:
-    """An empty folder beside the last checkpoint, for what a run keeps; `finish` makes it the checkpoint."""
-    new = folder / f"{NAME}.new"
+def begin_checkpoint(folder: Path) -> Path:
+    """An empty folder beside the last checkpoint, for what a run keeps; `finish_checkpoint` makes it the checkpoint."""
+    new = folder / f"{CHECKPOINT_FOLDER}.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
     return new
 
 
-def finish(new: Path, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
+def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
     """It is the checkpoint from now on. Whenever the process ends, a whole one is there."""
-    (new / "state.safetensors").write_bytes(state_codec.to_bytes(checkpoint.state))
+    (new / "state.safetensors").write_bytes(state_codec.encode_state(checkpoint.state))
     told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson")}
     (new / "run.json").write_text(json.dumps(told), encoding="utf-8")
     with (new / "records.jsonl").open("w", encoding="utf-8") as lines:
         lines.writelines(json.dumps(record) + "\n" for record in records)
-    now, old = new.with_name(NAME), new.with_name(f"{NAME}.old")
+    now, old = new.with_name(CHECKPOINT_FOLDER), new.with_name(f"{CHECKPOINT_FOLDER}.old")
     shutil.rmtree(old, ignore_errors=True)
     if now.exists():
         now.rename(old)
@@ -87,21 +87,21 @@ def finish(new: Path, checkpoint: Checkpoint, records: Iterable[Record]) -> None
     shutil.rmtree(old, ignore_errors=True)
 
 
-def records(place: Path) -> Iterator[Record]:
+def checkpoint_records(place: Path) -> Iterator[Record]:
     """The rounds of a checkpoint, one at a time."""
     with (place / "records.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
 
 
-def read(folder: Path) -> tuple[Path, Checkpoint] | None:
+def read_checkpoint(folder: Path) -> tuple[Path, Checkpoint] | None:
     """The latest whole checkpoint and where it lies; None where there is none. Raises ConfigError for a broken one."""
-    place = next((p for p in (folder / NAME, folder / f"{NAME}.old") if p.is_dir()), None)
+    place = next((p for p in (folder / CHECKPOINT_FOLDER, folder / f"{CHECKPOINT_FOLDER}.old") if p.is_dir()), None)
     if place is None:
         return None
     try:
         told = json.loads((place / "run.json").read_text(encoding="utf-8"))
-        state = state_codec.from_bytes((place / "state.safetensors").read_bytes())
+        state = state_codec.decode_state((place / "state.safetensors").read_bytes())
         return place, Checkpoint(state=state, **told)
     except (OSError, ValueError, TypeError, Malformed) as wrong:
         raise ConfigError(
@@ -109,7 +109,7 @@ def read(folder: Path) -> tuple[Path, Checkpoint] | None:
         ) from wrong
 
 
-def put(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
+def save_models(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
     """Vectors by device and slot -> folder/name.npz, one at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}.npz", "w") as archive:
@@ -118,7 +118,7 @@ def put(folder: Path, name: str, models: Mapping[Slot, Flat]) -> None:
                 np.lib.format.write_array(file, np.ascontiguousarray(vector), allow_pickle=False)
 
 
-def fetch(folder: Path, who: Collection[ClientId], into: MutableMapping[Slot, Flat]) -> None:
+def load_models(folder: Path, who: Collection[ClientId], into: MutableMapping[Slot, Flat]) -> None:
     """The vectors of these devices from every file of `folder`, one at a time."""
     for path in sorted(folder.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:
@@ -127,7 +127,7 @@ def fetch(folder: Path, who: Collection[ClientId], into: MutableMapping[Slot, Fl
                     into[device, slot] = arrays[name]
 
 
-def slots(folder: Path) -> list[Slot]:
+def stored_slots(folder: Path) -> list[Slot]:
     """Whose vectors lie in `folder`."""
     found: list[Slot] = []
     for path in sorted(folder.glob("*.npz")):

@@ -13,36 +13,36 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.rounds.update_validation import base_of
+from coordinator.rounds.update_validation import delta_base
 from edge_client.errors import UsageError
 from edge_client.protocol import codecs as compress
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Schema, Task
 from emulator.simulation import checkpoint
-from emulator.simulation.spill import Models
+from emulator.simulation.spill import SpilledModels
 
-STATS_BYTES = 1_024  # about what an answered probe weighs
-Code = Callable[[Flat, Schema], tuple[Flat, int]]  # a difference [schema.size] -> what is decoded, and its bytes
+STATISTICS_BYTES = 1_024  # about what an answered probe weighs
+Codec = Callable[[Flat, Schema], tuple[Flat, int]]  # a difference [schema.size] -> what is decoded, and its bytes
 
 
-def coded(codec: str) -> Code:
+def protocol_codec(codec: str) -> Codec:
     """One of the protocol's codecs."""
     if codec not in CODECS:
         raise UsageError(f"unknown codec {codec!r}", hint=f"use one of {', '.join(CODECS)}")
 
     def code(delta: Flat, schema: Schema) -> tuple[Flat, int]:
-        data = compress.encode(delta, schema, codec=codec, kind="delta", base="zero")
-        return compress.decode(data, schema, kind="delta"), len(data)
+        data = compress.encode_vector(delta, schema, codec=codec, kind="delta", base="zero")
+        return compress.decode_vector(data, schema, kind="delta"), len(data)
 
     return code
 
 
-class Wire:
+class CodecChannel:
     """What arrives of a reply, and how large it was. Without a `code` updates travel as they are."""
 
-    def __init__(self, schema: Schema, code: Code | None = None, *, feedback: bool = False) -> None:
+    def __init__(self, schema: Schema, code: Codec | None = None, *, feedback: bool = False) -> None:
         self._schema, self._code, self._feedback = schema, code, feedback
-        self._lost = Models()  # by device and center
+        self._lost = SpilledModels()  # by device and center
         self._since: dict[tuple[ClientId, str], int] = {}  # the round of the last update that counted
         self._open: dict[ClientId, tuple[tuple[ClientId, str], Flat, int]] = {}
 
@@ -50,7 +50,7 @@ class Wire:
         """-> the reply as the server decodes it, and its bytes."""
         if self._code is None or reply.update is None or not isinstance(task, Fit):
             return reply, reply_bytes(reply)
-        _, base = base_of(task)
+        _, base = delta_base(task)
         wanted = reply.update if base is None else reply.update - base
         slot = who, "-" if task.center is None else str(task.center)
         if self._feedback and slot in self._lost:
@@ -60,7 +60,7 @@ class Wire:
             self._open[who] = slot, wanted - arrived, round
         return replace(reply, update=arrived if base is None else base + arrived), size
 
-    def taken(self, who: ClientId) -> None:
+    def mark_counted(self, who: ClientId) -> None:
         """The server counts what this device sent last."""
         if who in self._open:
             slot, lost, at = self._open.pop(who)
@@ -68,16 +68,16 @@ class Wire:
 
     def keep(self, folder: Path) -> list[tuple[ClientId, str, int]]:
         """What was lost, into `folder`; -> when each device's update of each center counted last."""
-        checkpoint.put(folder, "lost", self._lost)
+        checkpoint.save_models(folder, "lost", self._lost)
         return [(who, center, at) for (who, center), at in self._since.items()]
 
     def recall(self, folder: Path, since: Iterable[tuple[ClientId, str, int]]) -> None:
         """What `keep` wrote and gave."""
         self._since = {(who, center): at for who, center, at in since}
-        checkpoint.fetch(folder, {who for who, _ in self._since}, self._lost)
+        checkpoint.load_models(folder, {who for who, _ in self._since}, self._lost)
 
 
 def reply_bytes(reply: Reply) -> int:
     """Bytes of a float32 update or gradient, or about those of a probe's statistics."""
     vectors = [v for v in (reply.update, reply.grad) if v is not None]
-    return sum(4 * vector.size for vector in vectors) or STATS_BYTES
+    return sum(4 * vector.size for vector in vectors) or STATISTICS_BYTES

@@ -20,7 +20,7 @@ CYCLE_S = 3_600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Profile:
+class DeviceProfile:
     """One kind of device: seconds per batch trained or evaluated, bytes per second each way, seconds per message.
 
     In every cycle of `cycle_s` seconds the device is reachable for `availability` of them, and away once for the rest;
@@ -67,37 +67,37 @@ class Profile:
         if self.availability in (0.0, 1.0):
             return at_s if self.availability else math.inf
         away_s = (1 - self.availability) * self.cycle_s
-        shift_s = drawn(seed, who, "cycle") * self.cycle_s
+        shift_s = uniform_hash(seed, who, "cycle") * self.cycle_s
         cycle = math.floor((at_s + shift_s) / self.cycle_s)
-        leaves_s = cycle * self.cycle_s - shift_s + drawn(seed, who, "away", cycle) * (self.cycle_s - away_s)
+        leaves_s = cycle * self.cycle_s - shift_s + uniform_hash(seed, who, "away", cycle) * (self.cycle_s - away_s)
         return max(at_s, leaves_s + away_s) if at_s >= leaves_s else at_s
 
     def silent_after(self, who: ClientId, *task: int, seed: int) -> float | None:
         """The part of the work, 0 to 1, after which the device drops out of a task; None: it does not."""
-        lot = drawn(seed, who, "dropout", *task)
+        lot = uniform_hash(seed, who, "dropout", *task)
         return lot / self.dropout if lot < self.dropout else None
 
 
-PROFILES = (
-    Profile(name="board", step_s=0.02, evaluate_s=0.008, down_bytes_s=2e6, up_bytes_s=1e6, latency_s=0.05),
-    Profile(name="phone", step_s=0.008, evaluate_s=0.003, down_bytes_s=5e6, up_bytes_s=1.5e6, latency_s=0.08),
-    Profile(name="sensor", step_s=0.08, evaluate_s=0.03, down_bytes_s=3e5, up_bytes_s=1e5, latency_s=0.2),
+DEVICE_PROFILES = (
+    DeviceProfile(name="board", step_s=0.02, evaluate_s=0.008, down_bytes_s=2e6, up_bytes_s=1e6, latency_s=0.05),
+    DeviceProfile(name="phone", step_s=0.008, evaluate_s=0.003, down_bytes_s=5e6, up_bytes_s=1.5e6, latency_s=0.08),
+    DeviceProfile(name="sensor", step_s=0.08, evaluate_s=0.03, down_bytes_s=3e5, up_bytes_s=1e5, latency_s=0.2),
 )
 
 
-def drawn(*by: object) -> float:
+def uniform_hash(*by: object) -> float:
     """A number in [0, 1) that follows from these alone; their texts must tell them apart."""
     digest = hashlib.sha256("/".join(map(str, by)).encode()).digest()
     return (int.from_bytes(digest[:8], "little") >> 11) / 2**53  # 53 bits: all that a float64 below 1 can hold
 
 
 def draw_profiles(
-    clients: Iterable[ClientId], seed: int, kinds: Sequence[Profile] = PROFILES
-) -> Mapping[ClientId, Profile]:
+    clients: Iterable[ClientId], seed: int, kinds: Sequence[DeviceProfile] = DEVICE_PROFILES
+) -> Mapping[ClientId, DeviceProfile]:
     """A profile for each client, by the shares of the kinds; the same seed gives a client the same one in any fleet.
 
     No stream of random numbers is shared with what cuts the data, or its speed would follow from how much it holds.
     """
     ends = np.cumsum([kind.share for kind in kinds])
-    lots = {c: drawn(seed, c, "profile") for c in sorted(clients)}
+    lots = {c: uniform_hash(seed, c, "profile") for c in sorted(clients)}
     return {c: kinds[int(np.searchsorted(ends / ends[-1], lot, side="right"))] for c, lot in lots.items()}

@@ -26,18 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError
-from emulator.simulation.device_profiles import Profile
+from emulator.simulation.device_profiles import DeviceProfile
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-MBIT = 125_000.0  # bytes per second of one megabit per second
+BYTES_PER_MBIT = 125_000.0  # bytes per second of one megabit per second
 
 
 @dataclass(frozen=True, kw_only=True)
-class Key:
+class ProfileKey:
     """One key of a table: the profile's field, how many of its units make one, and the numbers that it may be."""
 
     field: str
@@ -47,20 +47,20 @@ class Key:
     needed: bool = True
 
 
-KEYS: Mapping[str, Key] = {
-    "share": Key(field="share", needed=False),
-    "step-ms": Key(field="step_s", unit=1e-3, zero=True),
-    "evaluate-ms": Key(field="evaluate_s", unit=1e-3, zero=True),
-    "down-mbit": Key(field="down_bytes_s", unit=MBIT),
-    "up-mbit": Key(field="up_bytes_s", unit=MBIT),
-    "latency-ms": Key(field="latency_s", unit=1e-3, zero=True),
-    "availability": Key(field="availability", zero=True, most=1.0, needed=False),
-    "cycle-s": Key(field="cycle_s", needed=False),
-    "dropout": Key(field="dropout", zero=True, most=1.0, needed=False),
+PROFILE_KEYS: Mapping[str, ProfileKey] = {
+    "share": ProfileKey(field="share", needed=False),
+    "step-ms": ProfileKey(field="step_s", unit=1e-3, zero=True),
+    "evaluate-ms": ProfileKey(field="evaluate_s", unit=1e-3, zero=True),
+    "down-mbit": ProfileKey(field="down_bytes_s", unit=BYTES_PER_MBIT),
+    "up-mbit": ProfileKey(field="up_bytes_s", unit=BYTES_PER_MBIT),
+    "latency-ms": ProfileKey(field="latency_s", unit=1e-3, zero=True),
+    "availability": ProfileKey(field="availability", zero=True, most=1.0, needed=False),
+    "cycle-s": ProfileKey(field="cycle_s", needed=False),
+    "dropout": ProfileKey(field="dropout", zero=True, most=1.0, needed=False),
 }
 
 
-def read(path: Path) -> tuple[Profile, ...]:
+def read_profiles(path: Path) -> tuple[DeviceProfile, ...]:
     """The profiles of a file. Raises ConfigError with the key that is wrong and what to write instead."""
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -70,10 +70,10 @@ def read(path: Path) -> tuple[Profile, ...]:
         raise ConfigError(
             f"{path} is no TOML file: {wrong}", hint="emulator/simulation/profile_files.py has an example"
         ) from wrong
-    return from_table(raw)
+    return profiles_from_table(raw)
 
 
-def from_table(raw: Mapping[str, Any]) -> tuple[Profile, ...]:
+def profiles_from_table(raw: Mapping[str, Any]) -> tuple[DeviceProfile, ...]:
     """A parsed file -> its profiles."""
     _known(raw, ["profiles"], "")
     tables = raw.get("profiles")
@@ -86,26 +86,30 @@ def from_table(raw: Mapping[str, Any]) -> tuple[Profile, ...]:
     return kinds
 
 
-def _profile(table: Mapping[str, Any], where: str) -> Profile:
-    _known(table, ["name", *KEYS], f"{where}.")
+def _profile(table: Mapping[str, Any], where: str) -> DeviceProfile:
+    _known(table, ["name", *PROFILE_KEYS], f"{where}.")
     name = table.get("name")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"{where}.name is {name!r}", hint='every kind of device has a name, as name = "phone"')
-    for key, rule in KEYS.items():
+    for key, rule in PROFILE_KEYS.items():
         if rule.needed and key not in table:
             raise ConfigError(f"{where}.{key} is missing ({name})", hint=f"write {key} = ... with {_span(rule)}")
-    values = {KEYS[key].field: _number(f"{where}.{key}", v, KEYS[key]) for key, v in table.items() if key != "name"}
-    return Profile(name=name, **values)
+    values = {
+        PROFILE_KEYS[key].field: _number(f"{where}.{key}", v, PROFILE_KEYS[key])
+        for key, v in table.items()
+        if key != "name"
+    }
+    return DeviceProfile(name=name, **values)
 
 
-def _number(key: str, value: Any, rule: Key) -> float:  # noqa: ANN401 - a TOML value
+def _number(key: str, value: Any, rule: ProfileKey) -> float:  # noqa: ANN401 - a TOML value
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or not 0 <= value <= rule.most or (value == 0 and not rule.zero):
         raise ConfigError(f"{key} is {value!r}", hint=f"use {_span(rule)}")
     return float(value * rule.unit)
 
 
-def _span(rule: Key) -> str:
+def _span(rule: ProfileKey) -> str:
     least = "a number from 0" if rule.zero else "a number above 0"
     return least if rule.most == math.inf else f"{least} to {rule.most:g}"
 

@@ -19,18 +19,20 @@ import numpy as np
 
 from edge_client.protocol.task import ClientId, Flat
 
-MEMORY = 256 * 2**20  # bytes of models in memory; digits-mlp has 36 kB, so no demonstration ever writes a file
+MAX_MEMORY_BYTES = (
+    256 * 2**20
+)  # bytes of models in memory; digits-mlp has 36 kB, so no demonstration ever writes a file
 Slot = tuple[ClientId, str]
 Record = dict[str, Any]
 
 
-class Models(MutableMapping[Slot, Flat]):
+class SpilledModels(MutableMapping[Slot, Flat]):
     """Vectors by (device, slot), the latest `memory` bytes of them in memory and the rest in a file.
 
     A vector belongs to the mapping afterwards. One that was in the file comes back as an array of its own.
     """
 
-    def __init__(self, memory: int = MEMORY) -> None:
+    def __init__(self, memory: int = MAX_MEMORY_BYTES) -> None:
         self._memory, self._held_bytes = memory, 0
         self._held: OrderedDict[Slot, Flat] = OrderedDict()
         self._stored: dict[Slot, _Place] = {}
@@ -101,7 +103,7 @@ class _Place:
         return self.count * self.dtype.itemsize
 
 
-class Lines(Sequence[Record]):
+class SpilledRecords(Sequence[Record]):
     """JSON objects that are appended and read again, each time anew, from a file: a run of any length fits."""
 
     def __init__(self) -> None:

@@ -24,49 +24,49 @@ from coordinator.rounds import exchange_rules
 from coordinator.rounds.update_validation import (
     MAX_UPDATE_RATIO,
     MAX_UPDATE_RMS,
-    Question,
-    base_of,
-    judge,
-    moved,
-    strays,
+    ReplySpec,
+    delta_base,
+    outliers,
+    update_rms,
+    validate_reply,
 )
-from coordinator.strategies.base import Exchange, Fleet, Replies, show
-from edge_client.data.dataset import Local
+from coordinator.strategies.base import Exchange, Fleet, Replies, notify_reply
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Probe, Reply, Task
-from edge_client.training.fit_probe import job, probe, result
-from edge_client.training.learner import Job, Learner, Trained
+from edge_client.training.fit_probe import fit_result, make_job, run_probe
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from emulator.simulation import checkpoint
-from emulator.simulation.attacks import Lie, truth
-from emulator.simulation.codec_channel import Wire
-from emulator.simulation.device_profiles import Profile
-from emulator.simulation.spill import Models
+from emulator.simulation.attacks import Attack, no_attack
+from emulator.simulation.codec_channel import CodecChannel
+from emulator.simulation.device_profiles import DeviceProfile
+from emulator.simulation.spill import SpilledModels
 
 Record = Mapping[str, Any]
 INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
 
 
-def f32_delta(task: Fit, vector: Flat) -> Flat:
+def round_through_f32_delta(task: Fit, vector: Flat) -> Flat:
     """What the server decodes when a device sends `vector` in codec f32: base + float32(vector - base)."""
     base = task.start if isinstance(task.start, np.ndarray) else task.anchor
     base32 = np.zeros(vector.shape, np.float32) if base is None else base.astype(np.float32)
     return base32 + (vector.astype(np.float32) - base32)
 
 
-def exact(task: Fit, vector: Flat) -> Flat:  # noqa: ARG001 - as f32_delta
+def no_rounding(task: Fit, vector: Flat) -> Flat:  # noqa: ARG001 - as f32_delta
     """No rounding, for runs in float64."""
     return vector
 
 
 @dataclass(kw_only=True)
-class Devices:
+class EmulatedDevices:
     """Emulated devices that share one learner; each has its own data, models by slot, and posterior [M, n]."""
 
     learner: Learner
-    local: Mapping[ClientId, Local]
-    wire: Callable[[Fit, Flat], Flat] = f32_delta
-    own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=Models)
+    local: Mapping[ClientId, DeviceData]
+    wire: Callable[[Fit, Flat], Flat] = round_through_f32_delta
+    own: MutableMapping[tuple[ClientId, str], Flat] = field(default_factory=SpilledModels)
     posterior: dict[ClientId, Array] = field(default_factory=dict)  # what the round's last probe left
     asks_own: bool = field(default=False, init=False)  # whether some task has named a device's own model
     forgotten: bool = field(default=False, init=False)  # whether those of a resumed run were not kept
@@ -100,25 +100,25 @@ class Devices:
     def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
         """The learner gets all fits at once: what it does at the same time is its own affair."""
         found: dict[ClientId, Reply | Malformed] = {}
-        jobs: dict[ClientId, Job] = {}
+        jobs: dict[ClientId, TrainingJob] = {}
         for who, task in tasks.items():
             if isinstance(task, Probe):
-                found[who] = _caught(partial(self._probed, who, task))
-            elif isinstance(mine := _caught(partial(self._job, who, task)), Job):
+                found[who] = _result_or_refusal(partial(self._probed, who, task))
+            elif isinstance(mine := _result_or_refusal(partial(self._job, who, task)), TrainingJob):
                 jobs[who] = mine
             else:
                 found[who] = mine
         for (who, mine), trained in zip(jobs.items(), self.learner.train(list(jobs.values())), strict=True):
-            found[who] = _caught(partial(self._fitted, who, mine.task, trained))
+            found[who] = _result_or_refusal(partial(self._fitted, who, mine.task, trained))
         return found
 
-    def _job(self, who: ClientId, task: Fit) -> Job:
+    def _job(self, who: ClientId, task: Fit) -> TrainingJob:
         own, posterior = self._own(who, task.slot), self.posterior.get(who)
         fixed = self.learner.fixed_batch
-        return job(self.program, task, self.local[who].train, own=own, posterior=posterior, fixed_batch=fixed)
+        return make_job(self.program, task, self.local[who].train, own=own, posterior=posterior, fixed_batch=fixed)
 
-    def _fitted(self, who: ClientId, task: Fit, trained: Trained) -> Reply:
-        fitted, n = result(task, trained), len(self.local[who].train)
+    def _fitted(self, who: ClientId, task: Fit, trained: TrainedModel) -> Reply:
+        fitted, n = fit_result(task, trained), len(self.local[who].train)
         self.own[who, task.slot] = fitted.vector
         if not task.upload:
             return Reply(n=n, losses=np.array([fitted.loss]))
@@ -126,15 +126,15 @@ class Devices:
 
     def _probed(self, who: ClientId, task: Probe) -> Reply:
         keep = partial(self.posterior.__setitem__, who)
-        return probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
+        return run_probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
 
     def keep(self, folder: Path) -> None:
         """The devices' own models, into `folder`."""
-        checkpoint.put(folder, "own", self.own)
+        checkpoint.save_models(folder, "own", self.own)
 
     def recall(self, folder: Path) -> None:
         """What `keep` wrote."""
-        checkpoint.fetch(folder, self.local.keys(), self.own)
+        checkpoint.load_models(folder, self.local.keys(), self.own)
 
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
         """The models that the device downloads for a task: each once, and no `init` where it has a model of its own."""
@@ -164,7 +164,7 @@ class Devices:
 T = TypeVar("T")
 
 
-def _caught(do: Callable[[], T]) -> T | Malformed:
+def _result_or_refusal(do: Callable[[], T]) -> T | Malformed:
     """What it gives, or its refusal."""
     try:
         return do()
@@ -182,14 +182,14 @@ class VirtualNetwork:
 
     def __init__(  # noqa: PLR0913 - a network has these settings
         self,
-        devices: Devices,
-        profiles: Mapping[ClientId, Profile],
+        devices: EmulatedDevices,
+        profiles: Mapping[ClientId, DeviceProfile],
         *,
         deadline_s: float = 600.0,
         inline_bytes: int = INLINE_BYTES,
         seed: int = 0,
-        wire: Wire | None = None,
-        lie: Lie = truth,
+        channel: CodecChannel | None = None,
+        attack: Attack = no_attack,
         max_update_ratio: float = MAX_UPDATE_RATIO,
     ) -> None:
         self._devices, self._profiles, self._deadline_s, self._seed = devices, profiles, deadline_s, seed
@@ -199,8 +199,8 @@ class VirtualNetwork:
                 hint="set a deadline, or use profiles with dropout = 0 and availability above 0",
             )
         self.inline_bytes, self._samples = inline_bytes, devices.fleet
-        self.wire, self._schema = wire or Wire(devices.program.schema), devices.program.schema
-        self._lie, self._ratio, self._scales = lie, max_update_ratio, dict[str, float]()
+        self.wire, self._schema = channel or CodecChannel(devices.program.schema), devices.program.schema
+        self._lie, self._ratio, self._scales = attack, max_update_ratio, dict[str, float]()
         self.refused: dict[ClientId, str] = {}
         self._round, self._number = 0, itertools.count()
         self.now_s = self.opened_s = 0.0
@@ -213,7 +213,7 @@ class VirtualNetwork:
         self.bytes_down = self.bytes_up = self.local_steps = self.asked = self.answered = 0
         self.refused = {}
 
-    def facts(self, folder: Path) -> Record:
+    def to_json(self, folder: Path) -> Record:
         """What it knows between rounds, as JSON's own kinds; the codec's losses go into `folder`."""
         return {"now_s": self.now_s, "scales": self._scales, "since": self.wire.keep(folder)}
 
@@ -234,7 +234,7 @@ class VirtualNetwork:
             now_s=self.now_s,
             deadline_s=self._deadline_s,
         )
-        replies = _Play(self, exchange, opened).until_closed()
+        replies = _VirtualExchange(self, exchange, opened).until_closed()
         self.asked, self.answered = self.asked + len(exchange), self.answered + len(replies)
         return replies
 
@@ -260,42 +260,42 @@ class VirtualNetwork:
         self.bytes_up += size
         return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
 
-    def work(self, tasks: Exchange) -> Mapping[ClientId, Sent | str]:
+    def run_tasks(self, tasks: Exchange) -> Mapping[ClientId, AdmittedReply | str]:
         """The devices' answers as they arrive, or the codes of refusals, by the device or by admission."""
         self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
         return {who: self._sent(who, tasks[who], said) for who, said in self._devices.answers(tasks).items()}
 
-    def staying(self, keys: frozenset[ClientId], sent: Mapping[ClientId, Sent]) -> list[ClientId]:
+    def accepted_devices(self, keys: frozenset[ClientId], sent: Mapping[ClientId, AdmittedReply]) -> list[ClientId]:
         """Whose replies an exchange closes with, sorted: those that are not out of line with the others."""
         moves = {who: far for who in keys if (far := sent[who].moved) is not None}
-        refused, self._scales = strays(moves, self._scales, ratio=self._ratio)
+        refused, self._scales = outliers(moves, self._scales, ratio=self._ratio)
         self.refused |= refused
         return sorted(keys - refused.keys())
 
-    def _sent(self, who: ClientId, task: Task, said: Reply | str) -> Sent | str:
+    def _sent(self, who: ClientId, task: Task, said: Reply | str) -> AdmittedReply | str:
         if isinstance(said, str):
             self.refused[who] = said
             return said
         try:
             reply, size = self.wire.send(who, task, self._lie(who, task, said), self._round)
-            question = Question(
+            question = ReplySpec(
                 task=task,
                 schema=self._schema,
                 samples=self._samples[who],
                 codec="f32",
                 base="",
-                base_vector=base_of(task)[1],
+                base_vector=delta_base(task)[1],
                 max_update_rms=MAX_UPDATE_RMS,
             )
-            reply = judge(question, reply)
+            reply = validate_reply(question, reply)
         except Malformed as wrong:
             self.refused[who] = str(wrong)
             return wrong.code
-        return Sent(reply=reply, size=size, digest=_digest(reply), moved=moved(question, reply))
+        return AdmittedReply(reply=reply, size=size, digest=_digest(reply), moved=update_rms(question, reply))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class AdmittedReply:
     """An admitted answer on its way: its bytes, the name of its content, and how far it moves."""
 
     reply: Reply
@@ -304,7 +304,7 @@ class Sent:
     moved: tuple[str, float] | None
 
 
-class _Play:
+class _VirtualExchange:
     """One exchange in virtual time: a heap of what is due, and the commands of the state machine."""
 
     def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: exchange_rules.OpenExchange) -> None:
@@ -313,7 +313,7 @@ class _Play:
             tuple[float, int, exchange_rules.Event | ClientId]
         ] = []  # a client: it tells that it has finished
         self._order = itertools.count()  # what is due at the same time happens in the order it was planned
-        self._answers: dict[ClientId, Sent] = {}
+        self._answers: dict[ClientId, AdmittedReply] = {}
         self._uploading: set[ClientId] = set()
         self._keys: list[ClientId] | None = None
         ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
@@ -321,7 +321,7 @@ class _Play:
         in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
         for who, end_s in in_time.items():
             self._plan(network.reachable_s(who, end_s), who)
-        self._worked = network.work({who: exchange[who] for who in in_time})
+        self._worked = network.run_tasks({who: exchange[who] for who in in_time})
         self._happens(exchange_rules.Tick())  # nobody asked: closed already
 
     def until_closed(self) -> Replies:
@@ -357,10 +357,10 @@ class _Play:
                 ends_s = self._network.upload_ends_s(command.cid, self._answers[command.cid].size)
                 self._plan(ends_s, exchange_rules.Stored(command.cid, command.sha256))
             elif isinstance(command, exchange_rules.Ack) and command.status == "ok":
-                self._network.wire.taken(command.cid)
-                show(self._exchange, command.cid, self._answers[command.cid].reply)
+                self._network.wire.mark_counted(command.cid)
+                notify_reply(self._exchange, command.cid, self._answers[command.cid].reply)
             elif isinstance(command, exchange_rules.Close):
-                self._keys = self._network.staying(command.keys, self._answers)
+                self._keys = self._network.accepted_devices(command.keys, self._answers)
 
 
 def _digest(reply: Reply) -> str:

@@ -21,15 +21,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edge_client.errors import NetworkError
-from emulator.console import Talk
-from emulator.reports.demo_page import rounds_of, write_report
+from emulator.console import ConsoleProgress
+from emulator.reports.demo_page import round_events, write_report
 from emulator.testbed import demo_result, monitor, testbed
 from emulator.testbed import testbed_files as stage
-from emulator.testbed.processes import LOGS_HINT, Child
-from emulator.testbed.testbed import POLL_S, SILENCE_S, Scene
+from emulator.testbed.processes import LOGS_HINT, ChildProcess
+from emulator.testbed.testbed import POLL_S, SILENCE_TIMEOUT_S, Testbed
 
 if TYPE_CHECKING:
-    from emulator.data.fleet_split import Split
+    from emulator.data.fleet_split import FleetData
 
 PACKAGES = ("fedcenters", "numpy", "torch", "onnxruntime", "ai-edge-litert", "litert-torch", "paho-mqtt")
 
@@ -47,129 +47,129 @@ class DemoSettings:
     broker: str = "auto"
 
 
-def run(settings: DemoSettings, talk: Talk) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def run_demo(settings: DemoSettings, progress: ConsoleProgress) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The demo, start to end: the JSON object, and how each new device chose.
 
     Leaves a finished run folder, or one with the logs of what failed, or nothing after a signal.
     """
     folder = settings.out / f"demo-{dt.datetime.now(dt.timezone.utc):%Y%m%d-%H%M%S}"
-    return testbed.played(
-        folder, settings.broker, talk, lambda it: _Demo(settings, it).play(), federation=stage.FEDERATION
+    return testbed.run_testbed(
+        folder, settings.broker, progress, lambda it: _DemoSteps(settings, it).play(), federation=stage.DEMO_FEDERATION
     )
 
 
 @dataclass(frozen=True)
-class _Demo:
+class _DemoSteps:
     """The pieces of one demo that every step needs."""
 
     settings: DemoSettings
-    scene: Scene
+    testbed: Testbed
 
     def play(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Every step in order."""
         coordinator = self._start_coordinator()  # compiles for a while; the rest is prepared meanwhile
         split = self._cut_data()
-        workers = self.scene.start_devices(split.devices, stage.engine_of)
-        tail = monitor.Tail(self.scene.folder / "metrics.jsonl")
-        events = self.scene.follow(tail, "bundle", doing="compiling the training program", words=_words)
+        workers = self.testbed.start_devices(split.devices, stage.engine_for)
+        tail = monitor.FileTail(self.testbed.folder / "metrics.jsonl")
+        events = self.testbed.follow(tail, "bundle", doing="compiling the training program", words=_words)
         memory = {child.name.removeprefix("devices-"): _resident_mb(child) for child in workers}
-        self.scene.children.leave(workers)
+        self.testbed.children.wait_for_exit(workers)
         new = self._new_devices(split, events)
-        events += tail.new()
-        self.scene.children.leave([coordinator])
+        events += tail.read_new()
+        self.testbed.children.wait_for_exit([coordinator])
         result = self._tell(split, events, new, memory)
-        demo_result.insist_on_choices(new)
+        demo_result.check_choices(new)
         return result, new
 
-    def _cut_data(self) -> Split:
-        self.scene.talk.busy("reading the digits")
+    def _cut_data(self) -> FleetData:
+        self.testbed.progress.busy("reading the digits")
         from emulator.data.fleet_split import digits_fleet
 
         s = self.settings
         split = digits_fleet(s.devices, s.new_devices, s.groups, s.seed)
-        np.savez(self.scene.work / stage.REFERENCE, x=split.reference)
+        np.savez(self.testbed.work / stage.REFERENCE_FILE, x=split.reference)
         samples = sum(len(local.train) for local in split.devices.values())
-        self.scene.talk.say(
+        self.testbed.progress.say(
             f"{samples} digits for {s.devices} devices; {s.groups} groups write their labels differently"
         )
         return split
 
-    def _start_coordinator(self) -> Child:
-        return self.scene.start_coordinator(
+    def _start_coordinator(self) -> ChildProcess:
+        return self.testbed.start_coordinator(
             devices=self.settings.devices,
             runs=stage.demo_runs(self.settings.rounds),
             seed=self.settings.seed,
             dashboard="0",  # any free port of this machine's loopback
         )
 
-    def _new_devices(self, split: Split, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    def _new_devices(self, split: FleetData, events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Three devices that never trained: each picks its nearest center, downloads its file, runs it."""
-        self.scene.talk.busy("three new devices look for their center")
+        self.testbed.progress.busy("three new devices look for their center")
         started = []
         for i, (cid, local) in enumerate(sorted(split.new_devices.items())):
-            engine, form = stage.chooser_of(i)
-            files = self.scene.write_device("new", cid, local, engine=engine)
-            out = self.scene.work / "new" / f"{cid}.json"
+            engine, form = stage.engine_and_format_for(i)
+            files = self.testbed.write_device("new", cid, local, engine=engine)
+            out = self.testbed.work / "new" / f"{cid}.json"
             arguments = ("-m", "edge_client.cli", "nearest", "--config", str(files.config), "--format", form, "--json")
-            started.append((cid, form, out, self.scene.children.python(cid, *arguments, stdout=out)))
-        group_of = demo_result.group_of_center(events, stage.FESEM["method"], split.groups)
+            started.append((cid, form, out, self.testbed.children.python(cid, *arguments, stdout=out)))
+        group_of = demo_result.group_by_center(events, stage.FESEM_RUN["method"], split.groups)
         found = []
         for cid, form, out, child in started:
             self._wait(child, may_leave=[c for *_, c in started])
             answer = json.loads(out.read_text(encoding="utf-8"))
-            found.append(demo_result.judged(cid, form, answer, group=split.groups[cid], group_of=group_of))
-            self.scene.talk.say(demo_result.choice_in_words(found[-1]))
+            found.append(demo_result.judge_choice(cid, form, answer, group=split.groups[cid], group_of=group_of))
+            self.testbed.progress.say(demo_result.format_choice(found[-1]))
         return found
 
-    def _wait(self, child: Child, *, may_leave: Sequence[Child]) -> None:
+    def _wait(self, child: ChildProcess, *, may_leave: Sequence[ChildProcess]) -> None:
         """Until a new device has left in good order."""
         began = time.monotonic()
         while child.process.poll() is None:
-            self.scene.children.check(may_leave=may_leave)
-            if time.monotonic() - began > SILENCE_S:
-                raise NetworkError(f"{child.name} found no center within {SILENCE_S:.0f} s", hint=LOGS_HINT)
-            self.scene.talk.busy(f"{child.name} looks for its center")
+            self.testbed.children.check(may_leave=may_leave)
+            if time.monotonic() - began > SILENCE_TIMEOUT_S:
+                raise NetworkError(f"{child.name} found no center within {SILENCE_TIMEOUT_S:.0f} s", hint=LOGS_HINT)
+            self.testbed.progress.busy(f"{child.name} looks for its center")
             time.sleep(POLL_S)
-        self.scene.children.leave([child])
+        self.testbed.children.wait_for_exit([child])
 
     def _tell(
         self,
-        split: Split,
+        split: FleetData,
         events: Sequence[Mapping[str, Any]],
         new: list[dict[str, Any]],
         memory: Mapping[str, float],
     ) -> dict[str, Any]:
         """The JSON object, summary.json and report.html."""
-        self.scene.talk.busy("drawing the report")
+        self.testbed.progress.busy("drawing the report")
         engines = {e["device"]: e["engine"] for e in events if e["event"] == "joined" and e["device"] in split.devices}
-        result = demo_result.result(self.scene.folder, events, groups=split.groups, engines=engines, new=new)
-        result |= {"seconds": round(self.scene.talk.elapsed_s, 1), "run": str(self.scene.folder)}
+        result = demo_result.demo_result(self.testbed.folder, events, groups=split.groups, engines=engines, new=new)
+        result |= {"seconds": round(self.testbed.progress.elapsed_s, 1), "run": str(self.testbed.folder)}
         summary = {
             "result": result,
-            "method": stage.FESEM["method"],
-            "baseline": stage.FEDAVG["method"],
+            "method": stage.FESEM_RUN["method"],
+            "baseline": stage.FEDAVG_RUN["method"],
             "groups": {d: g for d, g in split.groups.items() if d in split.devices},
             "engines": engines,
             "memory_mb": dict(memory),
             "new_devices": new,
-            "points": demo_result.points(self.scene.folder, stage.FESEM["method"]),
+            "points": demo_result.update_points(self.testbed.folder, stage.FESEM_RUN["method"]),
             "command": _command(self.settings),
             "versions": _versions(),
         }
-        (self.scene.folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        write_report(self.scene.folder)
-        self.scene.talk.say(f"report: {self.scene.folder / 'report.html'}")
+        (self.testbed.folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        write_report(self.testbed.folder)
+        self.testbed.progress.say(f"report: {self.testbed.folder / 'report.html'}")
         return result
 
 
 def _words(events: Sequence[Mapping[str, Any]]) -> str:
     """What is said of the last of these: of the clustered run's end, whether its assignment had settled."""
-    if said := monitor.in_words(events[-1]):
+    if said := monitor.format_event(events[-1]):
         return said
-    method = stage.FESEM["method"]
+    method = stage.FESEM_RUN["method"]
     if (events[-1]["event"], events[-1].get("run")) != ("run-done", method):
         return ""
-    return monitor.stability([event["assignment"] for event in rounds_of(events, method)])
+    return monitor.format_stability([event["assignment"] for event in round_events(events, method)])
 
 
 def _command(settings: DemoSettings) -> str:
@@ -178,7 +178,7 @@ def _command(settings: DemoSettings) -> str:
     return shlex.join([*words, *(["--broker", settings.broker] if settings.broker != "auto" else [])])
 
 
-def _resident_mb(child: Child) -> float:
+def _resident_mb(child: ChildProcess) -> float:
     """Memory of a running child, in MB of 10^6 bytes."""
     import psutil
 

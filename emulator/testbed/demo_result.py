@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import FedcentersError
-from emulator.reports.demo_page import rounds_of
+from emulator.reports.demo_page import round_events
 from emulator.testbed import testbed_files
 
 Event = Mapping[str, Any]
@@ -22,15 +22,15 @@ PARITY_LIMIT = 1e-4  # largest difference of a logit between an exported file an
 PUBLIC_NAMES = {"onnx": "onnx", "litert": "litert", "pt2": "torch"}
 
 
-def group_of_center(events: Sequence[Event], method: str, groups: Mapping[str, int]) -> dict[int, int]:
+def group_by_center(events: Sequence[Event], method: str, groups: Mapping[str, int]) -> dict[int, int]:
     """The true group that most devices of each center belong to, after the last round; the lower one on a tie."""
     members: dict[int, Counter[int]] = {}
-    for device, center in rounds_of(events, method)[-1]["assignment"].items():
+    for device, center in round_events(events, method)[-1]["assignment"].items():
         members.setdefault(center, Counter())[groups[device]] += 1
     return {center: min(count, key=lambda g: (-count[g], g)) for center, count in members.items()}
 
 
-def judged(
+def judge_choice(
     cid: str, form: str, answer: Mapping[str, Any], *, group: int, group_of: Mapping[int, int]
 ) -> dict[str, Any]:
     """A new device's answer beside the truth."""
@@ -45,7 +45,7 @@ def judged(
     }
 
 
-def choice_in_words(choice: Mapping[str, Any]) -> str:
+def format_choice(choice: Mapping[str, Any]) -> str:
     """One line about a new device."""
     if choice["center"] is None:
         return f"{choice['device']} found no center that fits (WRONG)"
@@ -53,7 +53,7 @@ def choice_in_words(choice: Mapping[str, Any]) -> str:
     return f"{chose} and runs its {choice['format']} file: accuracy {choice['accuracy']:.1%}"
 
 
-def insist_on_choices(new: Sequence[Mapping[str, Any]]) -> None:
+def check_choices(new: Sequence[Mapping[str, Any]]) -> None:
     """Raise when a new device found no center that fits: then it has downloaded and run nothing."""
     lost = [choice["device"] for choice in new if choice["center"] is None]
     if lost:
@@ -63,19 +63,19 @@ def insist_on_choices(new: Sequence[Mapping[str, Any]]) -> None:
         )
 
 
-def points(folder: Path, run: str) -> dict[str, list[float]]:
+def update_points(folder: Path, run: str) -> dict[str, list[float]]:
     """Where each device's first update lies in the plane: two principal components of the classifier layer."""
-    from coordinator.storage.run_reader import program_of, reply_vectors
+    from coordinator.storage.run_reader import read_program, reply_vectors
     from emulator.reports.plots import principal_plane
 
-    schema = program_of(folder).schema
+    schema = read_program(folder).schema
     models = {cid: schema.split(vector) for cid, vector in reply_vectors(folder, run, 1).items()}
     rows = [np.concatenate([np.ravel(model[name]) for name in schema.classifier]) for model in models.values()]
     plane = principal_plane(np.stack(rows))
     return {cid: [float(x), float(y)] for cid, (x, y) in zip(models, plane, strict=True)}
 
 
-def parity(folder: Path) -> dict[str, float]:
+def max_parity(folder: Path) -> dict[str, float]:
     """Per format the largest difference of a logit from torch, over all centers; raises above PARITY_LIMIT."""
     manifest = json.loads((folder / "bundle" / "manifest.json").read_text(encoding="utf-8"))
     worst: dict[str, float] = {}
@@ -91,7 +91,7 @@ def parity(folder: Path) -> dict[str, float]:
     return worst
 
 
-def result(
+def demo_result(
     folder: Path,
     events: Sequence[Event],
     *,
@@ -102,7 +102,9 @@ def result(
     """The JSON object of the demo, without `seconds` and `run`."""
     from coordinator.rounds.metrics import ari
 
-    own, common = (rounds_of(events, str(run["method"])) for run in (testbed_files.FESEM, testbed_files.FEDAVG))
+    own, common = (
+        round_events(events, str(run["method"])) for run in (testbed_files.FESEM_RUN, testbed_files.FEDAVG_RUN)
+    )
     if not own or not common:
         raise FedcentersError("the coordinator recorded no round", hint="look at metrics.jsonl in the run folder")
     assignment = own[-1]["assignment"]
@@ -110,7 +112,7 @@ def result(
     used = Counter(engines.values())
     reached = [choice["accuracy"] for choice in new if choice["accuracy"] is not None]
     return {
-        "method": testbed_files.FESEM["method"],
+        "method": testbed_files.FESEM_RUN["method"],
         "devices": len(devices),
         "rounds": len(own),
         "clusters": len(own[-1]["per_center"]),
@@ -121,7 +123,7 @@ def result(
             "right": sum(bool(choice["right"]) for choice in new),
             "accuracy": float(np.mean(reached)) if reached else None,
         },
-        "parity": parity(folder),
+        "parity": max_parity(folder),
         "engines": {public: used[engine] for engine, public in PUBLIC_NAMES.items()},
         "bytes": {way: sum(e["bytes"][way] for e in (*own, *common)) for way in ("down", "up")},
     }

@@ -1,9 +1,9 @@
 """Thousands of edge clients in one thread: one selector over all their sockets, and their lives taken step by step.
 
-`Loop.add` takes a client's life (edge_client/runtime/client.py) and its transport; `Loop.turn` serves the sockets that
-are ready and resumes the lives for which something came, or whose time has come. A thread each ends at some hundreds of
-devices (CPython's select and the scheduler), a selector at the limit of open files: two per device. MQTT 3.1.1, which
-every broker speaks. Knows paho's sockets and no message.
+`ClientEventLoop.add` takes a client's life (edge_client/runtime/client.py) and its transport;
+`ClientEventLoop.run_once` serves the sockets that are ready and resumes the lives for which something came, or whose
+time has come. A thread each ends at some hundreds of devices (CPython's select and the scheduler), a selector at the
+limit of open files: two per device. MQTT 3.1.1, which every broker speaks. Knows paho's sockets and no message.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from edge_client.transport.base import Connected, Event, Lost, Message, Will
-from edge_client.transport.mqtt import STABLE_S, Session, parse_url
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Will
+from edge_client.transport.mqtt import BACKOFF_RESET_S, PahoSession, parse_url
 
 if TYPE_CHECKING:
-    from edge_client.runtime.client import Life
+    from edge_client.runtime.client import ClientLoop
 
 CONNECT_TIMEOUT_S = 10.0  # for the TCP handshake
-GREETING_S = 60.0  # from there to the broker's welcome
-DIALS_PER_TURN = 20  # a handshake is quick, but the listen queue of a broker is short
-DIALS_OPEN = 200  # handshakes under way
-WINDOW_WAIT_S = 0.2  # a life that waits for acknowledgements looks again
-MISC_S = 1.0  # how often each connection's keepalive is looked at
-TURN_S = 0.02  # of stepping lives, then the sockets are served
-STEPS = 16  # of one life in a turn: a window of blocks
-LONGEST_S = 0.5  # the longest sleep of the selector
-LONGEST_BACKOFF_S = 120.0
+CONNACK_TIMEOUT_S = 60.0  # from there to the broker's welcome
+MAX_DIALS_PER_TURN = 20  # a handshake is quick, but the listen queue of a broker is short
+MAX_OPEN_DIALS = 200  # handshakes under way
+WINDOW_POLL_S = 0.2  # a life that waits for acknowledgements looks again
+KEEPALIVE_CHECK_S = 1.0  # how often each connection's keepalive is looked at
+MAX_TURN_S = 0.02  # of stepping lives, then the sockets are served
+MAX_STEPS_PER_TURN = 16  # of one life in a turn: a window of blocks
+MAX_SLEEP_S = 0.5  # the longest sleep of the selector
+MAX_BACKOFF_S = 120.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 
 class LoopTransport:
     """See `Transport`. Never waits: `receive` gives what is there, `drain` says whether it is done."""
 
-    def __init__(self, loop: Loop, client_id: str, will: Callable[[], Will]) -> None:
+    def __init__(self, loop: ClientEventLoop, client_id: str, will: Callable[[], Will]) -> None:
         self.client_id, self.will = client_id, will
         self.events: deque[Event] = deque()
-        self.session: Session | None = None  # from the TCP handshake on
+        self.session: PahoSession | None = None  # from the TCP handshake on
         self.up_s: float | None = None  # since when the broker knows us
         self.failures = 0
         self.open = 0  # published and not acknowledged
@@ -82,10 +82,10 @@ class LoopTransport:
 
 
 @dataclass(eq=False)
-class _Member:
+class _LoopMember:
     """One client: its life, and when it wants to be resumed though nothing came."""
 
-    life: Life
+    life: ClientLoop
     transport: LoopTransport
     wake_s: float = 0.0
     begun: bool = False
@@ -95,20 +95,20 @@ class _Member:
 
 
 @dataclass
-class Loop:
+class ClientEventLoop:
     """All clients of one process and one broker."""
 
     url: str
     jitter: Callable[[float, float], float]
     now_s: Callable[[], float] = time.monotonic
-    members: dict[LoopTransport, _Member] = field(default_factory=dict)
+    members: dict[LoopTransport, _LoopMember] = field(default_factory=dict)
     connected: int = 0
 
     def __post_init__(self) -> None:
         self._host, self._port, _ = parse_url(self.url)
         self._selector = selectors.DefaultSelector()
-        self._ready: deque[_Member] = deque()
-        self._due: list[tuple[float, int, _Member]] = []
+        self._ready: deque[_LoopMember] = deque()
+        self._due: list[tuple[float, int, _LoopMember]] = []
         self._dials: list[tuple[float, int, LoopTransport]] = []
         self._greeting: dict[LoopTransport, float] = {}  # handshakes under way, and until when
         self._unwritten: set[LoopTransport] = set()
@@ -119,16 +119,16 @@ class Loop:
         """One client's connection; it is nobody until `connect`."""
         return LoopTransport(self, client_id, will)
 
-    def add(self, life: Life, transport: LoopTransport) -> None:
+    def add(self, life: ClientLoop, transport: LoopTransport) -> None:
         """Begin a life."""
-        member = self.members[transport] = _Member(life, transport)
+        member = self.members[transport] = _LoopMember(life, transport)
         self._queue(member)
 
-    def turn(self, longest_s: float = LONGEST_S) -> None:
-        """Wait for something to happen, at most `longest_s`, and let everybody do what it means for them."""
+    def run_once(self, timeout_s: float = MAX_SLEEP_S) -> None:
+        """Wait for something to happen, at most `timeout_s`, and let everybody do what it means for them."""
         now_s = self.now_s()
         self._dial_due(now_s)
-        wait_s = 0.0 if self._ready else max(0.0, min(longest_s, self._next_s() - now_s))
+        wait_s = 0.0 if self._ready else max(0.0, min(timeout_s, self._next_s() - now_s))
         for key, mask in self._selector.select(wait_s):
             self._serve(key.data, mask)
         self._look_after(self.now_s())
@@ -139,16 +139,16 @@ class Loop:
         """What ended lives that did not end by themselves."""
         return [member.error for member in self.members.values() if member.error is not None]
 
-    def end(self, patience_s: float) -> None:
+    def close(self, timeout_s: float) -> None:
         """Let every client say goodbye, at most so long."""
         for member in self.members.values():
             if not member.over:
                 member.over = True
                 member.life.close()
-        until_s = self.now_s() + patience_s
+        until_s = self.now_s() + timeout_s
         while any(t.session is not None for t in self.members) and self.now_s() < until_s:
             self._write()
-            for key, mask in self._selector.select(LONGEST_S):
+            for key, mask in self._selector.select(MAX_SLEEP_S):
                 self._serve(key.data, mask)
         self._selector.close()
 
@@ -171,22 +171,22 @@ class Loop:
     # -- connections
 
     def _dial_due(self, now_s: float) -> None:
-        for _ in range(DIALS_PER_TURN):
-            if not self._dials or self._dials[0][0] > now_s or len(self._greeting) >= DIALS_OPEN:
+        for _ in range(MAX_DIALS_PER_TURN):
+            if not self._dials or self._dials[0][0] > now_s or len(self._greeting) >= MAX_OPEN_DIALS:
                 return
             transport = heapq.heappop(self._dials)[2]
             if not transport.closing:
                 self._open(transport, now_s)
 
     def _open(self, transport: LoopTransport, now_s: float) -> None:
-        session = Session(transport.client_id, will=transport.will())
+        session = PahoSession(transport.client_id, will=transport.will())
         session.on_up = lambda _: self._up(transport)
         session.on_ack = lambda: self._acknowledged(transport)
         session.on_message = lambda message: self._came(transport, message)
         session.paho.on_socket_register_write = lambda *_: self._unwritten.add(transport)
         session.paho.on_socket_close = lambda _client, _data, sock: self._closed(transport, session, sock)
         transport.session, transport.open = session, 0
-        self._greeting[transport] = now_s + GREETING_S
+        self._greeting[transport] = now_s + CONNACK_TIMEOUT_S
         try:
             session.connect(self._host, self._port, CONNECT_TIMEOUT_S)
         except OSError as wrong:
@@ -203,13 +203,13 @@ class Loop:
         self.connected += 1
         self._tell(transport, Connected())
 
-    def _closed(self, transport: LoopTransport, session: Session, sock: Any) -> None:  # noqa: ANN401 - plain or TLS
+    def _closed(self, transport: LoopTransport, session: PahoSession, sock: Any) -> None:  # noqa: ANN401 - plain or TLS
         """Before a socket is closed, by whomever."""
         if sock in self._selector.get_map():
             self._selector.unregister(sock)
         self._gone(transport, session)
 
-    def _gone(self, transport: LoopTransport, session: Session) -> None:
+    def _gone(self, transport: LoopTransport, session: PahoSession) -> None:
         if transport.session is not session:
             return
         self._greeting.pop(transport, None)
@@ -218,11 +218,11 @@ class Loop:
         transport.session, transport.up_s, transport.open, transport.full = None, None, 0, False
         if up_s is not None:
             self.connected -= 1
-            self._tell(transport, Lost(session.reason))
+            self._tell(transport, Disconnected(session.reason))
         if not transport.closing:
-            stable = up_s is not None and now_s - up_s > STABLE_S
+            stable = up_s is not None and now_s - up_s > BACKOFF_RESET_S
             transport.failures = 0 if stable else transport.failures + 1
-            self.dial(transport, self.jitter(0.0, min(LONGEST_BACKOFF_S, 2.0**transport.failures)))
+            self.dial(transport, self.jitter(0.0, min(MAX_BACKOFF_S, 2.0**transport.failures)))
 
     def _serve(self, transport: LoopTransport, mask: int) -> None:
         session = transport.session
@@ -253,7 +253,7 @@ class Loop:
         """Once a second: keepalives, and brokers that accept a connection and say nothing."""
         if now_s < self._misc_s:
             return
-        self._misc_s = now_s + MISC_S
+        self._misc_s = now_s + KEEPALIVE_CHECK_S
         for transport in self.members:
             if transport.session is not None:
                 transport.session.paho.loop_misc()
@@ -277,14 +277,14 @@ class Loop:
         if transport.closing and transport.open == 0:
             self.hang_up(transport)
 
-    def _queue(self, member: _Member) -> None:
+    def _queue(self, member: _LoopMember) -> None:
         if not member.queued and not member.over:
             member.queued = True
             self._ready.append(member)
 
     def _next_s(self) -> float:
         due = self._due[0][0] if self._due else float("inf")
-        dial = self._dials[0][0] if self._dials and len(self._greeting) < DIALS_OPEN else float("inf")
+        dial = self._dials[0][0] if self._dials and len(self._greeting) < MAX_OPEN_DIALS else float("inf")
         return min(due, dial, self._misc_s)
 
     def _resume(self, now_s: float) -> None:
@@ -296,17 +296,17 @@ class Loop:
             at_s, _, member = heapq.heappop(self._due)
             if at_s == member.wake_s:
                 self._queue(member)
-        until_s = now_s + TURN_S
+        until_s = now_s + MAX_TURN_S
         while self._ready and self.now_s() < until_s:
             member = self._ready.pop()
             member.queued = False
             if not member.over:
                 self._step(member)
 
-    def _step(self, member: _Member) -> None:
+    def _step(self, member: _LoopMember) -> None:
         """Resume a life as often as it has something to do, up to a window of blocks; others want to live, too."""
         transport, wait_s = member.transport, 0.0
-        for _ in range(STEPS):
+        for _ in range(MAX_STEPS_PER_TURN):
             transport.full = False
             event = transport.receive(0.0) if member.begun else None  # a generator is begun with nothing
             member.begun = True
@@ -321,7 +321,7 @@ class Loop:
             if transport.full or (wait_s > 0 and not transport.events):
                 break
         if transport.full:
-            wait_s = max(wait_s, WINDOW_WAIT_S)
+            wait_s = max(wait_s, WINDOW_POLL_S)
         member.wake_s = self.now_s() + wait_s
         if transport.events or wait_s <= 0:
             member.queued = True

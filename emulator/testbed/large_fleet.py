@@ -23,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.config import CoordinatorConfig, read
-from coordinator.identity.signing_key import open_key
-from coordinator.local_broker import url_of
-from coordinator.storage.status import status
+from coordinator.config import CoordinatorConfig, read_config
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.local_broker import broker_url
+from coordinator.storage.status import read_status
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.errors import ConfigError, UsageError, run_cli
@@ -39,17 +39,17 @@ from edge_client.runtime.client import Client
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import check_encrypted
 from emulator.data import registry
-from emulator.testbed.event_loop import Loop, LoopTransport
-from emulator.testbed.processes import Children, Signals
-from emulator.testbed.threaded_fleet import follow
+from emulator.testbed.event_loop import ClientEventLoop, LoopTransport
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from emulator.testbed.threaded_fleet import stop_with_parent
 
 RAM_DISK = Path("/dev/shm")  # noqa: S108 - a device syncs each step to disk; thousands of them would wait for ours
-FILES_PER_DEVICE, FILES = 2, 200  # a socket, and a download under way; the process's own
-COUNT_S = 1.0
-TELL_S = 5.0
-GOODBYE_S = 10.0
-POLL_S = 0.2
-WORDS = ("connected", "computed", "acknowledged")
+FILES_PER_DEVICE, PROCESS_FILES = 2, 200  # a socket, and a download under way; the process's own
+COUNT_INTERVAL_S = 1.0
+REPORT_INTERVAL_S = 5.0
+DISCONNECT_TIMEOUT_S = 10.0
+CHILD_POLL_S = 0.2
+COUNT_NAMES = ("connected", "computed", "acknowledged")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +66,21 @@ class FleetArgs:
     data: Path | None = None
 
 
-class Fleet:
+class ClientProcess:
     """The devices of one process, whose folders are in `state`. `close` ends them."""
 
     def __init__(self, args: FleetArgs, state: Path) -> None:
-        self._args, self._config = args, read(args.config)
-        url = url_of(self._config.broker)
+        self._args, self._config = args, read_config(args.config)
+        url = broker_url(self._config.broker)
         check_encrypted(url, insecure=False)
-        _allow_files(FILES_PER_DEVICE * args.devices + FILES)
+        _allow_files(FILES_PER_DEVICE * args.devices + PROCESS_FILES)
         self._folder = state
-        self.loop = Loop(url, jitter=random.Random(args.seed).uniform)  # noqa: S311 - spreads connections
+        self.loop = ClientEventLoop(url, jitter=random.Random(args.seed).uniform)  # noqa: S311 - spreads connections
         self.clients = self._made(url)
 
     def _made(self, url: str) -> list[Client]:
         args, config = self._args, self._config
-        key, engines = open_key(config.keys).public, SharedEngines()
+        key, engines = open_signing_key(config.signing_key_folder).public, SharedEngines()
         draw = _drawn(args)
         clients = []
         for index in range(args.first, args.first + args.devices):
@@ -98,7 +98,9 @@ class Fleet:
             clients.append(self._client(settings, draw(index), engines, np.random.default_rng([args.seed, index])))
         return clients
 
-    def _client(self, settings: ClientConfig, local: Local, engines: SharedEngines, rng: np.random.Generator) -> Client:
+    def _client(
+        self, settings: ClientConfig, local: DeviceData, engines: SharedEngines, rng: np.random.Generator
+    ) -> Client:
         made: list[LoopTransport] = []
 
         def dial(will: Callable[[], Any]) -> LoopTransport:
@@ -108,7 +110,7 @@ class Fleet:
         client = Client(
             settings, dial, local=local, clock=SystemClock(), rng=rng, open_engine=engines, check=engines.check
         )
-        self.loop.add(client.life(), made[0])
+        self.loop.add(client.loop(), made[0])
         return client
 
     def counts(self) -> dict[str, int]:
@@ -126,8 +128,8 @@ class Fleet:
         """Live until `over`, telling the counts every second. Raises what ended a device."""
         told_s = time.monotonic()
         while not over():
-            self.loop.turn()
-            if time.monotonic() >= told_s + COUNT_S:
+            self.loop.run_once()
+            if time.monotonic() >= told_s + COUNT_INTERVAL_S:
                 told_s = time.monotonic()
                 tell(self.counts())
                 for wrong in self.loop.errors():
@@ -136,7 +138,7 @@ class Fleet:
 
     def close(self) -> None:
         """Every device says goodbye."""
-        self.loop.end(GOODBYE_S)
+        self.loop.close(DISCONNECT_TIMEOUT_S)
 
 
 class SharedEngines:
@@ -160,15 +162,17 @@ class SharedEngines:
         return self._off[id(engine)]
 
 
-def _drawn(args: FleetArgs) -> Callable[[int], Local]:
+def _drawn(args: FleetArgs) -> Callable[[int], DeviceData]:
     """-> the samples of the device with this number: drawn by the seed and the number, with replacement."""
-    whole = registry.load(args.data_set, args.data, seed=args.seed)
+    whole = registry.load_data_set(args.data_set, args.data, seed=args.seed)
     tests = max(1, args.samples // 4)
 
-    def local(index: int) -> Local:
+    def local(index: int) -> DeviceData:
         rng = np.random.default_rng([args.seed, index, 1])
         drawn = whole.dataset(whole.train.rows(rng.choice(len(whole.train), size=args.samples + tests)))
-        return Local(train=Dataset(drawn.x[tests:], drawn.y[tests:]), test=Dataset(drawn.x[:tests], drawn.y[:tests]))
+        return DeviceData(
+            train=Dataset(drawn.x[tests:], drawn.y[tests:]), test=Dataset(drawn.x[:tests], drawn.y[:tests])
+        )
 
     return local
 
@@ -187,15 +191,15 @@ def _allow_files(needed: int) -> None:
 # -- the command: as many processes as wanted, watched by one
 
 
-def fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def run_fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """Run the fleet in processes of its own until a signal, or until the coordinator is done; -> what it came to."""
-    config, began_s = read(args.config), time.monotonic()
+    config, began_s = read_config(args.config), time.monotonic()
     ram = RAM_DISK if RAM_DISK.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="fedcenters-fleet-", dir=ram) as scratch, Signals() as signals:
+    with tempfile.TemporaryDirectory(prefix="fedcenters-fleet-", dir=ram) as scratch, DeferredSignals() as signals:
         logs = Path(scratch) / "logs"
         logs.mkdir()
         state = args.state or Path(scratch) / "state"
-        with Children(logs, signals) as children:
+        with ChildProcesses(logs, signals) as children:
             shares = np.array_split(np.arange(args.devices), workers)
             said = []
             for number, share in enumerate(part for part in shares if len(part)):
@@ -203,29 +207,34 @@ def fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[[str
                 said.append(logs / f"counts-{number}")
                 arguments = ("-m", "emulator.testbed.large_fleet", json.dumps(asdict(mine), default=str))
                 children.python(f"fleet-{number}", *arguments, stdout=said[-1])
-            say(f"{args.devices} devices in {len(said)} processes join {config.federation} at {url_of(config.broker)}")
+            say(
+                f"{args.devices} devices in {len(said)} processes join {config.federation} "
+                f"at {broker_url(config.broker)}"
+            )
             _watch(children, said, lambda: until_done and _done(config), say)
-            children.leave(children.running, patience_s=2 * GOODBYE_S)
+            children.wait_for_exit(children.running, timeout_s=2 * DISCONNECT_TIMEOUT_S)
         counts = [_last(path) for path in said]
     total = {name: sum(count.get(name, 0) for count in counts) for name in counts[0]}
     return {**total, "processes": len(said), "seconds": round(time.monotonic() - began_s, 1)}
 
 
-def _watch(children: Children, said: Sequence[Path], over: Callable[[], bool], say: Callable[[str], None]) -> None:
+def _watch(
+    children: ChildProcesses, said: Sequence[Path], over: Callable[[], bool], say: Callable[[str], None]
+) -> None:
     before, told_s = "", time.monotonic()
     while not over():
         children.check()
-        time.sleep(POLL_S)
+        time.sleep(CHILD_POLL_S)
         counts = [_last(path) for path in said]
-        words = ", ".join(f"{sum(c.get(name, 0) for c in counts)} {name}" for name in WORDS)
-        if words != before and time.monotonic() >= told_s + TELL_S:
+        words = ", ".join(f"{sum(c.get(name, 0) for c in counts)} {name}" for name in COUNT_NAMES)
+        if words != before and time.monotonic() >= told_s + REPORT_INTERVAL_S:
             before, told_s = words, time.monotonic()
             say(words)
 
 
 def _done(config: CoordinatorConfig) -> bool:
     try:
-        found = status(config.folder)
+        found = read_status(config.folder)
     except ConfigError:  # it has not started yet
         return False
     return bool(found["done"])
@@ -241,7 +250,7 @@ def main(arguments: Sequence[str]) -> int:
     """One process of the fleet: `python -m emulator.testbed.large_fleet ARGS`, the arguments as one JSON object."""
     raw = json.loads(arguments[0])
     paths = {name: raw[name] and Path(raw[name]) for name in ("config", "state", "data")}
-    threading.Thread(target=follow, args=(os.getppid(),), name="parent", daemon=True).start()
+    threading.Thread(target=stop_with_parent, args=(os.getppid(),), name="parent", daemon=True).start()
     args = FleetArgs(**raw | paths)
     return run_cli(lambda: _live(args, Path(raw["state"])))
 
@@ -250,7 +259,7 @@ def _live(args: FleetArgs, state: Path) -> int:
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    mine = Fleet(args, state)
+    mine = ClientProcess(args, state)
     try:
         mine.run(over.is_set, lambda counts: print(json.dumps(counts), flush=True))  # noqa: T201 - data for the parent
     finally:

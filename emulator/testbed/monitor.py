@@ -10,18 +10,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.dashboard.endpoint import LINK
-from coordinator.storage.status import FILE
+from coordinator.dashboard.endpoint import LINK_FILE
+from coordinator.storage.status import STATUS_FILE
 from emulator.reports import display_names
 
 
-class Tail:
+class FileTail:
     """The lines of a JSON-lines file that somebody else appends to."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0
 
-    def new(self) -> list[dict[str, Any]]:
+    def read_new(self) -> list[dict[str, Any]]:
         """Complete lines since the last call; a line that is still being written waits for the next."""
         try:
             with self._path.open("rb") as file:
@@ -34,39 +34,39 @@ class Tail:
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
-def dashboard(folder: Path) -> str:
+def dashboard_url(folder: Path) -> str:
     """The link to the page that shows the run, while the coordinator serves it; else nothing."""
     try:
-        return (folder / LINK).read_text(encoding="ascii").strip()
+        return (folder / LINK_FILE).read_text(encoding="ascii").strip()
     except OSError:
         return ""
 
 
-def paused(folder: Path) -> bool:
+def is_paused(folder: Path) -> bool:
     """Whether someone wants the coordinator to wait."""
     try:
-        return bool(json.loads((folder / FILE).read_text(encoding="utf-8"))["phase"] == "paused")
+        return bool(json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))["phase"] == "paused")
     except (OSError, ValueError, KeyError):
         return False
 
 
-def in_words(event: Mapping[str, Any]) -> str:
+def format_event(event: Mapping[str, Any]) -> str:
     """One line about an event; "" for what a person need not see."""
     kind = event["event"]
     if kind == "round":
-        name = display_names.method(event["method"])
+        name = display_names.method_label(event["method"])
         line = f"{name} round {event['round']}/{event['of']}: accuracy {_share(event['accuracy']['micro'])}"
         sizes = cluster_sizes(event["assignment"])
         return f"{line}, devices per center {sizes}" if len(sizes) > 1 else line
     if kind == "program":
-        return f"the training program is compiled for {_listed(map(display_names.engine, event['parity']))}"
+        return f"the training program is compiled for {_listed(map(display_names.engine_label, event['parity']))}"
     if kind == "bundle" and event.get("formats"):
-        formats = _listed(map(display_names.file_format, event["formats"]))
+        formats = _listed(map(display_names.format_label, event["formats"]))
         return f"every center is exported to {formats} and checked against torch"
     return ""
 
 
-def stability(assignments: Sequence[Mapping[str, int]]) -> str:
+def format_stability(assignments: Sequence[Mapping[str, int]]) -> str:
     """From which round on no device changed its center, in words; "" before the second round."""
     if len(assignments) < 2:  # noqa: PLR2004 - one round has nothing to compare with
         return ""
@@ -84,13 +84,13 @@ def cluster_sizes(assignment: Mapping[str, int]) -> list[int]:
     return [chosen.count(k) for k in range(max(chosen, default=-1) + 1)]
 
 
-def next_step(event: Mapping[str, Any]) -> str:
+def describe_next_step(event: Mapping[str, Any]) -> str:
     """What the coordinator does after this event; "" when nothing new begins."""
     kind = event["event"]
     if kind == "program":
         return "waiting for the devices"
     if kind == "round":
-        name = display_names.method(event["method"])
+        name = display_names.method_label(event["method"])
         left = event["of"] - event["round"]
         return f"{name} round {event['round'] + 1}/{event['of']}" if left else "closing the run"
     return {"run-done": "working on what comes next", "bundle": "handing out centers"}.get(kind, "")

@@ -18,10 +18,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from coordinator.local_broker import end_process
+from coordinator.local_broker import terminate_process
 from edge_client.errors import ConfigError, FedcentersError, NetworkError, ProtocolError, UsageError
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LOGS_HINT = "the logs folder of the run holds what each process said"
 ROOT = Path(__file__).resolve().parents[2]  # children find our packages also when nothing is installed
 
@@ -34,8 +34,8 @@ class Interrupted(KeyboardInterrupt):
         self.exit_code = 128 + signum
 
 
-class Signals:
-    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once, and never inside `held()`.
+class DeferredSignals:
+    """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once, and never inside `hold()`.
 
     Once: whoever is leaving is cleaning up, and a second Ctrl-C must not stop that.
     """
@@ -44,8 +44,8 @@ class Signals:
         self._depth, self._waiting, self._leaving = 0, 0, False
         self._before: dict[int, Any] = {}
 
-    def __enter__(self) -> Signals:  # noqa: PYI034 - typing.Self needs 3.11
-        self._before = {s: signal.signal(s, self._on_signal) for s in SIGNALS}
+    def __enter__(self) -> DeferredSignals:  # noqa: PYI034 - typing.Self needs 3.11
+        self._before = {s: signal.signal(s, self._on_signal) for s in STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -60,7 +60,7 @@ class Signals:
             raise Interrupted(signum)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Work that must not stop half-way; a signal that came meanwhile is raised at the end."""
         self._depth += 1
         try:
@@ -73,7 +73,7 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class Child:
+class ChildProcess:
     """A running program and where its output goes."""
 
     name: str
@@ -81,24 +81,24 @@ class Child:
     log: Path
 
 
-class Children:
+class ChildProcesses:
     """The processes that we started. Leaving the `with` block ends all of them.
 
     Their logs are `folder`/<name>.log, and what they call temporary goes to `folder`/tmp.
     """
 
-    def __init__(self, folder: Path, signals: Signals) -> None:
+    def __init__(self, folder: Path, signals: DeferredSignals) -> None:
         self._folder, self._signals = folder, signals
-        self._running: list[Child] = []
+        self._running: list[ChildProcess] = []
 
-    def __enter__(self) -> Children:  # noqa: PYI034 - typing.Self needs 3.11
+    def __enter__(self) -> ChildProcesses:  # noqa: PYI034 - typing.Self needs 3.11
         return self
 
     def __exit__(self, *_: object) -> None:
-        with self._signals.held():
+        with self._signals.hold():
             self.stop()
 
-    def python(self, name: str, *arguments: str, stdout: Path | None = None) -> Child:
+    def python(self, name: str, *arguments: str, stdout: Path | None = None) -> ChildProcess:
         """Start this Python with `arguments`, for example "-m", "emulator.cli"; `stdout` if data comes out there."""
         scratch = (self._folder / "tmp").resolve()  # torch and others leave things in the system's own
         scratch.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Children:
         # The children's configuration is in their files; a FEDCENTERS_BROKER of this shell is not meant for them.
         env = {key: value for key, value in os.environ.items() if not key.startswith("FEDCENTERS_")}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
-        with self._signals.held(), log.open("ab") as err, (stdout or log).open("ab") as out:
+        with self._signals.hold(), log.open("ab") as err, (stdout or log).open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, *arguments],
                 stdin=subprocess.DEVNULL,
@@ -115,57 +115,57 @@ class Children:
                 env=env | {"PYTHONUNBUFFERED": "1", "TMPDIR": str(scratch)},
                 start_new_session=True,
             )
-            child = Child(name, process, log)
+            child = ChildProcess(name, process, log)
             self._running.append(child)
         return child
 
     @property
-    def running(self) -> list[Child]:
+    def running(self) -> list[ChildProcess]:
         """Those that nobody has seen leaving."""
         return list(self._running)
 
-    def check(self, *, may_leave: Sequence[Child] = ()) -> None:
+    def check(self, *, may_leave: Sequence[ChildProcess] = ()) -> None:
         """Raise if a child left by itself; those in `may_leave` may, in good order."""
         for child in self._running:
             code = child.process.poll()
             if code is not None and (code != 0 or child not in may_leave):
-                raise failed(child)
+                raise child_failure(child)
 
-    def leave(self, children: Sequence[Child], *, patience_s: float = 15.0) -> None:
+    def wait_for_exit(self, children: Sequence[ChildProcess], *, timeout_s: float = 15.0) -> None:
         """Ask these to leave and insist on good order: raise if one ends with an error or does not end."""
         for child in children:
             if child.process.poll() is None:
                 child.process.terminate()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         for child in children:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.process.wait(max(0.0, deadline - time.monotonic()))
             if child.process.poll() is None:
                 raise FedcentersError(
-                    f"{child.name} does not leave within {patience_s:.0f} s of SIGTERM", hint=LOGS_HINT
+                    f"{child.name} does not leave within {timeout_s:.0f} s of SIGTERM", hint=LOGS_HINT
                 )
             if child.process.returncode != 0:
-                raise failed(child)
+                raise child_failure(child)
             self._running.remove(child)
 
-    def kill(self, child: Child) -> None:
+    def kill(self, child: ChildProcess) -> None:
         """SIGKILL, as a power cut would; nothing is said about how it left."""
         child.process.kill()
         child.process.wait()
         self._running.remove(child)
 
-    def stop(self, *, patience_s: float = 8.0) -> None:
+    def stop(self, *, timeout_s: float = 8.0) -> None:
         """SIGTERM to all, SIGKILL to whole sessions of those that stay; returns when none is left. Idempotent."""
         for child in self._running:
             if child.process.poll() is None:
                 child.process.terminate()
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + timeout_s
         for child in self._running:
-            end_process(child.process, patience_s=max(0.0, deadline - time.monotonic()))
+            terminate_process(child.process, timeout_s=max(0.0, deadline - time.monotonic()))
         self._running.clear()
 
 
-def failed(child: Child) -> FedcentersError:
+def child_failure(child: ChildProcess) -> FedcentersError:
     """What to tell about a child that left by itself: its last words, and its exit code where it is one of ours."""
     code = child.process.returncode
     how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"left with exit code {code}"

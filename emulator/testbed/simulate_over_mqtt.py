@@ -15,21 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.storage.run_reader import reading
+from coordinator.storage.run_reader import open_database
 from coordinator.strategies.base import Strategy
-from coordinator.strategies.registry import make, name_of, settings_of
+from coordinator.strategies.registry import make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
-from emulator.config import FIELDS, GROUPS, QUESTION, SimulateArgs, table_of
-from emulator.console import Talk
-from emulator.data.fleet_split import Split
-from emulator.simulate import Record, fleet_of, reached
+from emulator.config import CONFIG_FILE, FIELDS, GROUPS_FILE, SimulateArgs, resolved_table
+from emulator.console import ConsoleProgress
+from emulator.data.fleet_split import FleetData
+from emulator.simulate import Record, make_fleet, result_summary
 from emulator.testbed import monitor, testbed_files
-from emulator.testbed.testbed import Scene, played
+from emulator.testbed.testbed import Testbed, run_testbed
 
-MOST = 200  # devices with a thread each, and about what the embedded broker is meant for
+MAX_DEVICES = 200  # devices with a thread each, and about what the embedded broker is meant for
 DEADLINE_S = 3_600.0  # of an exchange: nobody is late but a device that hangs
-VIRTUAL = {
+VIRTUAL_ONLY = {
     "profiles": "devices are as fast and as reliable as this machine",
     "ray": "all processes are on this machine",
     "workers": "the devices are threads of one process",
@@ -38,33 +38,33 @@ VIRTUAL = {
 }
 
 
-def simulate_json(args: SimulateArgs, talk: Talk, *, resume: bool = False) -> Record:
+def simulate_over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool = False) -> Record:
     """Play the run to its end; -> the JSON object that the command prints, which has no virtual seconds."""
     began = time.perf_counter()
     _check(args, resume=resume)
-    strategy = make(args.method, **args.settings)
-    args, split = fleet_of(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
-    if len(split.devices) > MOST:
+    strategy = make_method(args.method, **args.settings)
+    args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
+    if len(split.devices) > MAX_DEVICES:
         raise UsageError(
-            f"{len(split.devices)} devices, and a thread each: use at most {MOST} over MQTT",
+            f"{len(split.devices)} devices, and a thread each: use at most {MAX_DEVICES} over MQTT",
             hint="lower --devices, or see `fedcenters-emulator fleet --help`, which takes thousands",
         )
     federation = _plain(args.folder.name)
 
-    def play(scene: Scene) -> Record:
-        last = _rounds(scene, args, strategy, split)
-        testbed_files.write_toml(scene.folder / QUESTION, table_of(args, settings_of(strategy)))
-        (scene.folder / GROUPS).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
-        told = reached(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
-        answered = {"answered": _answered(scene.folder, last["round"])}
-        return told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(scene.folder)}
+    def play(testbed: Testbed) -> Record:
+        last = _rounds(testbed, args, strategy, split)
+        testbed_files.write_toml(testbed.folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
+        (testbed.folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
+        told = result_summary(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
+        answered = {"answered": _answered(testbed.folder, last["round"])}
+        return told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(testbed.folder)}
 
-    return played(args.folder, args.broker, talk, play, federation=federation)
+    return run_testbed(args.folder, args.broker, progress, play, federation=federation)
 
 
 def _check(args: SimulateArgs, *, resume: bool) -> None:
     """Refuse what could not be obeyed. Raises UsageError."""
-    for key, why in VIRTUAL.items():
+    for key, why in VIRTUAL_ONLY.items():
         field = FIELDS.get(key, key).replace("-", "_")
         if getattr(args, field) != getattr(SimulateArgs, field):
             raise UsageError(f"{key} says nothing over MQTT: {why}", hint=f"leave {key} out, or --broker")
@@ -77,11 +77,11 @@ def _check(args: SimulateArgs, *, resume: bool) -> None:
         )
 
 
-def _rounds(scene: Scene, args: SimulateArgs, strategy: Strategy, split: Split) -> Mapping[str, Any]:
+def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: FleetData) -> Mapping[str, Any]:
     """Everything from the first process to the last; -> the record of the last round."""
-    settings = settings_of(strategy)
-    run = {"method": args.method, "name": _plain(name_of(strategy)), "num-rounds": args.rounds, **settings}
-    coordinator = scene.start_coordinator(
+    settings = method_settings(strategy)
+    run = {"method": args.method, "name": _plain(method_name(strategy)), "num-rounds": args.rounds, **settings}
+    coordinator = testbed.start_coordinator(
         devices=len(split.devices),
         runs=[run],
         seed=args.seed,
@@ -95,18 +95,18 @@ def _rounds(scene: Scene, args: SimulateArgs, strategy: Strategy, split: Split) 
         start_timeout_s=DEADLINE_S,
         below_quorum="continue",  # everybody is waited for; an answer that is refused ends no simulation
     )
-    workers = scene.start_devices(split.devices, lambda _: args.engine)
-    tail = monitor.Tail(scene.folder / "metrics.jsonl")
-    events = scene.follow(tail, "done", doing="compiling the training program", silence_s=DEADLINE_S)
-    scene.children.leave(workers)
-    scene.children.leave([coordinator])
+    workers = testbed.start_devices(split.devices, lambda _: args.engine)
+    tail = monitor.FileTail(testbed.folder / "metrics.jsonl")
+    events = testbed.follow(tail, "done", doing="compiling the training program", silence_s=DEADLINE_S)
+    testbed.children.wait_for_exit(workers)
+    testbed.children.wait_for_exit([coordinator])
     return [event for event in events if event["event"] == "round"][-1]
 
 
 def _answered(folder: Path, number: int) -> float | None:
     """Which share of a round's tasks has an answer that counted."""
     join = "tasks left join closings c using (run, round, exchange, cid)"
-    with reading(folder) as db:
+    with open_database(folder) as db:
         asked, answered = db.execute(f"select count(*), count(c.cid) from {join} where round = ?", (number,)).fetchone()  # noqa: S608
     return answered / asked if asked else None
 

@@ -14,55 +14,57 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from coordinator.config import read
-from coordinator.identity.signing_key import open_key
+from coordinator.config import read_config
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import NetworkError
-from emulator.console import Talk
+from emulator.console import ConsoleProgress
 from emulator.testbed import monitor, testbed_files
-from emulator.testbed.processes import LOGS_HINT, Child, Children, Signals
+from emulator.testbed.processes import LOGS_HINT, ChildProcess, ChildProcesses, DeferredSignals
 
 if TYPE_CHECKING:
-    from edge_client.data.dataset import Local
+    from edge_client.data.dataset import DeviceData
 
-SILENCE_S = 300.0  # nothing new from a living coordinator for so long: give up; a small board compiles for minutes
+SILENCE_TIMEOUT_S = (
+    300.0  # nothing new from a living coordinator for so long: give up; a small board compiles for minutes
+)
 POLL_S = 0.1
 Events = list[dict[str, Any]]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class Testbed:
     """What every step of a run needs. `work` holds what only the run needs, and is gone after it."""
 
     folder: Path
     work: Path
     broker: Broker
-    children: Children
-    talk: Talk
+    children: ChildProcesses
+    progress: ConsoleProgress
     federation: str
 
     @property
     def key(self) -> str:
         """The public key that devices pin, in hex."""
-        return open_key(self.folder).public.hex()
+        return open_signing_key(self.folder).public.hex()
 
-    def start_coordinator(self, **facts: Any) -> Child:  # noqa: ANN401 - those of stage.write_coordinator
+    def start_coordinator(self, **facts: Any) -> ChildProcess:  # noqa: ANN401 - those of stage.write_coordinator
         """Write its configuration, which is checked here and now, and start it."""
         config = self.work / "coordinator.toml"
         testbed_files.write_coordinator(
             config, self.folder, broker=self.broker.url, federation=self.federation, **facts
         )
-        read(config, environ={})
-        open_key(self.folder)  # made here, so that no device waits for the coordinator to make it
+        read_config(config, environ={})
+        open_signing_key(self.folder)  # made here, so that no device waits for the coordinator to make it
         return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
 
-    def write_device(self, folder: str, cid: str, local: Local, *, engine: str) -> testbed_files.DeviceFiles:
+    def write_device(self, folder: str, cid: str, local: DeviceData, *, engine: str) -> testbed_files.DeviceFiles:
         """A device's own folder in `work`/`folder`."""
         facts = {"broker": self.broker.url, "key": self.key, "federation": self.federation}
         return testbed_files.write_device(self.work / folder, cid, local, engine=engine, **facts)
 
-    def start_devices(self, fleet: Mapping[str, Local], engine_of: Callable[[int], str]) -> list[Child]:
+    def start_devices(self, fleet: Mapping[str, DeviceData], engine_of: Callable[[int], str]) -> list[ChildProcess]:
         """One process per engine: where ONNX Runtime trains, torch is never loaded."""
         devices = [
             self.write_device("devices", cid, local, engine=engine_of(i))
@@ -76,53 +78,55 @@ class Scene:
 
     def follow(
         self,
-        tail: monitor.Tail,
+        tail: monitor.FileTail,
         until: str,
         *,
         doing: str,
-        words: Callable[[Sequence[Mapping[str, Any]]], str] = lambda events: monitor.in_words(events[-1]),
-        silence_s: float = SILENCE_S,
+        words: Callable[[Sequence[Mapping[str, Any]]], str] = lambda events: monitor.format_event(events[-1]),
+        silence_s: float = SILENCE_TIMEOUT_S,
     ) -> Events:
         """Tell what the coordinator writes, until the event `until`; `words` is about the last of the events so far."""
         events: Events = []
         last_s, link = time.monotonic(), ""
         while True:
-            if not link and (link := monitor.dashboard(self.folder)):
-                self.talk.say(f"watch it in a browser as long as it runs: {link}")
-            for event in tail.new():
+            if not link and (link := monitor.dashboard_url(self.folder)):
+                self.progress.say(f"watch it in a browser as long as it runs: {link}")
+            for event in tail.read_new():
                 events.append(event)
                 last_s = time.monotonic()
                 if said := words(events):
-                    self.talk.say(said)
-                doing = monitor.next_step(event) or doing
+                    self.progress.say(said)
+                doing = monitor.describe_next_step(event) or doing
                 if event["event"] == until:
                     return events
             self.children.check()
             doing_now = doing
-            if monitor.paused(self.folder):
+            if monitor.is_paused(self.folder):
                 last_s, doing_now = time.monotonic(), "paused on the dashboard"
             if time.monotonic() - last_s > silence_s:
                 raise NetworkError(f"nothing from the coordinator for {silence_s:.0f} s while {doing}", hint=LOGS_HINT)
-            self.talk.busy(doing_now)
+            self.progress.busy(doing_now)
             time.sleep(POLL_S)
 
 
-def played(folder: Path, broker: str, talk: Talk, play: Callable[[Scene], T], *, federation: str) -> T:
+def run_testbed(
+    folder: Path, broker: str, progress: ConsoleProgress, play: Callable[[Testbed], T], *, federation: str
+) -> T:
     """Set the scene, `play` on it, and clear it away. The folder gets an ending when its name is taken."""
-    with Signals() as signals:
+    with DeferredSignals() as signals:
         folder = testbed_files.new_folder(folder.parent, folder.name)
         work = folder / ".work"
         try:
-            with Children(work / "processes", signals) as children:
-                with signals.held():
+            with ChildProcesses(work / "processes", signals) as children:
+                with signals.hold():
                     started = start_broker(work / "broker", broker)
-                facts: dict[str, Any] = {"folder": folder, "work": work, "talk": talk, "federation": federation}
+                facts: dict[str, Any] = {"folder": folder, "work": work, "talk": progress, "federation": federation}
                 try:
-                    talk.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
-                    return play(Scene(broker=started, children=children, **facts))
+                    progress.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
+                    return play(Testbed(broker=started, children=children, **facts))
                 finally:
-                    with signals.held():
-                        talk.busy("stopping what was started")
+                    with signals.hold():
+                        progress.busy("stopping what was started")
                         children.stop()  # before their broker
                         started.stop()
         except KeyboardInterrupt:
@@ -132,8 +136,8 @@ def played(folder: Path, broker: str, talk: Talk, play: Callable[[Scene], T], *,
             _keep_logs(work / "processes", folder / "logs")
             raise
         finally:
-            with signals.held():
-                talk.close()
+            with signals.hold():
+                progress.close()
                 shutil.rmtree(work, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     folder.rmdir()  # nothing happened in it

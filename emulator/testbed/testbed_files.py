@@ -17,16 +17,16 @@ from edge_client.engines.base import ENGINES
 from edge_client.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edge_client.data.dataset import Dataset, Local
+    from edge_client.data.dataset import Dataset, DeviceData
 
-FEDERATION = "demo"
-MODEL = "digits-mlp"
-REFERENCE = "reference.npz"  # x [m, ...]: samples that no device holds, to compare exported files with torch
+DEMO_FEDERATION = "demo"
+DEMO_MODEL = "digits-mlp"
+REFERENCE_FILE = "reference.npz"  # x [m, ...]: samples that no device holds, to compare exported files with torch
 ENGINE_CYCLE = ("onnx", "litert", "onnx", "pt2")  # half, a quarter, a quarter
 FORMAT_CYCLE = ("onnx", "tflite")
 # Both methods with their defaults, so that `simulate` with the same seed gives the same numbers.
-FESEM: Mapping[str, Any] = {"method": "fesem", "clusters": 3}
-FEDAVG: Mapping[str, Any] = {"method": "fedavg"}
+FESEM_RUN: Mapping[str, Any] = {"method": "fesem", "clusters": 3}
+FEDAVG_RUN: Mapping[str, Any] = {"method": "fedavg"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,19 +38,19 @@ class DeviceFiles:
     config: Path
 
 
-def engine_of(index: int) -> str:
+def engine_for(index: int) -> str:
     """Engine of the index-th device."""
     return ENGINE_CYCLE[index % len(ENGINE_CYCLE)]
 
 
-def chooser_of(index: int) -> tuple[str, str]:
+def engine_and_format_for(index: int) -> tuple[str, str]:
     """Engine and file format of the index-th new device."""
     form = FORMAT_CYCLE[index % len(FORMAT_CYCLE)]
     return ("onnx" if form == "onnx" else "litert"), form
 
 
 def write_device(  # noqa: PLR0913 - each is one line of the file
-    folder: Path, cid: str, local: Local, *, engine: str, broker: str, key: str, federation: str = FEDERATION
+    folder: Path, cid: str, local: DeviceData, *, engine: str, broker: str, key: str, federation: str = DEMO_FEDERATION
 ) -> DeviceFiles:
     """`folder`/<cid>/ with data, a place for its state, and config.toml; `key` is the public signing key in hex."""
     home = folder / cid
@@ -78,7 +78,7 @@ def write_device(  # noqa: PLR0913 - each is one line of the file
 
 def demo_runs(rounds: int) -> list[dict[str, Any]]:
     """The clustered method, then the global one on the same data."""
-    return [{**FESEM, "num-rounds": rounds}, {**FEDAVG, "num-rounds": rounds}]
+    return [{**FESEM_RUN, "num-rounds": rounds}, {**FEDAVG_RUN, "num-rounds": rounds}]
 
 
 def write_coordinator(  # noqa: PLR0913 - each is one line of the file
@@ -100,7 +100,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
     write_toml(
         path,
         {
-            "federation": FEDERATION,
+            "federation": DEMO_FEDERATION,
             "broker": broker,
             "folder": str(folder.resolve()),
             "min-devices": devices,
@@ -110,9 +110,9 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
             "codec": "f32",
             "seed": seed,
             "formats": list(FORMAT_CYCLE) if "pt2" in engines else [],  # files are made from that program
-            "reference": REFERENCE,
+            "reference": REFERENCE_FILE,
             "dashboard": dashboard,
-            "model": {"name": MODEL, "engines": list(engines)},
+            "model": {"name": DEMO_MODEL, "engines": list(engines)},
             "runs": [dict(run) for run in runs],
             **{key.replace("_", "-"): value for key, value in more.items()},
         },

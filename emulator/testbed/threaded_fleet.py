@@ -19,8 +19,8 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from edge_client.cli import live
-from edge_client.config import load
+from edge_client.cli import run_clients
+from edge_client.config import load_config
 from edge_client.errors import UsageError, run_cli
 from edge_client.runtime.factory import make_client
 
@@ -31,17 +31,17 @@ RUNTIMES = {"onnx": "onnxruntime", "litert": "ai_edge_litert.interpreter", "pt2"
 def main(paths: list[str]) -> int:
     """Run the devices of these configuration files until a signal, or until one of them fails; -> the exit code."""
     parent = os.getppid()
-    threading.Thread(target=follow, args=(parent,), name="parent", daemon=True).start()
+    threading.Thread(target=stop_with_parent, args=(parent,), name="parent", daemon=True).start()
     return run_cli(lambda: _live(paths))
 
 
 def _live(paths: list[str]) -> int:
     if not paths:
         raise UsageError("no device", hint="python -m emulator.testbed.threaded_fleet CONFIG.toml ...")
-    configs = [load(Path(path), os.environ) for path in paths]
+    configs = [load_config(Path(path), os.environ) for path in paths]
     for engine in sorted({config.engine for config in configs}):
         threading.Thread(target=_warm_up, args=(engine,), name=f"import {engine}", daemon=True).start()
-    return live([make_client(config) for config in configs])
+    return run_clients([make_client(config) for config in configs])
 
 
 def _warm_up(engine: str) -> None:
@@ -50,7 +50,7 @@ def _warm_up(engine: str) -> None:
         import_module(RUNTIMES[engine])
 
 
-def follow(parent: int) -> None:
+def stop_with_parent(parent: int) -> None:
     """Ask ourselves to leave once the parent has died; an orphan gets another parent."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)

@@ -1,8 +1,8 @@
 """Centers as files that know nothing of us: input "x", output "logits", weights inside.
 
 ONNX and pt2 take any batch size, TFLite one sample at a time. Any torch module can be written; a center of a bundle is
-its program's own `infer` graph with the center's weights put in (`with_weights`), so no model code is needed here. A
-stacked file holds several centers and has the input "center" [1] int32 before "x".
+its program's own `infer` graph with the center's weights put in (`load_infer_module`), so no model code is needed here.
+A stacked file holds several centers and has the input "center" [1] int32 before "x".
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ from export.compiler.tracing import MAX_BATCH, quiet_warnings
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_named_tflite
-from export.silence import quiet
+from export.silence import suppress_output
 
-FORMATS = ("onnx", "tflite", "pt2")
+FILE_FORMATS = ("onnx", "tflite", "pt2")
 EXAMPLE_BATCH = 2
 
 
 def export_center(module: nn.Module, sample_shape: Sequence[int], fmt: str) -> bytes:
     """The module in inference mode, for samples of `sample_shape` (without batch), dtype float32."""
-    return _written(module.eval(), (), sample_shape, fmt)
+    return _export_file(module.eval(), (), sample_shape, fmt)
 
 
 def export_stacked(infer: bytes, schema: Schema, centers: Flat, sample_shape: Sequence[int], fmt: str) -> bytes:
     """All `centers` [K, schema.size] in one file, over a program's `infer` container (.pt2)."""
-    return _written(_Stacked(infer, schema, centers), (torch.zeros(1, dtype=torch.int32),), sample_shape, fmt)
+    return _export_file(_Stacked(infer, schema, centers), (torch.zeros(1, dtype=torch.int32),), sample_shape, fmt)
 
 
-def _written(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Sequence[int], fmt: str) -> bytes:
+def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Sequence[int], fmt: str) -> bytes:
     """`module`(*first, x) as a file; `first` are example inputs of fixed shapes that come before x."""
-    if fmt not in FORMATS:
-        raise UsageError(f"unknown format {fmt!r}", hint=f"use one of {', '.join(FORMATS)}")
+    if fmt not in FILE_FORMATS:
+        raise UsageError(f"unknown format {fmt!r}", hint=f"use one of {', '.join(FILE_FORMATS)}")
     names = ("center", "x") if first else ("x",)
     try:
         if fmt == "tflite":
             given = dict(zip(names, (*first, torch.zeros(1, *sample_shape)), strict=True))
             return to_named_tflite((_NamedStack if first else _Named)(module), given)
         made = _any_batch(module, (*first, torch.zeros(EXAMPLE_BATCH, *sample_shape)))
-        return to_pt2(made) if fmt == "pt2" else named_batch(to_onnx(made, names, ["logits"]))
+        return to_pt2(made) if fmt == "pt2" else name_batch_dimension(to_onnx(made, names, ["logits"]))
     except RuntimeMissing:
         raise
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
@@ -62,7 +62,7 @@ def _any_batch(module: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgra
         return torch.export.export(module, example, dynamic_shapes=dims, strict=False)
 
 
-def named_batch(file: bytes) -> bytes:
+def name_batch_dimension(file: bytes) -> bytes:
     """An ONNX file whose first dimension of `x` and of what follows from it is called "batch", as people expect it."""
     import onnx
 
@@ -75,9 +75,9 @@ def named_batch(file: bytes) -> bytes:
     return proto.SerializeToString(deterministic=True)  # type: ignore[no-any-return]
 
 
-def with_weights(infer: bytes, schema: Schema, vector: Flat) -> nn.Module:
+def load_infer_module(infer: bytes, schema: Schema, vector: Flat) -> nn.Module:
     """A program's `infer` container (.pt2) with the weights [schema.size] put in: x [batch, ...] -> logits."""
-    with quiet():
+    with suppress_output():
         graph = torch.export.load(io.BytesIO(infer)).module(check_guards=False)
     tensors = [torch.from_numpy(np.array(value)) for value in schema.split(vector).values()]
     return _Center(graph, tensors)
@@ -104,7 +104,7 @@ class _Stacked(nn.Module):
 
     def __init__(self, infer: bytes, schema: Schema, centers: Flat) -> None:
         super().__init__()
-        with quiet():
+        with suppress_output():
             self._call = (torch.export.load(io.BytesIO(infer)).module(check_guards=False),)
         rows = [schema.split(vector) for vector in centers]
         for i, tensor in enumerate(schema.tensors):

@@ -13,22 +13,22 @@ from torch import nn
 
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
-from export.bundle.center_files import FORMATS
+from export.bundle.center_files import FILE_FORMATS
 from export.bundle.model_cards import quantiles
-from export.bundle.reader import BundleManifest, entries, read_bundle
-from export.bundle.run_source import Material, Samples, Signer, kind_of
-from export.bundle.verify_centers import PARITY_LIMIT, latency_ms, opened, per_device, torch_logits
-from export.bundle.writer import COMPARED, ENGINE_OF, Wish, noise, write_bundle
-from export.compiler.program_folder import MANIFEST, WEIGHTS, files_of, refuse_used, write_folder
+from export.bundle.reader import BundleManifest, file_entries, read_bundle
+from export.bundle.run_source import BundleSource, LabelledSamples, Signer, find_run_reader
+from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, latency_ms, open_model, torch_logits
+from export.bundle.writer import ENGINE_OF, MAX_COMPARED_SAMPLES, BundleOptions, noise_samples, write_bundle
+from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
 from export.compiler.user_model import compile_model
 
-LOSS_LIMIT = 0.02  # of a quantized file, in mean accuracy of the devices that it serves
+MAX_ACCURACY_LOSS = 0.02  # of a quantized file, in mean accuracy of the devices that it serves
 KEY_BYTES = 32
 
 
 def write_program(out: Path, module: nn.Module, shape: tuple[int, ...], **facts: Any) -> dict[str, Any]:  # noqa: ANN401 - compile_program's own
     """Compile into a new folder. -> {"out", "model", "parameters", "files": one row per file, program.json last}."""
-    refuse_used(out)
+    check_unused(out)
     made = compile_model(module, shape, **facts)
     program = made.program
     state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -48,14 +48,18 @@ def write_program(out: Path, module: nn.Module, shape: tuple[int, ...], **facts:
             "batch": program.batch[f.engine],
             "difference": program.parity[f.engine],
         }
-        for f in files_of(program)
+        for f in container_files(program)
     ]
-    rows += [{"file": name, "size": sizes[name]} for name in (WEIGHTS, MANIFEST)]
+    rows += [{"file": name, "size": sizes[name]} for name in (WEIGHTS_FILE, MANIFEST_FILE)]
     return {"out": str(out), "model": program.model, "parameters": program.schema.n_params, "files": rows}
 
 
 def verify_bundle(
-    path: Path, samples: Samples | None = None, *, tolerance: float = PARITY_LIMIT, loss: float = LOSS_LIMIT
+    path: Path,
+    samples: LabelledSamples | None = None,
+    *,
+    tolerance: float = PARITY_LIMIT,
+    loss: float = MAX_ACCURACY_LOSS,
 ) -> list[dict[str, Any]]:
     """One row per center and file, measured on `samples`, on the bundle's own, or on noise.
 
@@ -66,10 +70,10 @@ def verify_bundle(
     Raises Malformed when a hash is wrong.
     """
     bundle = read_bundle(path)
-    given = samples or bundle.reference() or Samples(x=noise(bundle.program.input))
+    given = samples or bundle.reference_samples() or LabelledSamples(x=noise_samples(bundle.program.input))
     if given.x.shape[1:] != bundle.program.input:
         raise ConfigError(f"samples are {given.x.shape[1:]}, the model takes {bundle.program.input}", hint="check them")
-    limits = Limits(tolerance=tolerance, loss=loss)
+    limits = VerifyLimits(tolerance=tolerance, loss=loss)
     rows = []
     for center in bundle.manifest["centers"]:
         if not center["files"]:
@@ -84,19 +88,19 @@ def verify_bundle(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class VerifyLimits:
     """What is still right; see `verify_bundle`."""
 
     tolerance: float
     loss: float
 
 
-def _row(file: bytes, name: str, samples: Samples, expected: Array, limits: Limits) -> dict[str, Any]:
+def _row(file: bytes, name: str, samples: LabelledSamples, expected: Array, limits: VerifyLimits) -> dict[str, Any]:
     fmt, _, scheme = name.partition("-")
-    run = opened(file, fmt)
+    run = open_model(file, fmt)
     got = run(samples.x)
     difference = float(np.abs(got - expected).max())
-    before, after = (per_device(logits, samples) for logits in (expected, got))
+    before, after = (accuracy_by_device(logits, samples) for logits in (expected, got))
     if not scheme:
         ok = difference <= limits.tolerance * max(1.0, float(np.abs(expected).max()))
     elif before:
@@ -116,44 +120,44 @@ def _row(file: bytes, name: str, samples: Samples, expected: Array, limits: Limi
 def bundle_run(  # noqa: PLR0913 - what the command asks
     run: Path,
     out: Path,
-    wish: Wish,
+    options: BundleOptions,
     *,
     method: str = "",
     data: Path | None = None,
-    samples: int = COMPARED,
+    samples: int = MAX_COMPARED_SAMPLES,
     sign: Signer | None = None,
 ) -> BundleManifest:
     """A bundle of the centers of `method` in a run's folder; with `samples` of the run in it, where they can be had."""
-    engines = [engine for fmt, engine in ENGINE_OF.items() if fmt in (*wish.formats, "pt2")]
-    material = kind_of(run).material(run, method=method, engines=engines, data=data)
-    reference = material.reference.few(samples) if material.reference is not None and samples else None
-    return write_bundle(out, replace(material, reference=reference, sign=sign or material.sign), wish)
+    engines = [engine for fmt, engine in ENGINE_OF.items() if fmt in (*options.formats, "pt2")]
+    material = find_run_reader(run).bundle_source(run, method=method, engines=engines, data=data)
+    reference = material.reference.subsample(samples) if material.reference is not None and samples else None
+    return write_bundle(out, replace(material, reference=reference, sign=sign or material.sign), options)
 
 
 def quantize_bundle(
-    path: Path, out: Path, schemes: Sequence[str], calibration: Samples | None, sign: Signer | None
+    path: Path, out: Path, schemes: Sequence[str], calibration: LabelledSamples | None, sign: Signer | None
 ) -> BundleManifest:
     """The same bundle with smaller variants of its files; `path` is only read."""
     bundle = read_bundle(path)
     first = bundle.manifest["centers"][0]["files"]
-    formats = [fmt for fmt in FORMATS if fmt in first]
+    formats = [fmt for fmt in FILE_FORMATS if fmt in first]
     if not formats:
         raise ConfigError(f"{path} has no files to quantize", hint="bundle the run again with --formats onnx,tflite")
-    material = Material(
+    material = BundleSource(
         program=bundle.program,
         files=bundle.files(),
         centers=[bundle.vector(c["center"]) for c in bundle.manifest["centers"]],
         cards=[c["card"] for c in bundle.manifest["centers"]],
-        reference=bundle.reference(),
+        reference=bundle.reference_samples(),
         calibration=calibration,
         sign=sign,
-        made={entry["path"]: bundle.read(entry) for entry in entries(bundle.manifest)},
+        made={entry["path"]: bundle.read(entry) for entry in file_entries(bundle.manifest)},
     )
     stacked = bool(bundle.manifest.get("stacked"))
-    return write_bundle(out, material, Wish(formats=formats, schemes=schemes, stacked=stacked))
+    return write_bundle(out, material, BundleOptions(formats=formats, schemes=schemes, stacked=stacked))
 
 
-def key_of(path: Path) -> bytes:
+def read_private_key(path: Path) -> bytes:
     """The 32 bytes of a private key file: 64 hex digits, readable by its owner only. Raises ConfigError."""
     try:
         key = bytes.fromhex(path.read_text(encoding="ascii").strip())

@@ -7,7 +7,7 @@
      "model", "input", "output", "loss", "parameters"        what the network takes and gives
      "files": {variant: {"path", "sha256", "size", "parity", ...}}}
 
-A run's reader gives the first seven (`facts`), the bundle adds the rest. Other keys are carried as they are.
+A run's reader gives the first seven (`center_facts`), the bundle adds the rest. Other keys are carried as they are.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge_client.protocol.task import Array, ClientId
 QUANTILES = {"min": 0.0, "p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "max": 1.0}
 
 
-def facts(  # noqa: PLR0913 - the parts of a card
+def center_facts(  # noqa: PLR0913 - the parts of a card
     center: int,
     members: Iterable[ClientId],
     *,
@@ -56,7 +56,7 @@ def quantiles(values: Sequence[float] | Array) -> dict[str, float] | None:
     return {"devices": len(values), "mean": float(np.mean(values)), **found}
 
 
-def about(program: Program) -> dict[str, Any]:
+def program_facts(program: Program) -> dict[str, Any]:
     """What every center of a program has in common."""
     return {
         "model": program.model,
@@ -69,7 +69,7 @@ def about(program: Program) -> dict[str, Any]:
 
 def markdown(card: Mapping[str, Any]) -> str:
     """The same card for people."""
-    lines = [f"# Center {card['center']} of {card['model']}", "", *_made(card), "", *_runs(card), ""]
+    lines = [f"# Center {card['center']} of {card['model']}", "", *_method_lines(card), "", *_runs(card), ""]
     if card.get("accuracy"):
         lines += ["## Accuracy", "", *_accuracy(card["accuracy"]), ""]
     if card.get("labels"):
@@ -79,7 +79,7 @@ def markdown(card: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _made(card: Mapping[str, Any]) -> list[str]:
+def _method_lines(card: Mapping[str, Any]) -> list[str]:
     method = f"{card['method']}, {card['rounds']} rounds" if "rounds" in card else card.get("method", "unknown")
     return [
         f"* made by {method}",

@@ -21,29 +21,31 @@ import numpy as np
 
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.task import Array
-from export.bundle.run_source import Samples
-from export.silence import quiet
+from export.bundle.run_source import LabelledSamples
+from export.silence import suppress_output
 
 SCHEMES = ("fp16", "int8", "int8-static")
 SCHEMES_OF = {"onnx": SCHEMES, "tflite": SCHEMES, "pt2": ()}
-LEAST = 64  # values; smaller tensors (biases, norms) stay in float32: they weigh nothing and count for much
-CALIBRATED = 128  # samples
+MIN_QUANTIZED_VALUES = (
+    64  # values; smaller tensors (biases, norms) stay in float32: they weigh nothing and count for much
+)
+MAX_CALIBRATION_SAMPLES = 128  # samples
 INT8_MAX = 127
 
 
-def possible(fmt: str, schemes: Sequence[str]) -> Iterator[str]:
+def supported_schemes(fmt: str, schemes: Sequence[str]) -> Iterator[str]:
     """Those of `schemes` that a format has."""
     return (scheme for scheme in schemes if scheme in SCHEMES_OF[fmt])
 
 
-def quantized(file: bytes, fmt: str, scheme: str, calibration: Samples | None = None) -> bytes:
+def quantize_file(file: bytes, fmt: str, scheme: str, calibration: LabelledSamples | None = None) -> bytes:
     """A self-contained file of `fmt`, made smaller. Raises UsageError, or ProgramRefused where a tool cannot do it."""
     if scheme not in SCHEMES_OF[fmt]:
         raise UsageError(f"{fmt} has no {scheme}", hint=f"{fmt} has: {', '.join(SCHEMES_OF[fmt]) or 'none'}")
     x = _ranges_from(calibration).x if scheme == "int8-static" else np.empty(0, np.float32)
     make = _onnx if fmt == "onnx" else _tflite
     try:
-        with quiet():
+        with suppress_output():
             return make(file, scheme, x)
     except ImportError as missing:  # no model's fault
         raise RuntimeMissing(
@@ -54,10 +56,10 @@ def quantized(file: bytes, fmt: str, scheme: str, calibration: Samples | None = 
         raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong
 
 
-def _ranges_from(calibration: Samples | None) -> Samples:
+def _ranges_from(calibration: LabelledSamples | None) -> LabelledSamples:
     if calibration is None:
         raise UsageError("int8-static needs calibration samples", hint="give training samples with --calibration")
-    return calibration.few(CALIBRATED)
+    return calibration.subsample(MAX_CALIBRATION_SAMPLES)
 
 
 def _onnx(file: bytes, scheme: str, x: Array) -> bytes:
@@ -89,7 +91,7 @@ def _with_small_weights(file: bytes, store: Callable[[Array, str], tuple[list[An
     kept, nodes = [], []
     for tensor in proto.graph.initializer:
         value = onnx.numpy_helper.to_array(tensor)
-        if value.dtype != np.float32 or value.ndim < 2 or value.size < LEAST:  # noqa: PLR2004 - a matrix
+        if value.dtype != np.float32 or value.ndim < 2 or value.size < MIN_QUANTIZED_VALUES:  # noqa: PLR2004 - a matrix
             kept.append(tensor)
             continue
         stored, node = store(value, tensor.name)

@@ -26,49 +26,53 @@ from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import codecs, validators
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
-from edge_client.protocol.nearest.center_tree import EDGES, Tree
-from edge_client.protocol.nearest.router import Guide
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
+from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
 from export.bundle import signature
-from export.bundle.run_source import Samples
+from export.bundle.run_source import LabelledSamples
 
 if TYPE_CHECKING:
     from torch import nn
 
 VERSION = 1
-MANIFEST, SIGNATURE = "manifest.json", "manifest.sig"
-MANIFEST_LIMIT_BYTES = 16 << 20  # 1,024 centers with a few variants each
-ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
+MANIFEST_FILE, SIGNATURE_FILE = "manifest.json", "manifest.sig"
+MAX_MANIFEST_BYTES = 16 << 20  # 1,024 centers with a few variants each
+FILE_ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
 BundleManifest = dict[str, Any]
-Entry = Mapping[str, Any]  # {"path", "sha256", "size"}
+FileEntry = Mapping[str, Any]  # {"path", "sha256", "size"}
 
-HASH = validators.matching("[0-9a-f]{64}")
-FILE = validators.record(
+HASH_FIELD = validators.matching("[0-9a-f]{64}")
+FILE_SCHEMA = validators.record(
     validators.required(
-        path=validators.matching("[A-Za-z0-9._/-]{1,256}"), sha256=HASH, size=validators.integer(0, validators.SAFE)
+        path=validators.matching("[A-Za-z0-9._/-]{1,256}"),
+        sha256=HASH_FIELD,
+        size=validators.integer(0, validators.MAX_SAFE_INTEGER),
     )
 )
-FILES = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE, 64)
-CENTER = validators.required(
-    center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE, files=FILES
-) | validators.optional(cards=FILES)
-SHAPE = validators.record(
+FILES_SCHEMA = validators.map_of(validators.matching("[a-z0-9-]{1,32}"), FILE_SCHEMA, 64)
+CENTER_SCHEMA = validators.required(
+    center=validators.integer(0, MAX_CENTERS - 1), card=validators.record({}), model=FILE_SCHEMA, files=FILES_SCHEMA
+) | validators.optional(cards=FILES_SCHEMA)
+BUNDLE_SCHEMA = validators.record(
     validators.required(
-        v=validators.integer(0, validators.SAFE),
+        v=validators.integer(0, validators.MAX_SAFE_INTEGER),
         model=validators.text(512),
-        schema=HASH,
-        program=FILE,
-        containers=validators.list_of(FILE, 0, 64),
-        reference=validators.or_null(FILE),
-        centers=validators.list_of(validators.record(CENTER), 1, MAX_CENTERS),
+        schema=HASH_FIELD,
+        program=FILE_SCHEMA,
+        containers=validators.list_of(FILE_SCHEMA, 0, 64),
+        reference=validators.or_null(FILE_SCHEMA),
+        centers=validators.list_of(validators.record(CENTER_SCHEMA), 1, MAX_CENTERS),
     )
     | validators.optional(
-        stacked=FILES,
-        guide=validators.or_null(FILE),
-        start=validators.or_null(FILE),
+        stacked=FILES_SCHEMA,
+        guide=validators.or_null(FILE_SCHEMA),
+        start=validators.or_null(FILE_SCHEMA),
         tree=validators.or_null(
-            validators.record(validators.required(edges=EDGES, splits=validators.list_of(FILE, 1, MAX_CENTERS)))
+            validators.record(
+                validators.required(edges=EDGES_FIELD, splits=validators.list_of(FILE_SCHEMA, 1, MAX_CENTERS))
+            )
         ),
     )
 )
@@ -86,28 +90,28 @@ class Bundle:
     def vector(self, center: int) -> Flat:
         """The center's weights [schema.size] float32."""
         data = self.read(self.manifest["centers"][center]["model"])
-        return codecs.decode(data, self.program.schema, kind="model")
+        return codecs.decode_vector(data, self.program.schema, kind="model")
 
     def module(self, center: int) -> nn.Module:
         """The center in torch: x [batch, *input] -> logits. Only this needs torch."""
-        from export.bundle.center_files import with_weights
+        from export.bundle.center_files import load_infer_module
 
-        return with_weights(self.container("pt2", "infer"), self.program.schema, self.vector(center))
+        return load_infer_module(self.container("pt2", "infer"), self.program.schema, self.vector(center))
 
     @cached_property
-    def guide(self) -> Guide | None:
+    def router(self) -> Router | None:
         """What the run teaches devices that never trained."""
         entry = self.manifest.get("guide")
-        return None if entry is None else Guide.from_bytes(self.read(entry))
+        return None if entry is None else Router.from_bytes(self.read(entry))
 
-    def read(self, entry: Entry) -> bytes:
+    def read(self, entry: FileEntry) -> bytes:
         """The file that an entry of the manifest names."""
         return (self.root / str(entry["path"])).read_bytes()
 
     def container(self, engine: str, function: str) -> bytes:
         """One container of the program."""
         sha = self.program.containers[engine][function].sha256
-        return (self.root / f"program/{sha}.{ENDINGS[engine]}").read_bytes()
+        return (self.root / f"program/{sha}.{FILE_ENDINGS[engine]}").read_bytes()
 
     def files(self) -> dict[str, bytes]:
         """Every container by hash."""
@@ -117,10 +121,10 @@ class Bundle:
             for function, c in functions.items()
         }
 
-    def reference(self) -> Samples | None:
+    def reference_samples(self) -> LabelledSamples | None:
         """The samples that came with it."""
         entry = self.manifest["reference"]
-        return None if entry is None else Samples.read(self.root / entry["path"])
+        return None if entry is None else LabelledSamples.read(self.root / entry["path"])
 
 
 def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
@@ -131,26 +135,28 @@ def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
     raw = _manifest_bytes(path)
     if trusted:
         check_signature(path, raw, trusted)
-    manifest = _checked_shape(parse_json(raw, MANIFEST_LIMIT_BYTES))
-    for entry in entries(manifest):
+    manifest = _checked_shape(parse_json(raw, MAX_MANIFEST_BYTES))
+    for entry in file_entries(manifest):
         _check(path, entry)
-    program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), LIMIT_BYTES))
+    program = Program.from_json(parse_json((path / manifest["program"]["path"]).read_bytes(), MAX_PROGRAM_BYTES))
     bundle = Bundle(root=path, raw=raw, manifest=manifest, program=program)
-    if bundle.guide is not None and bundle.guide.centers != len(manifest["centers"]):
-        raise Malformed("bad_field", f"a guide to {bundle.guide.centers} centers, there are {len(manifest['centers'])}")
+    if bundle.router is not None and bundle.router.centers != len(manifest["centers"]):
+        raise Malformed(
+            "bad_field", f"a guide to {bundle.router.centers} centers, there are {len(manifest['centers'])}"
+        )
     return bundle
 
 
 def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:
     """The federation that signed the bundle at `path`; raises Malformed when none of the `trusted` keys did."""
     try:
-        text = (path / SIGNATURE).read_bytes()
+        text = (path / SIGNATURE_FILE).read_bytes()
     except OSError:
         raise Malformed("bad_signature", f"{path} is not signed") from None
-    return signature.check(manifest, text, trusted)
+    return signature.check_manifest_signature(manifest, text, trusted)
 
 
-def entries(manifest: BundleManifest) -> Iterator[Entry]:
+def file_entries(manifest: BundleManifest) -> Iterator[FileEntry]:
     """Every file that a manifest names."""
     yield manifest["program"]
     yield from manifest["containers"]
@@ -167,20 +173,20 @@ def entries(manifest: BundleManifest) -> Iterator[Entry]:
         yield from center.get("cards", {}).values()
 
 
-def to_bytes(manifest: BundleManifest) -> bytes:
+def encode_manifest(manifest: BundleManifest) -> bytes:
     """manifest.json."""
     return json.dumps(manifest, indent=1, sort_keys=True, allow_nan=False).encode()
 
 
 def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from anywhere
     """The manifest as it is, when everything that is read of it is there. Raises Malformed."""
-    found = SHAPE(manifest, MANIFEST)
+    found = BUNDLE_SCHEMA(manifest, MANIFEST_FILE)
     if found["v"] != VERSION:
         raise Malformed("bad_version", f"bundle version {found['v']}; this reads {VERSION}")
     if [center["center"] for center in found["centers"]] != list(range(len(found["centers"]))):
         raise Malformed("bad_field", "the centers of a bundle must count from 0")
     if (tree := found.get("tree")) is not None:
-        made = Tree.from_json(tree["edges"], len(found["centers"]))
+        made = CenterTree.from_json(tree["edges"], len(found["centers"]))
         if made.splits != len(tree["splits"]):
             raise Malformed("bad_field", f"a tree of {made.splits} splits has {len(tree['splits'])} models")
     return dict(manifest)
@@ -188,14 +194,14 @@ def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from
 
 def _manifest_bytes(path: Path) -> bytes:
     try:
-        return (path / MANIFEST).read_bytes()
+        return (path / MANIFEST_FILE).read_bytes()
     except OSError as missing:
         raise ConfigError(
             f"{path} is not a bundle: {missing.strerror}", hint="give the folder with manifest.json"
         ) from None
 
 
-def _check(root: Path, entry: Entry) -> None:
+def _check(root: Path, entry: FileEntry) -> None:
     name = PurePosixPath(entry["path"])
     if name.is_absolute() or ".." in name.parts or "\0" in entry["path"]:
         raise Malformed("bad_bundle", f"{entry['path']!r} lies outside the bundle")

@@ -1,7 +1,7 @@
 """What a run gives to a bundle, and who can read which run's folder.
 
 export/ sees neither coordinator/ nor emulator/. Who writes run folders says how to read them: a module under the entry
-point group `fedcenters.runs` (pyproject.toml) that has the functions of `RunKind`. Another package can add its own.
+point group `fedcenters.runs` (pyproject.toml) that has the functions of `RunReader`. Another package can add its own.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
-from edge_client.protocol.nearest.center_tree import Tree
-from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 
-GROUP = "fedcenters.runs"
-NOBODY = ""  # the device of samples that no device holds
+ENTRY_POINT_GROUP = "fedcenters.runs"
+NO_DEVICE = ""  # the device of samples that no device holds
 Signer = Callable[[bytes], str]
 Card = Mapping[str, Any]  # see model_cards.py
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples:
+class LabelledSamples:
     """Samples to compare and to judge on: `x` [n, *input] float32.
 
     `y` [n] int64 labels, or [n, ...] targets, where they are known; `device` [n] text, whose they are; `center` [n]
@@ -47,7 +47,7 @@ class Samples:
             raise ConfigError("there are no samples", hint="give at least one")
         object.__setattr__(self, "x", np.ascontiguousarray(self.x, dtype=np.float32))
         if len(self.device) == 0:
-            object.__setattr__(self, "device", np.full(n, NOBODY))
+            object.__setattr__(self, "device", np.full(n, NO_DEVICE))
         if len(self.center) == 0:
             object.__setattr__(self, "center", np.full(n, -1))
         lengths = {len(a) for a in (self.x, self.device, self.center, *(() if self.y is None else (self.y,)))}
@@ -57,20 +57,20 @@ class Samples:
     def __len__(self) -> int:
         return len(self.x)
 
-    def rows(self, index: Array) -> Samples:
+    def rows(self, index: Array) -> LabelledSamples:
         """The samples with these numbers, or where a mask is true."""
         y = None if self.y is None else self.y[index]
-        return Samples(x=self.x[index], y=y, device=self.device[index], center=self.center[index])
+        return LabelledSamples(x=self.x[index], y=y, device=self.device[index], center=self.center[index])
 
-    def few(self, most: int) -> Samples:
-        """At most `most` of them, every device's share alike, its first ones."""
-        if len(self) <= most:
+    def subsample(self, limit: int) -> LabelledSamples:
+        """At most `limit` of them, every device's share alike, its first ones."""
+        if len(self) <= limit:
             return self
         place = np.zeros(len(self), np.int64)
         for name in np.unique(self.device):
             mine = np.flatnonzero(self.device == name)
             place[mine] = np.arange(len(mine))
-        return self.rows(np.sort(np.argsort(place, kind="stable")[:most]))
+        return self.rows(np.sort(np.argsort(place, kind="stable")[:limit]))
 
     def to_npz(self) -> bytes:
         """A file that needs no pickle."""
@@ -80,63 +80,65 @@ class Samples:
         return buffer.getvalue()
 
     @staticmethod
-    def read(path: Path) -> Samples:
+    def read(path: Path) -> LabelledSamples:
         """What `to_npz` wrote, or any npz with an array x. Raises ConfigError."""
         try:
             with np.load(path, allow_pickle=False) as arrays:
                 known = {name: arrays[name] for name in ("x", "y", "device", "center") if name in arrays}
-                return Samples(**known)
+                return LabelledSamples(**known)
         except (OSError, ValueError, TypeError) as wrong:
             raise ConfigError(f"{path} cannot be read: {wrong}", hint="give an npz file with an array x") from wrong
 
 
 @dataclass(frozen=True, kw_only=True)
-class Newcomers:
+class NewcomerData:
     """What a run gives to devices that come later: a guide, the common start [size], and a tree with its models."""
 
-    guide: Guide | None = None
+    router: Router | None = None
     start: Flat | None = field(default=None, repr=False)
-    tree: Tree | None = None
+    tree: CenterTree | None = None
     splits: Sequence[Flat] = field(default=(), repr=False)  # of the tree, in order
 
 
 @dataclass(frozen=True, kw_only=True)
-class Material:
+class BundleSource:
     """Everything that a bundle is made of. `files`: sha256 -> container, for every container of the program."""
 
     program: Program
     files: Mapping[str, bytes] = field(repr=False)
     centers: Sequence[Flat] = field(repr=False)  # [schema.size] each
     cards: Sequence[Card]
-    reference: Samples | None = None  # handed out with the bundle; never a real device's without its owner's word
-    calibration: Samples | None = None  # training samples, for static quantization; not handed out
+    reference: LabelledSamples | None = (
+        None  # handed out with the bundle; never a real device's without its owner's word
+    )
+    calibration: LabelledSamples | None = None  # training samples, for static quantization; not handed out
     sign: Signer | None = None  # manifest.json's bytes -> the text of manifest.sig
     made: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # files that exist already, by path in a bundle
-    newcomers: Newcomers = field(default_factory=Newcomers)
+    newcomers: NewcomerData = field(default_factory=NewcomerData)
 
 
-class RunKind(Protocol):
+class RunReader(Protocol):
     """A module that reads one kind of run folder."""
 
-    def knows(self, run: Path) -> bool:
+    def is_run_folder(self, run: Path) -> bool:
         """Whether the folder is of this kind; cheap."""
 
-    def material(self, run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> Material:
+    def bundle_source(self, run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:
         """What a bundle is made of. `method`: whose centers, "" for the only or the first; `data`: the data sets."""
 
-    def held_out(self, run: Path, *, data: Path | None) -> Samples | None:
+    def held_out(self, run: Path, *, data: Path | None) -> LabelledSamples | None:
         """Every test sample of every device of the run, where they can be had."""
 
-    def calibration(self, run: Path, *, data: Path | None) -> Samples | None:
+    def calibration(self, run: Path, *, data: Path | None) -> LabelledSamples | None:
         """Some training samples of its devices, where they can be had."""
 
 
-def kind_of(run: Path) -> RunKind:
+def find_run_reader(run: Path) -> RunReader:
     """Who reads this folder. Raises UsageError when nobody does."""
-    kinds = {point.name: point for point in entry_points(group=GROUP)}
+    kinds = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     for name in sorted(kinds):
-        kind = cast("RunKind", kinds[name].load())
-        if kind.knows(run):
+        kind = cast("RunReader", kinds[name].load())
+        if kind.is_run_folder(run):
             return kind
     what = "does not exist" if not run.exists() else "is no run folder that can be read here"
     raise UsageError(

@@ -11,20 +11,22 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from edge_client.protocol import signing
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 
 
-def signer(private: bytes, federation: str) -> Callable[[bytes], str]:
+def make_signer(private: bytes, federation: str) -> Callable[[bytes], str]:
     """A function from manifest.json's bytes to the text of manifest.sig. `private`: 32 bytes."""
 
     def sign(manifest: bytes) -> str:
-        sig = signing.sign(private, federation, signing.BUNDLE, hashlib.sha256(manifest).hexdigest(), len(manifest))
+        sig = signing.sign(
+            private, federation, signing.BUNDLE_KIND, hashlib.sha256(manifest).hexdigest(), len(manifest)
+        )
         key = signing.key_id(signing.public_key(private))
-        return canonical({"federation": federation, "key": key, "sig": sig}).decode() + "\n"
+        return canonical_json({"federation": federation, "key": key, "sig": sig}).decode() + "\n"
 
     return sign
 
 
-def check(manifest: bytes, signature: bytes, trusted: Sequence[bytes]) -> str:
+def check_manifest_signature(manifest: bytes, signature: bytes, trusted: Sequence[bytes]) -> str:
     """The federation that signed, when one of the `trusted` public keys [32 bytes] did; raises Malformed otherwise."""
     return signing.verify_bundle(manifest, signature, trusted)

@@ -17,13 +17,13 @@ from torch import nn
 
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
-from export.bundle.run_source import Samples
+from export.bundle.run_source import LabelledSamples
 from export.containers.write_tflite import open_tflite
-from export.silence import quiet
+from export.silence import suppress_output
 
 PARITY_LIMIT = 1e-4  # of the logits' scale; float32 runtimes differ by about 1e-6, a wrong file by about 1
-WARM_UP, TIMED = 3, 20  # single samples
-AT_ONCE = 256  # samples in torch and ONNX Runtime; more cost memory and no less time
+WARM_UP_RUNS, TIMED_RUNS = 3, 20  # single samples
+MAX_BATCH = 256  # samples in torch and ONNX Runtime; more cost memory and no less time
 Run = Callable[[Array], Array]
 
 
@@ -32,7 +32,7 @@ def parity_limit(scale: float) -> float:
     return PARITY_LIMIT * max(1.0, scale)
 
 
-def opened(file: bytes, fmt: str, center: int | None = None) -> Run:
+def open_model(file: bytes, fmt: str, center: int | None = None) -> Run:
     """X [n, *sample] float32 -> logits [n, ...], one thread; `center` chooses in a stacked file.
 
     TFLite takes its samples one at a time.
@@ -44,7 +44,7 @@ def opened(file: bytes, fmt: str, center: int | None = None) -> Run:
         chosen = {} if center is None else {"center": np.array([center], np.int32)}
         return lambda x: np.concatenate([run({"x": row[np.newaxis], **chosen})["logits"] for row in x])
     if fmt == "pt2":
-        with quiet():
+        with suppress_output():
             module = torch.export.load(io.BytesIO(file)).module(check_guards=False)
         first = [] if center is None else [torch.tensor([center], dtype=torch.int32)]
         return lambda x: _in_torch(lambda rows: module(*first, rows), x)
@@ -62,15 +62,15 @@ def _onnx(file: bytes, center: int | None) -> Run:
     chosen = {} if center is None else {"center": np.array([center], np.int32)}
 
     def run(x: Array) -> Array:
-        parts = [x[at : at + AT_ONCE] for at in range(0, len(x), AT_ONCE)]
+        parts = [x[at : at + MAX_BATCH] for at in range(0, len(x), MAX_BATCH)]
         return np.concatenate([np.asarray(session.run(["logits"], {"x": part, **chosen})[0]) for part in parts])
 
     return run
 
 
 def _in_torch(module: Callable[[torch.Tensor], torch.Tensor], x: Array) -> Array:
-    with quiet(), torch.no_grad():
-        parts = [torch.from_numpy(np.array(x[at : at + AT_ONCE])) for at in range(0, len(x), AT_ONCE)]
+    with suppress_output(), torch.no_grad():
+        parts = [torch.from_numpy(np.array(x[at : at + MAX_BATCH])) for at in range(0, len(x), MAX_BATCH)]
         return np.concatenate([module(part).numpy() for part in parts])
 
 
@@ -87,16 +87,16 @@ def largest_difference(module: nn.Module, file: bytes | Path, fmt: str, x: Array
 
 def stacked_difference(module: nn.Module, file: bytes, fmt: str, center: int, x: Array) -> float:
     """The same for one center of a stacked file."""
-    got = opened(file, fmt, center)(np.ascontiguousarray(x, dtype=np.float32))
+    got = open_model(file, fmt, center)(np.ascontiguousarray(x, dtype=np.float32))
     return float(np.abs(got - torch_logits(module, x)).max())
 
 
 def file_logits(file: bytes, fmt: str, x: Array) -> Array:
     """[n, classes]: what a self-contained file answers for x [n, *sample] float32."""
-    return opened(file, fmt)(np.ascontiguousarray(x, dtype=np.float32))
+    return open_model(file, fmt)(np.ascontiguousarray(x, dtype=np.float32))
 
 
-def per_device(logits: Array, samples: Samples) -> dict[str, float]:
+def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, float]:
     """Device -> share of right answers; {} where labels or owners are unknown, or the targets are no classes."""
     if samples.y is None or not np.issubdtype(samples.y.dtype, np.integer):
         return {}
@@ -107,8 +107,8 @@ def per_device(logits: Array, samples: Samples) -> dict[str, float]:
 def latency_ms(run: Run, x: Array) -> float:
     """The median of single samples, one after the other, in milliseconds of this machine as it is now."""
     took = []
-    for i in range(WARM_UP + TIMED):
+    for i in range(WARM_UP_RUNS + TIMED_RUNS):
         began = time.perf_counter()
         run(x[i % len(x)][np.newaxis])
         took.append(time.perf_counter() - began)
-    return 1000 * float(np.median(took[WARM_UP:]))
+    return 1000 * float(np.median(took[WARM_UP_RUNS:]))

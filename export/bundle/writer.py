@@ -16,40 +16,46 @@ from torch import nn
 
 from edge_client.errors import ConfigError, ProgramRefused, UsageError
 from edge_client.protocol import codecs
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from export.bundle import model_cards, quantize
-from export.bundle.center_files import FORMATS, export_center, export_stacked, named_batch, with_weights
-from export.bundle.reader import ENDINGS, MANIFEST, SIGNATURE, VERSION, BundleManifest, to_bytes
-from export.bundle.run_source import Material, Signer
+from export.bundle.center_files import (
+    FILE_FORMATS,
+    export_center,
+    export_stacked,
+    load_infer_module,
+    name_batch_dimension,
+)
+from export.bundle.reader import FILE_ENDINGS, MANIFEST_FILE, SIGNATURE_FILE, VERSION, BundleManifest, encode_manifest
+from export.bundle.run_source import BundleSource, Signer
 from export.bundle.verify_centers import file_logits, largest_difference, parity_limit, stacked_difference
 from export.compiler.program import load_vector
 from export.compiler.program_functions import private_copy
-from export.containers.write_onnx import bake
+from export.containers.write_onnx import bake_weights
 
-USUAL_FORMATS = ("onnx", "tflite")
+DEFAULT_FORMATS = ("onnx", "tflite")
 NOISE_SAMPLES = 8  # compared on noise where no reference is given
-COMPARED = 64  # samples of the reference on which every file is compared before it is written
+MAX_COMPARED_SAMPLES = 64  # samples of the reference on which every file is compared before it is written
 ENGINE_OF = {"onnx": "onnx", "tflite": "litert", "pt2": "pt2"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class BundleOptions:
     """What to write for every center: formats, quantized variants of them, and one file of all centers per format."""
 
-    formats: Sequence[str] = USUAL_FORMATS
+    formats: Sequence[str] = DEFAULT_FORMATS
     schemes: Sequence[str] = ()
     stacked: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist."""
-        _known("format", self.formats, FORMATS)
-        _known("quantization", self.schemes, quantize.SCHEMES)
+        _check_names("format", self.formats, FILE_FORMATS)
+        _check_names("quantization", self.schemes, quantize.SCHEMES)
 
 
 def write_bundle(
-    out: Path, material: Material, wish: Wish | None = None, *, module: nn.Module | None = None
+    out: Path, material: BundleSource, options: BundleOptions | None = None, *, module: nn.Module | None = None
 ) -> BundleManifest:
     """Write a new folder `out` (an older one is replaced when the new one is complete); -> manifest.json's content.
 
@@ -60,21 +66,25 @@ def write_bundle(
         raise UsageError(told, hint="give one card per center")
     part = out.with_name(f".{out.name}.partial")
     shutil.rmtree(part, ignore_errors=True)
-    made = _Making(material, wish or Wish(), _Writer(part), module)
+    made = _BundleBuild(material, options or BundleOptions(), _Writer(part), module)
     manifest = made.manifest()
     made.writer.finish(manifest, material.sign, out)
     return manifest
 
 
-class _Making:
+class _BundleBuild:
     """One bundle while it is being written."""
 
-    def __init__(self, material: Material, wish: Wish, writer: _Writer, module: nn.Module | None) -> None:
-        self._material, self._wish, self.writer = material, wish, writer
+    def __init__(
+        self, material: BundleSource, options: BundleOptions, writer: _Writer, module: nn.Module | None
+    ) -> None:
+        self._material, self._wish, self.writer = material, options, writer
         self._program, self._files = material.program, material.files
-        self._network = _loader(material.program, material.files, module) if wish.formats else None
+        self._network = _loader(material.program, material.files, module) if options.formats else None
         reference = material.reference
-        self._samples = noise(material.program.input) if reference is None else reference.few(COMPARED).x
+        self._samples = (
+            noise_samples(material.program.input) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
+        )
 
     def manifest(self) -> BundleManifest:
         program, put, reference = self._program, self.writer.put, self._material.reference
@@ -82,7 +92,7 @@ class _Making:
             "v": VERSION,
             "model": program.model,
             "schema": program.schema.sha256,
-            "program": put("program/program.json", canonical(program.to_json())),
+            "program": put("program/program.json", canonical_json(program.to_json())),
             "containers": _containers(self.writer, program, self._files),
             "reference": None if reference is None else put("reference.npz", reference.to_npz()),
         }
@@ -97,18 +107,18 @@ class _Making:
         known, put = self._material.newcomers, self.writer.put
 
         def model(path: str, vector: Flat) -> dict[str, Any]:
-            return put(path, codecs.encode(vector, self._program.schema, codec="f32", kind="model"))
+            return put(path, codecs.encode_vector(vector, self._program.schema, codec="f32", kind="model"))
 
         splits = [model(f"newcomers/split-{i}.safetensors", vector) for i, vector in enumerate(known.splits)]
         return {
-            "guide": None if known.guide is None else put("newcomers/guide.json", known.guide.to_bytes()),
+            "guide": None if known.router is None else put("newcomers/guide.json", known.router.to_bytes()),
             "start": None if known.start is None else model("newcomers/start.safetensors", known.start),
             "tree": None if known.tree is None else {"edges": known.tree.to_json(), "splits": splits},
         }
 
     def _center(self, k: int, vector: Flat, known: Mapping[str, Any]) -> dict[str, Any]:
         folder, put = f"centers/center-{k}", self.writer.put
-        blob = codecs.encode(vector, self._program.schema, codec="f32", kind="model")
+        blob = codecs.encode_vector(vector, self._program.schema, codec="f32", kind="model")
         model = put(f"{folder}/model.safetensors", blob)
         files: dict[str, Any] = {}
         if self._network is not None:
@@ -118,9 +128,9 @@ class _Making:
                 made = self._material.made.get(path)
                 data = made or _file(self._program, self._files, network, vector, fmt)
                 files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
-                for scheme in quantize.possible(fmt, self._wish.schemes):
+                for scheme in quantize.supported_schemes(fmt, self._wish.schemes):
                     files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
-        card = {**known, "center": k, **model_cards.about(self._program), "files": files}
+        card = {**known, "center": k, **model_cards.program_facts(self._program), "files": files}
         written = {
             "json": put(f"{folder}/card.json", json.dumps(card, indent=1, sort_keys=True, allow_nan=False).encode()),
             "md": put(f"{folder}/card.md", model_cards.markdown(card).encode()),
@@ -129,7 +139,7 @@ class _Making:
 
     def _variant(self, network: nn.Module, data: bytes, fmt: str, scheme: str, folder: str) -> dict[str, Any]:
         """A smaller file; how far it is from torch is told, and what that costs is measured by `verify`."""
-        small = quantize.quantized(data, fmt, scheme, self._material.calibration)
+        small = quantize.quantize_file(data, fmt, scheme, self._material.calibration)
         parity = largest_difference(network, small, fmt, self._samples)
         return {**self.writer.put(f"{folder}/model.{scheme}.{fmt}", small), "parity": parity}
 
@@ -138,7 +148,7 @@ class _Making:
         infer = self._files[_pt2_infer(self._program)]
         made = self._material.made.get(f"stacked/centers.{fmt}")
         data = made or export_stacked(infer, self._program.schema, centers, self._program.input, fmt)
-        networks = [with_weights(infer, self._program.schema, vector) for vector in centers]
+        networks = [load_infer_module(infer, self._program.schema, vector) for vector in centers]
         parity = max(stacked_difference(net, data, fmt, k, self._samples) for k, net in enumerate(networks))
         scale = max(float(np.abs(net(_tensor(self._samples[:1])).detach().numpy()).max()) for net in networks)
         if not parity <= parity_limit(scale):
@@ -174,7 +184,7 @@ def _loader(program: Program, files: Mapping[str, bytes], module: nn.Module | No
 
         return loaded
     infer = files[_pt2_infer(program)]
-    return lambda vector: with_weights(infer, program.schema, vector)
+    return lambda vector: load_infer_module(infer, program.schema, vector)
 
 
 def _pt2_infer(program: Program) -> str:
@@ -191,23 +201,25 @@ def _file(program: Program, files: Mapping[str, bytes], network: nn.Module, vect
     prefix = {"p": "w", "b": "buffers"}
     values = program.schema.split(np.asarray(vector, dtype=program.dtype))
     weights = {f"{prefix[t.role]}/{t.name}": values[t.name] for t in program.schema.tensors}
-    return named_batch(bake(files[program.containers["onnx"]["infer"].sha256], weights))
+    return name_batch_dimension(bake_weights(files[program.containers["onnx"]["infer"].sha256], weights))
 
 
 def _containers(writer: _Writer, program: Program, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    kinds = {c.sha256: ENDINGS[engine] for engine, functions in program.containers.items() for c in functions.values()}
+    kinds = {
+        c.sha256: FILE_ENDINGS[engine] for engine, functions in program.containers.items() for c in functions.values()
+    }
     missing = sorted(set(kinds) - set(files))
     if missing:
         raise UsageError(f"containers {', '.join(missing)} are missing", hint="pass every file of the compiled program")
     return [writer.put(f"program/{sha}.{ending}", files[sha]) for sha, ending in sorted(kinds.items())]
 
 
-def noise(shape: Sequence[int]) -> Array:
+def noise_samples(shape: Sequence[int]) -> Array:
     """[NOISE_SAMPLES, *shape] float32, always the same."""
     return np.random.default_rng(0).standard_normal((NOISE_SAMPLES, *shape)).astype(np.float32)
 
 
-def _known(what: str, names: Sequence[str], valid: Sequence[str]) -> None:
+def _check_names(what: str, names: Sequence[str], valid: Sequence[str]) -> None:
     wrong = [name for name in names if name not in valid]
     if wrong:
         raise UsageError(f"unknown {what} {', '.join(map(repr, wrong))}", hint=f"use some of {', '.join(valid)}")
@@ -227,10 +239,10 @@ class _Writer:
 
     def finish(self, manifest: BundleManifest, sign: Signer | None, out: Path) -> None:
         """The older folder is moved aside before it is removed: readers find a whole bundle, or for a moment none."""
-        data = to_bytes(manifest)
-        self.put(MANIFEST, data)
+        data = encode_manifest(manifest)
+        self.put(MANIFEST_FILE, data)
         if sign is not None:
-            self.put(SIGNATURE, sign(data).encode())
+            self.put(SIGNATURE_FILE, sign(data).encode())
         older = out.with_name(f".{out.name}.{secrets.token_hex(4)}.older")
         if out.exists():
             out.rename(older)

@@ -13,31 +13,33 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Program
-from export.compiler.program import ENGINES, source_of
-from export.compiler.program_folder import File, Folder, files_of, read_folder
-from export.compiler.program_functions import Source, example, ports
-from export.compiler.program_parity import LIMIT, difference
-from export.diagnostics import sentence
+from export.compiler.program import ENGINES, make_source
+from export.compiler.program_folder import ContainerFile, ProgramFolder, container_files, read_folder
+from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
+from export.diagnostics import first_sentence
 
-BATCHES = (8, 3)  # of engines that take any size
+BATCH_SIZES = (8, 3)  # of engines that take any size
 SEED = 2  # not the inputs that compiling measured with
 
 
-def check_folder(path: Path, module: nn.Module, *, tolerance: float = LIMIT, seed: int = SEED) -> list[dict[str, Any]]:
+def check_folder(
+    path: Path, module: nn.Module, *, tolerance: float = MAX_RELATIVE_DIFFERENCE, seed: int = SEED
+) -> list[dict[str, Any]]:
     """Check hashes, then compare. One row per file and function: file, engine, function, batches, difference, ok.
 
     Raises ConfigError or Malformed for a folder that is not whole, ProgramRefused for another model's program.
     """
     folder = read_folder(path)
     program = folder.program
-    source = source_of(
+    source = make_source(
         module, name=program.model, input=program.input, target=program.target, loss=program.loss, dtype=program.dtype
     )
     _refuse_other(program, source)
     rows = []
-    for file in files_of(program):
+    for file in container_files(program):
         fixed = program.batch[file.engine]
-        batches = BATCHES if fixed == "any" else (fixed,)
+        batches = BATCH_SIZES if fixed == "any" else (fixed,)
         for function in file.functions:
             worst = max(_difference(source, folder, file, function, b, seed, tolerance) for b in batches)
             row = {"file": file.name, "engine": file.engine, "function": function, "batches": list(batches)}
@@ -45,7 +47,7 @@ def check_folder(path: Path, module: nn.Module, *, tolerance: float = LIMIT, see
     return rows
 
 
-def _refuse_other(program: Program, source: Source) -> None:
+def _refuse_other(program: Program, source: TraceSource) -> None:
     mine, theirs = source.schema.tensors, program.schema.tensors
     if mine != theirs:
         differ = next((f"{t.name} {list(t.shape)}" for m, t in zip(mine, theirs, strict=False) if m != t), "fewer")
@@ -54,19 +56,19 @@ def _refuse_other(program: Program, source: Source) -> None:
             f"the first that differs there: {differ}",
             hint="give the --model and --model-args that it was compiled with",
         )
-    if any(ports(source, name) != function for name, function in program.functions.items()):
+    if any(function_ports(source, name) != function for name, function in program.functions.items()):
         raise ProgramRefused(
             "program.json lists other inputs than this version writes", hint="compile the program again"
         )
 
 
 def _difference(  # noqa: PLR0913, PLR0917 - what is compared
-    source: Source, folder: Folder, file: File, function: str, batch: int, seed: int, limit: float
+    source: TraceSource, folder: ProgramFolder, file: ContainerFile, function: str, batch: int, seed: int, limit: float
 ) -> float:
     if file.engine not in ENGINES:
         raise ProgramRefused(f"{file.name} is for an engine that this version does not know", hint="update fedcenters")
     try:
-        return difference(
+        return max_difference(
             source,
             file.engine,
             function,
@@ -74,19 +76,19 @@ def _difference(  # noqa: PLR0913, PLR0917 - what is compared
             batch=batch,
             seed=seed,
             limit=limit,
-            inputs=hard_inputs,
+            inputs=tied_inputs,
         )
     except ImportError:
         raise
     except Exception as wrong:  # each runtime raises its own kinds for a file that it cannot load
         raise ProgramRefused(
-            f"{file.name} cannot be run: {sentence(wrong)}", hint="compile the program again"
+            f"{file.name} cannot be run: {first_sentence(wrong)}", hint="compile the program again"
         ) from wrong
 
 
-def hard_inputs(source: Source, function: str, batch: int, seed: int) -> list[Tensor]:
-    """`example`, with the first half of the samples flat."""
-    args = example(source, function, batch, seed)
-    at = [p.name for p in ports(source, function).inputs].index("x")
+def tied_inputs(source: TraceSource, function: str, batch: int, seed: int) -> list[Tensor]:
+    """`example_inputs`, with the first half of the samples flat."""
+    args = example_inputs(source, function, batch, seed)
+    at = [p.name for p in function_ports(source, function).inputs].index("x")
     args[at][: batch // 2] = 0
     return args

@@ -21,14 +21,14 @@ from torch.overrides import TorchFunctionMode
 
 F = nn.functional
 LINEAR = F.linear
-ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
+SELU_ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity (Klambauer et al. 2017, section 3)
 SAMPLES_CHANNELS = 2  # dimensions that a mask of whole channels keeps
 RELUS = (F.relu, torch.relu, Tensor.relu)
 MAX_POOLS = (F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d)
 RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
-class Rewritten(TorchFunctionMode):
+class ForwardOverrides(TorchFunctionMode):
     """Within it the calls of TABLE are replaced, in attention too, whose function torch lets no mode look into."""
 
     def __init__(self) -> None:
@@ -37,8 +37,8 @@ class Rewritten(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         kwargs = kwargs or {}
-        if func in TABLE:
-            return TABLE[func](*args, **kwargs)
+        if func in FORWARD_OVERRIDES:
+            return FORWARD_OVERRIDES[func](*args, **kwargs)
         if func in RELUS:
             out = func(*args, **kwargs)
             self._rectified = [(out, args[0])]
@@ -52,7 +52,7 @@ class Rewritten(TorchFunctionMode):
             inner = (F.linear, F.dropout, F.scaled_dot_product_attention)
             with ExitStack() as stack:
                 for f in inner:
-                    stack.enter_context(patch.object(F, f.__name__, TABLE[f]))
+                    stack.enter_context(patch.object(F, f.__name__, FORWARD_OVERRIDES[f]))
                 return func(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -95,8 +95,8 @@ def _plain(x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 def _alpha(x: Tensor, mask: Tensor, p: float) -> Tensor:
     """Dropped values become SELU's limit; then scaled and moved so that mean 0 and variance 1 stay."""
-    scale = 1 / math.sqrt((ALPHA * ALPHA * p + 1) * (1 - p))
-    return x * (mask * scale) + (mask - 1) * (ALPHA * scale) + ALPHA * scale * p
+    scale = 1 / math.sqrt((SELU_ALPHA * SELU_ALPHA * p + 1) * (1 - p))
+    return x * (mask * scale) + (mask - 1) * (SELU_ALPHA * scale) + SELU_ALPHA * scale * p
 
 
 def _dropout(
@@ -169,7 +169,7 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
     return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 
 
-TABLE: Mapping[Any, Callable[..., Tensor]] = {
+FORWARD_OVERRIDES: Mapping[Any, Callable[..., Tensor]] = {
     F.linear: _linear,
     F.rms_norm: _rms_norm,
     F.dropout: DROPOUT,

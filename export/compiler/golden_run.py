@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from edge_client.engines.base import open_engine, roles
+from edge_client.engines.base import open_engine, ports_by_role
 from edge_client.engines.golden_run import Run, digests, golden_difference, golden_inputs, run_golden
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from export.compiler.program_functions import Source, example, vocabulary
+from export.compiler.program_functions import TraceSource, example_inputs, vocabulary_size
 from export.compiler.program_parity import torch_step
 
 BATCH = 8  # of engines that take any
@@ -36,7 +36,7 @@ SEEDS = 8
 STRIDE = 256.0  # the part of a weight that a step moves: a weight over a pull
 
 
-def golden_run(source: Source, program: Program, *, fixed: int | None) -> Golden:
+def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> Golden:
     """The run for engines with this batch. ProgramRefused where no drawn weights make torch agree with itself."""
     best, least = None, math.inf
     for golden in _candidates(source, program, BATCH if fixed is None else fixed):
@@ -73,7 +73,7 @@ def check_golden(program: Program, engine: str, files: Mapping[str, bytes]) -> f
     return found
 
 
-def _candidates(source: Source, program: Program, batch: int) -> Iterator[Golden]:
+def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[Golden]:
     steps = _steps(source, batch)
     for seed in range(SEEDS):
         draft = Golden(
@@ -81,7 +81,7 @@ def _candidates(source: Source, program: Program, batch: int) -> Iterator[Golden
             batch=batch,
             lr=1.0,
             pull=1.0,
-            tokens=vocabulary(source.module),
+            tokens=vocabulary_size(source.module),
             losses=(0.0,) * steps,
             weights=(),
             buffers=(),
@@ -94,11 +94,11 @@ def _candidates(source: Source, program: Program, batch: int) -> Iterator[Golden
         yield replace(draft, pull=_power(pull), lr=_power(_size(weights) / (STRIDE * pull)))
 
 
-def _steps(source: Source, batch: int) -> int:
+def _steps(source: TraceSource, batch: int) -> int:
     """Fewer for a large model; counted, not timed, so that the same model gives the same program."""
     count = FlopCounterMode(display=False)
     with count, torch.no_grad():
-        source.module.eval()(example(source, "infer", 1)[-1])
+        source.module.eval()(example_inputs(source, "infer", 1)[-1])
     work = 3 * batch * (count.get_total_flops() + 2 * source.schema.n_params)  # a backward pass costs twice a forward
     return max(STEPS_MIN, min(STEPS, int(WORK / max(1, work))))
 
@@ -107,7 +107,7 @@ def _start(program: Program, golden: Golden) -> Mapping[str, Array]:
     return golden_inputs(program, replace(golden, losses=(0.0,)), fixed=True).start
 
 
-def _gradient(source: Source, program: Program, draft: Golden) -> float:
+def _gradient(source: TraceSource, program: Program, draft: Golden) -> float:
     """The size of the first step's gradient."""
     run = golden_inputs(program, replace(draft, losses=(0.0,)), fixed=True)
     zero = {n: np.zeros_like(a) for n, a in run.start.items() if n.startswith(("velocity/", "linear/"))}
@@ -116,7 +116,7 @@ def _gradient(source: Source, program: Program, draft: Golden) -> float:
     return _size(np.concatenate([np.ravel(v.numpy()) for n, v in stepped.items() if n.startswith("velocity/")]))
 
 
-def _answered(source: Source, program: Program, golden: Golden, run: Run, dtype: str) -> Golden | None:
+def _answered(source: TraceSource, program: Program, golden: Golden, run: Run, dtype: str) -> Golden | None:
     """The run with torch's losses and digests; None where they are not finite."""
     losses, end = _trained(source, program, run, dtype)
     weights, buffers = digests(program, run, end)
@@ -126,17 +126,17 @@ def _answered(source: Source, program: Program, golden: Golden, run: Run, dtype:
     return replace(golden, losses=rows[0], weights=rows[1], buffers=rows[2])
 
 
-def _own(source: Source, program: Program, told: Golden, run: Run) -> float:
+def _own(source: TraceSource, program: Program, told: Golden, run: Run) -> float:
     """How far torch's float32 is from its float64."""
     losses, end = _trained(source, program, run, "float32")
     return golden_difference(told, losses, digests(program, run, end))
 
 
-def _trained(source: Source, program: Program, run: Run, dtype: str) -> tuple[list[float], dict[str, Array]]:
+def _trained(source: TraceSource, program: Program, run: Run, dtype: str) -> tuple[list[float], dict[str, Array]]:
     """Torch's losses, and what moved."""
     kind = getattr(torch, dtype)
     held = {name: torch.tensor(array, dtype=kind) for name, array in run.start.items()}
-    names, losses = [port.name for port in roles(program.functions["step"])[0]], []
+    names, losses = [port.name for port in ports_by_role(program.functions["step"])[0]], []
     for fresh in run.steps:
         stepped = torch_step(source, held | {n: torch.tensor(a, dtype=kind) for n, a in fresh.items()}, dtype)
         losses.append(float(stepped["loss"].detach()))

@@ -22,23 +22,32 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
-from edge_client.protocol.program import FUNCTIONS, Batch, Container, Origin, Program
+from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
 from export.compiler.golden_run import check_golden, golden_run
-from export.compiler.program_functions import Loss, Source, call, example, places, ports, private_copy, tensors_of
-from export.compiler.program_parity import LIMIT, difference
-from export.compiler.tracing import exported, numbers_drawn, trace
+from export.compiler.program_functions import (
+    Loss,
+    TraceSource,
+    call_module,
+    example_inputs,
+    function_ports,
+    private_copy,
+    tensor_places,
+    tensors_of,
+)
+from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
+from export.compiler.tracing import count_random_numbers, export_graph, trace_function
 from export.containers.write_onnx import OPSET, to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_tflite
-from export.diagnostics import sentence
+from export.diagnostics import first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
 EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compiled:
+class CompilerOutput:
     """The manifest and the containers by hash."""
 
     program: Program
@@ -57,7 +66,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     batch: int = 32,
     engines: Sequence[str] = ENGINES,
     origin: Origin | None = None,
-) -> Compiled:
+) -> CompilerOutput:
     """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
 
     `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
@@ -67,12 +76,12 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     if classes is not None:
         target = (classes,)
     shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
-    source = source_of(module, name=name, input=shape, target=target, loss=loss, dtype=dtype)
+    source = make_source(module, name=name, input=shape, target=target, loss=loss, dtype=dtype)
     _check_engines(source, engines)
     blobs = _containers(source, engines, batch)
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
     program = replace(
-        manifest_of(source),
+        program_without_containers(source),
         containers={
             engine: {f: Container(sha256=hashlib.sha256(b).hexdigest(), size=len(b)) for f, b in functions.items()}
             for engine, functions in blobs.items()
@@ -86,10 +95,10 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     program = replace(program, golden={engine: runs[_fixed(engine, batch)] for engine in engines})
     for engine in engines:
         check_golden(program, engine, blobs[engine])
-    return Compiled(program=program, files=files)
+    return CompilerOutput(program=program, files=files)
 
 
-def manifest_of(source: Source) -> Program:
+def program_without_containers(source: TraceSource) -> Program:
     """The program without containers: what a learner needs that trains the module itself."""
     return Program(
         model=source.name,
@@ -99,7 +108,7 @@ def manifest_of(source: Source) -> Program:
         input=source.input,
         target=source.target,
         dtype=source.dtype,
-        functions={f: ports(source, f) for f in FUNCTIONS},
+        functions={f: function_ports(source, f) for f in FUNCTIONS},
         containers={},
         batch={},
         opset=OPSET,
@@ -107,7 +116,7 @@ def manifest_of(source: Source) -> Program:
     )
 
 
-def source_of(
+def make_source(
     module: nn.Module,
     *,
     input: tuple[int, ...],  # noqa: A002 - the manifest's word
@@ -115,30 +124,30 @@ def source_of(
     target: Sequence[int] | None = None,
     loss: Loss = "cross-entropy",
     dtype: str = "float32",
-) -> Source:
+) -> TraceSource:
     """What the tracer works on: a private copy of the module and the facts about it, checked against each other."""
     mine = private_copy(module, dtype)
     name = type(module).__name__ if name is None else name
-    source = Source(name=name, module=mine, schema=schema_of(mine), input=input, target=(), loss=loss, dtype=dtype)
+    source = TraceSource(name=name, module=mine, schema=schema_of(mine), input=input, target=(), loss=loss, dtype=dtype)
     found = _check_answers(source, None if target is None else tuple(target))
     source = replace(source, target=found)
     _check_constants(source)
-    return replace(source, noise=numbers_drawn(source))
+    return replace(source, noise=count_random_numbers(source))
 
 
-def _check_answers(source: Source, expected: tuple[int, ...] | None) -> tuple[int, ...]:
+def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tuple[int, ...]:
     """One output per sample, which does not depend on the other samples: devices pad batches when they evaluate.
 
     -> the shape of one.
     """
-    samples = example(source, "infer", 3)[-1]
+    samples = example_inputs(source, "infer", 3)[-1]
     network = source.module.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             out, others = network(samples[:2]), network(samples)  # of two, batch norm leaves nothing but signs
     except (RuntimeError, ValueError, TypeError, IndexError) as wrong:
         raise ProgramRefused(
-            f"model {source.name!r} does not take samples of shape {source.input}: {sentence(wrong)}",
+            f"model {source.name!r} does not take samples of shape {source.input}: {first_sentence(wrong)}",
             hint="check the model's input shape",
         ) from wrong
     if not isinstance(out, Tensor) or out.dim() < 2 or len(out) != 2:  # noqa: PLR2004 - samples
@@ -158,7 +167,7 @@ def _check_answers(source: Source, expected: tuple[int, ...] | None) -> tuple[in
             f"model {source.name!r} gives {target} for one sample, and cross-entropy needs one row of logits",
             hint="flatten the output, or use the squared error",
         )
-    if not float((out[1] - others[1]).abs().max()) <= LIMIT * max(1.0, float(out.abs().max())):
+    if not float((out[1] - others[1]).abs().max()) <= MAX_RELATIVE_DIFFERENCE * max(1.0, float(out.abs().max())):
         raise ProgramRefused(
             f"model {source.name!r} answers a sample differently in other company, even in inference mode",
             hint="let batch norm keep running statistics (track_running_stats=True), and draw nothing at random",
@@ -166,16 +175,16 @@ def _check_answers(source: Source, expected: tuple[int, ...] | None) -> tuple[in
     return target
 
 
-def _check_constants(source: Source) -> None:
+def _check_constants(source: TraceSource) -> None:
     """What a training pass writes must be a float buffer that torch saves: only those come back from a step."""
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
     with torch.random.fork_rng(devices=[]), torch.no_grad():
-        _, held = call(source.module.train(), state, example(source, "infer", 2)[-1])
-    shared = Counter(places(source.module).values())
+        _, held = call_module(source.module.train(), state, example_inputs(source, "infer", 2)[-1])
+    shared = Counter(tensor_places(source.module).values())
     written = [
         name
-        for place, name in places(source.module).items()
+        for place, name in tensor_places(source.module).items()
         if (name in source.constants and (held[place] is not state[name] or state[name]._version != versions[name]))  # noqa: SLF001
         or (shared[name] > 1 and held[place] is not state[name])
     ]
@@ -234,7 +243,7 @@ def load_vector(module: nn.Module, schema: Schema, flat: Flat) -> None:
             state[name].copy_(torch.from_numpy(np.array(value)))
 
 
-def _check_engines(source: Source, engines: Sequence[str]) -> None:
+def _check_engines(source: TraceSource, engines: Sequence[str]) -> None:
     unknown = sorted(set(engines) - set(ENGINES))
     if unknown or not engines:
         raise UsageError(f"unknown engine {', '.join(unknown) or '(none)'}", hint=f"use some of {', '.join(ENGINES)}")
@@ -242,7 +251,7 @@ def _check_engines(source: Source, engines: Sequence[str]) -> None:
         raise ProgramRefused("LiteRT has no float64", hint="compile float64 programs for onnx and pt2 only")
 
 
-def _batch(engine: str, batch: int) -> Batch:
+def _batch(engine: str, batch: int) -> BatchSize:
     return batch if engine == "litert" else "any"
 
 
@@ -250,32 +259,35 @@ def _fixed(engine: str, batch: int) -> int | None:
     return batch if engine == "litert" else None
 
 
-def _containers(source: Source, engines: Sequence[str], batch: int) -> dict[str, dict[str, bytes]]:
+def _containers(source: TraceSource, engines: Sequence[str], batch: int) -> dict[str, dict[str, bytes]]:
     """Engine -> function -> file."""
     out: dict[str, dict[str, bytes]] = {}
     if {"onnx", "pt2"} & set(engines):
         for function in FUNCTIONS:
-            graph = trace(source, function, batch=EXAMPLE_BATCH, dynamic=True)
-            made = exported(source, function, graph, batch=EXAMPLE_BATCH)
+            graph = trace_function(source, function, batch=EXAMPLE_BATCH, dynamic=True)
+            made = export_graph(source, function, graph, batch=EXAMPLE_BATCH)
             if "pt2" in engines:
                 out.setdefault("pt2", {})[function] = to_pt2(made)
             if "onnx" in engines:
-                names = ports(source, function)
-                with _naming(source, "onnx"):
+                names = function_ports(source, function)
+                with _refusal_context(source, "onnx"):
                     file = to_onnx(made, [p.name for p in names.inputs], [p.name for p in names.outputs])
                 out.setdefault("onnx", {})[function] = file
     if "litert" in engines:
-        signatures = {f: (trace(source, f, batch=batch, dynamic=False), example(source, f, batch)) for f in FUNCTIONS}
-        with _naming(source, "litert"):
+        signatures = {
+            f: (trace_function(source, f, batch=batch, dynamic=False), example_inputs(source, f, batch))
+            for f in FUNCTIONS
+        }
+        with _refusal_context(source, "litert"):
             file = to_tflite(signatures)
         out["litert"] = dict.fromkeys(FUNCTIONS, file)
     return {engine: out[engine] for engine in engines}
 
 
-class _naming:  # noqa: N801 - reads as a word in a with statement
+class _refusal_context:  # noqa: N801 - reads as a word in a with statement
     """What an exporter cannot convert is a refusal that names the model and the engine; one that is missing says so."""
 
-    def __init__(self, source: Source, engine: str) -> None:
+    def __init__(self, source: TraceSource, engine: str) -> None:
         self.source, self.engine = source, engine
 
     def __enter__(self) -> None: ...
@@ -283,20 +295,23 @@ class _naming:  # noqa: N801 - reads as a word in a with statement
     def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
         if isinstance(wrong, Exception) and not isinstance(wrong, RuntimeMissing):
             raise ProgramRefused(
-                f"model {self.source.name!r} cannot be written for {self.engine}: {sentence(wrong)}",
+                f"model {self.source.name!r} cannot be written for {self.engine}: {first_sentence(wrong)}",
                 hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",
             ) from wrong
 
 
-def _parity(source: Source, engine: str, files: Mapping[str, bytes], batch: int) -> float:
+def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], batch: int) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
     if _batch(engine, batch) == "any":
         batch = EXAMPLE_BATCH + 1  # a graph that is right for the size it was traced with only must not pass
-    with _naming(source, engine):
-        worst = max(difference(source, engine, f, files[f], batch=batch, seed=1, limit=LIMIT) for f in FUNCTIONS)
-    if worst > LIMIT:
+    with _refusal_context(source, engine):
+        worst = max(
+            max_difference(source, engine, f, files[f], batch=batch, seed=1, limit=MAX_RELATIVE_DIFFERENCE)
+            for f in FUNCTIONS
+        )
+    if worst > MAX_RELATIVE_DIFFERENCE:
         raise ProgramRefused(
-            f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {LIMIT:.0e}",
+            f"model {source.name!r} on {engine} differs from torch by {worst:.1e}, limit {MAX_RELATIVE_DIFFERENCE:.0e}",
             hint=f"leave {engine} out of the engines and report the model",
         )
     return worst

@@ -21,16 +21,16 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import ConfigError, Malformed, UsageError
-from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array
 
-MANIFEST, WEIGHTS = "program.json", "weights.npz"
-ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
+MANIFEST_FILE, WEIGHTS_FILE = "program.json", "weights.npz"
+FILE_ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
+class ContainerFile:
     """One container: its name in the folder and what it is for."""
 
     name: str
@@ -40,10 +40,10 @@ class File:
     size: int
 
 
-def files_of(program: Program) -> list[File]:
+def container_files(program: Program) -> list[ContainerFile]:
     """The containers of a program, engine by engine; engines and functions in their usual order."""
     out = []
-    for engine in sorted(program.containers, key=_place(ENDINGS)):
+    for engine in sorted(program.containers, key=_place(FILE_ENDINGS)):
         containers = program.containers[engine]
         shared: dict[str, list[str]] = {}
         for function in sorted(containers, key=_place(FUNCTIONS)):
@@ -51,8 +51,8 @@ def files_of(program: Program) -> list[File]:
         for sha256, functions in shared.items():
             stem = functions[0] if len(functions) == 1 else "program"
             size = containers[functions[0]].size
-            name = f"{stem}.{ENDINGS.get(engine, engine)}"
-            out.append(File(name=name, engine=engine, functions=tuple(functions), sha256=sha256, size=size))
+            name = f"{stem}.{FILE_ENDINGS.get(engine, engine)}"
+            out.append(ContainerFile(name=name, engine=engine, functions=tuple(functions), sha256=sha256, size=size))
     return out
 
 
@@ -62,7 +62,7 @@ def _place(usual: Iterable[str]) -> Callable[[str], tuple[int, str]]:
     return lambda name: (places.get(name, len(places)), name)
 
 
-def refuse_used(out: Path) -> None:
+def check_unused(out: Path) -> None:
     """Raises UsageError unless `out` is a folder that does not exist yet, or an empty one."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file", hint="give a folder that does not exist yet")
@@ -74,37 +74,37 @@ def write_folder(
     out: Path, program: Program, containers: Mapping[str, bytes], weights: Mapping[str, Array]
 ) -> dict[str, int]:
     """`containers`: sha256 -> bytes. -> name -> size in bytes. program.json comes last: with it the folder is whole."""
-    refuse_used(out)
+    check_unused(out)
     out.mkdir(parents=True, exist_ok=True)
-    blobs = {f.name: containers[f.sha256] for f in files_of(program)}
-    blobs[WEIGHTS] = _npz(weights)
-    blobs[MANIFEST] = canonical(program.to_json())
+    blobs = {f.name: containers[f.sha256] for f in container_files(program)}
+    blobs[WEIGHTS_FILE] = _npz(weights)
+    blobs[MANIFEST_FILE] = canonical_json(program.to_json())
     for name, data in blobs.items():
         (out / name).write_bytes(data)
     return {name: len(data) for name, data in blobs.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
+class ProgramFolder:
     """A folder whose every container has the hash that program.json says."""
 
     program: Program
     blobs: Mapping[str, bytes] = field(repr=False)  # by File.name
 
 
-def read_folder(path: Path) -> Folder:
+def read_folder(path: Path) -> ProgramFolder:
     """Raises ConfigError for a folder that holds no program, Malformed for one that was changed."""
     try:
-        raw = (path / MANIFEST).read_bytes()
+        raw = (path / MANIFEST_FILE).read_bytes()
     except OSError as missing:
         raise ConfigError(
-            f"{path} holds no program: {MANIFEST}: {missing.strerror}", hint="give the folder that --out wrote"
+            f"{path} holds no program: {MANIFEST_FILE}: {missing.strerror}", hint="give the folder that --out wrote"
         ) from None
-    program = Program.from_json(parse_json(raw, LIMIT_BYTES))
-    return Folder(program=program, blobs={f.name: _container(path, f) for f in files_of(program)})
+    program = Program.from_json(parse_json(raw, MAX_PROGRAM_BYTES))
+    return ProgramFolder(program=program, blobs={f.name: _container(path, f) for f in container_files(program)})
 
 
-def _container(path: Path, file: File) -> bytes:
+def _container(path: Path, file: ContainerFile) -> bytes:
     if Path(file.name).name != file.name:
         raise Malformed("bad_program", f"{file.name!r} lies outside the folder")
     try:
@@ -112,7 +112,7 @@ def _container(path: Path, file: File) -> bytes:
     except OSError as missing:
         raise Malformed("bad_program", f"{file.name}: {missing.strerror}") from None
     if hashlib.sha256(data).hexdigest() != file.sha256 or len(data) != file.size:
-        raise Malformed("bad_hash", f"{file.name} is not the file that {MANIFEST} names")
+        raise Malformed("bad_hash", f"{file.name} is not the file that {MANIFEST_FILE} names")
     return data
 
 

@@ -23,19 +23,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value
 
-from edge_client.protocol.program import Dim, Function, Port
+from edge_client.protocol.program import Dimension, Function, Port
 from edge_client.protocol.task import Schema
-from export.compiler.random_ops import Draws
-from export.compiler.sgd_step import Descent
+from export.compiler.random_ops import NoiseReader
+from export.compiler.sgd_step import SgdStep
 
 Loss = Literal["cross-entropy", "squared-error"]
-Flatten = tuple[Tensor, ...]
-Graph = Callable[..., Flatten]
+FlatTensors = tuple[Tensor, ...]
+Graph = Callable[..., FlatTensors]
 SCALARS = ("lr", "momentum", "mu")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class TraceSource:
     """What a program is made from. `module` is ours alone: a copy without batch norm's counters (see `source_of`)."""
 
     name: str
@@ -88,7 +88,7 @@ def tensors_of(module: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
 
 
-def places(module: nn.Module) -> dict[str, str]:
+def tensor_places(module: nn.Module) -> dict[str, str]:
     """Every place that holds a tensor -> the name by which `tensors_of` knows it. A layer used twice has one place."""
     first: dict[int, str] = {}
     out: dict[str, str] = {}
@@ -99,13 +99,13 @@ def places(module: nn.Module) -> dict[str, str]:
     return out
 
 
-def call(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def call_module(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Forward with these tensors (names of `tensors_of`) -> the output, and what each place holds afterwards.
 
     The pass may write into a tensor or put another one in its place. torch's own tying of weights is not used: where
     one layer stands in two places, it leaves the given tensors in the module.
     """
-    held = {place: state[name] for place, name in places(module).items()}
+    held = {place: state[name] for place, name in tensor_places(module).items()}
     out = functional_call(module, held, (x,), tie_weights=False)
     return out, held
 
@@ -117,11 +117,11 @@ def per_sample_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     return ((out - y) ** 2).flatten(1).mean(1)
 
 
-def step_graph(source: Source) -> Graph:
+def step_graph(source: TraceSource) -> Graph:
     """One proximal step of SGD with momentum, as a function of flat tensors."""
     params, buffers, fixed, module = source.params, source.buffers, list(source.constants), source.module
 
-    def step(*flat: Tensor) -> Flatten:
+    def step(*flat: Tensor) -> FlatTensors:
         rest = iter(flat)
         w, b, velocity, anchor, linear = (_named(names, rest) for names in (params, buffers, params, params, params))
         x, y, q = next(rest), next(rest), next(rest)
@@ -132,21 +132,21 @@ def step_graph(source: Source) -> Graph:
 
         def objective(w: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
             state = {**_named(fixed, iter(constants)), **w, **{name: value.clone() for name, value in b.items()}}
-            out, after = call(module, state, x)
+            out, after = call_module(module, state, x)
             return (q * per_sample_loss(source.loss, out, y)).sum(), {name: after[name] for name in buffers}
 
         g, (loss, written) = grad_and_value(objective, has_aux=True)(w)
-        new, v = Descent(lr=lr, momentum=momentum, mu=mu).step(w, velocity, g, linear, anchor)
+        new, v = SgdStep(lr=lr, momentum=momentum, mu=mu).step(w, velocity, g, linear, anchor)
         return (*new.values(), *(written[k] for k in buffers), *v.values(), loss)
 
     return step
 
 
-def evaluate_graph(source: Source) -> Graph:
+def evaluate_graph(source: TraceSource) -> Graph:
     """Loss per sample [batch] and logits [batch, *target]."""
     infer, after = infer_graph(source), len(source.constants)
 
-    def evaluate(*flat: Tensor) -> Flatten:
+    def evaluate(*flat: Tensor) -> FlatTensors:
         y = len(flat) - after - 1
         (out,) = infer(*flat[:y], *flat[y + 1 :])
         return per_sample_loss(source.loss, out, flat[y]), out
@@ -154,16 +154,16 @@ def evaluate_graph(source: Source) -> Graph:
     return evaluate
 
 
-def infer_graph(source: Source) -> Graph:
+def infer_graph(source: TraceSource) -> Graph:
     """Logits [batch, *target]."""
     fixed = list(source.constants)
 
-    def infer(*flat: Tensor) -> Flatten:
+    def infer(*flat: Tensor) -> FlatTensors:
         rest = iter(flat)
         w, b = _named(source.params, rest), _named(source.buffers, rest)
         x, *constants = rest
         state = {**_named(fixed, iter(constants)), **w, **b}
-        return (call(source.module.eval(), state, x)[0],)
+        return (call_module(source.module.eval(), state, x)[0],)
 
     return infer
 
@@ -171,16 +171,16 @@ def infer_graph(source: Source) -> Graph:
 GRAPHS = {"step": step_graph, "evaluate": evaluate_graph, "infer": infer_graph}
 
 
-def flat_graph(source: Source, function: str, transform: Callable[[Graph], Graph] = lambda inner: inner) -> Graph:
+def flat_graph(source: TraceSource, function: str, transform: Callable[[Graph], Graph] = lambda inner: inner) -> Graph:
     """One of GRAPHS whose random operators read its noise. `transform`: of torch.func, applied within the noise."""
     inner = transform(GRAPHS[function](source))
-    names = [p.name for p in ports(source, function).inputs]
+    names = [p.name for p in function_ports(source, function).inputs]
     if "noise" not in names:
         return inner
     at = names.index("noise")
 
-    def fed(*flat: Tensor) -> Flatten:
-        with Draws(flat[at]) as draws:
+    def fed(*flat: Tensor) -> FlatTensors:
+        with NoiseReader(flat[at]) as draws:
             out = inner(*flat)
         draws.check()
         return out
@@ -192,10 +192,10 @@ def _named(names: Sequence[str], values: Iterator[Tensor]) -> dict[str, Tensor]:
     return {name: next(values) for name in names}
 
 
-def ports(source: Source, function: str) -> Function:
+def function_ports(source: TraceSource, function: str) -> Function:
     """The ordered inputs and outputs of one function; engines go by these names."""
 
-    def port(name: str, shape: Sequence[Dim] = ()) -> Port:
+    def port(name: str, shape: Sequence[Dimension] = ()) -> Port:
         return Port(name=name, dtype=source.dtype, shape=tuple(shape))
 
     def group(prefix: str, names: Sequence[str]) -> list[Port]:
@@ -217,14 +217,14 @@ def ports(source: Source, function: str) -> Function:
     )
 
 
-def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Tensor]:
+def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0) -> list[Tensor]:
     """Inputs to trace and to measure with: near the model's own weights, w != anchor, nothing zero, q not constant.
 
     Every tensor is its own object: the same one passed twice would be merged by the exporters without a word.
     """
     draw = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, source.dtype)
-    state, tokens = tensors_of(source.module), vocabulary(source.module)
+    state, tokens = tensors_of(source.module), vocabulary_size(source.module)
 
     def normal(shape: Sequence[int], scale: float) -> Tensor:
         return torch.randn(list(shape), generator=draw, dtype=dtype) * scale
@@ -248,9 +248,9 @@ def example(source: Source, function: str, batch: int, seed: int = 0) -> list[Te
         }
         return draws[kind]()
 
-    return [value(port) for port in ports(source, function).inputs]
+    return [value(port) for port in function_ports(source, function).inputs]
 
 
-def vocabulary(module: nn.Module) -> int:
+def vocabulary_size(module: nn.Module) -> int:
     """How many tokens every embedding of the module knows; 0 without embeddings. Samples are then drawn from these."""
     return min((layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)), default=0)

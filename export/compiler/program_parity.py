@@ -26,24 +26,26 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.protocol.task import Array
-from export.compiler.program_functions import Source, example, ports, private_copy
-from export.compiler.random_ops import Draws
+from export.compiler.program_functions import TraceSource, example_inputs, function_ports, private_copy
+from export.compiler.random_ops import NoiseReader
 from export.containers.write_onnx import run_onnx
 from export.containers.write_pt2 import run_pt2
 from export.containers.write_tflite import open_tflite
 
-LIMIT = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
-DRAWS = 4  # inputs to try until torch agrees with itself on some
-ROUNDINGS = 2.0**-20  # eight units of float32's last place: more than a container's own sums round
-PAIRS = 2  # of weights on both sides: a value next to a kink crosses it on one of them
-ALTOGETHER = 1e-2  # torch's own float32 off by more: a kink in float32 alone
-ROOM = 10  # roundings fall differently in sums of another order: 4 times as far was seen
+MAX_RELATIVE_DIFFERENCE = 1e-4  # relative; float32 steps differ by about 1e-6, a wrong graph by about 1
+MAX_INPUT_DRAWS = 4  # inputs to try until torch agrees with itself on some
+PERTURBATION = 2.0**-20  # eight units of float32's last place: more than a container's own sums round
+PERTURBED_PAIRS = 2  # of weights on both sides: a value next to a kink crosses it on one of them
+MAX_TORCH_ERROR = 1e-2  # torch's own float32 off by more: a kink in float32 alone
+ERROR_MARGIN = 10  # roundings fall differently in sums of another order: 4 times as far was seen
 
-Inputs = Callable[[Source, str, int, int], list[Tensor]]  # source, function, batch, seed -> the function's arguments
+Inputs = Callable[
+    [TraceSource, str, int, int], list[Tensor]
+]  # source, function, batch, seed -> the function's arguments
 
 
-def difference(  # noqa: PLR0913 - what is compared
-    source: Source,
+def max_difference(  # noqa: PLR0913 - what is compared
+    source: TraceSource,
     engine: str,
     function: str,
     file: bytes,
@@ -51,7 +53,7 @@ def difference(  # noqa: PLR0913 - what is compared
     batch: int,
     seed: int,
     limit: float,
-    inputs: Inputs = example,
+    inputs: Inputs = example_inputs,
 ) -> float:
     """The largest difference of one function at the first inputs that can judge it; infinite for what is not finite.
 
@@ -60,35 +62,38 @@ def difference(  # noqa: PLR0913 - what is compared
     moves in torch as far when weights do by a few roundings.
     """
     worst = float("inf")
-    for draw in range(DRAWS):
+    for draw in range(MAX_INPUT_DRAWS):
         args = inputs(source, function, batch, seed + 1000 * draw)
-        expected = answers(source, function, args)
-        found = differences(run(engine, file, source, function, args), expected)
+        expected = torch_outputs(source, function, args)
+        found = output_differences(run_container(engine, file, source, function, args), expected)
         worst = max(found)
         if worst <= limit:
             return worst
-        moved = list(_moved(source, function, args))
-        far = _worst(differences(answers(source, function, m), expected) for m in moved)
-        own = [0.0] * len(found) if source.dtype == "float64" else _own(source, function, [args, *moved])
-        if max(*far, *own) > ALTOGETHER:
+        moved = list(_perturbed_inputs(source, function, args))
+        far = _worst(output_differences(torch_outputs(source, function, m), expected) for m in moved)
+        own = [0.0] * len(found) if source.dtype == "float64" else _torch_errors(source, function, [args, *moved])
+        if max(*far, *own) > MAX_TORCH_ERROR:
             continue
         if max(far) <= limit:
             return _scaled(found, own, limit)
-        if max(far) > LIMIT and (scaled := _scaled(found, _worst([far, own]), LIMIT)) <= limit:
+        if (
+            max(far) > MAX_RELATIVE_DIFFERENCE
+            and (scaled := _scaled(found, _worst([far, own]), MAX_RELATIVE_DIFFERENCE)) <= limit
+        ):
             return scaled  # a kink, not a tolerance that asks for more than float32 has
     return worst
 
 
 def _scaled(found: Sequence[float], torchs: Sequence[float], limit: float) -> float:
     """The largest difference, each divided by what torch itself is off by more than a tenth of the limit."""
-    return max(f / max(1.0, ROOM * t / limit) for f, t in zip(found, torchs, strict=True))
+    return max(f / max(1.0, ERROR_MARGIN * t / limit) for f, t in zip(found, torchs, strict=True))
 
 
-def _moved(source: Source, function: str, args: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def _perturbed_inputs(source: TraceSource, function: str, args: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """The same inputs in float64, with weights and samples a few roundings away; a flat sample is flat no more."""
-    names = [p.name for p in ports(source, function).inputs]
+    names = [p.name for p in function_ports(source, function).inputs]
     draw = torch.Generator().manual_seed(0)
-    for _ in range(PAIRS):
+    for _ in range(PERTURBED_PAIRS):
         shifts = [_shift(name, a, draw) for name, a in zip(names, args, strict=True)]
         for side in (1, -1):
             yield [a if shift is None else a.double() + side * shift for a, shift in zip(args, shifts, strict=True)]
@@ -98,17 +103,17 @@ def _shift(name: str, value: Tensor, draw: torch.Generator) -> Tensor | None:
     """Roundings of each weight, and of a sample's largest value; None for what is neither."""
     if not (name.startswith("w/") or (name == "x" and value.is_floating_point())) or value.numel() == 0:
         return None
-    noise = torch.randn(value.shape, generator=draw, dtype=torch.float64) * ROUNDINGS
+    noise = torch.randn(value.shape, generator=draw, dtype=torch.float64) * PERTURBATION
     return noise * (value if name.startswith("w/") else value.abs().max())
 
 
-def _own(source: Source, function: str, several: Sequence[Sequence[Tensor]]) -> list[float]:
+def _torch_errors(source: TraceSource, function: str, several: Sequence[Sequence[Tensor]]) -> list[float]:
     """How far torch's float32 is from its float64 at its worst, for each output."""
     rows = []
     for args in several:
         rounded = [a.float() for a in args]
-        told = answers(source, function, rounded, dtype="float32"), answers(source, function, rounded)
-        rows.append(differences(*told))
+        told = torch_outputs(source, function, rounded, dtype="float32"), torch_outputs(source, function, rounded)
+        rows.append(output_differences(*told))
     return _worst(rows)
 
 
@@ -117,19 +122,19 @@ def _worst(rows: Iterable[Sequence[float]]) -> list[float]:
     return [max(column) for column in zip(*rows, strict=True)]
 
 
-def answers(source: Source, function: str, args: Sequence[Tensor], *, dtype: str = "float64") -> list[Array]:
+def torch_outputs(source: TraceSource, function: str, args: Sequence[Tensor], *, dtype: str = "float64") -> list[Array]:
     """What torch gives for the function's outputs, in their order."""
-    names = ports(source, function)
+    names = function_ports(source, function)
     given = {p.name: a.to(getattr(torch, dtype)) for p, a in zip(names.inputs, args, strict=True)}
     found = (torch_step if function == "step" else torch_evaluate)(source, given, dtype)
     return [found[p.name].detach().numpy() for p in names.outputs]
 
 
-def torch_step(source: Source, given: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+def torch_step(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     """One proximal step by torch's autograd on the model itself; by the names of the outputs."""
     net = _loaded(source, given, dtype).train()
     moving = {n: p for n, p in net.named_parameters() if f"w/{n}" in given}
-    with Draws(given["noise"]) if "noise" in given else nullcontext():
+    with NoiseReader(given["noise"]) if "noise" in given else nullcontext():
         out = net(given["x"])
     loss = (given["q"] * _loss(source, out, given["y"])).sum()
     grads = torch.autograd.grad(loss, list(moving.values()), allow_unused=True)
@@ -141,14 +146,14 @@ def torch_step(source: Source, given: Mapping[str, Tensor], dtype: str) -> dict[
     return {**stepped, "loss": loss}
 
 
-def torch_evaluate(source: Source, given: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
+def torch_evaluate(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> dict[str, Tensor]:
     """Logits, and the loss per sample where there are targets; batch norm in inference mode."""
     with torch.no_grad():
         logits = _loaded(source, given, dtype).eval()(given["x"])
         return {"logits": logits} | ({"loss": _loss(source, logits, given["y"])} if "y" in given else {})
 
 
-def _loaded(source: Source, given: Mapping[str, Tensor], dtype: str) -> nn.Module:
+def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.Module:
     """A copy with the weights and buffers of `given`; what those do not name stays as it is."""
     net = private_copy(source.module, dtype)
     state = {f"w/{n}": p for n, p in net.named_parameters()} | {f"buffers/{n}": b for n, b in net.named_buffers()}
@@ -158,24 +163,24 @@ def _loaded(source: Source, given: Mapping[str, Tensor], dtype: str) -> nn.Modul
     return net
 
 
-def _loss(source: Source, out: Tensor, y: Tensor) -> Tensor:
+def _loss(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
     if source.loss == "cross-entropy":
         return nn.functional.cross_entropy(out, y, reduction="none")
     return (out - y).square().flatten(1).mean(1)
 
 
-def run(engine: str, file: bytes, source: Source, function: str, args: Sequence[Tensor]) -> list[Array]:
+def run_container(engine: str, file: bytes, source: TraceSource, function: str, args: Sequence[Tensor]) -> list[Array]:
     """A container's outputs, in their order; raises whatever its runtime raises."""
     arrays = [a.numpy() for a in args]
     if engine == "onnx":
-        return run_onnx(file, dict(zip((p.name for p in ports(source, function).inputs), arrays, strict=True)))
+        return run_onnx(file, dict(zip((p.name for p in function_ports(source, function).inputs), arrays, strict=True)))
     if engine == "litert":
         out = open_tflite(file, function)({f"args_{i}": a for i, a in enumerate(arrays)})
         return [out[f"output_{i}"] for i in range(len(out))]
     return [t.detach().numpy() for t in run_pt2(file, args)]
 
 
-def differences(got: Sequence[Array], expected: Sequence[Array]) -> list[float]:
+def output_differences(got: Sequence[Array], expected: Sequence[Array]) -> list[float]:
     """Of each output; infinite for another shape and for what is not finite."""
     if len(got) != len(expected):
         return [float("inf")] * len(expected)

@@ -21,22 +21,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge_client.errors import ProgramRefused
 
 aten = torch.ops.aten
-GRID = 2**24  # a number is k / GRID with an integer k from 0 to GRID - 1
+UNIFORM_STEPS = 2**24  # a number is k / GRID with an integer k from 0 to GRID - 1
 Draw = Callable[[Sequence[int]], Tensor]  # shape -> uniform numbers of the program's dtype
 
 
-def _kept(u: Tensor, p: float) -> Tensor:
+def _keep_mask(u: Tensor, p: float) -> Tensor:
     """True with probability 1 - p; booleans."""
-    return u >= math.ceil(p * GRID) / GRID
+    return u >= math.ceil(p * UNIFORM_STEPS) / UNIFORM_STEPS
 
 
 def _dropout(draw: Draw, x: Tensor, p: float, _train: object) -> tuple[Tensor, Tensor]:
-    kept = _kept(draw(x.shape), p)
+    kept = _keep_mask(draw(x.shape), p)
     return x * kept.to(x.dtype) * (1 / (1 - p)), kept
 
 
 def _bernoulli(draw: Draw, x: Tensor, p: float = 0.5) -> Tensor:
-    return _kept(draw(x.shape), 1 - p).to(x.dtype)
+    return _keep_mask(draw(x.shape), 1 - p).to(x.dtype)
 
 
 def _bernoulli_each(draw: Draw, p: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def _uniform(draw: Draw, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tens
 
 
 # A result takes the place of the operator's; those that write into an argument have a rule below.
-RULES: Mapping[Any, Callable[..., Any]] = {
+RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
     aten.bernoulli.default: _bernoulli_each,
     aten.bernoulli.p: _bernoulli,
@@ -57,14 +57,16 @@ RULES: Mapping[Any, Callable[..., Any]] = {
     aten.rand_like.default: lambda draw, x: draw(x.shape),
     aten.uniform.default: _uniform,
 }
-IN_PLACE: Mapping[Any, Callable[..., Tensor]] = {
+IN_PLACE_RULES: Mapping[Any, Callable[..., Tensor]] = {
     aten.bernoulli_.float: _bernoulli,
     aten.uniform_.default: _uniform,
 }
-COVERED = frozenset(str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RULES, *IN_PLACE))
+COVERED_OPERATORS = frozenset(
+    str(o.overloadpacket).removeprefix("torch.ops.") for o in (*RANDOM_RULES, *IN_PLACE_RULES)
+)
 
 
-class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
+class NoiseReader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
     """Within it random operators take their numbers from `noise` [batch, numbers per sample], left to right.
 
     Enter it outside of torch.func's transforms: it sees the plain tensors that they end up with.
@@ -82,10 +84,10 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's clas
         return u.reshape(list(shape))
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
-        if func in RULES:
-            return RULES[func](self.take, *args)
-        if func in IN_PLACE:
-            return args[0].copy_(IN_PLACE[func](self.take, *args))
+        if func in RANDOM_RULES:
+            return RANDOM_RULES[func](self.take, *args)
+        if func in IN_PLACE_RULES:
+            return args[0].copy_(IN_PLACE_RULES[func](self.take, *args))
         return func(*args, **(kwargs or {}))
 
     def check(self) -> None:

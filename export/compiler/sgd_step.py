@@ -18,7 +18,7 @@ Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Descent:
+class SgdStep:
     """The scalars of a step, 0-d tensors."""
 
     lr: Tensor

@@ -25,31 +25,40 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Port
-from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, Unsupported
-from export.compiler.decompositions.table import table
-from export.compiler.forward_overrides import Rewritten
-from export.compiler.program_functions import Source, call, example, flat_graph, ports, tensors_of
-from export.compiler.random_ops import COVERED
-from export.diagnostics import sentence
+from export.compiler.decompositions.supported_ops import RANDOM, SUPPORTED, UnsupportedOperator
+from export.compiler.decompositions.table import decompositions_for
+from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.program_functions import (
+    TraceSource,
+    call_module,
+    example_inputs,
+    flat_graph,
+    function_ports,
+    tensors_of,
+)
+from export.compiler.random_ops import COVERED_OPERATORS
+from export.diagnostics import first_sentence
 
 MAX_BATCH = 65_536
 
 
-def trace(source: Source, function: str, *, batch: int, dynamic: bool) -> nn.Module:
+def trace_function(source: TraceSource, function: str, *, batch: int, dynamic: bool) -> nn.Module:
     """One function as a graph over flat tensors; `dynamic`: for any batch size, and `batch` is only the example's."""
-    inputs = ports(source, function).inputs
+    inputs = function_ports(source, function).inputs
     constants = [value.clone() for value in source.constants.values()]
-    traced = _traced(source, function, [*example(source, function, batch), *constants], inputs if dynamic else ())
+    traced = _traced(
+        source, function, [*example_inputs(source, function, batch), *constants], inputs if dynamic else ()
+    )
     _refuse_unsupported(source, traced)
     return _Flat(traced, constants).eval()
 
 
-def exported(source: Source, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
-    """A dynamic graph of `trace` as torch's exported program, batch size from 1."""
+def export_graph(source: TraceSource, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
+    """A dynamic graph of `trace_function` as torch's exported program, batch size from 1."""
     dims = Dim("batch", min=1, max=MAX_BATCH)
-    inputs = ports(source, function).inputs
+    inputs = function_ports(source, function).inputs
     shapes = tuple({i: dims for i, d in enumerate(p.shape) if d == "batch"} or None for p in inputs)
-    flat = tuple(example(source, function, batch))
+    flat = tuple(example_inputs(source, function, batch))
     try:
         made = _export(graph, flat, shapes, deferred=False)
     except Exception:  # noqa: BLE001 - what torch cannot prove for every batch; `_parity` tries another batch size
@@ -90,7 +99,7 @@ class _Flat(nn.Module):
         return cast("tuple[Tensor, ...]", self.graph(*flat, *constants))
 
 
-def _traced(source: Source, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:
+def _traced(source: TraceSource, function: str, args: Sequence[Tensor], dynamic: Sequence[Port]) -> fx.GraphModule:
     """`args`: ports, then constants. `dynamic`: ports whose "batch" stays a symbol; none for a fixed batch."""
     fake = FakeTensorMode(shape_env=ShapeEnv() if dynamic else None, allow_non_fake_inputs=True)
     mine = [_fake(fake, a, dynamic[i].shape if i < len(dynamic) else ()) for i, a in enumerate(args)]
@@ -103,12 +112,12 @@ def _traced(source: Source, function: str, args: Sequence[Tensor], dynamic: Sequ
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(fake)
             stack.enter_context(enable_python_dispatcher())
-            stack.enter_context(Rewritten())
+            stack.enter_context(ForwardOverrides())
             graph = flat_graph(source, function, functionalize)
-            traced = make_fx(graph, decomposition_table=table(function))(*mine)
+            traced = make_fx(graph, decomposition_table=decompositions_for(function))(*mine)
     except ProgramRefused:
         raise
-    except Unsupported as refused:
+    except UnsupportedOperator as refused:
         raise _refusal(source, refused.operator, refused.reason) from None
     except Exception as wrong:  # torch raises many kinds for what it cannot trace
         raise _untraceable(source, wrong) from wrong
@@ -126,9 +135,9 @@ def _drop_unused_tensors(traced: fx.GraphModule) -> None:
             delattr(traced, name)
 
 
-def _untraceable(source: Source, wrong: Exception) -> ProgramRefused:
+def _untraceable(source: TraceSource, wrong: Exception) -> ProgramRefused:
     return ProgramRefused(
-        f"model {source.name!r} cannot be traced: {sentence(wrong)}",
+        f"model {source.name!r} cannot be traced: {first_sentence(wrong)}",
         hint="forward must be the same operators for every batch: no branches on values, no .item()",
     )
 
@@ -139,7 +148,7 @@ def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:
     return mode.from_tensor(value, static_shapes=context is None, symbolic_context=context)
 
 
-def _refuse_unsupported(source: Source, graph: fx.GraphModule) -> None:
+def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule) -> None:
     """Whatever is neither arithmetic on sizes nor a supported operator."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
@@ -151,9 +160,9 @@ def _refuse_unsupported(source: Source, graph: fx.GraphModule) -> None:
             raise _refusal(source, name, "no runtime of ours is known to run it")
 
 
-def numbers_drawn(source: Source) -> int:
+def count_random_numbers(source: TraceSource) -> int:
     """How many random numbers a training pass draws per sample; refuses those that belong to no sample."""
-    two, three = (_watched(source, batch).draws for batch in (2, 3))
+    two, three = (_watch_pass(source, batch).draws for batch in (2, 3))
     for (layer, operator, small), (*_, large) in zip(two, three, strict=False):
         if small * 3 != large * 2:
             raise _refused_layer(source, layer, operator, "its random numbers do not belong to one sample each")
@@ -162,14 +171,14 @@ def numbers_drawn(source: Source) -> int:
     return sum(small for *_, small in two) // 2
 
 
-def _refuse_random(source: Source) -> None:
+def _refuse_random(source: TraceSource) -> None:
     """What draws numbers that are neither uniform nor masks, looked for even when only `infer` is traced."""
-    drawn = sorted((RANDOM - COVERED) & set(_operators_by_layer(source)))
+    drawn = sorted((RANDOM - COVERED_OPERATORS) & set(_operators_by_layer(source)))
     if drawn:
         raise _refusal(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
 
 
-def _refusal(source: Source, operator: str, reason: str) -> ProgramRefused:
+def _refusal(source: TraceSource, operator: str, reason: str) -> ProgramRefused:
     """Names the operator and the layers that used it, or its forward counterpart."""
     used = _operators_by_layer(source)
     stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
@@ -178,19 +187,19 @@ def _refusal(source: Source, operator: str, reason: str) -> ProgramRefused:
     return _refused_layer(source, layers, operator, reason)
 
 
-def _refused_layer(source: Source, layers: str, operator: str, reason: str) -> ProgramRefused:
+def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str) -> ProgramRefused:
     return ProgramRefused(
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
         hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
     )
 
 
-def _operators_by_layer(source: Source) -> dict[str, list[str]]:
+def _operators_by_layer(source: TraceSource) -> dict[str, list[str]]:
     """Operator -> "name (Class)" of the layers that call it in one training-mode pass over two samples."""
-    return {name: list(layers) for name, layers in _watched(source, 2).seen.items()}
+    return {name: list(layers) for name, layers in _watch_pass(source, 2).seen.items()}
 
 
-def _watched(source: Source, batch: int) -> _Watch:
+def _watch_pass(source: TraceSource, batch: int) -> _Watch:
     """What happens in one training-mode pass; torch's generator stays as it was."""
     watch = _Watch()
     x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
@@ -198,7 +207,7 @@ def _watched(source: Source, batch: int) -> _Watch:
     handles = [h for name, layer in source.module.named_modules() for h in watch.follow(name, layer)]
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad(), watch:
-            call(source.module.train(), state, x)
+            call_module(source.module.train(), state, x)
     finally:
         for handle in handles:
             handle.remove()
@@ -224,7 +233,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's cla
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - torch's
         name, layer = _plain(func), self.stack[-1] if self.stack else "the model itself"
         self.seen[name][layer] = None
-        if name in COVERED:
+        if name in COVERED_OPERATORS:
             shape = args[0].shape if isinstance(args[0], Tensor) else args[0]
             self.draws.append((f"layer {layer}", name, math.prod(shape)))
         return func(*args, **(kwargs or {}))

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from edge_client.errors import FedcentersError, ProgramRefused, UsageError
-from export.compiler.program import Compiled, compile_program
-from export.plugins import import_path, told
+from export.compiler.program import CompilerOutput, compile_program
+from export.plugins import describe_error, import_path
 
 Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
 
@@ -42,7 +42,7 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
             made = made(*args, **kwargs)
     except Exception as wrong:
         raise UsageError(
-            f"calling {path} failed: {told(wrong)}",
+            f"calling {path} failed: {describe_error(wrong)}",
             hint="pass what it needs with --model-args: a JSON object by name, or a JSON list in order",
         ) from wrong
     if not isinstance(made, nn.Module):
@@ -53,7 +53,7 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
     return made
 
 
-def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> Compiled:  # noqa: ANN401 - compile_program's own
+def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> CompilerOutput:  # noqa: ANN401 - compile_program's own
     """`compile_program`, with whatever else the reader's forward raises under the tracer told as a refusal."""
     try:
         return compile_program(module, shape, **facts)
@@ -61,6 +61,6 @@ def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> Co
         raise
     except Exception as wrong:
         raise ProgramRefused(
-            f"model {facts['name']!r} cannot become a training program: {told(wrong)}",
+            f"model {facts['name']!r} cannot become a training program: {describe_error(wrong)}",
             hint="forward must take any batch of such samples, and must not decide by the values of a tensor",
         ) from wrong

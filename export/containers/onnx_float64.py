@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 
-DOUBLE = 11  # ONNX's code of float64
-INT64 = 7
+ONNX_FLOAT64 = 11  # ONNX's code of float64
+ONNX_INT64 = 7
 
 
-def table() -> Mapping[Callable[..., Any], Callable[..., Any]]:
+def onnx_translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
     """Operator -> translation."""
     aten = torch.ops.aten
     return {
@@ -48,7 +48,7 @@ def full(size: Any, value: Any, dtype: int = 1, **_: object) -> Any:
     """One number everywhere; some of `size` may be known only when the graph runs."""
     from onnxscript import opset18
 
-    shape: Any = opset18.Cast(size, to=INT64)
+    shape: Any = opset18.Cast(size, to=ONNX_INT64)
     return opset18.Expand(scalar(value, dtype), shape)
 
 
@@ -63,7 +63,7 @@ def hardsigmoid(x: Any) -> Any:
     """min(1, max(0, x / 6 + 1 / 2)); ONNX's own where its attribute is exact enough."""
     from onnxscript import opset18
 
-    if x.dtype != DOUBLE:
+    if x.dtype != ONNX_FLOAT64:
         return opset18.HardSigmoid(x, alpha=1 / 6, beta=1 / 2)
     line = opset18.Add(opset18.Div(x, scalar(6, x.dtype)), scalar(0.5, x.dtype))
     return opset18.Clip(line, scalar(0, x.dtype), scalar(1, x.dtype))
@@ -80,7 +80,7 @@ def leaky_relu(x: Any, slope: float = 0.01) -> Any:
     """ONNX's own where its attribute is exact enough."""
     from onnxscript import opset18
 
-    if x.dtype != DOUBLE:
+    if x.dtype != ONNX_FLOAT64:
         return opset18.LeakyRelu(x, alpha=slope)
     return opset18.Where(opset18.Greater(x, scalar(0, x.dtype)), x, opset18.Mul(x, scalar(slope, x.dtype)))
 

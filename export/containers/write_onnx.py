@@ -17,7 +17,7 @@ from torch.export import ExportedProgram
 
 from edge_client.protocol.task import Array
 from export.containers import onnx_float64
-from export.silence import quiet
+from export.silence import suppress_output
 
 OPSET = 18
 MAX_IR_VERSION = 10
@@ -25,14 +25,14 @@ MAX_IR_VERSION = 10
 
 def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Serialise with these port names in order. ONNX wants a name once: an output called like an input gets "new/"."""
-    with quiet(), _no_search_for_pairs():
+    with suppress_output(), _no_search_for_pairs():
         made = torch.onnx.export(
             exported,
             dynamo=True,
             opset_version=OPSET,
             input_names=list(inputs),
             output_names=[f"new/{name}" if name in inputs else name for name in outputs],
-            custom_translation_table=dict(onnx_float64.table()),
+            custom_translation_table=dict(onnx_float64.onnx_translations()),
             verbose=False,
             optimize=True,
         )
@@ -52,7 +52,7 @@ def _no_search_for_pairs() -> AbstractContextManager[object]:
     return patch.object(rewriter, "_DEFAULT_REWRITE_RULES", tuple(r for r in every if r.name != "SlicesSplit"))
 
 
-def bake(file: bytes, weights: Mapping[str, Array]) -> bytes:
+def bake_weights(file: bytes, weights: Mapping[str, Array]) -> bytes:
     """The same graph with these inputs turned into constants: milliseconds, where an export takes a second."""
     import onnx
 

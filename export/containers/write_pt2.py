@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 from torch.export import ExportedProgram
 
-from export.silence import quiet
+from export.silence import suppress_output
 
 
 def to_pt2(exported: ExportedProgram) -> bytes:
     """Serialise."""
     buffer = io.BytesIO()
-    with quiet():
+    with suppress_output():
         torch.export.save(exported, buffer)
     return buffer.getvalue()
 
 
 def run_pt2(file: bytes, args: Sequence[Tensor]) -> list[Tensor]:
     """Outputs in order."""
-    with quiet(), torch.no_grad():
+    with suppress_output(), torch.no_grad():
         return list(torch.export.load(io.BytesIO(file)).module()(*args))

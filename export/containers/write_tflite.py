@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Array
-from export.silence import quiet
+from export.silence import suppress_output
 
 
 def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> bytes:
     """Signature name -> (module over flat tensors, example arguments of the fixed shapes) -> one file."""
-    with quiet():
+    with suppress_output():
         builder = _converter()
         for name, (module, args) in signatures.items():
             builder = builder.signature(name, module, tuple(args))
@@ -28,7 +28,7 @@ def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> b
 
 def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
     """For third parties: one signature, "serving_default", with the names of `sample` and of the returned dict."""
-    with quiet():
+    with suppress_output():
         made = _converter().signature("serving_default", module, sample_kwargs=dict(sample)).convert()
         return bytes(made.model_content())
 
@@ -49,7 +49,7 @@ def open_tflite(file: bytes, signature: str) -> Callable[[Mapping[str, Array]], 
     """A function over the file's own names, one thread."""
     from ai_edge_litert.interpreter import Interpreter
 
-    with quiet():
+    with suppress_output():
         interpreter = Interpreter(model_content=file, num_threads=1)
         interpreter.allocate_tensors()  # here, where its greeting is not heard
         runner = interpreter.get_signature_runner(signature)

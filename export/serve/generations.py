@@ -12,36 +12,36 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_client.errors import ConfigError, FedcentersError
-from export.bundle.reader import MANIFEST
-from export.serve.rollout import Plan, Rollout
-from export.serve.site import Generation, Site, replaced
+from export.bundle.reader import MANIFEST_FILE
+from export.serve.rollout import Rollout, RolloutPlan
+from export.serve.site import Generation, SiteFolder, replace_file
 
 log = logging.getLogger(__name__)
-STATE = ".rollout.json"  # in the site's folder; a dot keeps it from most web servers
-Seen = tuple[int, int, int]  # of a manifest: when, which file, how long
+ROLLOUT_FILE = ".rollout.json"  # in the site's folder; a dot keeps it from most web servers
+FileStamp = tuple[int, int, int]  # of a manifest: when, which file, how long
 
 
-class Keeper:
+class GenerationManager:
     """One site and what it serves."""
 
-    def __init__(self, root: Path, bundle: Path, plan: Plan, trusted: Sequence[bytes] = ()) -> None:
-        self.site, self.plan = Site(root=root, trusted=trusted), plan
+    def __init__(self, root: Path, bundle: Path, plan: RolloutPlan, trusted: Sequence[bytes] = ()) -> None:
+        self.site, self.plan = SiteFolder(root=root, trusted=trusted), plan
         self._bundle, self._seen = bundle, _seen(bundle)
         root.mkdir(parents=True, exist_ok=True)
         self.rollout = self._stored()
         self.generations: dict[str, Generation] = {}
         self._load()
-        if (found := self.fetched()) is not None:
+        if (found := self.fetch_generation()) is not None:
             self.accept(found)
         if self.rollout.stable is None:
             raise ConfigError(f"{bundle} cannot be served", hint=f"fedcenters-export verify {bundle}")
 
-    def changed(self) -> bool:
+    def has_changed(self) -> bool:
         """Whether there is another bundle in the watched folder than when it was last looked at."""
         now = _seen(self._bundle)
         return now is not None and now != self._seen
 
-    def fetched(self) -> Generation | None:
+    def fetch_generation(self) -> Generation | None:
         """What lies in the watched folder, copied into the site; None when it is not right. Serves nothing yet.
 
         Takes as long as copying does; touches nothing that answers a request, so it may run beside them.
@@ -56,14 +56,14 @@ class Keeper:
     def accept(self, generation: Generation) -> None:
         """Offer what was fetched."""
         self.generations.setdefault(generation.name, generation)
-        self.move(self.rollout.offered(generation.name, self.plan))
+        self.store_rollout(self.rollout.offer(generation.name, self.plan))
 
-    def move(self, rollout: Rollout) -> None:
+    def store_rollout(self, rollout: Rollout) -> None:
         """The roll-out goes on like this. On disk first."""
         if rollout == self.rollout:
             return
         before, self.rollout = self.rollout, rollout
-        replaced(self.site.root / STATE, json.dumps(rollout.to_json()).encode())
+        replace_file(self.site.root / ROLLOUT_FILE, json.dumps(rollout.to_json()).encode())
         if rollout.stable is not None and rollout.stable != before.stable:
             self.site.point(rollout.stable)
         if (rollout.stable, rollout.candidate) != (before.stable, before.candidate):
@@ -72,7 +72,7 @@ class Keeper:
 
     def generation(self, device: str | None) -> Generation:
         """What this device gets."""
-        return self.generations[str(self.rollout.served(device, self.plan))]
+        return self.generations[str(self.rollout.generation_for(device, self.plan))]
 
     def _load(self) -> None:
         """Open what is on the site; what was removed is forgotten."""
@@ -81,7 +81,7 @@ class Keeper:
         self.generations = {name: self.generations.get(name) or self.site.open(name) for name in kept}
 
     def _stored(self) -> Rollout:
-        path = self.site.root / STATE
+        path = self.site.root / ROLLOUT_FILE
         if not path.is_file():
             return Rollout()
         try:
@@ -90,9 +90,9 @@ class Keeper:
             raise ConfigError(f"{path} cannot be read: {wrong!r}", hint="remove it to begin a new roll-out") from wrong
 
 
-def _seen(bundle: Path) -> Seen | None:
+def _seen(bundle: Path) -> FileStamp | None:
     try:
-        found = (bundle / MANIFEST).stat()
+        found = (bundle / MANIFEST_FILE).stat()
     except OSError:
         return None
     return found.st_mtime_ns, found.st_ino, found.st_size

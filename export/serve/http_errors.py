@@ -11,20 +11,20 @@ from starlette.responses import JSONResponse, Response
 from edge_client.errors import Malformed
 
 
-def error(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
+def error_response(status: int, words: str, headers: Mapping[str, str] | None = None) -> Response:
     """An answer of this status."""
     return JSONResponse({"error": words}, status_code=status, headers=headers)
 
 
-async def refused(_: Request, wrong: Exception) -> Response:
+async def on_http_exception(_: Request, wrong: Exception) -> Response:
     """The handler of HTTPException."""
     if not isinstance(wrong, HTTPException):
         raise wrong
-    return error(wrong.status_code, wrong.detail, dict(wrong.headers or {}))
+    return error_response(wrong.status_code, wrong.detail, dict(wrong.headers or {}))
 
 
-async def malformed(_: Request, wrong: Exception) -> Response:
+async def on_malformed(_: Request, wrong: Exception) -> Response:
     """The handler of Malformed."""
     if not isinstance(wrong, Malformed):
         raise wrong
-    return error(413 if wrong.code == "too_big" else 400, wrong.message)
+    return error_response(413 if wrong.code == "too_big" else 400, wrong.message)

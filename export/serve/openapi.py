@@ -20,7 +20,7 @@ ASKER = {
 }
 
 
-def document() -> dict[str, Any]:
+def openapi_document() -> dict[str, Any]:
     """The whole document, a new one each time."""
     return {
         "openapi": "3.1.0",

@@ -1,20 +1,20 @@
 """How much one client may ask: a bucket of requests that fills with time. Time is an argument.
 
-A client is an address. At most `CLIENTS` are remembered; the one that was silent the longest is forgotten first, which
-gives it a full bucket and costs nobody else anything.
+A client is an address. At most `MAX_CLIENTS` are remembered; the one that was silent the longest is forgotten first,
+which gives it a full bucket and costs nobody else anything.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-CLIENTS = 10_000
-BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
-BODY_S = 10.0  # to send it
-RANGE_CHARS = 256  # of a Range header; a long list of ranges is nobody's download
+MAX_CLIENTS = 10_000
+MAX_BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
+BODY_TIMEOUT_S = 10.0  # to send it
+MAX_RANGE_CHARS = 256  # of a Range header; a long list of ranges is nobody's download
 
 
-class Rate:
+class RateLimiter:
     """At most `per_s` requests a second for each client, `burst` at once; 0 a second: no limit."""
 
     def __init__(self, per_s: float, burst: float | None = None) -> None:
@@ -29,6 +29,6 @@ class Rate:
         left = min(self.burst, left + (now_s - then_s) * self.per_s)
         wait_s = 0.0 if left >= 1 else (1 - left) / self.per_s
         self._buckets[client] = (left - 1 if wait_s == 0 else left, now_s)
-        if len(self._buckets) > CLIENTS:
+        if len(self._buckets) > MAX_CLIENTS:
             self._buckets.popitem(last=False)
         return wait_s

@@ -21,16 +21,16 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-ALPHA = 0.01  # of stopping a bundle that is at least as good
-BETS = (0.05, 0.1, 0.2, 0.4, 0.8)  # in parts of the largest that is allowed
-WAITING = 64  # reports of one side that wait for one of the other; more are not counted
+SIGNIFICANCE = 0.01  # of stopping a bundle that is at least as good
+BET_SIZES = (0.05, 0.1, 0.2, 0.4, 0.8)  # in parts of the largest that is allowed
+MAX_WAITING_REPORTS = 64  # reports of one side that wait for one of the other; more are not counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class RolloutEvidence:
     """Against the candidate: the logarithm of E for each bet, and what is still unpaired."""
 
-    logs: tuple[float, ...] = (0.0,) * len(BETS)
+    logs: tuple[float, ...] = (0.0,) * len(BET_SIZES)
     pairs: int = 0
     total: float = 1.0  # of the reports seen in pairs, after one imagined pair (0, 1)
     stable: tuple[float, ...] = ()
@@ -41,25 +41,25 @@ class Evidence:
         """The mean over the bets."""
         return sum(math.exp(min(log, 700.0)) for log in self.logs) / len(self.logs)
 
-    def with_report(self, accuracy: float, *, canary: bool) -> Evidence:
+    def with_report(self, accuracy: float, *, canary: bool) -> RolloutEvidence:
         """One more report, 0 to 1; the same evidence when too many of its side wait already."""
         waiting = self.canary if canary else self.stable
-        if len(waiting) >= WAITING:
+        if len(waiting) >= MAX_WAITING_REPORTS:
             return self
         both = (self.stable, (*waiting, accuracy)) if canary else ((*waiting, accuracy), self.canary)
         after = replace(self, stable=both[0], canary=both[1])
-        return after.paired() if all(both) else after
+        return after.pair_reports() if all(both) else after
 
-    def paired(self) -> Evidence:
+    def pair_reports(self) -> RolloutEvidence:
         """The oldest report of each side counts."""
         a, b = self.stable[0], self.canary[0]
         m = self.total / (2 * self.pairs + 2)  # the mean so far: known before this pair
         most = 1 / max(m, 1 - m)
         logs = tuple(
             log + math.log1p(bet * most * (a - m)) + math.log1p(-bet * most * (b - m))
-            for log, bet in zip(self.logs, BETS, strict=True)
+            for log, bet in zip(self.logs, BET_SIZES, strict=True)
         )
-        return Evidence(
+        return RolloutEvidence(
             logs=logs,
             pairs=self.pairs + 1,
             total=self.total + a + b,
@@ -69,7 +69,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class RolloutPlan:
     """How careful a roll-out is: the canaries' share, and the pairs of reports after which all others follow."""
 
     share: float = 0.05
@@ -83,10 +83,10 @@ class Rollout:
     stable: str | None = None
     candidate: str | None = None
     withdrawn: tuple[str, ...] = ()
-    evidence: Evidence = field(default_factory=Evidence)
+    evidence: RolloutEvidence = field(default_factory=RolloutEvidence)
     reporters: frozenset[str] = frozenset()
 
-    def offered(self, generation: str, plan: Plan) -> Rollout:
+    def offer(self, generation: str, plan: RolloutPlan) -> Rollout:
         """A bundle appeared. The first one, and with a share of 1 every one, is stable at once."""
         if generation in (self.stable, self.candidate, *self.withdrawn):
             return self
@@ -94,20 +94,20 @@ class Rollout:
             return Rollout(stable=generation, withdrawn=self.withdrawn)
         return Rollout(stable=self.stable, candidate=generation, withdrawn=self.withdrawn)
 
-    def served(self, device: str | None, plan: Plan) -> str | None:
+    def generation_for(self, device: str | None, plan: RolloutPlan) -> str | None:
         """The generation of a device; who does not say a name gets the stable one."""
-        if self.candidate is None or device is None or place(device, self.candidate) >= plan.share:
+        if self.candidate is None or device is None or queue_position(device, self.candidate) >= plan.share:
             return self.stable
         return self.candidate
 
-    def reported(self, device: str, generation: str, accuracy: float, plan: Plan) -> Rollout:
+    def add_report(self, device: str, generation: str, accuracy: float, plan: RolloutPlan) -> Rollout:
         """The first report of each device about what it is served counts, while there is a candidate."""
-        if self.candidate is None or device in self.reporters or generation != self.served(device, plan):
+        if self.candidate is None or device in self.reporters or generation != self.generation_for(device, plan):
             return self
         evidence = self.evidence.with_report(accuracy, canary=generation == self.candidate)
         if evidence is self.evidence:
             return self
-        if evidence.e_value >= 1 / ALPHA:
+        if evidence.e_value >= 1 / SIGNIFICANCE:
             return Rollout(stable=self.stable, withdrawn=(*self.withdrawn, self.candidate))
         if evidence.pairs >= plan.pairs:
             return Rollout(stable=self.candidate, withdrawn=self.withdrawn)
@@ -129,7 +129,7 @@ class Rollout:
     def from_json(raw: dict[str, Any]) -> Rollout:
         """What `to_json` gave. Raises KeyError, TypeError or ValueError."""
         e = raw["evidence"]
-        evidence = Evidence(
+        evidence = RolloutEvidence(
             logs=tuple(map(float, e["logs"])),
             pairs=int(e["pairs"]),
             total=float(e["total"]),
@@ -145,7 +145,7 @@ class Rollout:
         )
 
 
-def place(device: str, generation: str) -> float:
+def queue_position(device: str, generation: str) -> float:
     """Where a device stands in a generation's queue, in [0, 1): other devices come first each time."""
     digest = hashlib.sha256(f"{generation}/{device}".encode()).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # 53 bits: all that a float64 below 1 can hold

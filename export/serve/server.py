@@ -11,26 +11,26 @@ from pathlib import Path
 import uvicorn
 
 from edge_client.errors import ConfigError, NetworkError
-from export.serve.app import application
-from export.serve.generations import Keeper
-from export.serve.rate_limits import Rate
-from export.serve.rollout import Plan
+from export.serve.app import create_serve_app
+from export.serve.generations import GenerationManager
+from export.serve.rate_limits import RateLimiter
+from export.serve.rollout import RolloutPlan
 
-CONNECTIONS = 4_096  # beyond this many at once the answer is 503
-BACKLOG = 1_024
-IDLE_S = 15  # an open connection without a request is closed
-TOKEN_CHARS = 16  # at least
+MAX_CONNECTIONS = 4_096  # beyond this many at once the answer is 503
+SOCKET_BACKLOG = 1_024
+IDLE_TIMEOUT_S = 15  # an open connection without a request is closed
+MIN_TOKEN_CHARS = 16  # at least
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
+class ServeOptions:
     """What the command was asked. `rate` is requests per second and address, 0 for no limit."""
 
     bundle: Path
     site: Path
     host: str = "127.0.0.1"
     port: int = 8080
-    plan: Plan = field(default_factory=Plan)
+    plan: RolloutPlan = field(default_factory=RolloutPlan)
     rate: float = 50.0
     token: Path | None = None
     certificate: Path | None = None
@@ -38,12 +38,14 @@ class Serving:
     trusted: Sequence[bytes] = ()
 
 
-def serve(asked: Serving) -> None:
+def run_server(asked: ServeOptions) -> None:
     """Serve until told to stop. Raises ConfigError or NetworkError before that when it cannot begin."""
     if (asked.certificate is None) != (asked.key is None):
         raise ConfigError("TLS needs a certificate and its key", hint="give --certificate and --key")
-    keeper = Keeper(asked.site, asked.bundle, asked.plan, asked.trusted)
-    app = application(keeper, rate=Rate(asked.rate), token=None if asked.token is None else token_of(asked.token))
+    manager = GenerationManager(asked.site, asked.bundle, asked.plan, asked.trusted)
+    app = create_serve_app(
+        manager, rate=RateLimiter(asked.rate), token=None if asked.token is None else read_token(asked.token)
+    )
     config = uvicorn.Config(
         app,
         host=asked.host,
@@ -51,16 +53,16 @@ def serve(asked: Serving) -> None:
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        backlog=BACKLOG,
-        timeout_keep_alive=IDLE_S,
+        limit_concurrency=MAX_CONNECTIONS,
+        backlog=SOCKET_BACKLOG,
+        timeout_keep_alive=IDLE_TIMEOUT_S,
         ssl_certfile=asked.certificate,
         ssl_keyfile=None if asked.key is None else str(asked.key),
     )
     try:
         config.load()
         socket = config.bind_socket()
-        socket.listen(BACKLOG)  # now, so that whoever reads the line below can connect
+        socket.listen(SOCKET_BACKLOG)  # now, so that whoever reads the line below can connect
     except (OSError, SystemExit) as wrong:
         raise NetworkError(
             f"cannot serve on {asked.host}:{asked.port}: {wrong}", hint="is the port in use, is the certificate right?"
@@ -72,7 +74,7 @@ def serve(asked: Serving) -> None:
     uvicorn.Server(config).run(sockets=[socket])
 
 
-def token_of(path: Path) -> str:
+def read_token(path: Path) -> str:
     """A token file: one line, readable by its owner only. Raises ConfigError."""
     try:
         token = path.read_text(encoding="ascii").strip()
@@ -81,6 +83,6 @@ def token_of(path: Path) -> str:
         raise ConfigError(f"{path} holds no token: {wrong}", hint="write one line of text into it") from None
     if mode & 0o077:
         raise ConfigError(f"{path} can be read by others", hint=f"chmod 600 {path}")
-    if len(token) < TOKEN_CHARS or not token.isprintable() or " " in token:
-        raise ConfigError(f"{path} holds no token of {TOKEN_CHARS} characters or more", hint="openssl rand -hex 32")
+    if len(token) < MIN_TOKEN_CHARS or not token.isprintable() or " " in token:
+        raise ConfigError(f"{path} holds no token of {MIN_TOKEN_CHARS} characters or more", hint="openssl rand -hex 32")
     return token

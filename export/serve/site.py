@@ -21,15 +21,15 @@ from typing import Any
 
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.blocks import is_count
-from export.bundle.reader import MANIFEST, SIGNATURE, Bundle, entries, read_bundle
+from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_entries, read_bundle
 
 VERSION = 1
-INDEX, GENERATIONS = "index.json", "generations"
-KEPT = 3  # generations, beside those that are served
+INDEX_FILE, GENERATIONS_FOLDER = "index.json", "generations"
+MAX_KEPT_GENERATIONS = 3  # generations, beside those that are served
 
 
 @dataclass(frozen=True, kw_only=True)
-class File:
+class SiteFile:
     """One file of a generation."""
 
     path: Path
@@ -43,7 +43,7 @@ class Generation:
 
     name: str
     bundle: Bundle = field(repr=False)
-    files: Mapping[str, File] = field(repr=False)
+    files: Mapping[str, SiteFile] = field(repr=False)
 
     @property
     def centers(self) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ class Generation:
                 "center": c["center"],
                 "card": c["card"],
                 "files": {
-                    name: {**file, "url": f"/{GENERATIONS}/{self.name}/{file['path']}"}
+                    name: {**file, "url": f"/{GENERATIONS_FOLDER}/{self.name}/{file['path']}"}
                     for name, file in {"model": c["model"], **c["files"]}.items()
                 },
             }
@@ -62,7 +62,7 @@ class Generation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class SiteFolder:
     """The folder. One writer at a time."""
 
     root: Path
@@ -78,11 +78,11 @@ class Site:
         part.parent.mkdir(parents=True, exist_ok=True)
         try:
             source = read_bundle(bundle, self.trusted)
-            for path in (*(entry["path"] for entry in entries(source.manifest)), SIGNATURE):
-                if path != SIGNATURE or (bundle / path).is_file():
+            for path in (*(entry["path"] for entry in file_entries(source.manifest)), SIGNATURE_FILE):
+                if path != SIGNATURE_FILE or (bundle / path).is_file():
                     (part / path).parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(bundle / path, part / path)
-            (part / MANIFEST).write_bytes(source.raw)
+            (part / MANIFEST_FILE).write_bytes(source.raw)
             name = hashlib.sha256(read_bundle(part, self.trusted).raw).hexdigest()
             final = self._folder(name)
             if not final.exists():
@@ -101,22 +101,22 @@ class Site:
         if hashlib.sha256(bundle.raw).hexdigest() != name:
             raise Malformed("bad_hash", f"generation {name:.16} has another manifest")
         files = {
-            e["path"]: File(path=folder / e["path"], sha256=e["sha256"], size=e["size"])
-            for e in entries(bundle.manifest)
+            e["path"]: SiteFile(path=folder / e["path"], sha256=e["sha256"], size=e["size"])
+            for e in file_entries(bundle.manifest)
         }
-        for known in (MANIFEST, SIGNATURE):
+        for known in (MANIFEST_FILE, SIGNATURE_FILE):
             if (folder / known).is_file():
                 data = (folder / known).read_bytes()
-                files[known] = File(path=folder / known, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+                files[known] = SiteFile(path=folder / known, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
         return Generation(name=name, bundle=bundle, files=files)
 
     def point(self, name: str) -> None:
         """index.json names this generation from now on."""
-        replaced(self.root / INDEX, json.dumps(index_of(name), sort_keys=True).encode() + b"\n")
+        replace_file(self.root / INDEX_FILE, json.dumps(index_content(name), sort_keys=True).encode() + b"\n")
 
     def pointed(self) -> str | None:
         """The generation of index.json, where there is one. Raises Malformed."""
-        path = self.root / INDEX
+        path = self.root / INDEX_FILE
         if not path.is_file():
             return None
         raw = json.loads(path.read_bytes())
@@ -130,29 +130,29 @@ class Site:
 
     def names(self) -> list[str]:
         """Every generation that is there, the newest first."""
-        folders = [p for p in (self.root / GENERATIONS).glob("*") if p.is_dir()]
+        folders = [p for p in (self.root / GENERATIONS_FOLDER).glob("*") if p.is_dir()]
         return [p.name for p in sorted(folders, key=lambda p: (-p.stat().st_ctime_ns, p.name))]
 
     def prune(self, served: Iterable[str]) -> list[str]:
         """Remove old generations but not `served` ones; -> those that are left."""
-        keep = {*served, *self.names()[:KEPT]}
+        keep = {*served, *self.names()[:MAX_KEPT_GENERATIONS]}
         for name in self.names():
             if name not in keep:
                 shutil.rmtree(self._folder(name), ignore_errors=True)
         return self.names()
 
     def _folder(self, name: str) -> Path:
-        return self.root / GENERATIONS / name
+        return self.root / GENERATIONS_FOLDER / name
 
 
-def index_of(name: str) -> dict[str, Any]:
+def index_content(name: str) -> dict[str, Any]:
     """index.json's content."""
-    return {"v": VERSION, "generation": name, "manifest": f"/{GENERATIONS}/{name}/{MANIFEST}"}
+    return {"v": VERSION, "generation": name, "manifest": f"/{GENERATIONS_FOLDER}/{name}/{MANIFEST_FILE}"}
 
 
-def publish(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> str:
+def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> str:
     """Add a bundle to the site at `root` and point to it; -> its generation."""
-    site = Site(root=root, trusted=trusted)
+    site = SiteFolder(root=root, trusted=trusted)
     name = site.add(bundle)
     site.open(name)
     site.point(name)
@@ -160,7 +160,7 @@ def publish(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> str:
     return name
 
 
-def replaced(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes) -> None:
     """The file with this content: the old one or the new one, never a part."""
     part = path.with_name(f".{path.name}.new")
     with part.open("wb") as file:

@@ -17,9 +17,9 @@ from pathlib import Path
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
 from export.bundle.reader import read_bundle
-from export.serve.site import replaced
+from export.serve.site import replace_file
 
-FORMAT = "onnx"
+MODEL_FORMAT = "onnx"
 MAX_BATCH = 64  # samples that Triton may put together
 
 
@@ -27,8 +27,10 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
     """Write or extend the repository `out`; -> "center-K/version" of every model. Raises as `read_bundle` does."""
     read = read_bundle(bundle, trusted)
     centers = read.manifest["centers"]
-    if any(FORMAT not in center["files"] for center in centers):
-        raise ConfigError(f"{bundle} has no {FORMAT} files, which Triton needs", hint=f"bundle with --formats {FORMAT}")
+    if any(MODEL_FORMAT not in center["files"] for center in centers):
+        raise ConfigError(
+            f"{bundle} has no {MODEL_FORMAT} files, which Triton needs", hint=f"bundle with --formats {MODEL_FORMAT}"
+        )
     written = []
     for center in centers:
         folder = out / f"center-{center['center']}"
@@ -37,14 +39,14 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
         part = folder / f".{os.getpid()}.partial"
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
-        (part / "model.onnx").write_bytes(read.read(center["files"][FORMAT]))
-        replaced(folder / "config.pbtxt", config(folder.name, read.program).encode())
+        (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
+        replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
         part.rename(folder / str(version))  # a version is there whole or not at all
         written.append(f"{folder.name}/{version}")
     return written
 
 
-def config(name: str, program: Program) -> str:
+def model_config(name: str, program: Program) -> str:
     """config.pbtxt of a center: x [batch, *input] to logits [batch, *target], float32."""
     return (
         f'name: "{name}"\n'

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
-from edge_client.protocol.message_schemas import ROUTES, TABLES
+from edge_client.protocol.message_schemas import MESSAGE_TABLES, ROUTES
 from tests.attacks.fuzz import attack, unexpected
 from tests.support.decoders.decoder import Decoder
 from tests.support.decoders.files import file_decoders
@@ -21,7 +21,7 @@ from tests.support.decoders.wire import program, wire_decoders
 
 DECODERS = [*wire_decoders(), *file_decoders(program())]
 NAMES = [decoder.name for decoder in DECODERS]
-FIELDS = sorted({"v", "k", "id", "t", "epoch", "models", "inline"}.union(*TABLES.values()))
+FIELDS = sorted({"v", "k", "id", "t", "epoch", "models", "inline"}.union(*MESSAGE_TABLES.values()))
 KINDS = sorted(set[str]().union(*ROUTES.values()))
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(KINDS)
 TREES = st.recursive(
@@ -59,5 +59,5 @@ def test_any_bytes_at_all_are_refused_by_name(decoder: Decoder, data: bytes) -> 
 def test_any_json_is_a_valid_message_or_refused_by_name(head: dict[str, object], rest: object, route: str) -> None:
     tree = {**rest, **head} if isinstance(rest, dict) else head
     with suppress(Malformed):
-        message = messages.read(messages.canonical(tree), route)
-        assert messages.read(messages.canonical(message), route) == message
+        message = messages.read_message(messages.canonical_json(tree), route)
+        assert messages.read_message(messages.canonical_json(message), route) == message

@@ -17,33 +17,33 @@ from playwright.sync_api import expect
 from coordinator.dashboard import access
 from tests.coordinator.dashboard.test_metrics_view import joined, round_event, seen
 from tests.support.browser import Open
-from tests.support.served_dashboard import Site, served
+from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 TAG = '<img src=x onerror="document.title=1">'
 HOSTILE = ("a" * 60, "constructor", "__proto__", "device-1", "x" * 64)
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with served(tmp_path) as found:
+def site(tmp_path: Path) -> Iterator[DashboardSite]:
+    with serve_dashboard(tmp_path) as found:
         yield found
 
 
 @pytest.mark.parametrize("token", ["", "Bearer", "Bearer ", "Bearer x", "Basic eDp4", "bearer {}", "Bearer {}x", "{}"])
-def test_nothing_but_the_token_steers(site: Site, token: str) -> None:
+def test_nothing_but_the_token_steers(site: DashboardSite, token: str) -> None:
     assert site.order({"do": "stop"}, authorization=token.replace("{}", site.control)) == 401
     assert site.buttons.asked == []
 
 
-def test_tokens_are_compared_in_a_time_that_tells_nothing_and_all_of_them(site: Site) -> None:
+def test_tokens_are_compared_in_a_time_that_tells_nothing_and_all_of_them(site: DashboardSite) -> None:
     with patch.object(hmac, "compare_digest", wraps=hmac.compare_digest) as compared:
         assert site.order({"do": "stop"}, authorization="Bearer x") == 401
     assert compared.call_count == 1
 
 
-def test_guessing_is_slow(site: Site) -> None:
+def test_guessing_is_slow(site: DashboardSite) -> None:
     answers = [site.order({"do": "stop"}, authorization=f"Bearer {i}") for i in range(40)]
-    assert answers.count(401) <= access.GUESSES_BURST + 5  # what was regained meanwhile, at most two a second
+    assert answers.count(401) <= access.TOKEN_FAILURES_BURST + 5  # what was regained meanwhile, at most two a second
     assert answers[-1] == 429
     assert site.order({"do": "pause"}) == 200  # who has the right is not locked out
     assert site.buttons.asked == ["pause"]
@@ -60,19 +60,19 @@ def test_guessing_is_slow(site: Site) -> None:
         {"sec_fetch_site": "same-site"},
     ],
 )
-def test_a_page_from_elsewhere_steers_nothing_even_with_the_token(site: Site, headers: dict[str, str]) -> None:
+def test_a_page_from_elsewhere_steers_nothing_even_with_the_token(site: DashboardSite, headers: dict[str, str]) -> None:
     assert site.order({"do": "stop"}, **headers) == 403
     assert site.buttons.asked == []
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
-def test_what_a_form_could_send_is_no_order(site: Site, kind: str) -> None:
+def test_what_a_form_could_send_is_no_order(site: DashboardSite, kind: str) -> None:
     assert site.order({"do": "stop"}, content_type=kind) == 415
     assert site.ask("GET", "/api/control")[0] in (401, 405)
     assert site.buttons.asked == []
 
 
-def test_no_other_site_is_told_that_it_may_ask(site: Site) -> None:
+def test_no_other_site_is_told_that_it_may_ask(site: DashboardSite) -> None:
     headers = {"Origin": "http://evil.example", "Access-Control-Request-Method": "POST"}
     status, answer, _ = site.ask("OPTIONS", "/api/control", headers=headers)
     assert status >= 400
@@ -80,7 +80,7 @@ def test_no_other_site_is_told_that_it_may_ask(site: Site) -> None:
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[::2]", ""])
-def test_another_name_that_points_here_reads_nothing(site: Site, host: str) -> None:
+def test_another_name_that_points_here_reads_nothing(site: DashboardSite, host: str) -> None:
     status, _, body = site.ask("GET", "/api/join", headers={"Host": host})
     assert status in (400, 421)
     assert b"signing-keys" not in body
@@ -103,13 +103,13 @@ def test_another_name_that_points_here_reads_nothing(site: Site, host: str) -> N
         "/..%2fsigning.key",
     ],
 )
-def test_no_path_leads_out_of_what_is_served(site: Site, path: str) -> None:
+def test_no_path_leads_out_of_what_is_served(site: DashboardSite, path: str) -> None:
     (site.folder / "bundle").mkdir()
     (site.folder / "bundle" / "manifest.json").write_text("{}")
     assert site.ask("GET", path)[0] in (400, 404)
 
 
-def test_a_manifest_that_names_a_file_outside_serves_it_not(site: Site) -> None:
+def test_a_manifest_that_names_a_file_outside_serves_it_not(site: DashboardSite) -> None:
     bundle = site.folder / "bundle"
     (bundle / "centers").mkdir(parents=True)
     (bundle / "centers" / "link").symlink_to(site.folder / "signing.key")
@@ -122,12 +122,12 @@ def test_a_manifest_that_names_a_file_outside_serves_it_not(site: Site) -> None:
         assert site.ask("GET", f"/api/files/{path}")[0] == 404
 
 
-def test_a_long_body_is_not_read_to_its_end(site: Site) -> None:
+def test_a_long_body_is_not_read_to_its_end(site: DashboardSite) -> None:
     assert site.order({"do": "pause", "x": "x" * 5_000}) == 413
     assert site.buttons.asked == []
 
 
-def test_long_headers_are_refused_before_they_are_kept(site: Site) -> None:
+def test_long_headers_are_refused_before_they_are_kept(site: DashboardSite) -> None:
     with socket.create_connection(("127.0.0.1", site.port), timeout=20) as raw:
         raw.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"x" * 200_000)
         with suppress(ConnectionResetError):
@@ -135,7 +135,7 @@ def test_long_headers_are_refused_before_they_are_kept(site: Site) -> None:
     assert site.ask("GET", "/")[0] == 200
 
 
-def test_every_answer_forbids_what_a_page_could_be_made_to_do(site: Site) -> None:
+def test_every_answer_forbids_what_a_page_could_be_made_to_do(site: DashboardSite) -> None:
     for path in ("/", "/static/main.js", "/api/join", "/nothing", "/api/device/nobody"):
         headers = site.ask("GET", path)[1]
         policy = str(headers["content-security-policy"])
@@ -145,7 +145,7 @@ def test_every_answer_forbids_what_a_page_could_be_made_to_do(site: Site) -> Non
         assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_the_page_has_no_script_and_no_style_of_its_own(site: Site) -> None:
+def test_the_page_has_no_script_and_no_style_of_its_own(site: DashboardSite) -> None:
     page = site.ask("GET", "/")[2].decode()
     assert page.count("<script") == 1
     assert '<script type="module" src="static/main.js"></script>' in page
@@ -155,7 +155,7 @@ def test_the_page_has_no_script_and_no_style_of_its_own(site: Site) -> None:
 
 
 def test_a_flood_is_answered_with_too_many_and_others_are_not() -> None:
-    gate = access.Access(read=None, control="x" * 32)
+    gate = access.AccessControl(read=None, control="x" * 32)
     headers = [(b"host", b"127.0.0.1:80")]
     answers = [gate.refuse("GET", "/", headers, "loud", 0.0) for _ in range(int(access.REQUESTS_BURST) + 1)]
     assert answers[:-1] == [None] * int(access.REQUESTS_BURST)
@@ -165,7 +165,7 @@ def test_a_flood_is_answered_with_too_many_and_others_are_not() -> None:
 
 
 @pytest.mark.browser
-def test_hostile_names_and_reasons_are_text(site: Site, visit: Open) -> None:
+def test_hostile_names_and_reasons_are_text(site: DashboardSite, visit: Open) -> None:
     for number, cid in enumerate(HOSTILE):
         site.hub.event({**joined(number), "device": cid, "engine": TAG})
     event: dict[str, Any] = round_event(1, [], refused={"__proto__": TAG, TAG: TAG})

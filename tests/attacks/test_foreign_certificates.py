@@ -17,13 +17,21 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.identity.broker_acl import COORDINATOR
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol.topics import Topics
-from edge_client.transport.keys import open_private, subject
+from edge_client.transport.keys import open_private_key, subject_name
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
-from tests.support.guarded_broker import FEDERATION, PATIENCE_S, Guarded, guarded, knock, now, provisioned
+from tests.support.guarded_broker import (
+    FEDERATION,
+    PATIENCE_S,
+    Guarded,
+    guarded_broker,
+    now,
+    provision_federation,
+    try_connect,
+)
 
 MALLORY, VICTIM = "mallory", "victim"
 TOPICS = Topics(FEDERATION)
@@ -34,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  #
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    with guarded(tmp_path_factory.mktemp("certificates"), MALLORY, VICTIM) as found:
+    with guarded_broker(tmp_path_factory.mktemp("certificates"), MALLORY, VICTIM) as found:
         yield found
 
 
@@ -43,18 +51,18 @@ def none_at_all(broker: Guarded, folder: Path) -> Credentials:
 
 
 def of_another_federation(broker: Guarded, folder: Path) -> Credentials:
-    work = provisioned(folder / "other", MALLORY, federation="other")
+    work = provision_federation(folder / "other", MALLORY, federation="other")
     return in_folder(work.folder / "devices" / MALLORY, broker)
 
 
 def of_an_authority_with_the_same_name(broker: Guarded, folder: Path) -> Credentials:
-    work = provisioned(folder / "twin", MALLORY)
+    work = provision_federation(folder / "twin", MALLORY)
     return in_folder(work.folder / "devices" / MALLORY, broker)
 
 
 def the_coordinators_made_by_oneself(broker: Guarded, folder: Path) -> Credentials:
-    key = open_private(folder / "device.key")
-    name = subject(COORDINATOR, FEDERATION)
+    key = open_private_key(folder / "device.key")
+    name = subject_name(COORDINATOR_CLIENT_ID, FEDERATION)
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -73,16 +81,16 @@ def signed_by_ones_own_certificate(broker: Guarded, folder: Path) -> Credentials
     """A device's certificate must not do as an authority."""
     home = broker.work.folder / "devices" / MALLORY
     issuer = x509.load_pem_x509_certificate((home / "device.crt").read_bytes())
-    key = open_private(folder / "device.key")
+    key = open_private_key(folder / "device.key")
     made = (
         x509.CertificateBuilder()
-        .subject_name(subject(COORDINATOR, FEDERATION))
+        .subject_name(subject_name(COORDINATOR_CLIENT_ID, FEDERATION))
         .issuer_name(issuer.subject)
         .public_key(key.public_key())
         .serial_number(2)
         .not_valid_before(now() - YEAR)
         .not_valid_after(now() + YEAR)
-        .sign(open_private(home / "device.key"), hashes.SHA256())
+        .sign(open_private_key(home / "device.key"), hashes.SHA256())
     )
     chain = made.public_bytes(Encoding.PEM) + issuer.public_bytes(Encoding.PEM)
     (folder / "device.crt").write_bytes(chain)
@@ -91,7 +99,7 @@ def signed_by_ones_own_certificate(broker: Guarded, folder: Path) -> Credentials
 
 def issued_at(moment: dt.datetime) -> Callable[[Guarded, Path], Credentials]:
     def issued(broker: Guarded, folder: Path) -> Credentials:
-        key = open_private(folder / "device.key")
+        key = open_private_key(folder / "device.key")
         made = broker.work.authority.issue_client(key.public_key(), "elsewhen", moment)
         (folder / "device.crt").write_bytes(made.public_bytes(Encoding.PEM))
         return in_folder(folder, broker)
@@ -126,8 +134,8 @@ def in_folder(home: Path, broker: Guarded) -> Credentials:
 def test_nobody_comes_in_with_a_certificate_that_is_not_ones_own(
     broker: Guarded, tmp_path: Path, borrowed: Callable[[Guarded, Path], Credentials]
 ) -> None:
-    assert knock(broker.url, borrowed(broker, tmp_path)) != ""
-    assert knock(broker.url, broker.credentials(VICTIM)) == ""  # it is not the knocking that fails
+    assert try_connect(broker.url, borrowed(broker, tmp_path)) != ""
+    assert try_connect(broker.url, broker.credentials(VICTIM)) == ""  # it is not the knocking that fails
 
 
 @broker_test
@@ -148,10 +156,10 @@ def test_a_version_of_tls_before_1_2_is_refused(broker: Guarded) -> None:
 
 @broker_test
 def test_a_stolen_client_id_is_replaced_by_the_certificates_name(broker: Guarded) -> None:
-    victim, coordinator = broker.client(VICTIM), broker.client(COORDINATOR)
+    victim, coordinator = broker.client(VICTIM), broker.client(COORDINATOR_CLIENT_ID)
     coordinator.subscribe(*TOPICS.coordinator_filters())
     coordinator.settle(TOPICS.request("ready"))
-    for stolen in (f"{FEDERATION}.{VICTIM}", VICTIM, COORDINATOR):
+    for stolen in (f"{FEDERATION}.{VICTIM}", VICTIM, COORDINATOR_CLIENT_ID):
         thief = broker.client(MALLORY, client_id=stolen)
         thief.publish(TOPICS.request(VICTIM), b"forged")
         assert coordinator.until(thief.mark(TOPICS.request(MALLORY))) == []
@@ -161,15 +169,19 @@ def test_a_stolen_client_id_is_replaced_by_the_certificates_name(broker: Guarded
 
 @broker_test
 def test_a_revoked_device_loses_its_rights_at_once_and_does_not_come_back(tmp_path: Path) -> None:
-    with guarded(tmp_path, MALLORY, VICTIM, "scout") as broker:
-        mallory, victim, coordinator = broker.client(MALLORY), broker.client(VICTIM), broker.client(COORDINATOR)
+    with guarded_broker(tmp_path, MALLORY, VICTIM, "scout") as broker:
+        mallory, victim, coordinator = (
+            broker.client(MALLORY),
+            broker.client(VICTIM),
+            broker.client(COORDINATOR_CLIENT_ID),
+        )
         coordinator.subscribe(*TOPICS.coordinator_filters())
         coordinator.settle(TOPICS.request("ready"))
         coordinator.until(mallory.mark(TOPICS.request(MALLORY)))
         for name in (MALLORY, "scout"):
             broker.work.revoke(name)
         broker.reload()
-        while knock(broker.url, broker.credentials("scout")) == "":  # until the broker has taken the signal
+        while try_connect(broker.url, broker.credentials("scout")) == "":  # until the broker has taken the signal
             pass
         mallory.publish(TOPICS.state(MALLORY), b"still here")
         assert mallory.transport.drain(0, PATIENCE_S)
@@ -178,12 +190,12 @@ def test_a_revoked_device_loses_its_rights_at_once_and_does_not_come_back(tmp_pa
         with pytest.raises(NetworkError, match="certificate was revoked"):
             MqttTransport(broker.url, "x", credentials=broker.credentials(MALLORY), connect_timeout_s=1).connect()
         with pytest.raises(ConfigError, match="a revoked one never comes back"):
-            broker.work.device(MALLORY)
+            broker.work.add_device(MALLORY)
 
 
 def test_a_device_cannot_pose_as_the_broker(tmp_path: Path) -> None:
     """Its certificate comes from the right authority, but does not serve to listen."""
-    work = provisioned(tmp_path / "keys", MALLORY, VICTIM)
+    work = provision_federation(tmp_path / "keys", MALLORY, VICTIM)
     home, victim = work.folder / "devices" / MALLORY, work.folder / "devices" / VICTIM
     credentials = Credentials(ca=victim / "ca.crt", certificate=victim / "device.crt", key=victim / "device.key")
     with (
@@ -217,16 +229,16 @@ def impostor(certificate: Path, key: Path) -> Iterator[str]:
 
 
 def test_the_files_of_another_device_are_named_before_anything_is_dialled(tmp_path: Path) -> None:
-    from edge_client.config import load
-    from edge_client.runtime.factory import dialer
+    from edge_client.config import load_config
+    from edge_client.runtime.factory import make_dialer
 
-    work = provisioned(tmp_path / "keys", MALLORY, VICTIM)
-    config = load(work.folder / "devices" / VICTIM / "client.toml", {})
+    work = provision_federation(tmp_path / "keys", MALLORY, VICTIM)
+    config = load_config(work.folder / "devices" / VICTIM / "client.toml", {})
     theirs = work.folder / "devices" / MALLORY / "device.crt"
     with pytest.raises(ConfigError, match=r"CN=mallory.*not to victim of demo"):
-        dialer(replace(config, certificate=theirs))
+        make_dialer(replace(config, certificate=theirs))
     with pytest.raises(ConfigError, match="not to victim of other"):
-        dialer(replace(config, federation="other"))
+        make_dialer(replace(config, federation="other"))
 
 
 @pytest.mark.parametrize("curve", [ec.SECP384R1()])
@@ -238,4 +250,4 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path, curve: ec.EllipticCurv
     path.write_bytes(pem)
     path.chmod(0o600)
     with pytest.raises(ConfigError, match="another kind"):
-        open_private(path)
+        open_private_key(path)

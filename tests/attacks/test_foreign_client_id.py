@@ -12,8 +12,8 @@ from tests.support.sample_messages import UP
 
 def test_an_id_in_the_payload_never_arrives() -> None:
     claimed = {"cid": "victim", "client_id": "victim", "from": "victim", "epoch": 99}
-    payload = messages.canonical({"v": 1, "k": "rdy", "id": "x", "t": 0} | UP["rdy"] | claimed)
-    assert not set(messages.read(payload, "rq")) & set(claimed)
+    payload = messages.canonical_json({"v": 1, "k": "rdy", "id": "x", "t": 0} | UP["rdy"] | claimed)
+    assert not set(messages.read_message(payload, "rq")) & set(claimed)
     assert Topics("demo").parse("fc/v1/demo/rq/mallory").cid == "mallory"
 
 
@@ -26,5 +26,5 @@ def test_no_device_has_a_coordinators_name(topic: str) -> None:
 @pytest.mark.parametrize("kind", ["task", "ack", "go", "stop", "rebirth", "err", "coord", "cat"])
 def test_a_device_that_sends_a_coordinators_kind_is_refused(kind: str) -> None:
     with pytest.raises(Malformed) as refused:
-        messages.read(messages.canonical({"v": 1, "k": kind, "id": "x", "t": 0, "epoch": 9}), "rq")
+        messages.read_message(messages.canonical_json({"v": 1, "k": kind, "id": "x", "t": 0, "epoch": 9}), "rq")
     assert refused.value.code == "bad_kind"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from coordinator.identity.broker_acl import COORDINATOR
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from edge_client.protocol.topics import Topics
-from tests.support.guarded_broker import FEDERATION, Guarded, guarded, knock
+from tests.support.guarded_broker import FEDERATION, Guarded, guarded_broker, try_connect
 
 pytestmark = pytest.mark.broker
 MALLORY, VICTIM = "mallory", "victim"
@@ -25,7 +25,7 @@ WRITES = {
     "the coordinator's record": TOPICS.coord(),
     "the catalog": TOPICS.catalog(),
     "a broadcast block": f"fc/v1/{FEDERATION}/bb/{LABEL}/0",
-    "the coordinator's presence": f"fc/v1/{FEDERATION}/st/{COORDINATOR}",
+    "the coordinator's presence": f"fc/v1/{FEDERATION}/st/{COORDINATOR_CLIENT_ID}",
     "below one's own request": f"{TOPICS.request(MALLORY)}/more",
     "another federation": f"fc/v1/other/rq/{MALLORY}",
     "outside all federations": "anything",
@@ -47,13 +47,13 @@ VERSIONS = (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    with guarded(tmp_path_factory.mktemp("topics"), MALLORY, VICTIM) as found:
+    with guarded_broker(tmp_path_factory.mktemp("topics"), MALLORY, VICTIM) as found:
         yield found
 
 
 @pytest.fixture(params=VERSIONS, ids=lambda version: version.name)
 def broker(fleet: Guarded, request: pytest.FixtureRequest) -> Iterator[Guarded]:
-    fleet.client(COORDINATOR, speaking=request.param)
+    fleet.client(COORDINATOR_CLIENT_ID, speaking=request.param)
     yield fleet
     fleet.leave()
 
@@ -72,7 +72,9 @@ def test_nothing_that_a_device_may_not_write_reaches_anybody(broker: Guarded) ->
     assert [message.payload for message in heard] == []
     mine = coordinator.mark(TOPICS.down(VICTIM))
     assert [message.payload for message in victim.until(mine)] == []
-    late = broker.client(COORDINATOR, client_id="a-second-look")  # a retained message would be there for whoever comes
+    late = broker.client(
+        COORDINATOR_CLIENT_ID, client_id="a-second-look"
+    )  # a retained message would be there for whoever comes
     late.subscribe("fc/v1/#", "anything")
     assert [message.payload for message in late.until(late.mark(TOPICS.request("look")))] == []
 
@@ -115,7 +117,7 @@ def test_a_will_on_anothers_topic_is_not_published(broker: Guarded) -> None:
     coordinator = broker._open[0]
     coordinator.subscribe(f"fc/v1/{FEDERATION}/#")
     coordinator.settle(TOPICS.request("ready"))
-    assert knock(broker.url, broker.credentials(MALLORY), (TOPICS.state(VICTIM), b"lost")) == ""
+    assert try_connect(broker.url, broker.credentials(MALLORY), (TOPICS.state(VICTIM), b"lost")) == ""
     mallory = broker.client(MALLORY)  # the broker gives it the same name, and ends the one that vanished
     assert coordinator.until(mallory.mark(TOPICS.request(MALLORY))) == []
 
@@ -124,7 +126,7 @@ def test_ones_own_will_is_published(broker: Guarded) -> None:
     coordinator = broker._open[0]
     coordinator.subscribe(*TOPICS.coordinator_filters())
     coordinator.settle(TOPICS.request("ready"))
-    assert knock(broker.url, broker.credentials(MALLORY), (TOPICS.state(MALLORY), b"lost")) == ""
+    assert try_connect(broker.url, broker.credentials(MALLORY), (TOPICS.state(MALLORY), b"lost")) == ""
     mallory = broker.client(MALLORY)
     heard = coordinator.until(mallory.mark(TOPICS.request(MALLORY)))
     assert [message.payload for message in heard] == [b"lost"]

@@ -35,7 +35,7 @@ def test_a_forged_manifest_is_refused_before_anything_is_allocated(change: dict[
 
 
 def test_a_size_of_many_digits_never_becomes_an_integer() -> None:
-    text = messages.canonical(GOOD).replace(b"10000", b"9" * 5000)
+    text = messages.canonical_json(GOOD).replace(b"10000", b"9" * 5000)
     assert refused_within(500_000, lambda: messages.parse_json(text)) == "bad_json"
 
 

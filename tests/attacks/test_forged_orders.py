@@ -15,15 +15,15 @@ import pytest
 
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.messages import canonical
-from edge_client.protocol.signing import signed
-from edge_client.protocol.topics import label
+from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.signing import sign_manifest
+from edge_client.protocol.topics import routing_label
 from tests.support.virtual_federation import BALLAST, TOPICS, Federation, Spy
 
 VICTIM = "d01"
 SHA = hashlib.sha256(b"what the victim never sent").hexdigest()
 KEY: dict[str, Any] = {"run": "r1", "round": 1, "exchange": 0}
-PROGRAM = signed(manifest_of(b"code", "program"), bytes(range(1, 33)), "test")
+PROGRAM = sign_manifest(manifest_of(b"code", "program"), bytes(range(1, 33)), "test")
 TASK: dict[str, Any] = {
     **KEY,
     "left_ms": 60_000,
@@ -43,7 +43,7 @@ TASK: dict[str, Any] = {
 
 
 def order(kind: str, *, epoch: int = 1, **fields: Any) -> bytes:  # noqa: ANN401 - the message's fields
-    return messages.write(kind, ident="forged", t_ms=0, epoch=epoch, **fields)
+    return messages.write_message(kind, ident="forged", t_ms=0, epoch=epoch, **fields)
 
 
 def the_same_key(spy: Spy) -> dict[str, Any]:
@@ -67,8 +67,8 @@ FORGED: dict[str, Callable[[Spy], bytes]] = {
     "an order of an earlier coordinator": lambda _: order("stop", epoch=0, **KEY),
     "json that never ends": lambda _: b"[" * 8_000,
     "nothing": lambda _: b"",
-    "a kind of the other direction": lambda spy: canonical(spy.said("rdy")[-1]) if spy.said("rdy") else b"{}",
-    "a message of another version": lambda _: canonical({"v": 2, "k": "task", "id": "x", "t": 0}),
+    "a kind of the other direction": lambda spy: canonical_json(spy.said("rdy")[-1]) if spy.said("rdy") else b"{}",
+    "a message of another version": lambda _: canonical_json({"v": 2, "k": "task", "id": "x", "t": 0}),
     "a megabyte": lambda _: bytes(1 << 20),
 }
 
@@ -123,11 +123,11 @@ def test_blocks_that_nobody_asked_for_or_that_lie_do_not_reach_a_device(tmp_path
         fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
         for get in spy.said("get", cid=VICTIM):
             for index in range(4):
-                topic = TOPICS.down_block(VICTIM, label(get["sha256"]), index)
-                spy.publish(topic, blocks.pack(b"x", 0, 1))
+                topic = TOPICS.down_block(VICTIM, routing_label(get["sha256"]), index)
+                spy.publish(topic, blocks.pack_block(b"x", 0, 1))
                 spy.publish(topic, bytes(5_000))
                 spy.publish(topic, b"")
-        spy.publish(TOPICS.down_block(VICTIM, "0" * 16, 65_535), blocks.pack(b"x" * 4_096, 0, 1))
+        spy.publish(TOPICS.down_block(VICTIM, "0" * 16, 65_535), blocks.pack_block(b"x" * 4_096, 0, 1))
     fed.finish()
     fed.world.end()
     assert fed.final_states() == calm.final_states()
@@ -140,7 +140,7 @@ def test_what_was_planted_before_anybody_came_is_found_out(tmp_path: Path, calm:
         b"\xff\xfe",
         b"[" * 8_000,
         b'{"v":1}',
-        canonical({"v": 1, "k": "cat", "id": "x", "t": 0}),
+        canonical_json({"v": 1, "k": "cat", "id": "x", "t": 0}),
         bytes(100_000),
     )
     for number, garbage in enumerate(planted):

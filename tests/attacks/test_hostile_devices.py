@@ -13,49 +13,49 @@ from typing import Any
 import pytest
 
 from coordinator.runtime.dispatcher import Superseded
-from coordinator.storage.store import Key
+from coordinator.storage.store import ExchangeKey
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.topics import label
+from edge_client.protocol.topics import routing_label
 from edge_client.transport.base import Message
 from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS
 from tests.support.virtual_time import VirtualClock
-from tests.support.wired_coordinator import DEVICES, LIMIT, Coordinator
+from tests.support.wired_coordinator import DEVICES, LIMIT, WiredCoordinator
 
-KEY = Key("run1", 1, 0)
+KEY = ExchangeKey("run1", 1, 0)
 ME, VICTIM = "d0", "d1"
 
 
 @pytest.fixture
-def coordinator(tmp_path: Path) -> Iterator[Coordinator]:
+def coordinator(tmp_path: Path) -> Iterator[WiredCoordinator]:
     """It has asked everybody; `said` begins empty."""
-    made = Coordinator(tmp_path, VirtualClock(), BALLAST, 4)
+    made = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, 4)
     made.ask(KEY, None)
     made.said()
     yield made
     made.store.close()
 
 
-def rdy(here: Coordinator, cid: str, update: Manifest, **changes: Any) -> None:  # noqa: ANN401 - the message's fields
+def rdy(here: WiredCoordinator, cid: str, update: Manifest, **changes: Any) -> None:  # noqa: ANN401 - the message's fields
     fields = {**KEY._asdict(), "attempt": 0, "n": 40, "what": "delta", "seconds": 1.0}
     here.hear(cid, "rdy", **(fields | changes), update=update)
 
 
-def partials(here: Coordinator, cid: str) -> list[Path]:
+def partials(here: WiredCoordinator, cid: str) -> list[Path]:
     return list((here.store.folder / "updates" / cid / "partial").glob("*"))
 
 
-def deliver(here: Coordinator, cid: str) -> None:
+def deliver(here: WiredCoordinator, cid: str) -> None:
     here.announce(cid, 0, KEY)
     here.send(KEY, cid, 0, list(range(10)))
 
 
-def answers(here: Coordinator) -> list[tuple[str, str]]:
+def answers(here: WiredCoordinator) -> list[tuple[str, str]]:
     """(device, status or code or kind) of what was said."""
     return [(cid, message.get("status") or message.get("code") or message["k"]) for cid, message in here.said()]
 
 
-def test_another_devices_stored_update_answers_for_nobody_else(coordinator: Coordinator) -> None:
+def test_another_devices_stored_update_answers_for_nobody_else(coordinator: WiredCoordinator) -> None:
     deliver(coordinator, VICTIM)
     theirs, _ = coordinator.update(KEY, VICTIM, 0)
     coordinator.said()
@@ -66,7 +66,7 @@ def test_another_devices_stored_update_answers_for_nobody_else(coordinator: Coor
 
 
 def test_whatever_was_not_granted_is_not_yours_in_the_same_words_whether_it_exists_or_not(
-    coordinator: Coordinator,
+    coordinator: WiredCoordinator,
 ) -> None:
     deliver(coordinator, VICTIM)
     coordinator.said()
@@ -79,11 +79,11 @@ def test_whatever_was_not_granted_is_not_yours_in_the_same_words_whether_it_exis
     assert said == [("not_yours", "not_yours: no such blob for you")] * 3
 
 
-def test_blocks_without_a_credit_are_dropped_and_cost_no_disk(coordinator: Coordinator) -> None:
+def test_blocks_without_a_credit_are_dropped_and_cost_no_disk(coordinator: WiredCoordinator) -> None:
     coordinator.send(KEY, ME, 0, [0, 1, 2])
     for cid in ("stranger", "coordinator", "x" * 64):
         coordinator.send(KEY, ME, 0, [0])
-        coordinator.reception.take(Message(TOPICS.upload(0, cid, "0" * 16, 0), b"x" * 5_000))
+        coordinator.dispatcher.dispatch(Message(TOPICS.upload(0, cid, "0" * 16, 0), b"x" * 5_000))
     assert partials(coordinator, ME) == []
     assert not (coordinator.store.folder / "updates" / "stranger").exists()
     assert coordinator.said() == []
@@ -91,7 +91,7 @@ def test_blocks_without_a_credit_are_dropped_and_cost_no_disk(coordinator: Coord
 
 def hostile_blocks(manifest: Manifest, data: bytes) -> dict[str, tuple[int, bytes]]:
     """name -> (index in the topic, message)"""
-    good = blocks.pack(data[:BLOCK], 0, manifest.total)
+    good = blocks.pack_block(data[:BLOCK], 0, manifest.total)
     head = blocks.HEADER.pack(1, 0, 0, 0, 2**32 - 1, 0)
     flags = good[:1] + b"\1" + good[2:]
     crc = zlib.crc32(flags[16:], zlib.crc32(flags[:12])).to_bytes(4, "little")
@@ -99,7 +99,7 @@ def hostile_blocks(manifest: Manifest, data: bytes) -> dict[str, tuple[int, byte
         "index beyond the blob": (manifest.total, good),
         "index at the end of the alphabet": (65_535, good),
         "total of four billion": (0, head + data[:BLOCK]),
-        "another total": (0, blocks.pack(data[:BLOCK], 0, manifest.total + 1)),
+        "another total": (0, blocks.pack_block(data[:BLOCK], 0, manifest.total + 1)),
         "another index": (1, good),
         "too long": (0, good + b"\0"),
         "too short": (0, good[:-1]),
@@ -111,7 +111,7 @@ def hostile_blocks(manifest: Manifest, data: bytes) -> dict[str, tuple[int, byte
     }
 
 
-def test_blocks_that_lie_are_dropped_and_sixteen_of_them_end_the_upload(coordinator: Coordinator) -> None:
+def test_blocks_that_lie_are_dropped_and_sixteen_of_them_end_the_upload(coordinator: WiredCoordinator) -> None:
     manifest, data = coordinator.update(KEY, ME, 0)
     coordinator.announce(ME, 0, KEY)
     coordinator.said()
@@ -129,7 +129,7 @@ def test_blocks_that_lie_are_dropped_and_sixteen_of_them_end_the_upload(coordina
 
 
 def test_ten_thousand_copies_of_a_block_cost_neither_a_checksum_nor_the_disk(
-    coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch
+    coordinator: WiredCoordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     coordinator.announce(ME, 0, KEY)
     coordinator.send(KEY, ME, 0, [0])
@@ -138,19 +138,19 @@ def test_ten_thousand_copies_of_a_block_cost_neither_a_checksum_nor_the_disk(
         raise AssertionError("a copy was looked at")
 
     manifest, data = coordinator.update(KEY, ME, 0)
-    packed = blocks.pack(data[:BLOCK], 0, manifest.total)
-    monkeypatch.setattr("coordinator.runtime.uploads.unpack", refuse)
+    packed = blocks.pack_block(data[:BLOCK], 0, manifest.total)
+    monkeypatch.setattr("coordinator.runtime.uploads.unpack_block", refuse)
     monkeypatch.setattr("edge_client.transport.blobs._write_at", refuse)
-    topic = TOPICS.upload(0, ME, label(manifest.sha256), 0)
+    topic = TOPICS.upload(0, ME, routing_label(manifest.sha256), 0)
     for _ in range(10_000):
-        coordinator.reception.take(Message(topic, packed))
+        coordinator.dispatcher.dispatch(Message(topic, packed))
     monkeypatch.undo()
     coordinator.send(KEY, ME, 0, list(range(1, 10)))
     assert answers(coordinator)[-1] == (ME, "ok")
 
 
 def test_right_blocks_of_a_wrong_blob_are_bad_hash_leave_nothing_and_are_final_the_second_time(
-    coordinator: Coordinator,
+    coordinator: WiredCoordinator,
 ) -> None:
     manifest, data = coordinator.update(KEY, ME, 0)
     said = []
@@ -158,7 +158,7 @@ def test_right_blocks_of_a_wrong_blob_are_bad_hash_leave_nothing_and_are_final_t
         coordinator.announce(ME, 0, KEY)
         for index in range(manifest.total):
             body = bytes(len(data[slice(*blocks.body_range(manifest, index))]))
-            coordinator.block(ME, manifest, index, blocks.pack(body, index, manifest.total))
+            coordinator.block(ME, manifest, index, blocks.pack_block(body, index, manifest.total))
         said += [answer for answer in answers(coordinator) if answer != (ME, "go")]
         assert partials(coordinator, ME) == []
     assert said == [(ME, "bad_hash")] * 2
@@ -168,23 +168,23 @@ def test_right_blocks_of_a_wrong_blob_are_bad_hash_leave_nothing_and_are_final_t
     assert coordinator.store.closed_with(KEY) == list(DEVICES[1:])
 
 
-def test_sizes_that_no_update_has_open_no_file(coordinator: Coordinator) -> None:
+def test_sizes_that_no_update_has_open_no_file(coordinator: WiredCoordinator) -> None:
     manifest, _ = coordinator.update(KEY, ME, 0)
     for size in (manifest.size * 200, 1 << 30):
         rdy(coordinator, ME, replace(manifest, size=size, block=1 << 20))
     assert answers(coordinator) == [(ME, "too_big")] * 2
-    raw = messages.write(
+    raw = messages.write_message(
         "rdy", ident="x", t_ms=0, **KEY._asdict(), attempt=0, n=1, what="delta", update=manifest, seconds=0
     )
     for text in (b"4611686018427387904", b"9007199254740991", b"-1", b"0", b"1e9", b"true"):
         forged = raw.replace(b'"size":%d' % manifest.size, b'"size":' + text)
         assert forged != raw
-        coordinator.reception.take(Message(TOPICS.request(ME), forged))
+        coordinator.dispatcher.dispatch(Message(TOPICS.request(ME), forged))
     assert {code for _, code in answers(coordinator)} <= {"bad_json", "bad_field", "too_big"}
     assert partials(coordinator, ME) == []
 
 
-def test_answers_to_what_was_never_asked_change_nothing(coordinator: Coordinator) -> None:
+def test_answers_to_what_was_never_asked_change_nothing(coordinator: WiredCoordinator) -> None:
     for key in (KEY._replace(run="r2"), KEY._replace(round=2), KEY._replace(exchange=7), KEY._replace(round=2**32 - 1)):
         coordinator.announce(ME, 0, key._replace(exchange=0) if key.exchange > 3 else key)
     assert {code for _, code in answers(coordinator)} <= {"closed", "go"}
@@ -193,7 +193,7 @@ def test_answers_to_what_was_never_asked_change_nothing(coordinator: Coordinator
     assert coordinator.store.closed_with(KEY) is None
 
 
-def test_a_nack_in_a_loop_costs_one_answer_and_one_row(coordinator: Coordinator) -> None:
+def test_a_nack_in_a_loop_costs_one_answer_and_one_row(coordinator: WiredCoordinator) -> None:
     for _ in range(30):
         coordinator.hear(ME, "nack", re="x", code="no_data", **KEY._asdict())
     for cid in DEVICES[1:]:
@@ -201,16 +201,18 @@ def test_a_nack_in_a_loop_costs_one_answer_and_one_row(coordinator: Coordinator)
     assert coordinator.store.closed_with(KEY) == list(DEVICES[1:])
 
 
-def test_one_device_cannot_make_it_believe_that_another_coordinator_leads(coordinator: Coordinator) -> None:
+def test_one_device_cannot_make_it_believe_that_another_coordinator_leads(coordinator: WiredCoordinator) -> None:
     for _ in range(3):
-        coordinator.hear(ME, "nack", re=f"c{coordinator.link.epoch}-1", code="old_epoch", detail="epoch 1; 9 was seen")
+        coordinator.hear(
+            ME, "nack", re=f"c{coordinator.sender.epoch}-1", code="old_epoch", detail="epoch 1; 9 was seen"
+        )
         coordinator.hear(VICTIM, "nack", re="c0-1", code="old_epoch")  # about somebody else's message
     with pytest.raises(Superseded):
-        coordinator.hear(VICTIM, "nack", re=f"c{coordinator.link.epoch}-2", code="old_epoch")
+        coordinator.hear(VICTIM, "nack", re=f"c{coordinator.sender.epoch}-2", code="old_epoch")
 
 
-def test_a_flood_of_requests_is_told_so_once_and_others_are_served(coordinator: Coordinator) -> None:
-    sha256 = coordinator.desk.prepared.manifest.sha256
+def test_a_flood_of_requests_is_told_so_once_and_others_are_served(coordinator: WiredCoordinator) -> None:
+    sha256 = coordinator.context.prepared.manifest.sha256
     for _ in range(2_000):
         coordinator.hear(ME, "get", sha256=sha256, block=4_096 * 2, at=[[0, 1]])
     told = [code for _, code in answers(coordinator)]
@@ -220,15 +222,17 @@ def test_a_flood_of_requests_is_told_so_once_and_others_are_served(coordinator: 
     assert answers(coordinator)[-1] == (VICTIM, "ok")
 
 
-def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinator: Coordinator) -> None:
+def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinator: WiredCoordinator) -> None:
     def flood(begin: int, count: int) -> None:
         for number in range(begin, begin + count):
             cid = f"unknown-{number}"
             state = b'{"v":1,"k":"st","id":"x","t":0,"s":"on","bd":1,"caps":{"engine":"onnx","n":9}}'
-            coordinator.reception.take(Message(TOPICS.state(cid), state))
-            coordinator.reception.take(Message(TOPICS.state(cid), b'{"v":1,"k":"st","id":"x","t":0,"s":"lost","bd":1}'))
-            coordinator.reception.take(Message(TOPICS.request(cid), b'{"v":1,"k":"rebirth"}'))
-            coordinator.reception.take(Message(TOPICS.upload(0, cid, "0" * 16, 0), b"block"))
+            coordinator.dispatcher.dispatch(Message(TOPICS.state(cid), state))
+            coordinator.dispatcher.dispatch(
+                Message(TOPICS.state(cid), b'{"v":1,"k":"st","id":"x","t":0,"s":"lost","bd":1}')
+            )
+            coordinator.dispatcher.dispatch(Message(TOPICS.request(cid), b'{"v":1,"k":"rebirth"}'))
+            coordinator.dispatcher.dispatch(Message(TOPICS.upload(0, cid, "0" * 16, 0), b"block"))
 
     flood(0, LIMIT)
     coordinator.said()
@@ -239,7 +243,7 @@ def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinato
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert after - before < 50_000
-    assert len(coordinator.reception.fleet.devices) == LIMIT
+    assert len(coordinator.dispatcher.fleet.devices) == LIMIT
     assert len(coordinator.said()) <= 40  # the pace of all strangers together
     assert len(coordinator.store.events()) <= LIMIT
 
@@ -261,21 +265,21 @@ def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinato
     ],
     ids=ascii,
 )
-def test_topics_that_no_device_has_are_counted_and_nothing_more(coordinator: Coordinator, topic: str) -> None:
+def test_topics_that_no_device_has_are_counted_and_nothing_more(coordinator: WiredCoordinator, topic: str) -> None:
     manifest, _ = coordinator.update(KEY, ME, 0)
     fields = {**KEY._asdict(), "attempt": 0, "n": 40, "what": "delta", "update": manifest, "seconds": 1.0}
-    coordinator.reception.take(Message(topic, messages.write("rdy", ident="x", t_ms=0, **fields)))
+    coordinator.dispatcher.dispatch(Message(topic, messages.write_message("rdy", ident="x", t_ms=0, **fields)))
     assert coordinator.said() == []
-    assert coordinator.reception.unreadable == 1
+    assert coordinator.dispatcher.unreadable == 1
 
 
-def test_an_update_that_is_no_tensor_file_is_refused_by_name_and_kept_nowhere(coordinator: Coordinator) -> None:
+def test_an_update_that_is_no_tensor_file_is_refused_by_name_and_kept_nowhere(coordinator: WiredCoordinator) -> None:
     data = b"PK\3\4" + bytes(BLOCK)
     manifest = manifest_of(data, "delta", block=BLOCK)
     rdy(coordinator, ME, manifest)
     for index in range(manifest.total):
         body = data[slice(*blocks.body_range(manifest, index))]
-        coordinator.block(ME, manifest, index, blocks.pack(body, index, manifest.total))
+        coordinator.block(ME, manifest, index, blocks.pack_block(body, index, manifest.total))
     assert answers(coordinator) == [(ME, "go"), (ME, "bad_schema")]
     assert not coordinator.store.updates(ME).has(manifest.sha256)
 
@@ -283,14 +287,14 @@ def test_an_update_that_is_no_tensor_file_is_refused_by_name_and_kept_nowhere(co
 def test_blocks_of_one_result_do_not_count_for_what_was_said_of_another(tmp_path: Path) -> None:
     """It loses its only credit, announces another result with another number of samples, and sends on of the first."""
     clock = VirtualClock()
-    here = Coordinator(tmp_path, clock, BALLAST, 1)
+    here = WiredCoordinator(tmp_path, clock, BALLAST, 1)
     here.ask(KEY, None)
     here.announce(ME, 0, KEY)
     here.send(KEY, ME, 0, [0, 1])
     clock.time_s += 31.0
     here.announce(VICTIM, 0, KEY)
-    assert here.reception.live is not None
-    here.reception.live.tick()
+    assert here.dispatcher.live is not None
+    here.dispatcher.live.tick()
     here.announce(ME, 1, KEY)
     here.send(KEY, ME, 0, list(range(2, 10)))
     assert ME not in here.store.replies(KEY)

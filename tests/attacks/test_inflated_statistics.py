@@ -25,5 +25,5 @@ SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(2,)),))
     ],
 )
 def test_no_statistic_counts_more_samples_than_there_are(name: str, value: Array) -> None:
-    data = tensors.pack({name: value.astype(np.int64)}, kind="stats", codec="f32", schema=SCHEMA.sha256)
+    data = tensors.pack_tensors({name: value.astype(np.int64)}, kind="stats", codec="f32", schema=SCHEMA.sha256)
     assert refused_within(1 << 20, lambda: codecs.decode_stats(data, SCHEMA, 10)) == "bad_field"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from edge_client.protocol.messages import read
+from edge_client.protocol.messages import read_message
 from tests.support.memory_limit import refused_within
 
 
@@ -29,14 +29,14 @@ from tests.support.memory_limit import refused_within
     ],
 )
 def test_the_process_lives_and_says_bad_json(data: bytes) -> None:
-    assert refused_within(4 << 20, lambda: read(data)) == "bad_json"
+    assert refused_within(4 << 20, lambda: read_message(data)) == "bad_json"
 
 
 def test_a_message_above_the_limit_is_not_even_parsed() -> None:
     data = b"[" * 1_000_000
-    assert refused_within(100_000, lambda: read(data)) == "too_big"
+    assert refused_within(100_000, lambda: read_message(data)) == "too_big"
 
 
 def test_a_wide_message_is_a_wrong_message_and_nothing_more() -> None:
     data = json.dumps({"v": 1, "k": "get", "at": [[0, 1]] * 600, "id": "x", "t": 0, "sha256": "0" * 64, "block": 4096})
-    assert refused_within(4 << 20, lambda: read(data.encode())) == "bad_field"
+    assert refused_within(4 << 20, lambda: read_message(data.encode())) == "bad_field"

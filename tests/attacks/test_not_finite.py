@@ -29,6 +29,6 @@ F16, F32, I8 = np.float16, np.float32, np.int8
     ],
 )
 def test_every_decoded_value_is_finite_or_the_file_is_refused(codec: str, stored: dict[str, Array]) -> None:
-    data = tensors.pack(stored, kind="delta", codec=codec, schema=SCHEMA.sha256, base="zero")
-    attempt = lambda: codecs.decode(data, SCHEMA, kind="delta")  # noqa: E731 - read once, below
+    data = tensors.pack_tensors(stored, kind="delta", codec=codec, schema=SCHEMA.sha256, base="zero")
+    attempt = lambda: codecs.decode_vector(data, SCHEMA, kind="delta")  # noqa: E731 - read once, below
     assert refused_within(1 << 20, attempt) == "not_finite"

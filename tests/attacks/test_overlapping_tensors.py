@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.protocol.tensors import unpack
+from edge_client.protocol.tensors import unpack_tensors
 from tests.support.memory_limit import refused_within
 from tests.support.tensor_files import tensor_file
 
@@ -22,9 +22,9 @@ def two(first: tuple[int, int], second: tuple[int, int]) -> str:
 )
 def test_tensors_must_tile_the_body(first: tuple[int, int], second: tuple[int, int], body_bytes: int) -> None:
     data = tensor_file(two(first, second), bytes(body_bytes))
-    assert refused_within(100_000, lambda: unpack(data)) == "bad_schema"
+    assert refused_within(100_000, lambda: unpack_tensors(data)) == "bad_schema"
 
 
 def test_the_same_file_without_overlap_is_read() -> None:
-    tensors, _ = unpack(tensor_file(two((0, 4), (4, 8)), bytes(8)))
+    tensors, _ = unpack_tensors(tensor_file(two((0, 4), (4, 8)), bytes(8)))
     assert set(tensors) == {"a", "b"}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edge_client.protocol import messages
-from edge_client.protocol.message_schemas import DETAIL_MAX
+from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS
 from tests.support.memory_limit import refused_within
 from tests.support.sample_messages import LINEAR, MODEL, PROBE
 
@@ -34,21 +34,21 @@ HOSTILE: list[Any] = [
 
 def task(*models: object) -> bytes:
     fields = {"v": 1, "k": "task", "id": "x", "t": 0, "epoch": 1, **PROBE, "models": list(models), "prior": None}
-    return messages.canonical({name: value for name, value in fields.items() if value is not None})
+    return messages.canonical_json({name: value for name, value in fields.items() if value is not None})
 
 
 @pytest.mark.parametrize("model", HOSTILE, ids=repr)
 def test_a_hostile_reference_is_refused_by_name_before_anything_is_allocated(model: object) -> None:
-    code = refused_within(1 << 20, lambda: messages.read(task(MODEL, model), "t"))
+    code = refused_within(1 << 20, lambda: messages.read_message(task(MODEL, model), "t"))
     assert code in {"bad_field", "too_big"}
 
 
 def test_seventeen_own_models_are_one_too_many() -> None:
     own = {"own": "main"}
-    assert len(messages.read(task(*[own] * 16), "t")["models"]) == 16
-    assert refused_within(1 << 20, lambda: messages.read(task(*[own] * 17), "t")) == "bad_field"
+    assert len(messages.read_message(task(*[own] * 16), "t")["models"]) == 16
+    assert refused_within(1 << 20, lambda: messages.read_message(task(*[own] * 17), "t")) == "bad_field"
 
 
 def test_whatever_else_a_reference_holds_is_dropped() -> None:
-    model = {"own": "main", "sha256": "0" * 64, "path": "/etc/passwd", "padding": "x" * DETAIL_MAX}
-    assert messages.read(task(model), "t")["models"] == [{"own": "main"}]
+    model = {"own": "main", "sha256": "0" * 64, "path": "/etc/passwd", "padding": "x" * MAX_DETAIL_CHARS}
+    assert messages.read_message(task(model), "t")["models"] == [{"own": "main"}]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.tensors import unpack
+from edge_client.protocol.tensors import unpack_tensors
 from tests.support.memory_limit import refused_within
 
 
@@ -38,5 +38,5 @@ def test_nothing_on_the_wire_is_ever_unpickled(wrap: str, tmp_path: Path) -> Non
         buffer.write(body if wrap == "pickle" else len(body).to_bytes(8, "little") + body)
     data = buffer.getvalue()
     assert manifest_of(data, "delta").size == len(data)
-    assert refused_within(1 << 20, lambda: unpack(data)) == "bad_schema"
+    assert refused_within(1 << 20, lambda: unpack_tensors(data)) == "bad_schema"
     assert not mark.exists()

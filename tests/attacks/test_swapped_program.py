@@ -8,7 +8,7 @@ import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.signing import public_key, signed, verify_manifest
+from edge_client.protocol.signing import public_key, sign_manifest, verify_manifest
 
 OURS, THEIRS = bytes(range(32)), bytes(range(1, 33))
 PROGRAM = manifest_of(b"program", "program")
@@ -19,12 +19,12 @@ CONTAINER = manifest_of(b"program", "container")
     "manifest",
     [
         PROGRAM,
-        signed(PROGRAM, THEIRS, "demo"),
-        signed(PROGRAM, OURS, "demo-2"),
-        replace(signed(CONTAINER, OURS, "demo"), kind="program"),
-        replace(signed(PROGRAM, OURS, "demo"), sha256="0" * 64),
-        replace(signed(PROGRAM, OURS, "demo"), size=8),
-        replace(signed(PROGRAM, THEIRS, "demo"), key=signed(PROGRAM, OURS, "demo").key),
+        sign_manifest(PROGRAM, THEIRS, "demo"),
+        sign_manifest(PROGRAM, OURS, "demo-2"),
+        replace(sign_manifest(CONTAINER, OURS, "demo"), kind="program"),
+        replace(sign_manifest(PROGRAM, OURS, "demo"), sha256="0" * 64),
+        replace(sign_manifest(PROGRAM, OURS, "demo"), size=8),
+        replace(sign_manifest(PROGRAM, THEIRS, "demo"), key=sign_manifest(PROGRAM, OURS, "demo").key),
     ],
 )
 def test_only_a_program_signed_here_for_this_federation_is_one(manifest: Manifest) -> None:
@@ -35,4 +35,4 @@ def test_only_a_program_signed_here_for_this_federation_is_one(manifest: Manifes
 
 def test_the_signed_text_cannot_be_shifted_between_its_lines() -> None:
     with pytest.raises(Malformed):
-        signed(PROGRAM, OURS, "demo\nprogram")
+        sign_manifest(PROGRAM, OURS, "demo\nprogram")

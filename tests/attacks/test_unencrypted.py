@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator import cli as coordinator_cli
-from coordinator.config import read
+from coordinator.config import read_config
 from edge_client import cli as edge_cli
-from edge_client.config import from_mapping, load
+from edge_client.config import config_from_mapping, load_config
 from edge_client.errors import ConfigError
 from emulator.testbed import testbed_files
 
@@ -55,14 +55,14 @@ def test_a_coordinator_does_not_dial_in_the_open(tmp_path: Path) -> None:
 def test_no_setting_allows_it(tmp_path: Path, key: str) -> None:
     raw = {"federation": "demo", key: True}
     with pytest.raises(ConfigError, match=f"unknown key '{key}'"):
-        from_mapping(raw, folder=tmp_path, where="client.toml")
+        config_from_mapping(raw, folder=tmp_path, where="client.toml")
     (tmp_path / "c.toml").write_text(f'federation = "demo"\n{key} = true\n')
     with pytest.raises(ConfigError, match=f"unknown key {key}"):
-        read(tmp_path / "c.toml", environ={})
+        read_config(tmp_path / "c.toml", environ={})
 
 
 def test_no_variable_allows_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDCENTERS_INSECURE", "true")
     path = device(tmp_path)
-    assert not hasattr(load(path, {"FEDCENTERS_INSECURE": "true"}), "insecure")
+    assert not hasattr(load_config(path, {"FEDCENTERS_INSECURE": "true"}), "insecure")
     assert edge_cli.main(["join", "--config", str(path)]) == ConfigError.exit_code

@@ -17,14 +17,14 @@ from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.task import Probe
 from tests.edge_client.nearest.test_over_mqtt import catalog_of
-from tests.support.scripted_coordinator import FEDERATION, PRIVATE, TRUSTED, Script, Stage
+from tests.support.scripted_coordinator import FEDERATION, PRIVATE, TRUSTED, DeviceStage, Script
 
 NEXT = bytes(range(1, 33))
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path)
 
 
 def unsigned(manifest: Manifest) -> Manifest:
@@ -32,16 +32,16 @@ def unsigned(manifest: Manifest) -> Manifest:
 
 
 def by_a_stranger(manifest: Manifest) -> Manifest:
-    return signing.signed(manifest, bytes(32), FEDERATION)
+    return signing.sign_manifest(manifest, bytes(32), FEDERATION)
 
 
 def for_another_federation(manifest: Manifest) -> Manifest:
-    return signing.signed(manifest, PRIVATE, "other")
+    return signing.sign_manifest(manifest, PRIVATE, "other")
 
 
 def as_another_kind(manifest: Manifest) -> Manifest:
     other = "linear" if manifest.kind == "model" else "model"
-    return replace(signing.signed(replace(manifest, kind=other), PRIVATE, FEDERATION), kind=manifest.kind)
+    return replace(signing.sign_manifest(replace(manifest, kind=other), PRIVATE, FEDERATION), kind=manifest.kind)
 
 
 def of_another_blob(manifest: Manifest) -> Manifest:
@@ -52,7 +52,7 @@ Forge = Callable[[Manifest], Manifest]
 FORGERIES: tuple[Forge, ...] = (unsigned, by_a_stranger, for_another_federation, as_another_kind, of_another_blob)
 
 
-def answer_to(stage: Stage, **changes: Any) -> list[str]:  # noqa: ANN401 - JSON fields of a task
+def answer_to(stage: DeviceStage, **changes: Any) -> list[str]:  # noqa: ANN401 - JSON fields of a task
     """The codes of the refusals of a task whose fields were exchanged on the way."""
 
     def script() -> Script:
@@ -68,7 +68,7 @@ def answer_to(stage: Stage, **changes: Any) -> list[str]:  # noqa: ANN401 - JSON
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
 @pytest.mark.parametrize(("field", "kind"), [("start", "model"), ("anchor", "model"), ("linear", "linear")])
 def test_no_vector_of_a_task_is_taken_without_the_coordinators_signature(
-    stage: Stage, field: str, kind: str, forge: Forge
+    stage: DeviceStage, field: str, kind: str, forge: Forge
 ) -> None:
     forged = forge(stage.put(stage.model(9), kind))
     assert answer_to(stage, **{field: forged.to_json()}) == ["bad_signature"]
@@ -77,7 +77,7 @@ def test_no_vector_of_a_task_is_taken_without_the_coordinators_signature(
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_no_candidate_of_a_probe_is_tried_without_it(stage: Stage, forge: Forge) -> None:
+def test_no_candidate_of_a_probe_is_tried_without_it(stage: DeviceStage, forge: Forge) -> None:
     probe = Probe(models=(stage.model(1), stage.model(2)), want=frozenset({"loss"}), batch=8, seed=0)
     forged = forge(stage.put(stage.model(9), "model"))
 
@@ -91,12 +91,12 @@ def test_no_candidate_of_a_probe_is_tried_without_it(stage: Stage, forge: Forge)
 
 
 @pytest.mark.parametrize("forge", FORGERIES, ids=lambda forge: forge.__name__)
-def test_no_catalog_is_read_without_it(stage: Stage, forge: Forge) -> None:
+def test_no_catalog_is_read_without_it(stage: DeviceStage, forge: Forge) -> None:
     catalog = catalog_of(stage, [stage.model(1)])
     manifest = forge(stage.blob(catalog.to_bytes(), "catalog"))
 
     def script() -> Script:
-        message = messages.write("cat", ident="k", t_ms=0, epoch=1, ver=1, catalog=manifest)
+        message = messages.write_message("cat", ident="k", t_ms=0, epoch=1, ver=1, catalog=manifest)
         stage.desk.publish(stage.topics.catalog(), message, retain=True)
         yield
 
@@ -106,12 +106,12 @@ def test_no_catalog_is_read_without_it(stage: Stage, forge: Forge) -> None:
 
 
 def test_while_keys_change_what_either_signed_is_taken(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, keys=(TRUSTED, signing.public_key(NEXT)))
-    start = signing.signed(stage.put(stage.model(9), "model"), NEXT, FEDERATION)
+    stage = DeviceStage(tmp_path, keys=(TRUSTED, signing.public_key(NEXT)))
+    start = signing.sign_manifest(stage.put(stage.model(9), "model"), NEXT, FEDERATION)
 
     def script() -> Script:
         yield
-        stage.ask(stage.fit(), start=start.to_json(), program=signing.signed(stage.manifest, NEXT, FEDERATION))
+        stage.ask(stage.fit(), start=start.to_json(), program=signing.sign_manifest(stage.manifest, NEXT, FEDERATION))
         yield 60
 
     stage.play(script())
@@ -119,7 +119,7 @@ def test_while_keys_change_what_either_signed_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_key_that_is_not_pinned_any_more_signs_nothing(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, keys=(signing.public_key(NEXT),))
+    stage = DeviceStage(tmp_path, keys=(signing.public_key(NEXT),))
 
     def script() -> Script:
         yield

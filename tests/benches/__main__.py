@@ -22,7 +22,7 @@ from pathlib import Path
 from edge_client.errors import FedcentersError
 from tests.benches.goals import GOALS
 from tests.benches.render import PICTURE, rewritten, section
-from tests.benches.results import Figure, Results, missing
+from tests.benches.results import BenchFigure, BenchResults, missing_figures
 
 ROWS = {"whole": "run-"} | {
     name: f"{name}-" for name in ("updates", "scaling", "floor", "probe", "clustering", "growth")
@@ -69,12 +69,12 @@ def names(text: str) -> tuple[str, ...]:
     return asked
 
 
-def earlier(path: Path) -> Results | None:
+def earlier(path: Path) -> BenchResults | None:
     """What a run before left in the file."""
-    return Results.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
+    return BenchResults.from_json(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else None
 
 
-def measured(only: tuple[str, ...], repeats: int, before: Results | None) -> Iterator[Results]:
+def measured(only: tuple[str, ...], repeats: int, before: BenchResults | None) -> Iterator[BenchResults]:
     """All figures so far, after each bench; those that an earlier run left of others are kept."""
     import torch
 
@@ -82,7 +82,7 @@ def measured(only: tuple[str, ...], repeats: int, before: Results | None) -> Ite
 
     torch.set_num_threads(1)
     command = " ".join(["python -m tests.benches", *sys.argv[1:]])
-    so_far = Results(
+    so_far = BenchResults(
         date=time.strftime("%Y-%m-%d", time.gmtime()),
         machine=described(),
         load=(max(load(), before.load[0] if before else 0.0), before.load[1] if before else 0.0),
@@ -108,14 +108,14 @@ def measured(only: tuple[str, ...], repeats: int, before: Results | None) -> Ite
         yield so_far
 
 
-def bench(name: str, repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def bench(name: str, repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """One bench; -> its figures, and the versions of the peers that it met. What it lacks makes it unmeasured."""
     from importlib import import_module
 
     try:
-        found: tuple[list[Figure], dict[str, str]] = import_module(f"tests.benches.{name}").run(repeats)
+        found: tuple[list[BenchFigure], dict[str, str]] = import_module(f"tests.benches.{name}").run(repeats)
     except (ImportError, FedcentersError) as lacking:
-        return list(missing(tuple(g.row for g in GOALS if g.row.startswith(ROWS[name])), str(lacking))), {}
+        return list(missing_figures(tuple(g.row for g in GOALS if g.row.startswith(ROWS[name])), str(lacking))), {}
     return found
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tests.benches.clustering_scaling import Row, measure
+from tests.benches.clustering_scaling import ClusteringRow, measure
 from tests.benches.goals import GOALS
-from tests.benches.results import Figure
+from tests.benches.results import BenchFigure
 
 MOST_REPEATS = 5  # scikit-learn takes seconds
 
 
-def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """Its rows, the large one included."""
     from sklearn import __version__ as sklearn_version
 
@@ -19,17 +19,17 @@ def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
     return figures_of(rows), {"scikit-learn": str(sklearn_version)}
 
 
-def figures_of(rows: Iterable[Row]) -> list[Figure]:
+def figures_of(rows: Iterable[ClusteringRow]) -> list[BenchFigure]:
     """A goal in seconds compares our seconds, that of weak clusters how far below we are, any other the ratio."""
     units = {goal.row: goal.unit for goal in GOALS}
 
-    def score(row: Row) -> float:
+    def score(row: ClusteringRow) -> float:
         if row.name == "clustering-weak":
             return row.ratio - 1
         return row.ours if units.get(row.name) in ("ms", "s") else row.ratio
 
     return [
-        Figure(
+        BenchFigure(
             row=row.name,
             ours=row.ours,
             theirs=row.theirs,

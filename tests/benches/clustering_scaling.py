@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.clustering.backend import backend
-from coordinator.clustering.gram import Gram
+from coordinator.clustering.backend import select_backend
+from coordinator.clustering.gram import GramMatrix
 from coordinator.clustering.kmeans import kmeans, objective
 from coordinator.rounds.metrics import ari
 
@@ -36,7 +36,7 @@ Labels = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ClusteringRow:
     """One line: `ours` and `theirs` in the unit of the name's goal, their ratio or difference, what is wanted."""
 
     name: str
@@ -59,7 +59,7 @@ class Ours:
     matrix: NDArray[np.float64]
 
 
-def drawn(n: int, d: int, k: int, noise: float, seed: int = 0) -> tuple[Iterator[Points], Labels]:
+def draw_points(n: int, d: int, k: int, noise: float, seed: int = 0) -> tuple[Iterator[Points], Labels]:
     """Points one by one, and their true groups."""
     rng, truth = np.random.default_rng(seed), np.arange(n) % k
     centers = rng.standard_normal((k, d), dtype=np.float32)
@@ -68,7 +68,7 @@ def drawn(n: int, d: int, k: int, noise: float, seed: int = 0) -> tuple[Iterator
 
 def ours(points: Iterator[Points], n: int, d: int, k: int) -> Ours:
     """Everything that the server does to cluster n arrivals; making the points is not counted."""
-    grown, cpu, wall = Gram(np.zeros(d, np.float32), n, where=backend("cpu")), 0.0, 0.0
+    grown, cpu, wall = GramMatrix(np.zeros(d, np.float32), n, where=select_backend("cpu")), 0.0, 0.0
     places = np.random.default_rng(1).permutation(n).tolist()  # the server orders devices by name, not by arrival
     for point, place in zip(points, places, strict=True):
         cpu0, wall0 = time.process_time(), time.perf_counter()
@@ -76,8 +76,8 @@ def ours(points: Iterator[Points], n: int, d: int, k: int) -> Ours:
         last = time.process_time() - cpu0, time.perf_counter() - wall0
         cpu, wall = cpu + last[0], wall + last[1]
     cpu0, wall0 = time.process_time(), time.perf_counter()
-    matrix = grown.among(np.arange(n))
-    found = kmeans(matrix, k, np.random.default_rng(0), restarts=RESTARTS, where=backend("cpu"))
+    matrix = grown.submatrix(np.arange(n))
+    found = kmeans(matrix, k, np.random.default_rng(0), restarts=RESTARTS, where=select_backend("cpu"))
     rest = time.process_time() - cpu0, time.perf_counter() - wall0
     return Ours(
         cpu=cpu + rest[0],
@@ -100,7 +100,7 @@ def theirs(points: Points, k: int) -> tuple[float, float, Labels]:
 
 def measure(
     *, n: int = 200, d: int = 29_034, k: int = 5, repeats: int = 5, large: bool = False, growth: bool = True
-) -> list[Row]:
+) -> list[ClusteringRow]:
     """All rows, on one thread."""
     from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]  # comes with scikit-learn
 
@@ -114,9 +114,9 @@ def measure(
     return rows
 
 
-def _times(n: int, d: int, k: int, repeats: int) -> list[Row]:
+def _times(n: int, d: int, k: int, repeats: int) -> list[ClusteringRow]:
     """Both sides in turn on clusters of noise 3."""
-    points = np.stack(list(drawn(n, d, k, 3)[0]))
+    points = np.stack(list(draw_points(n, d, k, 3)[0]))
     mine, yours = [], []
     ours(iter(points), n, d, k)
     for number in range(repeats):
@@ -132,18 +132,20 @@ def _times(n: int, d: int, k: int, repeats: int) -> list[Row]:
     walls = f"wall {1e3 * median(lambda r: r.wall):.1f} and {wall:.0f} ms"
     late = f"wall {1e3 * median(lambda r: r.after_wall):.1f} ms"
     return [
-        Row(name="clustering-time", ours=total, theirs=cpu, ratio=cpu / total, goal="25 x, aim 40 x", note=walls),
-        Row(name="clustering-after", ours=after, theirs=cpu, ratio=cpu / after, goal="5 ms", note=late),
+        ClusteringRow(
+            name="clustering-time", ours=total, theirs=cpu, ratio=cpu / total, goal="25 x, aim 40 x", note=walls
+        ),
+        ClusteringRow(name="clustering-after", ours=after, theirs=cpu, ratio=cpu / after, goal="5 ms", note=late),
     ]
 
 
-def _quality(n: int, d: int, k: int) -> list[Row]:
+def _quality(n: int, d: int, k: int) -> list[ClusteringRow]:
     """The objectives of both sides' labels, and the adjusted Rand index with the true groups."""
     excess, gain = list[tuple[float, float]](), list[tuple[float, float]]()
     said: dict[bool, list[str]] = {True: [], False: []}
     for noise in (*CLEAR, *WEAK):
         _say(f"objective, noise {noise}")
-        some, truth = drawn(n, d, k, noise)
+        some, truth = draw_points(n, d, k, noise)
         points = np.stack(list(some))
         run, labels = ours(iter(points), n, d, k), theirs(points, k)[2]
         mine, yours = (objective(run.matrix, found, k, np.ones(n)) for found in (run.labels, labels))
@@ -154,21 +156,27 @@ def _quality(n: int, d: int, k: int) -> list[Row]:
     above = worst[0] / worst[1] - 1
     notes = ["; ".join(said[clear]) for clear in (True, False)]
     return [
-        Row(name="clustering-objective", ours=worst[0], theirs=worst[1], ratio=above, goal="1e-9", note=notes[0]),
-        Row(name="clustering-weak", ours=best[0], theirs=best[1], ratio=best[1] / best[0], goal="1 x", note=notes[1]),
+        ClusteringRow(
+            name="clustering-objective", ours=worst[0], theirs=worst[1], ratio=above, goal="1e-9", note=notes[0]
+        ),
+        ClusteringRow(
+            name="clustering-weak", ours=best[0], theirs=best[1], ratio=best[1] / best[0], goal="1 x", note=notes[1]
+        ),
     ]
 
 
-def _large() -> Row:
+def _large() -> ClusteringRow:
     """Seconds after the last arrival; scikit-learn would take minutes."""
-    points, truth = drawn(3_550, 120_000, 5, 3)
+    points, truth = draw_points(3_550, 120_000, 5, 3)
     run = ours(points, 3_550, 120_000, 5)
     score = ari(truth.tolist(), run.labels.tolist())
     note = f"wall {run.after_wall:.3f} s; {run.cpu:.1f} s CPU in all; ARI {score:.2f}; scikit-learn not run"
-    return Row(name="clustering-large", ours=run.after_cpu, theirs=None, ratio=run.after_cpu, goal="0.3 s", note=note)
+    return ClusteringRow(
+        name="clustering-large", ours=run.after_cpu, theirs=None, ratio=run.after_cpu, goal="0.3 s", note=note
+    )
 
 
-def _growth(repeats: int) -> list[Row]:
+def _growth(repeats: int) -> list[ClusteringRow]:
     """CPU seconds against n, k and d, and the exponent of a power that fits them."""
     ways: dict[str, list[tuple[int, int, int]]] = {
         "n": [(n, 10_000, 5) for n in (100, 200, 400, 800, 1_600, 3_200)],
@@ -181,7 +189,7 @@ def _growth(repeats: int) -> list[Row]:
         for n, d, k in cases:
             _say(f"growth: {n} x {d}, k = {k}")
             times = repeats if n * n * d < 10**10 else 1  # seconds a run, and steady
-            runs = [ours(drawn(n, d, k, 3)[0], n, d, k) for _ in range(times)]
+            runs = [ours(draw_points(n, d, k, 3)[0], n, d, k) for _ in range(times)]
             totals.append(statistics.median(run.cpu for run in runs))
             afters.append(statistics.median(run.after_cpu for run in runs))
         at = np.log([case["ndk".index(axis)] for case in cases])
@@ -189,7 +197,9 @@ def _growth(repeats: int) -> list[Row]:
         note = f"after the last arrival {slopes[1]:.2f}; ms in all: " + ", ".join(f"{1e3 * t:.1f}" for t in totals)
         note += "; after: " + ", ".join(f"{1e3 * t:.1f}" for t in afters)
         rows.append(
-            Row(name=f"clustering-growth-{axis}", ours=slopes[0], theirs=None, ratio=slopes[0], goal="", note=note)
+            ClusteringRow(
+                name=f"clustering-growth-{axis}", ours=slopes[0], theirs=None, ratio=slopes[0], goal="", note=note
+            )
         )
     return rows
 
@@ -208,7 +218,7 @@ def _say(text: str) -> None:
     sys.stderr.write(f"{text}\n")
 
 
-def table(rows: list[Row]) -> str:
+def table(rows: list[ClusteringRow]) -> str:
     """Markdown."""
     lines = ["| row | ours | theirs | ratio | goal | |", "|---|---|---|---|---|---|"]
     for row in rows:

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.dashboard.embedding_map import survey
+from coordinator.dashboard.embedding_map import make_embedding_map
 from tests.support.browser import FLAGS, find_chromium
 from tests.support.doc_pages import machine
-from tests.support.served_dashboard import Site, served
+from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 CENTERS = 8
 WIDTH = 9_000  # parameters; digits-mlp has 8,970
@@ -61,7 +61,7 @@ def surveyed(devices: int) -> dict[str, float]:
     noise = np.random.default_rng(1).standard_normal((64, WIDTH)).astype(np.float32)
     models = ((f"d{i:05d}", centers[i % CENTERS] + noise[i % 64]) for i in range(devices))
     began_s = time.process_time()
-    survey(models, centers, {f"d{i:05d}": i % CENTERS for i in range(devices)}, count=devices)
+    make_embedding_map(models, centers, {f"d{i:05d}": i % CENTERS for i in range(devices)}, count=devices)
     return {"cpu_s": round(time.process_time() - began_s, 2)}
 
 
@@ -69,7 +69,11 @@ def watched(devices: int, seconds: float) -> dict[str, Any]:
     """What the browser measured while the fleet was busy for so long."""
     from playwright.sync_api import sync_playwright
 
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as site, sync_playwright() as playwright:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        serve_dashboard(Path(folder)) as site,
+        sync_playwright() as playwright,
+    ):
         fleet = _Fleet(site, devices)
         fleet.look()
         fleet.round()
@@ -99,7 +103,7 @@ def watched(devices: int, seconds: float) -> dict[str, Any]:
 class _Fleet:
     """Devices that all do something."""
 
-    def __init__(self, site: Site, devices: int) -> None:
+    def __init__(self, site: DashboardSite, devices: int) -> None:
         self._site, self._rng = site, np.random.default_rng(0)
         self._names = [f"d{i:05d}" for i in range(devices)]
         self._number, self._places = 0, self._rng.standard_normal((devices, 2)) * 900

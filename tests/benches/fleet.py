@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
-from coordinator.local_broker import end_process, start_broker
-from coordinator.storage.status import status
+from coordinator.local_broker import start_broker, terminate_process
+from coordinator.storage.status import read_status
 from edge_client.errors import ConfigError
-from emulator.console import Talk
-from emulator.testbed.processes import Child, Children, Signals
+from emulator.console import ConsoleProgress
+from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
 from emulator.testbed.testbed_files import write_toml
 
 if TYPE_CHECKING:
-    from coordinator.models.registry import Entry
+    from coordinator.models.registry import ModelEntry
 
 LOOK_S = 0.05
 MB = 10**6
@@ -44,16 +44,16 @@ BENCHES: dict[str, dict[str, Any]] = {
 }
 
 
-def wide() -> Entry:
+def wide() -> ModelEntry:
     """64 inputs, 3,833 hidden units, 10 classes: 287,485 parameters, 1.15 MB as float32."""
     from torch import nn
 
-    from coordinator.models.registry import Entry
+    from coordinator.models.registry import ModelEntry
 
     def make() -> nn.Module:
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 3_833), nn.ReLU(), nn.Linear(3_833, 10))
 
-    return Entry(make=make, input=(1, 8, 8), classes=10)
+    return ModelEntry(make=make, input=(1, 8, 8), classes=10)
 
 
 @dataclass
@@ -94,40 +94,42 @@ def main() -> None:
         wanted = BENCHES[name] | {k: v for k in ("devices", "workers") if (v := getattr(asked, k)) is not None}
         folder = Path(tempfile.mkdtemp(prefix="bench-fleet-", dir=asked.folder))
         try:
-            found = measured(folder, broker=asked.broker, talk=Talk(), **wanted)
+            found = measured(folder, broker=asked.broker, progress=ConsoleProgress(), **wanted)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         sys.stdout.write(json.dumps({"bench": name, **wanted, "broker": asked.broker, **found}, indent=1) + "\n")
 
 
-def measured(folder: Path, *, devices: int, model: str, workers: int, broker: str, talk: Talk) -> dict[str, Any]:
+def measured(
+    folder: Path, *, devices: int, model: str, workers: int, broker: str, progress: ConsoleProgress
+) -> dict[str, Any]:
     """One run of one round, with everything that is there to see."""
-    with start_broker(folder / "broker", broker) as own, Signals() as signals:
+    with start_broker(folder / "broker", broker) as own, DeferredSignals() as signals:
         config = folder / "coordinator.toml"
         write_toml(config, _config(folder, own.url, devices, model))
-        with Children(folder / "logs", signals) as children:
+        with ChildProcesses(folder / "logs", signals) as children:
             serve = ("-m", "coordinator.cli", "serve", str(config))
-            talk.say("compiling the program")
+            progress.say("compiling the program")
             first = children.python("compile", *serve)
             until(lambda: phase_of(folder) == "waiting for devices", children)
-            children.leave([first])
+            children.wait_for_exit([first])
             coordinator = children.python("coordinator", *serve)
             until(lambda: phase_of(folder) == "waiting for devices" and pid_listens(coordinator), children)
             arguments = (str(config), "--devices", str(devices), "--workers", str(workers), "--json")
             began_s = time.monotonic()
             fleet = children.python("fleet", "-m", "emulator.cli", "fleet", *arguments)
-            return _watched(folder, children, coordinator, fleet, own.pid, devices, began_s, talk)
+            return _watched(folder, children, coordinator, fleet, own.pid, devices, began_s, progress)
 
 
 def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
     folder: Path,
-    children: Children,
-    coordinator: Child,
-    fleet: Child,
+    children: ChildProcesses,
+    coordinator: ChildProcess,
+    fleet: ChildProcess,
     broker: int | None,
     devices: int,
     began_s: float,
-    talk: Talk,
+    progress: ConsoleProgress,
 ) -> dict[str, Any]:
     pids = {"coordinator": coordinator.process.pid} | ({} if broker is None else {"broker": broker})
     watcher = Watcher(pids, lambda: phase_of(folder))
@@ -142,17 +144,17 @@ def _watched(  # noqa: PLR0913, PLR0917 - the parts of a run
         def happened() -> bool:
             nonlocal fleet_mb
             fleet_mb = max(fleet_mb, resident_mb(fleet.process.pid))
-            return done(status(folder / "run"))
+            return done(read_status(folder / "run"))
 
         until(happened, children)
         moments[name] = round(time.monotonic() - began_s, 1)
-        talk.say(f"{name} after {moments[name]} s")
+        progress.say(f"{name} after {moments[name]} s")
 
     looked("connected", lambda found: found["connected"] >= devices)
     looked("trained", lambda found: answers(found) >= devices or bool(found["runs"][0]["round"]))
     looked("tested", lambda found: bool(found["runs"][0]["round"]))
-    found = status(folder / "run")
-    end_process(fleet.process, patience_s=120)  # thousands say goodbye, and their folders go
+    found = read_status(folder / "run")
+    terminate_process(fleet.process, timeout_s=120)  # thousands say goodbye, and their folders go
     watcher.over.set()
     thread.join()
     run = found["runs"][0]
@@ -193,7 +195,7 @@ def phase_of(folder: Path) -> str:
     return str(left["phase"]) if exchange is None else EXCHANGES[min(1, exchange["exchange"])]
 
 
-def pid_listens(coordinator: Child) -> bool:
+def pid_listens(coordinator: ChildProcess) -> bool:
     """Whether this process, not the one before it, has written the status."""
     return "leading" in coordinator.log.read_text(errors="replace")
 
@@ -221,7 +223,7 @@ def resident_mb(pid: int) -> float:
         return 0.0
 
 
-def until(happened: Callable[[], bool], children: Children) -> None:
+def until(happened: Callable[[], bool], children: ChildProcesses) -> None:
     """Wait, as long as everybody lives."""
     while True:
         try:

@@ -6,9 +6,9 @@ import statistics
 
 import torch
 
-from coordinator.models.registry import build
+from coordinator.models.registry import build_model
 from tests.benches.kernels import Kernel, kernels, seconds
-from tests.benches.results import Figure
+from tests.benches.results import BenchFigure
 from tests.benches.turns import timed
 from tests.benches.work import BATCH, STEPS, prepared, train
 
@@ -16,14 +16,14 @@ CLIENTS = {"mnist-mlp": 20, "wecfl-cnn": 3, "femnist-cnn": 1}
 SHORT = {"mnist-mlp": "mlp", "wecfl-cnn": "wecfl", "femnist-cnn": "femnist"}
 
 
-def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """A row for each model: milliseconds of a step of ours and of the floor."""
     return [one_model(name, repeats) for name in CLIENTS], {}
 
 
-def one_model(name: str, repeats: int) -> Figure:
+def one_model(name: str, repeats: int) -> BenchFigure:
     """Our step and every kernel take turns; medians of CPU seconds."""
-    work, recipe = prepared(build(name, seed=0), CLIENTS[name])
+    work, recipe = prepared(build_model(name, seed=0), CLIENTS[name])
     learner = recipe.open()
     mine = timed(lambda: train(learner, work))
     parts = kernels(work.model.module, torch.from_numpy(work.data[0].x[:BATCH]))
@@ -35,7 +35,7 @@ def one_model(name: str, repeats: int) -> Figure:
             seen.append(seconds(kernel))
     floor_of = [statistics.median(seen) for seen in times]
     step, floor = statistics.median(steps), sum(floor_of)
-    return Figure(
+    return BenchFigure(
         row=f"floor-{SHORT[name]}",
         ours=1e3 * step,
         theirs=1e3 * floor,

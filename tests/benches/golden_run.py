@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.models.registry import MODELS, build
-from edge_client.engines.base import ENGINES, KEPT, Engine, Update, open_engine
+from coordinator.models.registry import MODELS, build_model
+from edge_client.engines.base import ENGINES, KEPT_ON_BOARD, Engine, LocalUpdate, open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.protocol.task import Array, Tensors
 from export.compiler.program import compile_program
@@ -48,7 +48,7 @@ class Without:
     def fixed_batch(self) -> int | None:
         return self.engine.fixed_batch
 
-    def update(self, feeds: Tensors) -> Update:
+    def update(self, feeds: Tensors) -> LocalUpdate:
         gone = {n: np.zeros_like(a) for n, a in feeds.items() if n.partition("/")[0] == self.group}
         return self.engine.update({**feeds, **gone})
 
@@ -58,7 +58,7 @@ class Without:
 
 def rows(name: str, engines: tuple[str, ...]) -> Iterator[list[str]]:
     """Compile, and measure each engine."""
-    model = build(name, seed=0)
+    model = build_model(name, seed=0)
     print(f"{name}: compiling", file=sys.stderr, flush=True)
     facts = {"input": model.input, "target": model.output, "loss": model.loss}
     made = compile_program(model.module, name=name, batch=BATCH, engines=engines, **facts)
@@ -74,7 +74,7 @@ def rows(name: str, engines: tuple[str, ...]) -> Iterator[list[str]]:
                 began = time.process_time()
                 run_golden(here, made.program, golden)
                 took.append(time.process_time() - began)
-            wrong = [run_golden(Without(engine=here, group=group), made.program, golden) for group in KEPT]
+            wrong = [run_golden(Without(engine=here, group=group), made.program, golden) for group in KEPT_ON_BOARD]
         run = f"{len(golden.losses)} x {golden.batch}"
         yield [name, engine, run, f"{1000 * statistics.median(took):.0f}", *(f"{off:.0e}" for off in (right, *wrong))]
 
@@ -84,7 +84,7 @@ def main() -> int:
     options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     given = options.parse_args()
-    head = ["model", "engine", "steps x batch", "ms", "right", *(f"no {group}" for group in KEPT)]
+    head = ["model", "engine", "steps x batch", "ms", "right", *(f"no {group}" for group in KEPT_ON_BOARD)]
     print(f"| {' | '.join(head)} |\n|{'|'.join(['---', '---', *['--:'] * (len(head) - 2)])}|")
     for name in given.models:
         for row in rows(name, tuple(given.engines)):

@@ -20,15 +20,15 @@ import numpy as np
 import torch
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
-from coordinator.models.registry import Model, build
+from coordinator.models.registry import Model, build_model
 from edge_client.errors import RuntimeMissing, run_cli
 from edge_client.protocol.task import Flat
-from edge_client.training.learner import Job, Learner
-from emulator.engines.autotune import Workload, made_up
-from emulator.engines.cpu.cpu_engine import lean
-from emulator.engines.gpu.cuda_graphs import graphs
-from emulator.engines.gpu.stacked import stacked
-from export.compiler.program import load_vector, manifest_of, schema_of, source_of, vector_of
+from edge_client.training.learner import Learner, TrainingJob
+from emulator.engines.autotune import Workload, random_jobs
+from emulator.engines.cpu.cpu_engine import cpu_recipe
+from emulator.engines.gpu.cuda_graphs import graph_recipe
+from emulator.engines.gpu.stacked import stacked_recipe
+from export.compiler.program import load_vector, make_source, program_without_containers, schema_of, vector_of
 from tests.benches.machine import described
 
 # Relative difference of an update from the loop's, float32. TF32 in the loop's convolutions keeps 10 bits, and batch
@@ -38,7 +38,7 @@ REPEATS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ClientsPerTurn:
     """How many clients each contestant trains per turn."""
 
     loop: int
@@ -48,9 +48,9 @@ class Plan:
 
 
 PLANS = {
-    "mnist-mlp": Plan(loop=16, lean=16, stacked=1024, graphs=128),
-    "wecfl-cnn": Plan(loop=16, lean=8, stacked=512, graphs=128),
-    "femnist-cnn": Plan(loop=16, lean=1, stacked=128, graphs=64),
+    "mnist-mlp": ClientsPerTurn(loop=16, lean=16, stacked=1024, graphs=128),
+    "wecfl-cnn": ClientsPerTurn(loop=16, lean=8, stacked=512, graphs=128),
+    "femnist-cnn": ClientsPerTurn(loop=16, lean=1, stacked=128, graphs=64),
 }
 
 
@@ -63,7 +63,7 @@ class Contestant:
     first: Callable[[], Flat]
 
 
-def loop(model: Model, jobs: list[Job], device: torch.device) -> list[Flat]:
+def loop(model: Model, jobs: list[TrainingJob], device: torch.device) -> list[Flat]:
     """Module, autograd, torch.optim.SGD, the proximal term in the loss, samples on the device already."""
     module = copy.deepcopy(model.module).to(device).train()
     schema, found = schema_of(model.module), []
@@ -83,11 +83,11 @@ def loop(model: Model, jobs: list[Job], device: torch.device) -> list[Flat]:
     return found
 
 
-def contestants(model: Model, plan: Plan, device: torch.device) -> dict[str, Contestant]:
+def contestants(model: Model, plan: ClientsPerTurn, device: torch.device) -> dict[str, Contestant]:
     """By name. All train on the same samples, which a fleet would not: then each client's come over the bus."""
-    program = manifest_of(source_of(model.module, input=model.input, target=(model.classes,)))
+    program = program_without_containers(make_source(model.module, input=model.input, target=(model.classes,)))
     most = max(plan.loop, plan.lean, plan.stacked, plan.graphs)
-    jobs = made_up(model, program, Workload(clients=most, steps=10, batch=32))
+    jobs = random_jobs(model, program, Workload(clients=most, steps=10, batch=32))
 
     def ours(learner: Learner, clients: int) -> Contestant:
         return Contestant(
@@ -102,14 +102,14 @@ def contestants(model: Model, plan: Plan, device: torch.device) -> dict[str, Con
             turn=lambda: loop(model, jobs[: plan.loop], device),
             first=lambda: loop(model, jobs[:1], device)[0],
         ),
-        "lean, one core": ours(lean(model).open(), plan.lean),
-        "stacked": ours(stacked(model, device=str(device)).open(), plan.stacked),
-        "graphs, 1 lane": ours(graphs(model, device=str(device), lanes=1).open(), plan.graphs),
-        "graphs, 4 lanes": ours(graphs(model, device=str(device), lanes=4).open(), plan.graphs),
+        "lean, one core": ours(cpu_recipe(model).open(), plan.lean),
+        "stacked": ours(stacked_recipe(model, device=str(device)).open(), plan.stacked),
+        "graphs, 1 lane": ours(graph_recipe(model, device=str(device), lanes=1).open(), plan.graphs),
+        "graphs, 4 lanes": ours(graph_recipe(model, device=str(device), lanes=4).open(), plan.graphs),
     }
 
 
-def raced(some: Mapping[str, Contestant], *, seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
+def race(some: Mapping[str, Contestant], *, seconds: float, clock: Callable[[], float]) -> dict[str, list[float]]:
     """Updates per second of each turn: one turn each that does not count, then up to REPEATS while there is time."""
     began, found = clock(), {name: list[float]() for name in some}
     for one in some.values():
@@ -160,13 +160,13 @@ def compare(device: torch.device, machine: str, *, seconds: float) -> None:
     say = sys.stdout.write
     say(f"Updates per second on {machine}; medians of interleaved turns, in brackets the ratio to the loop.\n\n")
     for i, (name, plan) in enumerate(PLANS.items()):
-        model = build(name, seed=0)
+        model = build_model(name, seed=0)
         some = contestants(model, plan, device)
         if i == 0:
             say(f"| model | {' | '.join(some)} | turns |\n|{'---|' * (len(some) + 2)}\n")
         errors = differences(some, vector_of(model.module, schema_of(model.module)))
         sys.stderr.write(f"{name}: {errors}\n")
-        say(row(name, raced(some, seconds=seconds / len(PLANS), clock=time.perf_counter), errors) + "\n")
+        say(row(name, race(some, seconds=seconds / len(PLANS), clock=time.perf_counter), errors) + "\n")
         sys.stdout.flush()
 
 

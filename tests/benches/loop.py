@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.benches.work import BATCH, LR, MOMENTUM, MU, Work
 
 
-class Loop:
+class PlainLoop:
     """One module for all clients, loaded anew for each; `update` [n_params] is the mean of the last pass."""
 
     def __init__(self, work: Work) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.benches.results import Figure, Results
+from tests.benches.results import BenchFigure, BenchResults
 
 PANELS = {
     "growth-devices": ("devices, 100 sampled", "a round"),
@@ -15,7 +15,7 @@ FEW = 100  # below it every size is named
 INK, PALE = "#1f5a8a", "#b0b0b0"
 
 
-def drawn(results: Results, path: Path) -> None:
+def drawn(results: BenchResults, path: Path) -> None:
     """Write the SVG; the same results give the same bytes."""
     import matplotlib as mpl
 
@@ -35,7 +35,7 @@ def drawn(results: Results, path: Path) -> None:
         plt.close(figure)
 
 
-def _panel(ax: object, figure: Figure) -> None:
+def _panel(ax: object, figure: BenchFigure) -> None:
     size, what = PANELS[figure.row]
     x, seconds = zip(*figure.points, strict=True)
     ax.loglog(x, [1e3 * s for s in seconds], "o-", color=INK, markersize=3)  # type: ignore[attr-defined]  # matplotlib's

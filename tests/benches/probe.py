@@ -9,10 +9,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from coordinator.models.registry import Model, build
+from coordinator.models.registry import Model, build_model
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Flat, Schema
-from tests.benches.results import Figure
+from tests.benches.results import BenchFigure
 from tests.benches.turns import interleaved, timed
 from tests.benches.work import BATCH, images, prepared
 
@@ -21,14 +21,14 @@ NAMES = {"wecfl-cnn": "wecfl", "mnist-mlp": "mlp"}
 TOLERANCE = 1e-4  # of a loss, absolute, in float32: folding batch norm changes the order of sums; 4e-6 were seen
 
 
-def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """A row for each model."""
     return [one_model(name, repeats) for name in NAMES], {}
 
 
-def one_model(name: str, repeats: int) -> Figure:
+def one_model(name: str, repeats: int) -> BenchFigure:
     """Milliseconds of CPU for all K models on all samples."""
-    model = build(name, seed=0)
+    model = build_model(name, seed=0)
     work, recipe = prepared(model, 1)
     learner, data = recipe.open(), images(SAMPLES, classes=model.classes, seed=1)
     models = centers(work.start, work.program.schema)
@@ -42,7 +42,7 @@ def one_model(name: str, repeats: int) -> Figure:
         repeats,
     )
     off = float(np.abs(both[0] - both[1]).max())
-    return Figure(
+    return BenchFigure(
         row=f"probe-{NAMES[name]}",
         ours=1e3 * took["ours"].cpu_s,
         theirs=1e3 * took["theirs"].cpu_s,

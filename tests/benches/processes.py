@@ -23,7 +23,7 @@ MARK = "FEDCENTERS_BENCH_RUN"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandUsage:
     """What a command took: CPU seconds of all processes as last seen, its output, and those alive GRACE_S later."""
 
     wall_s: float
@@ -38,7 +38,7 @@ class CommandFailed(Exception):
     """A command that ended with an error, or not at all; says its last line."""
 
 
-def watched(command: Sequence[str], env: Mapping[str, str], *, cwd: Path, scratch: Path) -> Ended:
+def run_watched(command: Sequence[str], env: Mapping[str, str], *, cwd: Path, scratch: Path) -> CommandUsage:
     """Run to the end, looking at its family meanwhile. Ends what it left behind. Raises CommandFailed."""
     mark = uuid.uuid4().hex
     out, err = scratch / "stdout", scratch / "stderr"
@@ -58,7 +58,7 @@ def watched(command: Sequence[str], env: Mapping[str, str], *, cwd: Path, scratc
     left = _left(mark, seen)
     if code:
         raise CommandFailed(f"exit code {code}: {_last_line(err.read_text(errors='replace'))}")
-    return Ended(
+    return CommandUsage(
         wall_s=wall,
         cpu_s=sum(cpu.values()),
         peak_mb=peak / 1e6,

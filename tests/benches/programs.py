@@ -29,8 +29,8 @@ from edge_client.engines.base import ENGINES, open_engine
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from export.compiler.program import Compiled, compile_program, vector_of
-from export.compiler.program_functions import vocabulary
+from export.compiler.program import CompilerOutput, compile_program, vector_of
+from export.compiler.program_functions import vocabulary_size
 from tests.support.architectures import ENTRIES
 from tests.support.programs import model as model_named
 
@@ -54,7 +54,7 @@ print(int(next(line for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ProgramRow:
     """One model on one engine; times per step, `ratio` to torch eager in CPU time. `refused`: why nothing was made."""
 
     model: str
@@ -75,11 +75,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(name: str, engines: list[str], *, batch: int, repeats: int, memory: bool) -> list[Row]:
+def measure(name: str, engines: list[str], *, batch: int, repeats: int, memory: bool) -> list[ProgramRow]:
     """Compile, let all take turns, and describe each engine."""
     model = model_named(name)
-    done: dict[str, tuple[Compiled, float]] = {}
-    rows: list[Row] = []
+    done: dict[str, tuple[CompilerOutput, float]] = {}
+    rows: list[ProgramRow] = []
     for engine in engines:
         say(f"{name}: compiling for {engine}")
         began = time.perf_counter()
@@ -94,7 +94,7 @@ def measure(name: str, engines: list[str], *, batch: int, repeats: int, memory: 
                 engines=(engine,),
             )
         except ProgramRefused as refused:
-            rows.append(Row(model=name, engine=engine, refused=str(refused).splitlines()[0]))
+            rows.append(ProgramRow(model=name, engine=engine, refused=str(refused).splitlines()[0]))
             continue
         done[engine] = made, time.perf_counter() - began
     if not done:
@@ -110,7 +110,7 @@ def measure(name: str, engines: list[str], *, batch: int, repeats: int, memory: 
         for engine, (made, seconds) in done.items():
             cpu, wall = times[engine]
             rows.append(
-                Row(
+                ProgramRow(
                     model=name,
                     engine=engine,
                     ratio=cpu / base,
@@ -128,7 +128,7 @@ def measure(name: str, engines: list[str], *, batch: int, repeats: int, memory: 
 
 def inputs(model: Model, program: Program, batch: int) -> dict[str, Array]:
     """All that a step reads: the model's own weights, one batch of random samples, the plain mean, no extra terms."""
-    rng, tokens = np.random.default_rng(0), vocabulary(model.module)
+    rng, tokens = np.random.default_rng(0), vocabulary_size(model.module)
     weights = program.schema.split(vector_of(model.module, program.schema))
 
     def value(kind: str, name: str, shape: tuple[int, ...]) -> Array:
@@ -153,7 +153,7 @@ def inputs(model: Model, program: Program, batch: int) -> dict[str, Array]:
 
 
 def started(
-    engine: str, made: Compiled, feeds: Mapping[str, Array], folder: Path
+    engine: str, made: CompilerOutput, feeds: Mapping[str, Array], folder: Path
 ) -> Callable[[], Callable[[], object]]:
     """The program as a device holds it, opened; each call begins a new local update and gives its next step."""
     folder.mkdir(parents=True)
@@ -224,7 +224,7 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, {versions}"
 
 
-def markdown(rows: list[Row]) -> str:
+def markdown(rows: list[ProgramRow]) -> str:
     """The table of BENCHMARKS.md."""
 
     def cell(value: float | None, form: str) -> str:
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows: list[Row] = []
+    rows: list[ProgramRow] = []
     for name in asked.models:
         rows += measure(name, asked.engines, batch=asked.batch, repeats=asked.repeats, memory=asked.memory)
         if asked.json:  # after each model: a long run that is stopped leaves what it has

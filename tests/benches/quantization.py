@@ -20,25 +20,25 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.models.registry import build
+from coordinator.models.registry import build_model
 from edge_client.protocol import codecs
 from emulator import bundle_source as simulated
 from export.bundle import quantize
 from export.bundle.center_files import export_center
-from export.bundle.run_source import Samples
-from export.bundle.verify_centers import latency_ms, opened, per_device
+from export.bundle.run_source import LabelledSamples
+from export.bundle.verify_centers import accuracy_by_device, latency_ms, open_model
 from export.compiler.program import load_vector, schema_of
-from export.silence import quiet
+from export.silence import suppress_output
 
-Tool = Callable[[bytes, Samples], bytes]
+Tool = Callable[[bytes, LabelledSamples], bytes]
 TENSORFLOW = Path(__file__).parents[1] / "readers" / "quantize.py"
 
 
 def ours(fmt: str, scheme: str) -> Tool:
-    return lambda file, seen: quantize.quantized(file, fmt, scheme, seen)
+    return lambda file, seen: quantize.quantize_file(file, fmt, scheme, seen)
 
 
-def onnx_half(file: bytes, _: Samples) -> bytes:
+def onnx_half(file: bytes, _: LabelledSamples) -> bytes:
     """ONNX Runtime's converter: half precision in the computation too, where the processor has it."""
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
@@ -47,7 +47,7 @@ def onnx_half(file: bytes, _: Samples) -> bytes:
     return made.SerializeToString()  # type: ignore[no-any-return]
 
 
-def onnx_dynamic(file: bytes, _: Samples) -> bytes:
+def onnx_dynamic(file: bytes, _: LabelledSamples) -> bytes:
     """ONNX Runtime's quantize_dynamic: int8 weights, and activations in int8 by their own range each time."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -64,32 +64,32 @@ def onnx_dynamic(file: bytes, _: Samples) -> bytes:
         return small.read_bytes()
 
 
-def tflite_dynamic(file: bytes, _: Samples) -> bytes:
+def tflite_dynamic(file: bytes, _: LabelledSamples) -> bytes:
     """ai-edge-quantizer: int8 weights, and activations in int8 by their own range each time."""
     from ai_edge_quantizer import quantizer, recipe
 
     return bytes(quantizer.Quantizer(bytearray(file), recipe.dynamic_wi8_afp32()).quantize().quantized_model)
 
 
-def tflite_averaged(file: bytes, seen: Samples) -> bytes:
+def tflite_averaged(file: bytes, seen: LabelledSamples) -> bytes:
     """ai-edge-quantizer's own calibration, which averages each range over the samples."""
     from ai_edge_quantizer import quantizer, recipe
 
     tool = quantizer.Quantizer(bytearray(file), recipe.static_wi8_ai8())
     for end in (quantizer.qtyping.TFLOperationName.INPUT, quantizer.qtyping.TFLOperationName.OUTPUT):
         tool.update_quantization_recipe(".*", end, algorithm_key=quantizer.algorithm_manager.AlgorithmName.NO_QUANTIZE)
-    rows = [{"x": row[np.newaxis]} for row in seen.few(quantize.CALIBRATED).x]
+    rows = [{"x": row[np.newaxis]} for row in seen.subsample(quantize.MAX_CALIBRATION_SAMPLES).x]
     return bytes(tool.quantize(tool.calibrate({"serving_default": rows}, num_threads=1)).quantized_model)
 
 
 def by_tensorflow(python: str) -> Tool:
     """TensorFlow's post-training quantizer over the same TFLite file, in its own environment."""
 
-    def made(file: bytes, seen: Samples) -> bytes:
+    def made(file: bytes, seen: LabelledSamples) -> bytes:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             (folder / "a.tflite").write_bytes(file)
-            np.savez(folder / "x.npz", x=seen.few(quantize.CALIBRATED).x)
+            np.savez(folder / "x.npz", x=seen.subsample(quantize.MAX_CALIBRATION_SAMPLES).x)
             subprocess.run([python, str(TENSORFLOW), name], check=True, capture_output=True)
             return (folder / "b.tflite").read_bytes()
 
@@ -108,11 +108,11 @@ def tools(fmt: str, tensorflow: str) -> dict[str, Tool]:
 def files_of(run: Path) -> Iterator[tuple[int, str, bytes]]:
     """(center, format, float32 file)."""
     asked = simulated._asked(run)
-    model = build(asked["model"], seed=asked["seed"])
+    model = build_model(asked["model"], seed=asked["seed"])
     schema = schema_of(model.module)
     paths = sorted((run / "centers").glob("*/center-*.safetensors"))
     for k, path in enumerate(paths):
-        load_vector(model.module, schema, codecs.decode(path.read_bytes(), schema, kind="model"))
+        load_vector(model.module, schema, codecs.decode_vector(path.read_bytes(), schema, kind="model"))
         for fmt in ("onnx", "tflite"):
             yield k, fmt, export_center(model.module, model.input, fmt)
 
@@ -130,12 +130,12 @@ def measure(run: Path, data: Path | None, tensorflow: str, out: Path | None) -> 
             made[name] = lambda file=file, tool=tool: tool(file, seen)  # type: ignore[misc]
         for name, make in made.items():
             try:
-                with quiet():
+                with suppress_output():
                     small = make()
                 if out is not None:
                     (out / f"{run.parent.name}-{k}-{name.replace(' ', '-')}.{fmt}").write_bytes(small)
-                go = opened(small, fmt)
-                accuracy, ms, size = per_device(go(mine.x), mine), latency_ms(go, mine.x), len(small)
+                go = open_model(small, fmt)
+                accuracy, ms, size = accuracy_by_device(go(mine.x), mine), latency_ms(go, mine.x), len(small)
             except Exception as wrong:  # noqa: BLE001 - a tool that fails is a row too
                 print(f"center {k} {fmt} {name}: {str(wrong)[:200]}", file=sys.stderr, flush=True)
                 continue

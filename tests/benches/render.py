@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tests.benches.goals import GOALS, Goal
-from tests.benches.results import Figure, Results
+from tests.benches.results import BenchFigure, BenchResults
 
 BEGIN, END = "<!-- benches: begin -->", "<!-- benches: end -->"
 PICTURE = "docs/growth.svg"  # beside the page; picture.py draws it
 IDLE = 0.5  # a load average below this, on any machine, means that nobody else was at work
 
 
-def rewritten(page: str, results: Results) -> str:
+def rewritten(page: str, results: BenchResults) -> str:
     """The page with what stands between its two marker comments replaced. Raises ValueError without exactly two."""
     if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
         raise ValueError(f"the page needs {BEGIN} and, after it, {END}, once each")
@@ -20,7 +20,7 @@ def rewritten(page: str, results: Results) -> str:
     return f"{head}{BEGIN}\n{section(results)}\n{END}{rest.partition(END)[2]}"
 
 
-def section(results: Results) -> str:
+def section(results: BenchResults) -> str:
     """Date, machine and commands, the table of every goal, and what stands behind the figures."""
     by_row = {f.row: f for f in results.figures}
     table = [
@@ -32,7 +32,7 @@ def section(results: Results) -> str:
     return "\n\n".join(part for part in (preface(results), "\n".join(table), notes(results), grown) if part)
 
 
-def preface(results: Results) -> str:
+def preface(results: BenchResults) -> str:
     """When, where, with what, and how busy it was."""
     before, after = results.load
     state = "idle at the start" if before < IDLE else f"busy, load {before:.1f} at the start"
@@ -46,9 +46,9 @@ def preface(results: Results) -> str:
     )
 
 
-def row(goal: Goal, figure: Figure | None) -> str:
+def row(goal: Goal, figure: BenchFigure | None) -> str:
     """One line of the table. A row without a figure is unmeasured, not won."""
-    found = figure or Figure(row=goal.row, unmeasured="not run")
+    found = figure or BenchFigure(row=goal.row, unmeasured="not run")
     cells = [
         goal.bench,
         goal.against,
@@ -62,7 +62,7 @@ def row(goal: Goal, figure: Figure | None) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def verdict(goal: Goal, figure: Figure) -> str:
+def verdict(goal: Goal, figure: BenchFigure) -> str:
     """One of reached, missed, unmeasured; empty for a measured row that only informs."""
     if figure.unmeasured or figure.score is None:
         return "unmeasured"
@@ -71,7 +71,7 @@ def verdict(goal: Goal, figure: Figure) -> str:
     return "reached" if goal.met(figure.score, goal.at_least) else "missed"
 
 
-def notes(results: Results) -> str:
+def notes(results: BenchResults) -> str:
     """A list of what each figure's reader must know, and why a figure is missing."""
     said = dict(_said(results.figures))
     return "\n".join(f"* {title(goal)}: {said[goal.row]}." for goal in GOALS if goal.row in said)
@@ -82,7 +82,7 @@ def title(goal: Goal) -> str:
     return f"{goal.bench}, against {goal.against}" if goal.against else goal.bench
 
 
-def _said(figures: Iterable[Figure]) -> list[tuple[str, str]]:
+def _said(figures: Iterable[BenchFigure]) -> list[tuple[str, str]]:
     return [
         (f.row, f"unmeasured, {f.unmeasured}" if f.unmeasured else f.note) for f in figures if f.unmeasured or f.note
     ]

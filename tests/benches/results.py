@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Figure:
+class BenchFigure:
     """One row of goals.py: our number, theirs, and the `score` that its goal compares.
 
     `unmeasured` says why there is none: a peer that is not installed, a bench that cannot run here. `points` are
@@ -25,7 +25,7 @@ class Figure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Results:
+class BenchResults:
     """A run of the benches. `load` is the load average at the start and the highest after a bench.
 
     `seconds` is each bench's wall time.
@@ -38,22 +38,23 @@ class Results:
     versions: Mapping[str, str] = field(default_factory=dict)
     commands: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[BenchFigure, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object."""
         return asdict(self)
 
     @classmethod
-    def from_json(cls, read: Mapping[str, Any]) -> Results:
+    def from_json(cls, read: Mapping[str, Any]) -> BenchResults:
         """What `to_json` gave. Raises TypeError for another object."""
         figures = tuple(
-            Figure(**{**one, "points": tuple((size, took) for size, took in one["points"])}) for one in read["figures"]
+            BenchFigure(**{**one, "points": tuple((size, took) for size, took in one["points"])})
+            for one in read["figures"]
         )
         before, after = read["load"]
         return cls(**{**read, "figures": figures, "load": (before, after), "commands": tuple(read["commands"])})
 
 
-def missing(rows: tuple[str, ...], why: str) -> tuple[Figure, ...]:
+def missing_figures(rows: tuple[str, ...], why: str) -> tuple[BenchFigure, ...]:
     """The rows of a bench that could not run."""
-    return tuple(Figure(row=row, unmeasured=why) for row in rows)
+    return tuple(BenchFigure(row=row, unmeasured=why) for row in rows)

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from export.serve.rollout import ALPHA, Evidence
+from export.serve.rollout import SIGNIFICANCE, RolloutEvidence
 
 STABLE, SPREAD, RUNS = 0.8, 10.0, 200  # a beta distribution's mean and concentration
 PAIRS = (50, 100, 200, 500)
@@ -18,11 +18,11 @@ PAIRS = (50, 100, 200, 500)
 
 def pairs_needed(rng: np.random.Generator, candidate: float) -> int:
     """Until the evidence is enough; one more than the most that are tried when it never is."""
-    evidence = Evidence()
+    evidence = RolloutEvidence()
     for i in range(PAIRS[-1]):
         a, b = (float(rng.beta(SPREAD * mean, SPREAD * (1 - mean))) for mean in (STABLE, candidate))
         evidence = evidence.with_report(a, canary=False).with_report(b, canary=True)
-        if evidence.e_value >= 1 / ALPHA:
+        if evidence.e_value >= 1 / SIGNIFICANCE:
             return i + 1
     return PAIRS[-1] + 1
 

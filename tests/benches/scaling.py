@@ -6,10 +6,10 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
-from coordinator.models.registry import build
-from edge_client.data.dataset import Local
-from emulator.parallel.process_pool import crew
-from tests.benches.results import Figure
+from coordinator.models.registry import build_model
+from edge_client.data.dataset import DeviceData
+from emulator.parallel.process_pool import open_pool
+from tests.benches.results import BenchFigure
 from tests.benches.turns import interleaved, with_workers
 from tests.benches.work import prepared
 
@@ -17,29 +17,29 @@ CLIENTS = {"wecfl-cnn": 12, "mnist-mlp": 60}
 SHORT = {"wecfl-cnn": "wecfl", "mnist-mlp": "mlp"}
 
 
-def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """A row for each model: updates per second of the wall with two workers and with one."""
     return [one_model(name, repeats) for name in CLIENTS], {}
 
 
-def one_model(name: str, repeats: int) -> Figure:
+def one_model(name: str, repeats: int) -> BenchFigure:
     """Both crews live all the time and take turns."""
-    work, recipe = prepared(build(name, seed=0), CLIENTS[name])
+    work, recipe = prepared(build_model(name, seed=0), CLIENTS[name])
     names = [f"device-{i:03d}" for i in range(len(work.tasks))]
-    local = {who: Local(train=data) for who, data in zip(names, work.data, strict=True)}
+    local = {who: DeviceData(train=data) for who, data in zip(names, work.data, strict=True)}
     tasks = dict(zip(names, work.tasks, strict=True))
     with ExitStack() as stack:
         crews = []
         for workers in (1, 2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcenters-"))
-            crews.append(stack.enter_context(crew(recipe, local, workers=workers, folder=Path(folder))))
+            crews.append(stack.enter_context(open_pool(recipe, local, workers=workers, folder=Path(folder))))
         one, two = crews
         took = interleaved(
             {"one": with_workers(lambda: one.answers(tasks)), "two": with_workers(lambda: two.answers(tasks))}, repeats
         )
     wall = {side: turn.wall_s for side, turn in took.items()}
     cpu = took["two"].cpu_s / took["one"].cpu_s
-    return Figure(
+    return BenchFigure(
         row=f"scaling-{SHORT[name]}",
         ours=len(tasks) / wall["two"],
         theirs=len(tasks) / wall["one"],

@@ -21,7 +21,7 @@ import psutil
 
 from edge_client.errors import RuntimeMissing, run_cli
 from tests.benches.machine import described
-from tests.support.served_bundle import Running, running, write_bundle
+from tests.support.served_bundle import ServerProcess, run_serve, write_bundle
 
 CONNECTIONS = 32
 SMALL, CENTER = 1_000, 30_000  # bytes: a card, and a center of the size of Fashion-MNIST's CNN in int8
@@ -54,7 +54,7 @@ def _p99(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def measured(server: Running, path: str, seconds: int, script: Path | None) -> tuple[float, float, float]:
+def measured(server: ServerProcess, path: str, seconds: int, script: Path | None) -> tuple[float, float, float]:
     """-> requests per second, 99th percentile in ms, the server's CPU milliseconds per request."""
     process = next(p for p in psutil.process_iter() if any(c.laddr.port == server.port for c in _listening(p)))
     before = sum(process.cpu_times()[:2])
@@ -79,7 +79,7 @@ def bench(repeats: int, seconds: int) -> None:
         write_bundle(folder / "center", "bench", large=CENTER)
         (folder / "post.lua").write_text(POST)
         found: dict[str, list[tuple[float, float, float]]] = {}
-        with running(folder / "small", "--rate", "0") as small, running(folder / "center", "--rate", "0") as center:
+        with run_serve(folder / "small", "--rate", "0") as small, run_serve(folder / "center", "--rate", "0") as center:
             paths = {s.port: s.ask("/centers").json["centers"][0]["files"]["onnx"]["url"] for s in (small, center)}
             plan = {
                 "a file of 1 kB": (small, paths[small.port], None),

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from coordinator.models.registry import build
-from emulator.engines.autotune import Workload, made_up
-from emulator.engines.gpu.stacked import stacked
-from tests.benches.gpu import REPEATS, Contestant, differences, loop, raced, row
+from coordinator.models.registry import build_model
+from emulator.engines.autotune import Workload, random_jobs
+from emulator.engines.gpu.stacked import stacked_recipe
+from tests.benches.gpu import REPEATS, Contestant, differences, loop, race, row
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
@@ -23,15 +23,15 @@ def test_without_cuda_it_says_so_prints_no_figure_and_exits_with_3() -> None:
 
 
 def test_its_loop_gives_the_updates_that_our_engines_give() -> None:
-    model = build("digits-mlp", seed=0)
-    learner = stacked(model, device="cpu").open()
-    jobs = made_up(model, learner.program, Workload(clients=3, steps=4, batch=8))
+    model = build_model("digits-mlp", seed=0)
+    learner = stacked_recipe(model, device="cpu").open()
+    jobs = random_jobs(model, learner.program, Workload(clients=3, steps=4, batch=8))
     for job, plain, ours in zip(jobs, loop(model, jobs, torch.device("cpu")), learner.train(jobs), strict=True):
         update = np.linalg.norm(plain - job.start)
         assert np.linalg.norm(plain - ours.vector) < 1e-3 * update  # float32; four small steps
 
 
-class Clock:
+class RaceClock:
     now = 0.0
 
     def __call__(self) -> float:
@@ -45,21 +45,21 @@ class Clock:
 
 
 def test_a_turn_is_clients_over_seconds() -> None:
-    clock = Clock()
+    clock = RaceClock()
     some = {"loop": clock.contestant(clients=3, seconds=1.5), "other": clock.contestant(clients=8, seconds=0.5)}
-    assert raced(some, seconds=1e9, clock=clock) == {"loop": [2.0] * REPEATS, "other": [16.0] * REPEATS}
+    assert race(some, seconds=1e9, clock=clock) == {"loop": [2.0] * REPEATS, "other": [16.0] * REPEATS}
 
 
 def test_it_ends_in_time_with_a_turn_of_each_at_least() -> None:
-    clock = Clock()
+    clock = RaceClock()
     some = {"loop": clock.contestant(clients=1, seconds=6.0), "other": clock.contestant(clients=1, seconds=4.0)}
-    assert [len(turns) for turns in raced(some, seconds=50.0, clock=clock).values()] == [4, 4]
+    assert [len(turns) for turns in race(some, seconds=50.0, clock=clock).values()] == [4, 4]
     assert clock.now <= 50.0
-    assert [len(turns) for turns in raced(some, seconds=1.0, clock=clock).values()] == [1, 1]
+    assert [len(turns) for turns in race(some, seconds=1.0, clock=clock).values()] == [1, 1]
 
 
 def test_a_contestant_whose_update_is_another_one_gets_no_figure() -> None:
-    clock = Clock()
+    clock = RaceClock()
     some = {
         "loop": clock.contestant(clients=1, seconds=1.0),
         "fast": clock.contestant(clients=1, seconds=1.0, value=1.01),

@@ -7,18 +7,18 @@ import pytest
 
 from tests.benches.goals import GOALS, Goal
 from tests.benches.render import BEGIN, END, PICTURE, number, rewritten, section, verdict
-from tests.benches.results import Figure, Results, missing
+from tests.benches.results import BenchFigure, BenchResults, missing_figures
 
 FOUND = (
-    Figure(row="updates-wecfl-pfl", ours=20.0, theirs=10.0, score=2.0, note="updates 1e-6 apart"),
-    Figure(row="updates-mlp-pfl", ours=20.0, theirs=10.0, score=2.0),
-    Figure(row="updates-wecfl-loop", ours=20.0, theirs=10.0, score=2.0),
-    Figure(row="clustering-after", ours=4.0, score=4.0),
-    Figure(row="clustering-large", ours=0.4, score=0.4),
-    Figure(row="growth-centers", score=1.02, points=((2.0, 0.1), (4.0, 0.2))),
-    *missing(("run-wecfl-wall", "run-wecfl-memory"), "flower is not installed; run make bench-peers"),
+    BenchFigure(row="updates-wecfl-pfl", ours=20.0, theirs=10.0, score=2.0, note="updates 1e-6 apart"),
+    BenchFigure(row="updates-mlp-pfl", ours=20.0, theirs=10.0, score=2.0),
+    BenchFigure(row="updates-wecfl-loop", ours=20.0, theirs=10.0, score=2.0),
+    BenchFigure(row="clustering-after", ours=4.0, score=4.0),
+    BenchFigure(row="clustering-large", ours=0.4, score=0.4),
+    BenchFigure(row="growth-centers", score=1.02, points=((2.0, 0.1), (4.0, 0.2))),
+    *missing_figures(("run-wecfl-wall", "run-wecfl-memory"), "flower is not installed; run make bench-peers"),
 )
-RESULTS = Results(
+RESULTS = BenchResults(
     date="2026-01-02",
     machine="a machine, 2 cores",
     load=(0.1, 1.2),
@@ -30,7 +30,7 @@ RESULTS = Results(
 )
 
 
-def lines(results: Results = RESULTS) -> list[str]:
+def lines(results: BenchResults = RESULTS) -> list[str]:
     return section(results).splitlines()
 
 
@@ -63,7 +63,7 @@ def test_a_bench_that_could_not_run_or_did_not_is_unmeasured_and_not_won() -> No
 
 def test_a_figure_with_a_reason_against_it_is_unmeasured_even_with_a_score() -> None:
     goal = Goal(row="a", bench="b", against="c", at_least=1.0)
-    assert verdict(goal, Figure(row="a", score=9.0, unmeasured="the updates differ")) == "unmeasured"
+    assert verdict(goal, BenchFigure(row="a", score=9.0, unmeasured="the updates differ")) == "unmeasured"
 
 
 def test_a_row_without_a_goal_gets_no_verdict() -> None:
@@ -98,7 +98,7 @@ def test_a_page_without_both_markers_once_and_in_order_is_refused(page: str) -> 
 
 
 def test_results_survive_their_file() -> None:
-    assert Results.from_json(json.loads(json.dumps(RESULTS.to_json()))) == RESULTS
+    assert BenchResults.from_json(json.loads(json.dumps(RESULTS.to_json()))) == RESULTS
 
 
 @pytest.mark.parametrize(

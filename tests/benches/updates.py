@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.models.registry import build
-from edge_client.data.dataset import Local
+from coordinator.models.registry import build_model
+from edge_client.data.dataset import DeviceData
 from emulator.engines.base import Recipe
-from emulator.parallel.process_pool import crew
-from tests.benches.loop import Loop
+from emulator.parallel.process_pool import open_pool
+from tests.benches.loop import PlainLoop
 from tests.benches.peer import PeerMissing, running
-from tests.benches.results import Figure
+from tests.benches.results import BenchFigure
 from tests.benches.turns import Contestant, Turn, interleaved, timed, with_workers
 from tests.benches.work import Work, apart, prepared, save, train
 
@@ -32,9 +32,9 @@ ZOO = {"mnist-mlp": "mnist_mlp", "wecfl-cnn": "wecfl_cnn"}
 TOLERANCE = {"mnist-mlp": 1e-4, "wecfl-cnn": 2e-2, "femnist-cnn": 2e-2}
 
 
-def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """The rows of all three models, and the peers' versions."""
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     versions: dict[str, str] = {}
     for name in CLIENTS:
         with tempfile.TemporaryDirectory(prefix="fedcenters-") as folder:
@@ -44,16 +44,16 @@ def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
     return figures, versions
 
 
-def one_model(name: str, repeats: int, folder: Path) -> tuple[list[Figure], dict[str, str]]:
+def one_model(name: str, repeats: int, folder: Path) -> tuple[list[BenchFigure], dict[str, str]]:
     """Ours, the loop and pfl on one core each; the MLP also against FedJAX on two."""
-    work, recipe = prepared(build(name, seed=0), CLIENTS[name])
-    learner, loop, short = recipe.open(), Loop(work), SHORT[name]
+    work, recipe = prepared(build_model(name, seed=0), CLIENTS[name])
+    learner, loop, short = recipe.open(), PlainLoop(work), SHORT[name]
     mine = [np.zeros(0)]
     contestants: dict[str, Contestant] = {
         "ours": timed(lambda: mine.__setitem__(0, train(learner, work))),
         "loop": timed(loop.turn),
     }
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     versions: dict[str, str] = {}
     with ExitStack() as stack:
         if name in ZOO:
@@ -61,7 +61,7 @@ def one_model(name: str, repeats: int, folder: Path) -> tuple[list[Figure], dict
                 pfl = stack.enter_context(running("pfl", "pfl_rounds", str(save(work, folder / "work.npz")), ZOO[name]))
                 contestants["pfl"], versions = pfl.turn, pfl.versions
             except PeerMissing as missing:
-                figures.append(Figure(row=f"updates-{short}-pfl", unmeasured=str(missing)))
+                figures.append(BenchFigure(row=f"updates-{short}-pfl", unmeasured=str(missing)))
         took = interleaved(contestants, repeats)
         updates = {"loop": loop.update} | ({"pfl": pfl.update()} if "pfl" in took else {})
     for peer, theirs in updates.items():
@@ -73,11 +73,11 @@ def one_model(name: str, repeats: int, folder: Path) -> tuple[list[Figure], dict
     return figures, versions
 
 
-def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tuple[list[Figure], dict[str, str]]:
+def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tuple[list[BenchFigure], dict[str, str]]:
     """Two worker processes against FedJAX with both cores, by jit and by pmap: the faster one counts."""
     rows = ("updates-mlp-fedjax", "updates-mlp-fedjax-core")
     names = [f"device-{i:03d}" for i in range(len(work.tasks))]
-    local = {who: Local(train=data) for who, data in zip(names, work.data, strict=True)}
+    local = {who: DeviceData(train=data) for who, data in zip(names, work.data, strict=True)}
     tasks = dict(zip(names, work.tasks, strict=True))
     path = str(save(work, folder / "work.npz"))
     two = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
@@ -86,8 +86,8 @@ def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tu
             jit = stack.enter_context(running("fedjax", "fedjax_rounds", path, "jit"))
             pmap = stack.enter_context(running("fedjax", "fedjax_rounds", path, "pmap", extra=two))
         except PeerMissing as missing:
-            return [Figure(row=row, unmeasured=str(missing)) for row in rows], {}
-        devices = stack.enter_context(crew(recipe, local, workers=2, folder=folder))
+            return [BenchFigure(row=row, unmeasured=str(missing)) for row in rows], {}
+        devices = stack.enter_context(open_pool(recipe, local, workers=2, folder=folder))
         mine = [np.zeros(0)]
 
         def ours() -> None:
@@ -105,7 +105,7 @@ def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tu
     note = f"wall; FedJAX by {best}, jit {wall['jit']:.0f} and pmap {wall['pmap']:.0f} per second"
     checked = _unequal(name, off)
     return [
-        Figure(
+        BenchFigure(
             row=rows[0],
             ours=wall["ours"],
             theirs=wall[best],
@@ -117,10 +117,10 @@ def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tu
     ], jit.versions
 
 
-def _per_core(row: str, name: str, ours: Turn, theirs: Turn, off: float) -> Figure:
+def _per_core(row: str, name: str, ours: Turn, theirs: Turn, off: float) -> BenchFigure:
     """Updates per CPU second of both sides."""
     n = CLIENTS[name]
-    return Figure(
+    return BenchFigure(
         row=row,
         ours=n / ours.cpu_s,
         theirs=n / theirs.cpu_s,

@@ -17,15 +17,15 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.models.registry import build
+from coordinator.models.registry import build_model
 from edge_client.protocol.task import Array
 from emulator.config import SimulateArgs
-from emulator.data.fleet_split import Split
+from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.images import UPPER
-from emulator.simulate import fleet_of
+from emulator.simulate import make_fleet
 from tests.benches.peer import ROOT, PeerMissing, environment, python_of
-from tests.benches.processes import CommandFailed, Ended, watched
-from tests.benches.results import Figure, missing
+from tests.benches.processes import CommandFailed, CommandUsage, run_watched
+from tests.benches.results import BenchFigure, missing_figures
 from tests.benches.work import images
 
 DEVICES, ROUNDS, STEPS, BATCH, LR, MOMENTUM = 50, 3, 10, 32, 0.01, 0.9
@@ -61,9 +61,9 @@ CASES = (
 )
 
 
-def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
+def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
     """The rows of both cases."""
-    figures: list[Figure] = []
+    figures: list[BenchFigure] = []
     versions: dict[str, str] = {}
     for case in CASES:
         with tempfile.TemporaryDirectory(prefix="fedcenters-") as folder:
@@ -72,7 +72,7 @@ def run(repeats: int) -> tuple[list[Figure], dict[str, str]]:
                 versions = flower_versions()
             except (PeerMissing, CommandFailed) as why:
                 rows = ("wall", "memory", "left") if case.name == "wecfl" else ("wall", "memory")
-                figures += missing(tuple(f"run-{case.name}-{row}" for row in rows), str(why))
+                figures += missing_figures(tuple(f"run-{case.name}-{row}" for row in rows), str(why))
     return figures, versions
 
 
@@ -83,17 +83,17 @@ def flower_versions() -> dict[str, str]:
     return {name: names[name] for name in ("flwr", "ray") if name in names}
 
 
-def measured(case: Case, repeats: int, folder: Path) -> list[Figure]:
+def measured(case: Case, repeats: int, folder: Path) -> list[BenchFigure]:
     """Both sides in turn."""
     python_of("flower")
     write_images(folder / "emnist")
-    _, split = fleet_of(case.simulated(folder))
+    _, split = make_fleet(case.simulated(folder))
     write_devices(case, split, folder)
-    contestants: dict[str, Callable[[], Ended]] = {
-        "ours": lambda: watched(ours(case, folder), environment(), cwd=folder, scratch=folder),
-        "flower": lambda: watched(flower(case, folder), environment(), cwd=ROOT, scratch=folder),
+    contestants: dict[str, Callable[[], CommandUsage]] = {
+        "ours": lambda: run_watched(ours(case, folder), environment(), cwd=folder, scratch=folder),
+        "flower": lambda: run_watched(flower(case, folder), environment(), cwd=ROOT, scratch=folder),
     }
-    seen: dict[str, list[Ended]] = {name: [] for name in contestants}
+    seen: dict[str, list[CommandUsage]] = {name: [] for name in contestants}
     for _ in range(repeats):
         for name, contestant in contestants.items():
             seen[name].append(contestant())
@@ -115,7 +115,7 @@ def flower(case: Case, folder: Path) -> list[str]:
     return [str(python_of("flower")), "-m", "tests.benches.peers.flower_run", str(folder), case.zoo]
 
 
-def figures_of(name: str, seen: Mapping[str, Sequence[Ended]]) -> list[Figure]:
+def figures_of(name: str, seen: Mapping[str, Sequence[CommandUsage]]) -> list[BenchFigure]:
     """Medians; the accuracies and CPU seconds are said beside them."""
 
     def middle(side: str, value: str) -> float:
@@ -133,11 +133,11 @@ def figures_of(name: str, seen: Mapping[str, Sequence[Ended]]) -> list[Figure]:
     for row, value in (("wall", "wall_s"), ("memory", "peak_mb")):
         mine, theirs = middle("ours", value), middle("flower", value)
         said = note if row == "wall" else ""
-        figures.append(Figure(row=f"run-{name}-{row}", ours=mine, theirs=theirs, score=theirs / mine, note=said))
+        figures.append(BenchFigure(row=f"run-{name}-{row}", ours=mine, theirs=theirs, score=theirs / mine, note=said))
     if name == "wecfl":
         left = {side: max(ended.left for ended in runs) for side, runs in seen.items()}
         figures.append(
-            Figure(row=f"run-{name}-left", ours=left["ours"], theirs=left["flower"], score=float(left["ours"]))
+            BenchFigure(row=f"run-{name}-left", ours=left["ours"], theirs=left["flower"], score=float(left["ours"]))
         )
     return figures
 
@@ -158,14 +158,14 @@ def idx_bytes(values: Array) -> bytes:
     return struct.pack(f">BBBB{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.tobytes()
 
 
-def write_devices(case: Case, split: Split, folder: Path) -> None:
+def write_devices(case: Case, split: FleetData, folder: Path) -> None:
     """What flower_run.py reads: the same samples, and the model that our run starts from."""
     for k, (_, local) in enumerate(sorted(split.devices.items())):
         if local.test is None:
             raise ValueError("every device of these fleets has test samples")
         parts = {"train/x": local.train.x, "train/y": local.train.y, "test/x": local.test.x, "test/y": local.test.y}
         np.savez(folder / f"{k}.npz", allow_pickle=False, **parts)
-    state = build(case.model, seed=0).module.state_dict()
+    state = build_model(case.model, seed=0).module.state_dict()
     np.savez(folder / "start.npz", allow_pickle=False, **{name: value.numpy() for name, value in state.items()})
     settings = {"devices": DEVICES, "rounds": ROUNDS, "steps": STEPS, "batch": BATCH, "lr": LR, "momentum": MOMENTUM}
     (folder / "settings.json").write_text(json.dumps(settings), encoding="utf-8")

@@ -17,10 +17,10 @@ from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset, batches
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.training.fit_probe import job
-from edge_client.training.learner import Job, Learner
+from edge_client.training.fit_probe import make_job
+from edge_client.training.learner import Learner, TrainingJob
 from emulator.engines.base import Recipe
-from emulator.engines.cpu.cpu_engine import lean
+from emulator.engines.cpu.cpu_engine import cpu_recipe
 from export.compiler.program import vector_of
 
 STEPS, BATCH = 10, 32
@@ -39,10 +39,10 @@ class Work:
     data: Sequence[Dataset]
     tasks: Sequence[Fit]
 
-    def jobs(self, learner: Learner) -> list[Job]:
+    def jobs(self, learner: Learner) -> list[TrainingJob]:
         """What a learner trains."""
         return [
-            job(self.program, task, data, fixed_batch=learner.fixed_batch)
+            make_job(self.program, task, data, fixed_batch=learner.fixed_batch)
             for task, data in zip(self.tasks, self.data, strict=True)
         ]
 
@@ -66,7 +66,7 @@ def images(n: int, *, classes: int, seed: int) -> Dataset:
 
 def prepared(model: Model, clients: int) -> tuple[Work, Recipe]:
     """The work of a model, and the recipe of the emulator's engine for it."""
-    recipe = lean(model)
+    recipe = cpu_recipe(model)
     program = recipe.program
     start = vector_of(model.module, program.schema)
     data = [images(SAMPLES, classes=model.classes, seed=i) for i in range(clients)]

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Program
-from export.compiler.program import Compiled, compile_program
+from export.compiler.program import CompilerOutput, compile_program
 
 ENGINES = {"onnx": "step.onnx", "litert": "step.tflite"}
 BATCH = 4
 
 
-def compiled() -> Compiled:
+def compiled() -> CompilerOutput:
     """The program and its containers."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -31,11 +31,11 @@ def compiled() -> Compiled:
     )
 
 
-def files(made: Compiled) -> dict[str, bytes]:
+def files(made: CompilerOutput) -> dict[str, bytes]:
     """What is shipped: the program, and one step per engine."""
     program: Program = made.program
     steps = {name: made.files[program.containers[engine]["step"].sha256] for engine, name in ENGINES.items()}
-    return {"program.json": canonical(program.to_json()) + b"\n", **steps}
+    return {"program.json": canonical_json(program.to_json()) + b"\n", **steps}
 
 
 if __name__ == "__main__":

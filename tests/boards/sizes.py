@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import start_broker
 from edge_client.board import wheels
-from edge_client.board.flash import LIGHT, PACKAGE
+from edge_client.board.flash import LIGHT_ENGINES, PACKAGE
 from emulator.testbed.testbed_files import write_toml
 from tests.support.arm64_board import PATIENCE_S, STORE, note, started, until
 
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         training = {"method": "fedavg", "num-rounds": 2, "local-steps": STEPS}
         serve = {"folder": str(run), "formats": [], "model": {"name": MODEL, "batch-size": BATCH, "engines": ["onnx"]}}
         write_toml(folder / "coordinator.toml", about | serve | {"deadline-s": PATIENCE_S, "runs": [training]})
-        key = open_key(run).public.hex()
+        key = open_signing_key(run).public.hex()
         mine = {"device-id": "porch", "data": "data", "state": "state", "signing-keys": [key], "max-temperature": 0}
         write_toml(folder / "client.toml", about | mine)
         service = [sys.executable, "-m", "coordinator.cli", "serve", str(folder / "coordinator.toml")]
@@ -49,7 +49,7 @@ def main(folder: Path) -> None:
             until(run / "metrics.jsonl", "run-done", (one, two), folder)
             status = Path(f"/proc/{two.pid}/status").read_text()
     peak = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    code = sum(len(e.data) for e in wheels.client(PACKAGE, LIGHT) if e.path.endswith(".py"))
+    code = sum(len(e.data) for e in wheels.client_files(PACKAGE, LIGHT_ENGINES) if e.path.endswith(".py"))
     note(**{"client's peak resident, MB": round(int(peak.split()[1]) * 1024 / 1e6, 1), "client's code, bytes": code})
 
 

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from edge_client.engines.base import open_engine, step
+from edge_client.engines.base import open_engine, run_step
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 
 
 def main(folder: Path, engine: str) -> None:
-    program = Program.from_json(parse_json((folder / "program.json").read_bytes(), LIMIT_BYTES))
+    program = Program.from_json(parse_json((folder / "program.json").read_bytes(), MAX_PROGRAM_BYTES))
     files = {f: folder / c.sha256 for f, c in program.containers[engine].items() if f in ("step", "evaluate")}
     with np.load(folder / "feeds.npz") as arrays:
         feeds = {name.replace("|", "/"): arrays[name] for name in arrays.files}
     opened = open_engine(engine, program, files)
-    given = step(opened, feeds)
+    given = run_step(opened, feeds)
     began_s = time.perf_counter()
-    step(opened, feeds)
+    run_step(opened, feeds)
     seconds = time.perf_counter() - began_s
     evaluated = opened.evaluate({p.name: feeds[p.name] for p in program.functions["evaluate"].inputs})
     results = given | {f"evaluate/{name}": value for name, value in evaluated.items()}

@@ -22,15 +22,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from edge_client.board import wheels
-from edge_client.board.flash import LIGHT, PACKAGE
-from edge_client.board.profiles import PROFILES
-from edge_client.board.wheels import Wish
+from edge_client.board.flash import LIGHT_ENGINES, PACKAGE
+from edge_client.board.profiles import BOARD_PROFILES
+from edge_client.board.wheels import WheelSpec
 from edge_client.cli import main
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Array
 from emulator.testbed.testbed_files import write_toml
-from tests.support.arm64_board import PATIENCE_S, ROOT, STORE, Board, board, note, size_mb, started, until
-from tests.support.guarded_broker import Guarded, guarded
+from tests.support.arm64_board import PATIENCE_S, ROOT, STORE, EmulatedBoard, new_board, note, size_mb, started, until
+from tests.support.guarded_broker import Guarded, guarded_broker
 from tests.support.programs import compiled, feeds
 
 pytestmark = [pytest.mark.board, pytest.mark.slow, pytest.mark.timeout(3000)]
@@ -42,16 +42,16 @@ ON_DISK_MB = 180
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    with guarded(tmp_path_factory.mktemp("federation"), *DEVICES) as found:
+    with guarded_broker(tmp_path_factory.mktemp("federation"), *DEVICES) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def boards(broker: Guarded) -> dict[str, Board]:
+def boards(broker: Guarded) -> dict[str, EmulatedBoard]:
     """Two boards, flashed as anybody would, each with data of its own."""
     made = {}
     for cid, engine in DEVICES.items():
-        made[cid] = board(cid)
+        made[cid] = new_board(cid)
         began_s = time.perf_counter()
         about = ["--board", "raspberry-pi-5", "--device-id", cid, "--join", str(broker.work.folder)]
         place = ["--rootfs", str(made[cid].root), "--engine", engine, "--cache", str(STORE / "wheels")]
@@ -79,7 +79,7 @@ def compiled_model() -> Any:  # noqa: ANN401 - export's Compiled
 
 
 @pytest.mark.parametrize("cid", DEVICES)
-def test_the_flashed_client_passes_doctor(boards: dict[str, Board], cid: str) -> None:
+def test_the_flashed_client_passes_doctor(boards: dict[str, EmulatedBoard], cid: str) -> None:
     began_s = time.perf_counter()
     done = boards[cid].run(boards[cid].client("doctor", "--config", "/etc/fedcenters/client.toml", "--json"))
     found = json.loads(done.stdout)
@@ -90,12 +90,12 @@ def test_the_flashed_client_passes_doctor(boards: dict[str, Board], cid: str) ->
 
 
 @pytest.mark.parametrize("cid", DEVICES)
-def test_a_step_on_arm64_is_x86s(boards: dict[str, Board], cid: str, tmp_path: Path) -> None:
+def test_a_step_on_arm64_is_x86s(boards: dict[str, EmulatedBoard], cid: str, tmp_path: Path) -> None:
     """The same program, the same feeds, the same engine; wide of each other by rounding alone."""
     made, engine = compiled_model(), DEVICES[cid]
     folder = boards[cid].root / "tmp" / "step"
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "program.json").write_bytes(canonical(made.program.to_json()))
+    (folder / "program.json").write_bytes(canonical_json(made.program.to_json()))
     for sha256, data in made.files.items():
         (folder / sha256).write_bytes(data)
     given = {n.replace("/", "|"): v for n, v in feeds(made.program, "step", batch=BATCH).items()}
@@ -117,7 +117,7 @@ def test_a_step_on_arm64_is_x86s(boards: dict[str, Board], cid: str, tmp_path: P
 
 
 def test_both_boards_train_a_round_are_accepted_and_fetch_a_center(
-    boards: dict[str, Board], broker: Guarded, tmp_path: Path
+    boards: dict[str, EmulatedBoard], broker: Guarded, tmp_path: Path
 ) -> None:
     keys, run = broker.work.folder, tmp_path / "run"
     config = tmp_path / "coordinator.toml"
@@ -170,7 +170,7 @@ def answered(run: Path) -> set[str]:
         return {cid for (cid,) in store.execute("select distinct cid from replies where exchange = 0")}
 
 
-def test_a_client_with_onnx_runtime_is_small_on_disk(boards: dict[str, Board]) -> None:
+def test_a_client_with_onnx_runtime_is_small_on_disk(boards: dict[str, EmulatedBoard]) -> None:
     taken = size_mb(boards["porch"].root / "opt" / "fedcenters")
     note(**{"client and onnxruntime on disk, MB": round(taken, 1)})
     note(**{"client and LiteRT on disk, MB": round(size_mb(boards["shed"].root / "opt" / "fedcenters"), 1)})
@@ -178,18 +178,18 @@ def test_a_client_with_onnx_runtime_is_small_on_disk(boards: dict[str, Board]) -
 
 
 @pytest.mark.parametrize("python", ["3.10", "3.11", "3.12"])
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", BOARD_PROFILES)
 def test_wheels_resolve_for_every_board_and_nothing_that_they_need_is_missing(name: str, python: str) -> None:
     """With the conditions of the board's own Python and processor, which pip here does not look at."""
-    profile = PROFILES[name]
-    wish = Wish(profile=profile, python=python, engines=("litert", "onnx"), images=True)
-    lines = wheels.locked(wish, STORE / "wheels").splitlines()
+    profile = BOARD_PROFILES[name]
+    wish = WheelSpec(profile=profile, python=python, engines=("litert", "onnx"), images=True)
+    lines = wheels.lock_wheels(wish, STORE / "wheels").splitlines()
     pinned = {canonicalize_name(line.partition("==")[0]) for line in lines}
     assert {"numpy", "onnxruntime", "ai-edge-litert", "pillow"} <= pinned
     about = {"python_version": python, "python_full_version": f"{python}.0", "platform_machine": profile.machine}
     about |= {"sys_platform": "linux", "platform_system": "Linux", "implementation_name": "cpython", "extra": ""}
     if name == "raspberry-pi-5":  # one of them is looked at as it is; the others get the same files
-        found = {path.name: needs(path) for path in wheels.fetched(wish, STORE / "wheels")}
+        found = {path.name: needs(path) for path in wheels.fetch_wheels(wish, STORE / "wheels")}
         wanted = {(n, str(need)) for n, all_ in found.items() for need in all_ if applies(need, about)}
         assert {(n, need) for n, need in wanted if canonicalize_name(Requirement(need).name) not in pinned} == set()
     note(**{f"{name}, Python {python}": " ".join(line.split(" ")[0] for line in lines)})
@@ -212,4 +212,8 @@ def needs(path: Path) -> list[Requirement]:
 
 
 def test_the_client_on_a_board_is_what_lies_here() -> None:
-    assert {e.path.rpartition("/")[2] for e in wheels.client(PACKAGE, LIGHT)} >= {"cli.py", "launcher.py", "step.onnx"}
+    assert {e.path.rpartition("/")[2] for e in wheels.client_files(PACKAGE, LIGHT_ENGINES)} >= {
+        "cli.py",
+        "launcher.py",
+        "step.onnx",
+    }

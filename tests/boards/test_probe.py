@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_client.doctor import PROBE
+from edge_client.doctor import PROBE_FOLDER
 from tests.boards.probe_source import compiled, files
 
 SIZE_MAX = 20_000  # bytes of all three files
@@ -21,7 +21,7 @@ def plain(program: bytes) -> dict[str, Any]:
 @pytest.mark.slow
 def test_the_shipped_probe_is_made_by_its_source_byte_for_byte() -> None:
     made = files(compiled())
-    shipped = {path.name: path.read_bytes() for path in PROBE.iterdir() if path.is_file()}
+    shipped = {path.name: path.read_bytes() for path in PROBE_FOLDER.iterdir() if path.is_file()}
     assert plain(made.pop("program.json")) == plain(shipped.pop("program.json"))
     assert sorted(made) == sorted(shipped)
     assert [name for name in made if made[name] != shipped[name]] == []

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 
-from edge_client.board.profiles import PROFILES
+from edge_client.board.profiles import BOARD_PROFILES
 from tests.edge_client.board.test_board_files import GOLDEN, made
 
 if __name__ == "__main__":
     told = {
         board: {e.path: [f"{e.mode:04o}", e.owner, e.link or e.data.decode()] for e in made(board).values()}
-        for board in PROFILES
+        for board in BOARD_PROFILES
     }
     GOLDEN.write_text(json.dumps(told, indent=1, sort_keys=True) + "\n", encoding="utf-8")

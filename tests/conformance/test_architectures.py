@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from coordinator.models.registry import Model
-from edge_client.engines.base import step
+from edge_client.engines.base import run_step
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 from tests.support.architectures import ENTRIES
@@ -39,7 +39,7 @@ def test_a_step_and_an_evaluation_are_torchs(name: str, engine: str, tmp_path: P
     running = opened(made, engine, tmp_path)
     for batch in (BATCH,) if running.fixed_batch else (BATCH, 3):
         given, expected, limit = judging(made.program, known, batch)
-        assert relative(step(running, given), expected) < limit
+        assert relative(run_step(running, given), expected) < limit
         given = feeds(made.program, "evaluate", batch=batch)
         expected = torch_evaluate(known.module, given, known.loss)
         assert relative(running.evaluate(given), expected) < SINGLE_STEP

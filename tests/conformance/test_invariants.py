@@ -17,12 +17,12 @@ import pytest
 
 from coordinator.strategies.base import State
 from coordinator.strategies.registry import METHODS, Setting
-from edge_client.data.dataset import Dataset, Local
-from tests.support.methods import FULL, World, build, world
+from edge_client.data.dataset import Dataset, DeviceData
+from tests.support.methods import FULL, MethodWorld, build, world
 from tests.support.softmax_program import grouped_fleet
 
 UNEQUAL = grouped_fleet(5, 2)
-EQUAL = {c: Local(train=Dataset(d.train.x[:40], d.train.y[:40]), test=d.test) for c, d in UNEQUAL.items()}
+EQUAL = {c: DeviceData(train=Dataset(d.train.x[:40], d.train.y[:40]), test=d.test) for c, d in UNEQUAL.items()}
 ONE = {"d00": UNEQUAL["d00"]}
 Settings = Mapping[str, Setting]
 
@@ -43,7 +43,7 @@ class Same:
     left_settings: Settings
     right: str
     right_settings: Settings = field(default_factory=dict)
-    fleet: Mapping[str, Local] = field(default_factory=lambda: UNEQUAL)
+    fleet: Mapping[str, DeviceData] = field(default_factory=lambda: UNEQUAL)
     fractions: tuple[float, ...] = (1.0, 0.5)
     what: Literal["all", "devices", "center"] = "all"
 
@@ -148,7 +148,9 @@ def test_cohorts_are_drawn_by_the_order_of_names_and_not_by_the_names(name: str)
 def test_exchanging_the_numbers_of_centers_exchanges_them_and_changes_nothing_else(name: str) -> None:
     first = world(build(name, {"batch-size": FULL}, k=3), UNEQUAL, rounds=4)
     order = np.roll(np.arange(len(first.state.centers)), 1)  # the new number of every center
-    second = World(first.strategy, copy.deepcopy(first.devices), renumbered(first.state, order), number=first.number)
+    second = MethodWorld(
+        first.strategy, copy.deepcopy(first.devices), renumbered(first.state, order), number=first.number
+    )
     one, other = first.round(), second.round()
     assert one.per_device == other.per_device
     assert (one.accuracy, one.f1) == (other.accuracy, other.f1)
@@ -171,7 +173,7 @@ def renumbered(state: State, order: np.ndarray) -> State:
 
 
 def assert_served_the_same(
-    left: World, right: World, who: str | None, other: str | None = None, *, atol: float = 1e-12
+    left: MethodWorld, right: MethodWorld, who: str | None, other: str | None = None, *, atol: float = 1e-12
 ) -> None:
     """`who` on the left and `other` (or `who`) on the right; `atol` is a share of the largest value."""
     ours, theirs = left.served(who), right.served(other or who)

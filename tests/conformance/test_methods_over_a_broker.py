@@ -10,21 +10,21 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from coordinator.artifacts.finished_run import strategy_of
+from coordinator.artifacts.finished_run import make_strategy
 from coordinator.config import RunConfig
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.strategies.registry import METHODS, settings_of
-from edge_client.training.learner import OverEngine
-from emulator.simulation.virtual_network import Devices, f32_delta
+from coordinator.strategies.registry import METHODS, method_settings
+from edge_client.training.learner import EngineLearner
+from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
 from tests.support.methods import build
 from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, start_of
 from tests.support.virtual_federation import Federation, program
 
 ROUNDS, DEVICES = 2, 3
 RUNS = tuple(
-    RunConfig(method=name, rounds=ROUNDS, name=name, settings=dict(settings_of(build(name, {"local-steps": 2}))))
+    RunConfig(method=name, rounds=ROUNDS, name=name, settings=dict(method_settings(build(name, {"local-steps": 2}))))
     for name in sorted(METHODS)
 )
 
@@ -34,7 +34,7 @@ POLICIES = tuple(
         method=method,
         rounds=ROUNDS,
         name=f"{method}-{policy}",
-        settings=dict(settings_of(build(method, {"local-steps": 2, "batch-norm": policy}))),
+        settings=dict(method_settings(build(method, {"local-steps": 2, "batch-norm": policy}))),
     )
     for method in ("fedavg", "fesem", "fedem", "ifca", "ditto")
     for policy in ("average", "local", "batch")
@@ -43,7 +43,7 @@ POLICIES = tuple(
         method=method,
         rounds=ROUNDS,
         name=f"{method}-told",
-        settings=dict(settings_of(build(method, {"local-steps": 2, "label-prior": "device"}))),
+        settings=dict(method_settings(build(method, {"local-steps": 2, "label-prior": "device"}))),
     )
     for method in ("fedavg", "fedem", "ifca")
 )
@@ -81,7 +81,7 @@ def test_so_it_does_with_every_policy_for_running_statistics_and_labels(
 
 
 def check_same(trained: Federation, run: RunConfig) -> None:
-    found = state_codec.from_bytes(trained.final_states()[run.name])
+    found = state_codec.decode_state(trained.final_states()[run.name])
     expected, per_device = directly(run, trained)
     assert found.assignment == expected.assignment
     assert found.extra.keys() == expected.extra.keys()
@@ -92,9 +92,9 @@ def check_same(trained: Federation, run: RunConfig) -> None:
 
 def directly(run: RunConfig, fed: Federation) -> tuple[State, list[Mapping[str, float]]]:
     """The last state, and how well every device was served after each round."""
-    learner = OverEngine(SoftmaxEngine(), program(buffered=fed.buffered))
-    devices = Devices(learner=learner, local=grouped_fleet(DEVICES, 2), wire=f32_delta)
-    strategy, schema, seed = strategy_of(run, fed.config), devices.program.schema, fed.config.seed
+    learner = EngineLearner(SoftmaxEngine(), program(buffered=fed.buffered))
+    devices = EmulatedDevices(learner=learner, local=grouped_fleet(DEVICES, 2), wire=round_through_f32_delta)
+    strategy, schema, seed = make_strategy(run, fed.config), devices.program.schema, fed.config.seed
     state = strategy.begin(
         start_of(buffered=fed.buffered).astype(np.float32), schema, devices.fleet, round_rng(seed, 0)
     )
@@ -106,7 +106,7 @@ def directly(run: RunConfig, fed: Federation) -> tuple[State, list[Mapping[str, 
 
     for number in range(1, ROUNDS + 1):
         devices.posterior.clear()
-        generator = one_round(strategy, state, schema, devices.fleet, round_rng(seed, number), batch=8)
+        generator = run_round(strategy, state, schema, devices.fleet, round_rng(seed, number), batch=8)
         state, report = drive(generator, ask)
         served.append(report.per_device)
     return state, served

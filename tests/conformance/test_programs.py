@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.engines.base import KEPT, MOVED, Engine, step
-from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
+from edge_client.engines.base import KEPT_ON_BOARD, UPDATED_ROLES, Engine, run_step
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array
 from export.containers.write_onnx import MAX_IR_VERSION, OPSET, run_onnx
 from tests.support.programs import BATCH, compiled, feeds, model, opened, relative, torch_evaluate, torch_step
@@ -39,7 +39,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 def fresh(given: dict[str, Array]) -> dict[str, Array]:
     """What a step reads anew."""
-    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*MOVED, *KEPT)}
+    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*UPDATED_ROLES, *KEPT_ON_BOARD)}
 
 
 def neutral(name: str, value: Array) -> Array:
@@ -76,7 +76,7 @@ def torch_trained(name: str, given: dict[str, Array], batches: list[dict[str, Ar
 def test_one_step_is_torchs_step(name: str, engine: str, tmp_path: Path) -> None:
     made = compiled(name)
     given = feeds(made.program, "step", batch=BATCH)
-    got = step(opened(made, engine, tmp_path), given)
+    got = run_step(opened(made, engine, tmp_path), given)
     assert relative(got, torch_step(model(name).module, given)) < SINGLE_STEP
 
 
@@ -97,7 +97,7 @@ def test_a_batch_of_any_size_steps_like_torch(name: str, engine: str, batch: int
     given = feeds(made.program, "step", batch=batch)
     engine_opened = opened(made, engine, tmp_path)
     assert engine_opened.fixed_batch is None
-    assert relative(step(engine_opened, given), torch_step(model(name).module, given)) < SINGLE_STEP
+    assert relative(run_step(engine_opened, given), torch_step(model(name).module, given)) < SINGLE_STEP
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_the_second_step_still_pulls_towards_the_anchor_it_was_given(engine: str
     given = feeds(made.program, "step", batch=BATCH)
     given |= {n: v.copy() for n, v in given.items()}
     given |= {f"w/{t.name}": given[f"anchor/{t.name}"].copy() for t in made.program.schema.tensors}
-    second = given | step(running, given)
-    assert relative(step(running, second), torch_step(model("digits-mlp").module, second)) < SINGLE_STEP
+    second = given | run_step(running, given)
+    assert relative(run_step(running, second), torch_step(model("digits-mlp").module, second)) < SINGLE_STEP
 
 
 @each_engine
@@ -147,7 +147,7 @@ def test_an_update_takes_its_step_size_momentum_and_pull_from_its_feeds(engine: 
     given = feeds(made.program, "step", batch=BATCH)
     for scalar in ("lr", "momentum", "mu"):
         changed = given | {scalar: np.asarray(0.9, dtype=np.float32)}
-        assert relative(step(running, changed), torch_step(model("digits-mlp").module, changed)) < SINGLE_STEP
+        assert relative(run_step(running, changed), torch_step(model("digits-mlp").module, changed)) < SINGLE_STEP
 
 
 @each_engine
@@ -225,27 +225,27 @@ def test_no_file_names_a_path_of_the_machine_that_made_it(name: str) -> None:
 @each_model
 def test_the_manifest_survives_the_wire(name: str) -> None:
     program = compiled(name).program
-    assert Program.from_json(parse_json(canonical(program.to_json()), LIMIT_BYTES)) == program
+    assert Program.from_json(parse_json(canonical_json(program.to_json()), MAX_PROGRAM_BYTES)) == program
 
 
 @pytest.mark.parametrize("engine", ["onnx", "litert"])
 def test_a_device_without_torch_trains_without_torch(engine: str, tmp_path: Path) -> None:
     made = compiled("digits-mlp")
     opened(made, engine, tmp_path)  # writes the files
-    (tmp_path / "program.json").write_bytes(canonical(made.program.to_json()))
+    (tmp_path / "program.json").write_bytes(canonical_json(made.program.to_json()))
     named: dict[str, Any] = dict(feeds(made.program, "step", batch=BATCH))
     np.savez(tmp_path / "feeds.npz", **named)
     code = f"""
 import sys
 from pathlib import Path
 import numpy as np
-from edge_client.engines.base import open_engine, step
+from edge_client.engines.base import open_engine, run_step
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 folder = Path({str(tmp_path)!r})
-program = Program.from_json(parse_json((folder / "program.json").read_bytes(), LIMIT_BYTES))
+program = Program.from_json(parse_json((folder / "program.json").read_bytes(), MAX_PROGRAM_BYTES))
 engine = open_engine({engine!r}, program, {{"step": folder / program.containers[{engine!r}]["step"].sha256}})
-step(engine, dict(np.load(folder / "feeds.npz")))
+run_step(engine, dict(np.load(folder / "feeds.npz")))
 print(sorted({{"torch", "sklearn", "scipy", "onnx", "litert_torch", "coordinator", "export"}} & set(sys.modules)))
 """
     ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.aggregation.robust import REDUCES
-from coordinator.strategies.registry import METHODS, make, settings_of
+from coordinator.aggregation.robust import REDUCER_NAMES
+from coordinator.strategies.registry import METHODS, make_method, method_settings
 from tests.support.methods import FULL, build, world
 from tests.support.softmax_program import grouped_fleet
 
 LOCAL = grouped_fleet(6, 1)
 ALIKE = dict.fromkeys(LOCAL, LOCAL["d00"])
-MAKING_CENTERS = [name for name in sorted(METHODS) if name != "nonfed" and "reduce" in settings_of(make(name))]
+MAKING_CENTERS = [
+    name for name in sorted(METHODS) if name != "nonfed" and "reduce" in method_settings(make_method(name))
+]
 pairs = pytest.mark.parametrize(
-    ("name", "reduce"), [(name, reduce) for name in MAKING_CENTERS for reduce in REDUCES[1:]]
+    ("name", "reduce"), [(name, reduce) for name in MAKING_CENTERS for reduce in REDUCER_NAMES[1:]]
 )
 MEAN_OF = {"tkm": "fesem e-step=k-means lam=0.0"}  # a method that knows no plain mean, and what it is with one
 

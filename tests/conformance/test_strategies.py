@@ -8,13 +8,13 @@ from math import nan
 import numpy as np
 import pytest
 
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from coordinator.strategies.registry import METHODS, Setting, make, settings_of
+from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, OwnModel, Probe, Reply
-from tests.support.methods import CASES, World, build, copied, same, world
+from tests.support.methods import CASES, MethodWorld, build, copied, same, world
 from tests.support.softmax_program import grouped_fleet, start_of
 
 LOCAL = grouped_fleet(6, 2)
@@ -56,13 +56,13 @@ def test_a_device_that_answers_only_the_first_exchange_costs_nobody_else(name: s
     asked: list[Exchange] = []
     after = drive(fleet.strategy.round(fleet.state, fleet.schema, fleet.fleet, round_rng(0, 2)), ask)
     assert np.isfinite(after.centers).all()
-    assert World(fleet.strategy, fleet.devices, after).served("d03")
+    assert MethodWorld(fleet.strategy, fleet.devices, after).served("d03")
 
 
 @every_method
 def test_half_of_the_fleet_trains_in_an_exchange_and_the_others_keep_their_centers(name: str) -> None:
     fleet = world(build(name), LOCAL, rounds=2)
-    half, before = World(build(name, {"fraction-train": 0.5}), fleet.devices, fleet.state), fleet.state
+    half, before = MethodWorld(build(name, {"fraction-train": 0.5}), fleet.devices, fleet.state), fleet.state
     half.round()
     asked = {c for exchange in half.exchanges[:-1] for c in exchange}
     fits = [sum(isinstance(task, Fit) for task in exchange.values()) for exchange in half.exchanges[:-1]]
@@ -152,11 +152,11 @@ def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -
         return replies
 
     def play(state: State, ask: object) -> tuple[State, object]:
-        generator = one_round(fleet.strategy, state, fleet.schema, fleet.fleet, round_rng(0, 2), batch=8)
+        generator = run_round(fleet.strategy, state, fleet.schema, fleet.fleet, round_rng(0, 2), batch=8)
         return drive(generator, ask)  # type: ignore[arg-type]  # one of the two above
 
     first = play(fleet.state, live)
-    again = play(state_codec.from_bytes(state_codec.to_bytes(fleet.state)), stored)
+    again = play(state_codec.decode_state(state_codec.encode_state(fleet.state)), stored)
     assert not log
     assert same(first[0], again[0])
     assert first[1] == again[1]
@@ -166,7 +166,7 @@ def test_a_replay_of_stored_replies_asks_the_same_and_ends_the_same(name: str) -
 def test_a_state_survives_being_stored(name: str) -> None:
     for rounds in (0, 3):
         state = world(build(name), LOCAL, rounds=rounds).state
-        assert same(state_codec.from_bytes(state_codec.to_bytes(state)), state)
+        assert same(state_codec.decode_state(state_codec.encode_state(state)), state)
 
 
 @every_method
@@ -215,17 +215,19 @@ def test_a_group_of_devices_is_served_better_than_chance(name: str) -> None:
 # settings
 
 
-@pytest.mark.parametrize(("name", "key"), [(name, key) for name in sorted(METHODS) for key in settings_of(make(name))])
+@pytest.mark.parametrize(
+    ("name", "key"), [(name, key) for name in sorted(METHODS) for key in method_settings(make_method(name))]
+)
 def test_a_setting_that_cannot_work_is_refused_with_a_hint(name: str, key: str) -> None:
-    value = settings_of(make(name))[key]
+    value = method_settings(make_method(name))[key]
     bad: list[Setting] = ["nonsense"] if isinstance(value, str) else [-1] if isinstance(value, int) else [nan, -1.0]
     for wrong in bad:
         with pytest.raises(ConfigError) as refused:
-            make(name, **{key: wrong})
+            make_method(name, **{key: wrong})
         assert refused.value.hint
 
 
-def hard(fleet: World) -> bool:
+def hard(fleet: MethodWorld) -> bool:
     """Whether every device is served the center that it belongs to, and nothing else."""
     own = {c: fleet.state.centers[k] for c, k in fleet.state.assignment.items()}
     return set(own) == set(fleet.fleet) and all(

@@ -10,7 +10,7 @@ from queue import Queue
 
 import pytest
 
-from edge_client.transport.base import Connected, Event, Lost, Message, Transport, Will, WillSource
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Transport, Will, WillSource
 from edge_client.transport.memory import MemoryBroker
 from edge_client.transport.mqtt import MqttTransport
 
@@ -77,7 +77,7 @@ def over_mqtt(url: str) -> Net:
 def net(request: pytest.FixtureRequest) -> Iterator[Net]:
     if request.param == "memory":
         broker = MemoryBroker()
-        built = Net(broker.client, broker.cut)
+        built = Net(broker.client, broker.drop_connection)
     else:
         fixture = {"amqtt": "amqtt_broker", "mosquitto": "mosquitto"}[request.param]
         built = over_mqtt(request.getfixturevalue(fixture).url)
@@ -159,7 +159,7 @@ def test_a_broken_link_is_reported_once_and_mends_itself_with_a_clean_session(ne
     receiver.subscribe("fc/t")
     settle(receiver)
     net.break_link("receiver")
-    assert isinstance(next_event(receiver), Lost)
+    assert isinstance(next_event(receiver), Disconnected)
     assert next_event(receiver) == Connected()
     sender.publish("fc/t", b"nobody listens")
     settle(sender)
@@ -191,7 +191,7 @@ def test_each_connection_carries_the_will_of_that_moment(net: Net) -> None:
     for _ in range(2):
         net.break_link("device")
         wills.append(int(next_message(watcher).payload))
-        assert isinstance(next_event(device), Lost)
+        assert isinstance(next_event(device), Disconnected)
         assert next_event(device) == Connected()
     assert wills == sorted(set(wills))
 

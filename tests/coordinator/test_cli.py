@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from coordinator.cli import app, in_words
+from coordinator.cli import app, format_event
 from coordinator.local_broker import Broker
 from tests.support.virtual_federation import Anything, Federation
 
@@ -95,6 +95,6 @@ def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
     fed.start_devices(4)
     fed.finish()
     fed.world.end()
-    sentences = [in_words(event) for event in fed.events]
+    sentences = [format_event(event) for event in fed.events]
     assert not [sentence for sentence in sentences if "{" in sentence]
-    assert in_words({"event": "something new"}) == "{'event': 'something new'}"
+    assert format_event({"event": "something new"}) == "{'event': 'something new'}"

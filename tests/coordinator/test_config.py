@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import tomli_w
 
-from coordinator.config import CoordinatorConfig, from_environment, from_table, read
+from coordinator.config import CoordinatorConfig, config_from_table, overrides_from_environment, read_config
 from edge_client.errors import ConfigError
 from tests.support.virtual_federation import Anything
 
@@ -24,7 +24,7 @@ def table(**changes: Anything) -> dict[str, Any]:
 
 
 def test_a_minimal_file_is_enough_and_the_defaults_are_filled_in(tmp_path: Path) -> None:
-    config = from_table(MINIMAL, base=tmp_path)
+    config = config_from_table(MINIMAL, base=tmp_path)
     assert config.folder == tmp_path / "run"
     assert [run.name for run in config.runs] == ["fesem", "fedavg"]
     assert config.runs[0].settings == {"clusters": 3}
@@ -33,10 +33,10 @@ def test_a_minimal_file_is_enough_and_the_defaults_are_filled_in(tmp_path: Path)
 
 
 def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: Path) -> None:
-    config = from_table(table(deadline_s=5, formats=["onnx"], reference="x.npz", quorum=1.0), base=tmp_path)
+    config = config_from_table(table(deadline_s=5, formats=["onnx"], reference="x.npz", quorum=1.0), base=tmp_path)
     path = tmp_path / "config.toml"
     path.write_text(tomli_w.dumps(config.to_toml()))
-    assert read(path, environ={}) == config
+    assert read_config(path, environ={}) == config
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
 )
 def test_what_is_wrong_is_named_with_a_hint(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        from_table(table(**changes), base=tmp_path)
+        config_from_table(table(**changes), base=tmp_path)
     assert message in str(refused.value)
     assert refused.value.hint
 
@@ -83,33 +83,33 @@ def test_what_is_wrong_is_named_with_a_hint(tmp_path: Path, changes: dict[str, A
 @pytest.mark.parametrize("key", ["federation", "broker", "folder", "model", "runs"])
 def test_what_is_needed_is_asked_for(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=f"'{key}' is missing"):
-        from_table({k: v for k, v in MINIMAL.items() if k != key}, base=tmp_path)
+        config_from_table({k: v for k, v in MINIMAL.items() if k != key}, base=tmp_path)
 
 
 def test_a_flag_wins_over_the_environment_which_wins_over_the_file(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(tomli_w.dumps(MINIMAL | {"seed": 1}))
     environ = {"FEDCENTERS_BROKER": "mqtt://env:1", "FEDCENTERS_SEED": "7"}
-    assert read(path, environ=environ).broker == "mqtt://env:1"
-    assert read(path, environ=environ, broker="mqtt://flag:1").broker == "mqtt://flag:1"
-    assert read(path, environ=environ).seed == 7
+    assert read_config(path, environ=environ).broker == "mqtt://env:1"
+    assert read_config(path, environ=environ, broker="mqtt://flag:1").broker == "mqtt://flag:1"
+    assert read_config(path, environ=environ).seed == 7
 
 
 def test_variables_that_are_not_ours_are_left_alone() -> None:
-    assert from_environment({"FEDCENTERS_DATA": "x", "HOME": "/"}) == {}
+    assert overrides_from_environment({"FEDCENTERS_DATA": "x", "HOME": "/"}) == {}
 
 
 def test_files_that_cannot_be_read_say_so(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
-        read(tmp_path / "absent.toml")
+        read_config(tmp_path / "absent.toml")
     (tmp_path / "bad.toml").write_text("= 3")
     with pytest.raises(ConfigError, match="is no TOML file"):
-        read(tmp_path / "bad.toml")
+        read_config(tmp_path / "bad.toml")
 
 
 def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) -> None:
     def lesson(**changes: Anything) -> dict[str, Any]:
-        return from_table(table(**changes), base=tmp_path).lesson()
+        return config_from_table(table(**changes), base=tmp_path).fingerprint()
 
     assert lesson() == lesson(broker="mqtt://elsewhere:1", deadline_s=3, folder="other")
     assert lesson() != lesson(seed=2)
@@ -118,14 +118,16 @@ def test_the_lesson_holds_what_decides_results_and_nothing_else(tmp_path: Path) 
 
 
 def test_a_configuration_cannot_be_built_around_its_checks(tmp_path: Path) -> None:
-    good = from_table(MINIMAL, base=tmp_path)
+    good = config_from_table(MINIMAL, base=tmp_path)
     with pytest.raises(ConfigError):
         CoordinatorConfig(federation="a/b", broker=good.broker, folder=good.folder, model=good.model, runs=good.runs)
 
 
 def test_who_is_tested_belongs_to_the_lesson_only_where_somebody_is_left_out(tmp_path: Path) -> None:
     """A folder from before these keys goes on; one whose exchanges would be others does not."""
-    usual, seldom = (from_table(t, base=tmp_path) for t in (MINIMAL, table(evaluate_every=3, fraction_evaluate=0.5)))
-    assert not {"evaluate-every", "fraction-evaluate"} & usual.lesson().keys()
-    assert (seldom.lesson()["evaluate-every"], seldom.lesson()["fraction-evaluate"]) == (3, 0.5)
+    usual, seldom = (
+        config_from_table(t, base=tmp_path) for t in (MINIMAL, table(evaluate_every=3, fraction_evaluate=0.5))
+    )
+    assert not {"evaluate-every", "fraction-evaluate"} & usual.fingerprint().keys()
+    assert (seldom.fingerprint()["evaluate-every"], seldom.fingerprint()["fraction-evaluate"]) == (3, 0.5)
     assert (seldom.evaluation.every, seldom.evaluation.fraction) == (3, 0.5)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import tomli_w
 
-from coordinator.config import read
-from coordinator.local_broker import Broker, advice, served, url_of
-from coordinator.storage.status import status
+from coordinator.config import read_config
+from coordinator.local_broker import Broker, broker_url, embedded_broker_warning, local_broker
+from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from edge_client.errors import UsageError
 from tests.support.virtual_federation import seed_program
@@ -36,7 +36,7 @@ def written(tmp_path: Path, name: str, broker: str, **changes: Any) -> Path:  # 
     }
     path = tmp_path / f"{name}.toml"
     path.write_text(tomli_w.dumps(table | changes))
-    folder = read(path).folder
+    folder = read_config(path).folder
     folder.mkdir()
     store = Store(folder / "store")
     seed_program(store)
@@ -74,7 +74,7 @@ def test_one_process_serves_several_federations_over_the_broker_that_it_starts(t
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in rest) == (0, False)
-    assert [status(tmp_path / name)["phase"] for name in ("one", "two")] == ["stopped", "stopped"]
+    assert [read_status(tmp_path / name)["phase"] for name in ("one", "two")] == ["stopped", "stopped"]
 
 
 @pytest.mark.broker
@@ -109,10 +109,10 @@ def test_a_folder_says_how_it_was_made_with_every_setting_of_its_method(tmp_path
         heard(process, "leading one")
         process.send_signal(signal.SIGTERM)
         process.wait(PATIENCE_S)
-    told = (read(path).folder / "config.toml").read_text()
+    told = (read_config(path).folder / "config.toml").read_text()
     assert {"# clusters = 2", "# restarts = 20"} <= set(told.splitlines())
     assert '# representation = "classifier"  # the last layer' in told
-    assert read(read(path).folder / "config.toml").lesson() == read(path).lesson()
+    assert read_config(read_config(path).folder / "config.toml").fingerprint() == read_config(path).fingerprint()
 
 
 def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: Path) -> None:
@@ -126,18 +126,18 @@ def test_two_federations_of_one_process_need_a_name_and_a_folder_each(tmp_path: 
 
 
 def test_a_fleet_too_large_for_the_embedded_broker_is_told_which_to_install() -> None:
-    assert advice(200) == ""
-    assert advice(350) == (
+    assert embedded_broker_warning(200) == ""
+    assert embedded_broker_warning(350) == (
         "fleet of 350: the embedded broker is meant for about 200 devices; "
         "install mosquitto (apt install mosquitto), or pass --broker mqtts://host"
     )
 
 
 def test_a_broker_is_a_kind_to_start_or_a_url() -> None:
-    assert served("embedded") == ("embedded", 1883)
-    assert served("mosquitto:1999") == ("mosquitto", 1999)
-    assert served("mqtts://host:1") is None
-    assert (url_of("embedded:7"), url_of("mqtt://x")) == ("mqtt://127.0.0.1:7", "mqtt://x")
+    assert local_broker("embedded") == ("embedded", 1883)
+    assert local_broker("mosquitto:1999") == ("mosquitto", 1999)
+    assert local_broker("mqtts://host:1") is None
+    assert (broker_url("embedded:7"), broker_url("mqtt://x")) == ("mqtt://127.0.0.1:7", "mqtt://x")
     for wrong in ("auto", "rabbit", "embedded:", "embedded:99999", "mosquitto:x"):
         with pytest.raises(UsageError, match="unknown broker"):
-            served(wrong)
+            local_broker(wrong)

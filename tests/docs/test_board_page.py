@@ -10,10 +10,10 @@ import pytest
 
 from coordinator import cli as coordinator_cli
 from edge_client import config as configs
-from edge_client.board.profiles import PROFILES
-from edge_client.board.systemd_unit import SERVICE
+from edge_client.board.profiles import BOARD_PROFILES
+from edge_client.board.systemd_unit import SERVICE_NAME
 from edge_client.cli import main
-from edge_client.data.dataset import load
+from edge_client.data.dataset import load_folder
 from tests.support.flash_workstation import rootfs, stocked
 
 ROOT = Path(__file__).parents[2]
@@ -26,9 +26,9 @@ ON_HARDWARE = [text for kind, text in BLOCKS if kind == "sh"]
 def test_the_commands_of_the_page_run_one_after_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    rootfs(tmp_path / "card", PROFILES["raspberry-pi-5"])
+    rootfs(tmp_path / "card", BOARD_PROFILES["raspberry-pi-5"])
     for board in ("raspberry-pi-5", "generic-arm64"):
-        stocked(tmp_path / "cache" / "fedcenters" / "wheels", PROFILES[board])
+        stocked(tmp_path / "cache" / "fedcenters" / "wheels", BOARD_PROFILES[board])
     for command in COMMANDS:
         program, *arguments = shlex.split(command)
         if program == "fedcenters-edge":
@@ -37,7 +37,7 @@ def test_the_commands_of_the_page_run_one_after_another(tmp_path: Path, monkeypa
             with pytest.raises(SystemExit) as left:
                 coordinator_cli.app(arguments)
             assert left.value.code == 0, command
-    assert (tmp_path / "card" / "etc" / "systemd" / "system" / SERVICE).is_file()
+    assert (tmp_path / "card" / "etc" / "systemd" / "system" / SERVICE_NAME).is_file()
     assert (tmp_path / "porch.tar").is_file()
     assert (tmp_path / "client.tar").is_file()
 
@@ -55,7 +55,7 @@ def test_a_command_that_needs_a_board_is_one_that_is_understood(
 
 def test_every_board_and_every_setting_of_the_page_is_one() -> None:
     named = set(re.findall(r"`([a-z0-9-]+)`", PAGE.partition("\n\nThe Python that")[0]))
-    assert named >= set(PROFILES)
+    assert named >= set(BOARD_PROFILES)
     rows = dict(re.findall(r"^\| `([a-z-]+)` \| ([^|]+) \| (?:on a|when|with|within)", PAGE, flags=re.MULTILINE))
     assert sorted(rows) == sorted(
         ["min-battery-percent", "max-temperature", "min-free-memory-mib", "allow-metered", "quiet-hours"]
@@ -70,7 +70,7 @@ def test_the_schema_of_the_page_reads_a_table_as_it_says(tmp_path: Path) -> None
     (tmp_path / "schema.toml").write_text(schema)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.csv").write_text("kind,length,width\nhigh,6.2,3.1\n")
-    train = load(tmp_path).train
+    train = load_folder(tmp_path).train
     assert train.x.round(5).tolist() == [[1.0, 1.0]]
     assert train.y.tolist() == [1]
 

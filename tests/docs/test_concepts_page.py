@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.strategies.registry import METHODS
-from tests.support.doc_pages import DOCS, ROOT, Reader, followed
+from tests.support.doc_pages import DOCS, ROOT, PageReader, followed
 
 PAGE = "concepts.md"
 pytestmark = pytest.mark.timeout(600)
@@ -17,7 +17,7 @@ POINTS = 3.0  # other BLAS libraries sum in another order, and ten rounds of a s
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
     with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
         yield reader
 
@@ -29,13 +29,13 @@ def told(method: str) -> list[float]:
 
 
 @pytest.mark.parametrize("method", ["nonfed", "fedavg", "fesem"])
-def test_the_first_table_is_what_the_commands_print(reader: Reader, method: str) -> None:
+def test_the_first_table_is_what_the_commands_print(reader: PageReader, method: str) -> None:
     printed = [text for command, text in reader.printed.items() if f"--method {method} " in command]
     seen = [float(re.findall(r"accuracy \(micro, macro\) +([\d.]+)%", text)[0]) for text in printed]
     assert seen == pytest.approx(told(method), abs=POINTS)
 
 
-def test_the_table_of_numbers_of_centers_is_what_the_command_prints(reader: Reader) -> None:
+def test_the_table_of_numbers_of_centers_is_what_the_command_prints(reader: PageReader) -> None:
     printed = reader.printed["fedcenters-emulator choose-k --devices 12 --most 5"]
     shown, seen = (
         [float(share) for share in re.findall(r"^ +\d +\d +([\d.]+)%", text, flags=re.MULTILINE)]

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import read
-from coordinator.dashboard.device_grid import STATES
-from coordinator.dashboard.endpoint import where_of
-from coordinator.dashboard.event_hub import PAGES
-from coordinator.dashboard.map_worker import MAX_DEVICES, REST
+from coordinator.config import read_config
+from coordinator.dashboard.device_grid import DEVICE_STATES
+from coordinator.dashboard.endpoint import dashboard_endpoint
+from coordinator.dashboard.event_hub import MAX_PAGES
+from coordinator.dashboard.map_worker import MAX_MAPPED_DEVICES, REST_FACTOR
 from tests.coordinator.dashboard.test_endpoint import token
 
 ROOT = Path(__file__).parents[2]
@@ -54,20 +54,20 @@ def test_the_settings_for_others_to_see_are_some(tmp_path: Path) -> None:
         token(tmp_path, name)
     path = tmp_path / "coordinator.toml"
     path.write_text(lines + CONFIG, encoding="utf-8")
-    config = read(path)
-    where = where_of(config)
+    config = read_config(path)
+    where = dashboard_endpoint(config)
     assert (where.host, where.port) == ("0.0.0.0", 8443)  # noqa: S104 - the page's
     assert where.read is not None
-    assert where_of(replace(config, dashboard="8443")).read is not None
+    assert dashboard_endpoint(replace(config, dashboard="8443")).read is not None
 
 
 def test_the_page_names_what_there_is() -> None:
-    for state in STATES:
+    for state in DEVICE_STATES:
         assert state in PAGE
-    assert f"more than {MAX_DEVICES:,} devices" in PAGE
-    assert f"{PAGES} may look at once" in PAGE
+    assert f"more than {MAX_MAPPED_DEVICES:,} devices" in PAGE
+    assert f"{MAX_PAGES} may look at once" in PAGE
     assert "at most a fifth of the time" in PAGE
-    assert REST == 4.0
+    assert REST_FACTOR == 4.0
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([\w/.@-]+)\)", PAGE))

@@ -9,37 +9,36 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.data.dataset import load
+from edge_client.data.dataset import load_folder
 from edge_client.errors import ConfigError
-from emulator.data.partition_schemes import SCHEMES
-from emulator.data.registry import DATA_SETS
-from emulator.data.registry import load as load_data_set
-from tests.support.doc_pages import DOCS, Reader, blocks, followed
+from emulator.data.partition_schemes import PARTITION_SCHEMES
+from emulator.data.registry import DATA_SETS, load_data_set
+from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 
 PAGE = "bring-your-own-data.md"
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
     with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
         yield reader
 
 
-def test_the_client_reads_what_the_script_wrote(reader: Reader) -> None:
+def test_the_client_reads_what_the_script_wrote(reader: PageReader) -> None:
     assert reader.printed["python look.py"].startswith("160 to train on, 40 to test on; one sample is (2,)")
 
 
-def test_what_the_page_calls_refused_is_refused(reader: Reader) -> None:
+def test_what_the_page_calls_refused_is_refused(reader: PageReader) -> None:
     wrong = reader.folder / "wrong"
     wrong.mkdir()
     for x, y in (([[np.nan]], [0]), ([[0.5]], [-1]), ([[0.5]], [0, 1])):
         np.savez(wrong / "train.npz", x=np.array(x, np.float32), y=np.array(y))
         with pytest.raises(ConfigError, match=r"train\.npz"):
-            load(wrong)
+            load_folder(wrong)
 
 
-def test_the_data_set_of_the_page_is_clustered_by_make(reader: Reader) -> None:
+def test_the_data_set_of_the_page_is_clustered_by_make(reader: PageReader) -> None:
     printed = next(text for command, text in reader.printed.items() if "pumps:PUMPS" in command)
     assert "30 devices" in printed
     assert "Rand index 1.000" in printed
@@ -58,4 +57,4 @@ def test_every_data_set_and_partition_is_listed() -> None:
     rows = [line.split("|")[1] for line in TEXT.splitlines() if line.startswith("| `")]
     assert set(DATA_SETS) <= {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
     cut = TEXT.split("`--partition` cuts it otherwise")[1].split("\n\n")[0]
-    assert {name.split(":")[0] for name in re.findall(r"`([\w-]+)[`:]", cut)} >= set(SCHEMES)
+    assert {name.split(":")[0] for name in re.findall(r"`([\w-]+)[`:]", cut)} >= set(PARTITION_SCHEMES)

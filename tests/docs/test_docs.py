@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.strategies.registry import METHODS
-from tests.support.doc_pages import DOCS, FILES, ROOT, TYPED, WORDS, Block, Reader, blocks, links
+from tests.support.doc_pages import DOCS, FILES, ROOT, TYPED, WORDS, PageBlock, PageReader, blocks, links
 
 PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
 TESTS = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "docs").glob("test_*_page*.py")}
@@ -87,7 +87,7 @@ def is_run(page: Path, kind: str) -> bool:
     return any("followed(" in source or f'"{kind}"' in source for source in followers(page.name))
 
 
-def unrun(page: Path, block: Block) -> list[str]:
+def unrun(page: Path, block: PageBlock) -> list[str]:
     """The commands of a block that nobody runs and no reason excuses."""
     if block.kind in (*WORDS, ""):
         return [line for line in block.commands if re.match(r"(\$ )?fedcenters-", line) and not reason(page, line)]
@@ -125,8 +125,8 @@ def test_a_page_that_somebody_adds_does_not_go_unseen(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    reader = Reader(folder=tmp_path_factory.mktemp("reader"))
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
+    reader = PageReader(folder=tmp_path_factory.mktemp("reader"))
     for page in (ROOT / name for name in HERE):
         commands = [command for block in blocks(page) if block.kind == "console" for command in block.commands]
         for command in (c for c in commands if not reason(page, c)):
@@ -136,7 +136,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
 
 
 @pytest.mark.timeout(600)
-def test_short_pages_and_the_readme_run_as_they_stand(reader: Reader) -> None:
+def test_short_pages_and_the_readme_run_as_they_stand(reader: PageReader) -> None:
     assert len(reader.printed) >= 4
     assert all(reader.printed.values())
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from emulator.cli import app
 from emulator.engines.registry import ENGINES
-from emulator.simulation.profile_files import KEYS, read
+from emulator.simulation.profile_files import PROFILE_KEYS, read_profiles
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "emulate-a-fleet.md").read_text(encoding="utf-8")
@@ -31,8 +31,8 @@ def test_each_command_runs_as_it_stands(command: str, tmp_path: Path, monkeypatc
 
 def test_the_profiles_of_the_page_have_every_key_once_at_least(tmp_path: Path) -> None:
     (tmp_path / "profiles.toml").write_text(PROFILES, encoding="utf-8")
-    assert [kind.name for kind in read(tmp_path / "profiles.toml")] == ["solar sensor", "mains"]
-    assert KEYS.keys() <= set(re.findall(r"^([\w-]+) = ", PROFILES, flags=re.MULTILINE))
+    assert [kind.name for kind in read_profiles(tmp_path / "profiles.toml")] == ["solar sensor", "mains"]
+    assert PROFILE_KEYS.keys() <= set(re.findall(r"^([\w-]+) = ", PROFILES, flags=re.MULTILINE))
 
 
 def test_every_engine_has_its_row() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.registry import METHODS, make, settings_of
+from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.protocol.task import Fit, Probe
-from tests.support.methods import World, build, world
+from tests.support.methods import MethodWorld, build, world
 from tests.support.softmax_program import grouped_fleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
@@ -46,12 +46,12 @@ def test_the_common_settings_are_those_of_local_sgd() -> None:
 
 def test_the_command_of_the_page_names_a_method_and_settings_that_it_has() -> None:
     words = next(line for line in PAGE.splitlines() if line.startswith("$ ")).split()
-    make(words[words.index("--method") + 1], **dict(word.split("=") for word in words if "=" in word))
+    make_method(words[words.index("--method") + 1], **dict(word.split("=") for word in words if "=" in word))
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_a_row_lists_the_methods_own_settings_and_defaults(name: str) -> None:
-    settings = {key: str(value) for key, value in settings_of(make(name)).items()}
+    settings = {key: str(value) for key, value in method_settings(make_method(name)).items()}
     cell = EDGES[name][0]
     if cell.startswith("of the common ones only"):
         assert set(re.findall(r"`([\w-]+)`", cell)) == set(settings)
@@ -64,13 +64,13 @@ def test_a_row_lists_the_methods_own_settings_and_defaults(name: str) -> None:
 def test_a_row_says_what_a_settled_round_costs(name: str) -> None:
     fleet = world(build(name, {"local-steps": 1, "first-steps": 1}, k=3), LOCAL, rounds=3)
     fleet.round()
-    settings = settings_of(fleet.strategy)
+    settings = method_settings(fleet.strategy)
     k, r = int(settings.get("clusters", settings.get("runs", 1))), int(settings.get("local-rounds", 1))
     said = [sum({"K": k, "R": r}.get(t) or int(t) for t in c.split(";")[0].split(" + ")) for c in COSTS[name][1:4]]
     assert said == list(cost(fleet, "d03"))
 
 
-def cost(fleet: World, who: str) -> tuple[int, int, int]:
+def cost(fleet: MethodWorld, who: str) -> tuple[int, int, int]:
     """Exchanges of the last round, different models that the device fetched for them, models and gradients it sent."""
     tasks = [exchange[who] for exchange in fleet.exchanges[:-1] if who in exchange]
     down = {model.tobytes() for task in tasks for model in fleet.devices.fetched(who, task)}

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from coordinator import config as coordinator_config
-from coordinator.models.registry import build
-from coordinator.strategies.registry import make
+from coordinator.models.registry import build_model
+from coordinator.strategies.registry import make_method
 from export.compiler.decompositions.supported_ops import SUPPORTED
 
 ROOT = Path(__file__).parents[2]
@@ -78,11 +78,11 @@ def test_training_with_plain_onnxruntime_learns_and_needs_nothing_of_ours(reader
 
 def test_the_coordinators_configuration_and_factory_are_accepted(reader: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(reader)
-    settings = coordinator_config.read(reader / "coordinator.toml")
+    settings = coordinator_config.read_config(reader / "coordinator.toml")
     for run in settings.runs:
-        make(run.method, **run.settings)
+        make_method(run.method, **run.settings)
     name = next(line.split('"')[1] for line in (reader / "coordinator.toml").read_text().splitlines() if ":fac" in line)
-    built = build(name, seed=0)
+    built = build_model(name, seed=0)
     program = json.loads((reader / "program" / "program.json").read_text())
     assert (list(built.input), [built.classes]) == (program["input"], program["target"])
     assert {n for n, *_ in program["schema"]} <= set(built.module.state_dict())

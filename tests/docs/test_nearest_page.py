@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from edge_client.nearest.choose_center import WAYS
+from edge_client.nearest.choose_center import RULE_NAMES
 from emulator.cli import app as emulator
 from export.cli import app as export
 
@@ -101,7 +101,7 @@ def test_inputs_that_nobody_has_are_answered_none(told: dict[str, str]) -> None:
 
 def test_every_way_has_its_row() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE[PAGE.index("## 2.") : PAGE.index("## 3.")], flags=re.MULTILINE)
-    assert set(rows) == set(WAYS)
+    assert set(rows) == set(RULE_NAMES)
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\(((?:\.\./)?[\w/.-]+)\)", PAGE))

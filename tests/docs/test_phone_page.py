@@ -13,7 +13,7 @@ import pytest
 from coordinator.identity.cli import WEB_PORT
 from coordinator.local_broker import free_port
 from coordinator.phone import vendored_files
-from tests.support.doc_pages import DOCS, Reader, followed
+from tests.support.doc_pages import DOCS, PageReader, followed
 from tests.support.node import ROOT, third_party
 
 PAGE = "open-on-a-phone.md"
@@ -27,12 +27,12 @@ def ports() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, str]) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, str]) -> Iterator[PageReader]:
     """Somebody whose cache has the third-party files already."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))
-        patch.delenv(vendored_files.ENVIRONMENT, raising=False)
+        patch.delenv(vendored_files.FOLDER_VARIABLE, raising=False)
         folder = vendored_files.default_folder()
         folder.parent.mkdir(parents=True)
         folder.symlink_to(third_party())
@@ -40,7 +40,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, str]) -> I
             yield reader
 
 
-def test_the_commands_serve_a_page_that_knows_its_broker(reader: Reader, ports: dict[str, str]) -> None:
+def test_the_commands_serve_a_page_that_knows_its_broker(reader: PageReader, ports: dict[str, str]) -> None:
     assert "everything is there" in reader.printed["fedcenters-coordinator web-files"]
     with urllib.request.urlopen(f"http://127.0.0.1:{ports['8090']}/phone/join.json", timeout=20) as answer:
         said = json.load(answer)
@@ -48,7 +48,7 @@ def test_the_commands_serve_a_page_that_knows_its_broker(reader: Reader, ports: 
     assert said["open"]
 
 
-def test_provisioning_writes_what_the_page_lists(reader: Reader) -> None:
+def test_provisioning_writes_what_the_page_lists(reader: PageReader) -> None:
     for name in re.findall(r"^\| `(keys/[^`]+)`", TEXT, flags=re.MULTILINE):
         assert (reader.folder / name).is_file(), name
     assert "listener 8884" in (reader.folder / "keys" / "broker" / "mosquitto.conf").read_text(encoding="utf-8")

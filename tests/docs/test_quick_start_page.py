@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import free_port
-from tests.support.doc_pages import Reader, followed
+from tests.support.doc_pages import PageReader, followed
 
 PAGE = "quick-start.md"
 pytestmark = pytest.mark.timeout(600)  # four processes and a compiler, on a machine that may be busy
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
     port = free_port()
     here = {'"embedded"': f'"embedded:{port}"', "127.0.0.1:1883": f"127.0.0.1:{port}"}
     with followed(PAGE, tmp_path_factory.mktemp("reader"), here=here) as reader:
@@ -29,31 +29,31 @@ def percent(words: str, text: str) -> float:
     return float(re.findall(r"([\d.]+) ?%", line)[-1])
 
 
-def test_one_model_fails_where_three_centers_do_not(reader: Reader) -> None:
+def test_one_model_fails_where_three_centers_do_not(reader: PageReader) -> None:
     one, three = (text for command, text in reader.printed.items() if " simulate " in command)
     assert percent("accuracy", one) < 40
     assert percent("accuracy", three) > 85
     assert "Rand index 1.000" in three
 
 
-def test_the_two_devices_get_a_center_each(reader: Reader) -> None:
+def test_the_two_devices_get_a_center_each(reader: PageReader) -> None:
     told = next(text for command, text in reader.printed.items() if "status" in command)
     rounds = [line for line in told.splitlines() if "round 10/10" in line]
     assert percent("round 10/10", rounds[-1]) > 85
 
 
-def test_one_center_suits_the_first_device_and_the_other_does_not(reader: Reader) -> None:
+def test_one_center_suits_the_first_device_and_the_other_does_not(reader: PageReader) -> None:
     printed = reader.printed["python use_center.py"]
     shares = sorted(percent(f"center {k}", printed) for k in (0, 1))
     assert shares[0] < 20
     assert shares[1] > 85
 
 
-def test_the_script_needs_nothing_of_ours(reader: Reader) -> None:
+def test_the_script_needs_nothing_of_ours(reader: PageReader) -> None:
     imported = re.findall(r"^(?:import|from) (\w+)", (reader.folder / "use_center.py").read_text(), flags=re.MULTILINE)
     assert set(imported) == {"numpy", "onnxruntime"}
 
 
-def test_the_folders_of_the_page_are_there(reader: Reader) -> None:
+def test_the_folders_of_the_page_are_there(reader: PageReader) -> None:
     for name in ("runs/home/metrics.jsonl", "runs/home/bundle/manifest.json", "pi-1/state", "pi-2/state"):
         assert Path(reader.folder / name).exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coordinator import config as coordinator_config
-from coordinator.strategies.registry import make
+from coordinator.strategies.registry import make_method
 from edge_client import config as client_config
 
 ROOT = Path(__file__).parents[2]
@@ -34,14 +34,14 @@ def configuration(name: str) -> str:
 
 def test_the_devices_configuration_is_accepted_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "client.toml").write_text(configuration("client.toml"))
-    assert client_config.load(tmp_path / "client.toml", {}).device_id == "pi-1"
+    assert client_config.load_config(tmp_path / "client.toml", {}).device_id == "pi-1"
 
 
 def test_the_coordinators_configuration_is_accepted_as_it_stands(tmp_path: Path) -> None:
     (tmp_path / "coordinator.toml").write_text(configuration("coordinator.toml"))
-    settings = coordinator_config.read(tmp_path / "coordinator.toml")
+    settings = coordinator_config.read_config(tmp_path / "coordinator.toml")
     for run in settings.runs:
-        make(run.method, **run.settings)
+        make_method(run.method, **run.settings)
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("fedcenters-")])

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from coordinator.local_broker import find_mosquitto, free_port
-from coordinator.storage.status import watched
+from coordinator.storage.status import follow_status
 from emulator.data.fleet_split import digits_fleet
-from tests.support.doc_pages import ROOT, Reader, blocks
+from tests.support.doc_pages import ROOT, PageReader, blocks
 
 pytestmark = [pytest.mark.broker, pytest.mark.slow, pytest.mark.timeout(600)]
 README = ROOT / "README.md"
@@ -35,7 +35,7 @@ def command(words: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
     folder = tmp_path_factory.mktemp("reader")
     port = free_port()
     here = {
@@ -45,7 +45,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         "--dashboard 8080": f"--dashboard {free_port()}",
         "serve centers --port 8080": f"serve centers --port {free_port()}",
     }
-    reader = Reader(folder=folder, here=here)
+    reader = PageReader(folder=folder, here=here)
     try:
         for block in blocks(README):
             if block.kind == "toml" and block.text.startswith("# coordinator.toml"):
@@ -65,7 +65,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
             if name == "pi-1":
                 reader.run(command("fedcenters-edge doctor"))
             reader.run(f"{command('fedcenters-edge join').replace('pi-1', name)} &")
-        next(found for found in watched(folder / "runs" / "home") if found["done"])
+        next(found for found in follow_status(folder / "runs" / "home") if found["done"])
         for words in ("fedcenters-coordinator status", "fedcenters-export bundle", "fedcenters-export verify"):
             reader.run(command(words))
         reader.run(f"{command('fedcenters-export serve')} &")
@@ -75,21 +75,21 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
         reader.leave()
 
 
-def test_status_tells_of_a_training_that_is_done(reader: Reader) -> None:
+def test_status_tells_of_a_training_that_is_done(reader: PageReader) -> None:
     assert "round 10/10, accuracy" in reader.printed[command("fedcenters-coordinator status")]
 
 
-def test_the_board_is_well(reader: Reader) -> None:
+def test_the_board_is_well(reader: PageReader) -> None:
     told = reader.printed[command("fedcenters-edge doctor")]
     assert "took a step" in told
     assert "FAIL" not in told
 
 
-def test_a_smaller_bundle_is_made_of_the_run(reader: Reader) -> None:
+def test_a_smaller_bundle_is_made_of_the_run(reader: PageReader) -> None:
     assert list((reader.folder / "centers").rglob("*int8*"))
 
 
-def test_the_bundle_is_verified_and_its_files_run_without_us(reader: Reader) -> None:
+def test_the_bundle_is_verified_and_its_files_run_without_us(reader: PageReader) -> None:
     assert reader.printed[command("fedcenters-export verify")]
     script = (
         "import numpy, onnxruntime; s = onnxruntime.InferenceSession('runs/home/bundle/centers/center-0/model.onnx');"
@@ -101,7 +101,7 @@ def test_the_bundle_is_verified_and_its_files_run_without_us(reader: Reader) -> 
     assert done.stdout.strip().endswith("10)")
 
 
-def test_a_device_is_told_its_nearest_center(reader: Reader) -> None:
+def test_a_device_is_told_its_nearest_center(reader: PageReader) -> None:
     told = reader.printed[command("fedcenters-edge nearest")]
     assert '"center": ' in told
     assert shlex.split(command("fedcenters-edge nearest"))[-1] == "--json"

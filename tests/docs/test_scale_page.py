@@ -8,27 +8,27 @@ from collections.abc import Iterator
 import pytest
 
 from coordinator.config import CoordinatorConfig
-from coordinator.local_broker import EMBEDDED_DEVICES
+from coordinator.local_broker import EMBEDDED_MAX_DEVICES
 from edge_client.transport.mqtt import KEEPALIVE_S
 from emulator.engines.registry import ENGINES
-from tests.support.doc_pages import DOCS, Reader, blocks, followed
+from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 
 PAGE = "run-at-scale.md"
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
     with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
         yield reader
 
 
-def test_the_script_prints_the_figures_of_the_page(reader: Reader) -> None:
+def test_the_script_prints_the_figures_of_the_page(reader: PageReader) -> None:
     shown = next(block.text for block in blocks(DOCS / PAGE) if block.kind == "text")
     assert reader.printed["python million.py"] == shown
 
 
-def test_provisioning_writes_what_both_brokers_need(reader: Reader) -> None:
+def test_provisioning_writes_what_both_brokers_need(reader: PageReader) -> None:
     written = {path.name for path in (reader.folder / "keys" / "broker").iterdir()}
     assert {"mosquitto.conf", "mosquitto.acl", "emqx.acl.conf"} <= written
     assert len(list((reader.folder / "keys" / "devices").iterdir())) == 100
@@ -38,6 +38,6 @@ def test_defaults_and_limits_are_those_of_the_code() -> None:
     defaults = CoordinatorConfig
     assert f"`in-flight-mib` ({defaults.in_flight_mib}) and `credits` ({defaults.credits})" in TEXT
     assert f"is {defaults.max_devices:,} unless you raise it" in TEXT
-    assert f"up to about {EMBEDDED_DEVICES} |" in TEXT
+    assert f"up to about {EMBEDDED_MAX_DEVICES} |" in TEXT
     assert f"n / {KEEPALIVE_S} a second" in TEXT
     assert set(re.findall(r"--engine (\w+)", TEXT)) <= set(ENGINES)

@@ -23,7 +23,7 @@ from coordinator.identity import signing_key
 from coordinator.identity.certificate_authority import open_authority
 from coordinator.local_broker import free_port
 from edge_client.cli import main
-from edge_client.config import load
+from edge_client.config import load_config
 from edge_client.transport import mqtt
 from edge_client.transport.tls import check_subject
 from tests.support.guarded_broker import now
@@ -94,24 +94,24 @@ def test_the_new_device_has_a_certificate_and_no_token(reader: Path) -> None:
 def test_the_lost_device_is_revoked_and_the_renewed_one_is_not(reader: Path) -> None:
     authority = open_authority(reader / "keys" / "authority", "demo", now())
     assert authority.revoked_names() == ["device-0002"]
-    assert len(authority.issued("device-0001")) == 2
+    assert len(authority.certificates_of("device-0001")) == 2
 
 
 def test_the_devices_pin_the_new_signing_key_alone(reader: Path) -> None:
-    key = signing_key.open_key(reader / "keys" / "coordinator")
+    key = signing_key.open_signing_key(reader / "keys" / "coordinator")
     assert len(list((reader / "keys" / "coordinator").glob("signing-*.old"))) == 1
     for name in ("device-0000", "pump-8"):
-        assert load(reader / "keys" / "devices" / name / "client.toml", {}).signing_keys == (key.public,)
+        assert load_config(reader / "keys" / "devices" / name / "client.toml", {}).signing_keys == (key.public,)
 
 
 def test_the_configuration_of_the_page_is_one(reader: Path) -> None:
     text = next(text for kind, text in BLOCKS if kind == "toml")
     (reader / "coordinator.toml").write_text(text)
-    settings = coordinator_config.read(reader / "coordinator.toml", environ={})
-    credentials = signing_key.credentials_of(settings)
-    tls_module.context(credentials, now())
+    settings = coordinator_config.read_config(reader / "coordinator.toml", environ={})
+    credentials = signing_key.coordinator_credentials(settings)
+    tls_module.client_context(credentials, now())
     assert (
-        signing_key.open_key(settings.keys).public.hex()
+        signing_key.open_signing_key(settings.signing_key_folder).public.hex()
         in (reader / "keys/devices/device-0000/client.toml").read_text()
     )
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from emulator.cli import app as emulator
 from export.bundle.quantize import SCHEMES
 from export.cli import app as export
-from export.serve.openapi import document
+from export.serve.openapi import openapi_document
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "serve-centers.md").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_each_script_runs_without_us(folder: Path, name: str) -> None:
 
 
 def test_the_page_lists_every_request() -> None:
-    for path in document()["paths"]:
+    for path in openapi_document()["paths"]:
         plain = path.replace("{center}/{file}", "0/onnx").replace("{generation}/{path}", "<generation>/<path>")
         assert f"{plain}`" in PAGE
 

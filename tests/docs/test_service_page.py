@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import CoordinatorConfig, read
+from coordinator.config import CoordinatorConfig, read_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run-as-a-service.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_the_commands_of_the_page_train_a_fleet_and_tell_of_it(tmp_path: Path, f
 def test_every_setting_of_the_page_is_one(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.toml"
     path.write_text(CONFIG, encoding="utf-8")
-    config = read(path)
+    config = read_config(path)
     assert (config.over_select, config.fraction_connected, config.below_quorum) == (1.3, 0.5, "continue")
     defaults = re.findall(r"\| `([a-z-]+)` \| the file; ([\d.]+) \|", PAGE)
     assert defaults

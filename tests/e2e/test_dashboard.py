@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from coordinator.dashboard.endpoint import LINK
+from coordinator.dashboard.endpoint import LINK_FILE
 from coordinator.local_broker import Broker
-from coordinator.storage.status import status
+from coordinator.storage.status import read_status
 from emulator.testbed import testbed_files
-from emulator.testbed.processes import Child, Children, Signals
+from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
 from tests.support.browser import PHONE, Open, Visit
-from tests.support.process_fleet import DEVICES, SEED, SETTINGS, Scene, jsonl, until
+from tests.support.process_fleet import DEVICES, SEED, SETTINGS, FleetScene, jsonl, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 ROUNDS = 5
@@ -28,19 +28,19 @@ SECOND_LOOK_MS = 1_500  # some looks of the page at a run that should stand stil
 
 
 @contextmanager
-def begun(folder: Path, broker: Broker) -> Iterator[tuple[Scene, str, Child, list[Child]]]:
+def begun(folder: Path, broker: Broker) -> Iterator[tuple[FleetScene, str, ChildProcess, list[ChildProcess]]]:
     """A coordinator with a dashboard, and devices in two processes; half of them are enough for a round."""
-    with Signals() as signals, Children(folder / "logs", signals) as children:
-        scene = Scene(folder / "run", broker.url, children, (RUN,), ("--dashboard", "0"))
-        config = scene.work / "coordinator.toml"
-        scene.folder.mkdir(parents=True)
+    with DeferredSignals() as signals, ChildProcesses(folder / "logs", signals) as children:
+        testbed = FleetScene(folder / "run", broker.url, children, (RUN,), ("--dashboard", "0"))
+        config = testbed.work / "coordinator.toml"
+        testbed.folder.mkdir(parents=True)
         testbed_files.write_coordinator(
-            config, scene.folder, broker=broker.url, devices=DEVICES, runs=(RUN,), seed=SEED, engines=("onnx",)
+            config, testbed.folder, broker=broker.url, devices=DEVICES, runs=(RUN,), seed=SEED, engines=("onnx",)
         )
         config.write_text(config.read_text().replace("quorum = 1.0", "quorum = 0.5"))
-        coordinator = scene.start_coordinator()
-        until((scene.folder / LINK).exists, children, "the dashboard's link")
-        yield scene, (scene.folder / LINK).read_text().strip(), coordinator, scene.start_devices(2)
+        coordinator = testbed.start_coordinator()
+        until((testbed.folder / LINK_FILE).exists, children, "the dashboard's link")
+        yield testbed, (testbed.folder / LINK_FILE).read_text().strip(), coordinator, testbed.start_devices(2)
 
 
 def rounds_in(folder: Path) -> list[dict[str, Any]]:
@@ -77,18 +77,18 @@ def pauses(page: Page, folder: Path) -> None:
     before = (folder / "metrics.jsonl").read_bytes()
     page.wait_for_timeout(SECOND_LOOK_MS)
     assert (folder / "metrics.jsonl").read_bytes() == before
-    assert (status(folder)["phase"], status(folder)["exchange"]) == ("paused", None)
+    assert (read_status(folder)["phase"], read_status(folder)["exchange"]) == ("paused", None)
 
 
-def goes_on_without_the_silent_half(page: Page, scene: Scene, worker: Child) -> None:
+def goes_on_without_the_silent_half(page: Page, testbed: FleetScene, worker: ChildProcess) -> None:
     """Half of the devices freeze in the pause, so that none of them answers; the round closes when someone says so."""
     os.kill(worker.process.pid, signal.SIGSTOP)
     try:
         page.get_by_role("button", name="Resume").click()
         expect(page.locator("#phase")).not_to_have_text("paused")
         half = DEVICES // 2
-        until(lambda: scene.replies_of_the_open_exchange() == half, scene.children, "half of the answers")
-        number = status(scene.folder)["exchange"]["round"]
+        until(lambda: testbed.replies_of_the_open_exchange() == half, testbed.children, "half of the answers")
+        number = read_status(testbed.folder)["exchange"]["round"]
         expect(page.locator("#exchange-words")).to_contain_text(f"{half} of {DEVICES} answers")
         page.get_by_role("button", name="Close round").click()
         expect(page.get_by_role("dialog")).to_contain_text(f"{half} of {DEVICES} devices have answered")
@@ -99,7 +99,7 @@ def goes_on_without_the_silent_half(page: Page, scene: Scene, worker: Child) -> 
     wait_for_rounds(page, number)
 
 
-def stops(visited: Visit, coordinator: Child) -> None:
+def stops(visited: Visit, coordinator: ChildProcess) -> None:
     page = visited.page
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("dialog").get_by_role("button", name="Stop").click()
@@ -146,4 +146,4 @@ def test_a_real_run_is_shown_and_steered(tmp_path: Path, mosquitto: Broker, visi
         looks_on.page.close()
 
         stops(visited, coordinator)
-        scene.children.leave([coordinator, *workers])
+        scene.children.wait_for_exit([coordinator, *workers])

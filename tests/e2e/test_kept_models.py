@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from coordinator.local_broker import start_broker
-from coordinator.strategies.registry import make, settings_of
+from coordinator.strategies.registry import make_method, method_settings
 from emulator.config import SimulateArgs
-from emulator.simulate import Result, fleet_of, opened, run
+from emulator.simulate import SimulationResult, make_fleet, open_devices, run_simulation
 from tests.support import process_fleet
-from tests.support.process_fleet import Scene
+from tests.support.process_fleet import FleetScene
 
 ROUNDS = 2
 RUNS: Mapping[str, Mapping[str, Any]] = {
@@ -25,23 +25,23 @@ RUNS: Mapping[str, Mapping[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+def played(tmp_path_factory: pytest.TempPathFactory) -> FleetScene:
     """All methods on one fleet, one after the other."""
     folder = tmp_path_factory.mktemp("kept")
     runs = [{**settings, "method": method, "num-rounds": ROUNDS} for method, settings in RUNS.items()]
     with start_broker(folder / "broker") as broker:
-        return process_fleet.play(folder / "run", broker.url, runs=runs)
+        return process_fleet.play_undisturbed(folder / "run", broker.url, runs=runs)
 
 
 @pytest.fixture(scope="module")
-def simulated() -> Mapping[str, Result]:
+def simulated() -> Mapping[str, SimulationResult]:
     """The same in one process, one compilation for all."""
-    args, split = fleet_of(SimulateArgs(devices=process_fleet.DEVICES, seed=process_fleet.SEED))
-    methods = {method: make(method, **settings) for method, settings in RUNS.items()}
-    batch = int(settings_of(methods["nonfed"])["batch-size"])
-    with opened(args.model, split, seed=process_fleet.SEED, batch=batch, engine="onnx") as (devices, start):
+    args, split = make_fleet(SimulateArgs(devices=process_fleet.DEVICES, seed=process_fleet.SEED))
+    methods = {method: make_method(method, **settings) for method, settings in RUNS.items()}
+    batch = int(method_settings(methods["nonfed"])["batch-size"])
+    with open_devices(args.model, split, seed=process_fleet.SEED, batch=batch, engine="onnx") as (devices, start):
         return {
-            method: run(
+            method: run_simulation(
                 strategy,
                 start,
                 replace(devices, own={}, posterior={}),
@@ -56,7 +56,7 @@ def simulated() -> Mapping[str, Result]:
 
 @pytest.mark.parametrize("method", RUNS)
 def test_over_mqtt_every_round_ends_as_in_a_simulation(
-    played: Scene, simulated: Mapping[str, Result], method: str
+    played: FleetScene, simulated: Mapping[str, SimulationResult], method: str
 ) -> None:
     expected = simulated[method]
     real = [event for event in played.of("round") if event["method"] == method]
@@ -71,7 +71,7 @@ def test_over_mqtt_every_round_ends_as_in_a_simulation(
             np.testing.assert_allclose(ours[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_local_training_sends_up_no_model(played: Scene) -> None:
+def test_local_training_sends_up_no_model(played: FleetScene) -> None:
     """What six devices said in a round of NonFed weighs less than one of the models that they trained."""
     model = sum(4 * value.size for value in process_fleet.centers_in(played.folder, "nonfed")[0].values())
     sent = [event["bytes"]["up"] for event in played.of("round") if event["method"] == "nonfed"]

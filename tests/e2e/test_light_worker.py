@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import start_broker
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from emulator.testbed import testbed_files
-from emulator.testbed.processes import Children, Signals
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support import process_fleet
-from tests.support.process_fleet import Scene
+from tests.support.process_fleet import FleetScene
 
 LIMIT_MB = 110
 # The WeCFL CNN, batch 32, the whole life of a process: it joins, trains, evaluates, uploads (BENCHMARKS.md).
@@ -31,14 +31,14 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What /proc says about one device's process after it has trained and evaluated, before it leaves."""
     seen: dict[str, str] = {}
 
-    def look(played: Scene) -> None:
+    def look(played: FleetScene) -> None:
         child = next(child for child in played.children.running if child.name == "worker-0")
         for name in ("maps", "status"):
             seen[name] = Path(f"/proc/{child.process.pid}/{name}").read_text(encoding="utf-8")
 
     folder = tmp_path_factory.mktemp("light")
     with start_broker(folder / "broker") as broker:
-        process_fleet.play(folder / "run", broker.url, act=look, workers=process_fleet.DEVICES)
+        process_fleet.play_undisturbed(folder / "run", broker.url, act=look, workers=process_fleet.DEVICES)
     return seen
 
 
@@ -63,10 +63,10 @@ def test_a_device_trains_the_wecfl_cnn_in_little_memory(
     monkeypatch.setattr(process_fleet, "PATIENCE_S", PATIENCE_S)
     with (
         start_broker(tmp_path / "broker") as broker,
-        Signals() as signals,
-        Children(tmp_path / "logs", signals) as children,
+        DeferredSignals() as signals,
+        ChildProcesses(tmp_path / "logs", signals) as children,
     ):
-        played = Scene(tmp_path / "run", broker.url, children)
+        played = FleetScene(tmp_path / "run", broker.url, children)
         serve_wecfl_cnn(played, engine)
         configs = [random_device(played, f"device-{i}", engine) for i in range(DEVICES)]
         devices = [
@@ -75,28 +75,28 @@ def test_a_device_trains_the_wecfl_cnn_in_little_memory(
         ]
         played.wait_for("round", ROUNDS)
         peaks = [peak_mb(Path(f"/proc/{d.process.pid}/status").read_text(encoding="utf-8")) for d in devices]
-        children.leave(children.running)
+        children.wait_for_exit(children.running)
     assert max(peaks) < LIMITS_MB[engine]
 
 
-def serve_wecfl_cnn(played: Scene, engine: str) -> None:
+def serve_wecfl_cnn(played: FleetScene, engine: str) -> None:
     config, samples = played.work / "coordinator.toml", np.zeros((1, 1, 28, 28), np.float32)
     run = {"method": "fesem", "clusters": 2, "local-steps": 20, "batch-size": 32, "num-rounds": ROUNDS + 1}
     played.folder.mkdir()
     testbed_files.write_coordinator(
         config, played.folder, broker=played.broker, devices=DEVICES, runs=[run], seed=0, engines=(engine,)
     )
-    named = config.read_text(encoding="utf-8").replace(f'"{testbed_files.MODEL}"', '"wecfl-cnn"\nbatch-size = 32')
+    named = config.read_text(encoding="utf-8").replace(f'"{testbed_files.DEMO_MODEL}"', '"wecfl-cnn"\nbatch-size = 32')
     config.write_text(named, encoding="utf-8")
-    np.savez(played.work / testbed_files.REFERENCE, x=samples)
+    np.savez(played.work / testbed_files.REFERENCE_FILE, x=samples)
     played.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config))
 
 
-def random_device(played: Scene, cid: str, engine: str) -> Path:
+def random_device(played: FleetScene, cid: str, engine: str) -> Path:
     rng = np.random.default_rng(0)
     data = Dataset(rng.random((128, 1, 28, 28), dtype=np.float32), rng.integers(0, 10, 128))
-    key = open_key(played.folder).public.hex()
-    local = Local(train=data, test=data)
+    key = open_signing_key(played.folder).public.hex()
+    local = DeviceData(train=data, test=data)
     return testbed_files.write_device(played.work, cid, local, engine=engine, broker=played.broker, key=key).config
 
 

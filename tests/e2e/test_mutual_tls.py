@@ -15,20 +15,20 @@ import numpy as np
 import pytest
 
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.broker_acl import COORDINATOR
-from coordinator.identity.enrolment_server import open_server
-from coordinator.identity.signing_key import credentials_of
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
+from coordinator.identity.enrolment_server import open_enrolment_server
+from coordinator.identity.signing_key import coordinator_credentials
 from coordinator.runtime.server import Server
 from coordinator.storage.store import Store
-from edge_client.config import load
+from edge_client.config import load_config
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
-from edge_client.runtime.factory import dialer
+from edge_client.runtime.factory import make_dialer
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program, virtual_federation
-from tests.support.guarded_broker import FEDERATION, guarded
+from tests.support.guarded_broker import FEDERATION, guarded_broker
 
 pytestmark = pytest.mark.broker
 PATIENCE_S = 60.0
@@ -59,9 +59,9 @@ class Life(threading.Thread):
 
 def test_a_fleet_learns_over_mutual_tls_and_one_device_enrols_first(tmp_path: Path) -> None:
     fleet = softmax_program.grouped_fleet(3, 2)
-    with guarded(tmp_path, *(cid for cid in fleet if cid != NEWCOMER)) as broker:
+    with guarded_broker(tmp_path, *(cid for cid in fleet if cid != NEWCOMER)) as broker:
         keys = broker.work.folder
-        broker.work.token(NEWCOMER)
+        broker.work.add_token(NEWCOMER)
         settings = virtual_federation.config(
             tmp_path / "run",
             devices=3,
@@ -103,8 +103,8 @@ def until(found: Callable[[], bool], waiting: threading.Event) -> None:
 
 def coordinator_of(settings: CoordinatorConfig, store: Store, watch: Callable[[Mapping[str, Any]], None]) -> Server:
     def dial(will: Will | None) -> Transport:
-        ident = f"{FEDERATION}.{COORDINATOR}"
-        return MqttTransport(settings.broker, ident, will=will, credentials=credentials_of(settings))
+        ident = f"{FEDERATION}.{COORDINATOR_CLIENT_ID}"
+        return MqttTransport(settings.broker, ident, will=will, credentials=coordinator_credentials(settings))
 
     return Server(settings, store, dial=dial, clock=SystemClock(), watch=watch)
 
@@ -112,13 +112,13 @@ def coordinator_of(settings: CoordinatorConfig, store: Store, watch: Callable[[M
 def device_of(keys: Path, cid: str) -> Client:
     """A device as its join folder describes it; with a token it gets its certificate first, over HTTPS."""
     file = keys / "devices" / cid / "client.toml"
-    config = load(file, {})
-    if enrolment.wanted(config):
-        with open_server(keys, "127.0.0.1", tell=lambda _: None, port=0) as server:
+    config = load_config(file, {})
+    if enrolment.has_token(config):
+        with open_enrolment_server(keys, "127.0.0.1", tell=lambda _: None, port=0) as server:
             serving = threading.Thread(target=server.serve_forever, daemon=True)
             serving.start()
             address = f"https://localhost:{server.server_address[1]}"
-            enrolment.enrol(load(file, {"FEDCENTERS_ENROL_URL": address}))
+            enrolment.enrol(load_config(file, {"FEDCENTERS_ENROL_URL": address}))
             server.shutdown()
             serving.join(PATIENCE_S)
 
@@ -127,4 +127,4 @@ def device_of(keys: Path, cid: str) -> Client:
 
     local = softmax_program.grouped_fleet(3, 2)[cid]
     rng = np.random.default_rng(int(cid[1:]))
-    return Client(config, dialer(config), local=local, clock=SystemClock(), rng=rng, open_engine=open_engine)
+    return Client(config, make_dialer(config), local=local, clock=SystemClock(), rng=rng, open_engine=open_engine)

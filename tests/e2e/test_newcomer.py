@@ -14,8 +14,8 @@ from coordinator.local_broker import start_broker
 from edge_client.data.dataset import Dataset
 from emulator.data.fleet_split import digits_fleet
 from emulator.testbed import testbed_files
-from emulator.testbed.processes import Children, Signals
-from tests.support.process_fleet import DEVICES, RUN, SEED, Scene
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
+from tests.support.process_fleet import DEVICES, RUN, SEED, FleetScene
 
 RUNS = ({**RUN, "num-rounds": 4},)
 FORMATS = 'formats = ["onnx"]'
@@ -30,17 +30,17 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
     write(folder / "strange", Dataset(local.train.x, np.random.default_rng(0).integers(10, size=len(local.train))))
     with (
         start_broker(folder / "broker") as broker,
-        Signals() as signals,
-        Children(folder / "logs", signals) as children,
+        DeferredSignals() as signals,
+        ChildProcesses(folder / "logs", signals) as children,
     ):
-        scene = Scene(folder / "run", broker.url, children, RUNS)
-        configured(scene)
-        scene.start_coordinator()
-        scene.start_devices(1)
-        scene.wait_for("bundle")
+        testbed = FleetScene(folder / "run", broker.url, children, RUNS)
+        configured(testbed)
+        testbed.start_coordinator()
+        testbed.start_devices(1)
+        testbed.wait_for("bundle")
         found = {name: asked(folder, broker.url, name) for name in ("known", "strange")}
         found["trained"] = asked(folder, broker.url, "known", "--by", "round", "--personalise", "5")
-        children.leave(children.running)
+        children.wait_for_exit(children.running)
     return found
 
 
@@ -49,12 +49,12 @@ def write(folder: Path, data: Dataset) -> None:
     np.savez(folder / "train.npz", x=data.x, y=data.y)
 
 
-def configured(scene: Scene) -> None:
+def configured(testbed: FleetScene) -> None:
     """As the scene would, but with files of the centers, and the opt-in."""
-    path = scene.work / "coordinator.toml"
-    scene.folder.mkdir(parents=True)
-    facts = {"broker": scene.broker, "devices": DEVICES, "runs": RUNS, "seed": SEED, "engines": ("onnx", "pt2")}
-    testbed_files.write_coordinator(path, scene.folder, **facts)  # type: ignore[arg-type]  # each by its own name
+    path = testbed.work / "coordinator.toml"
+    testbed.folder.mkdir(parents=True)
+    facts = {"broker": testbed.broker, "devices": DEVICES, "runs": RUNS, "seed": SEED, "engines": ("onnx", "pt2")}
+    testbed_files.write_coordinator(path, testbed.folder, **facts)  # type: ignore[arg-type]  # each by its own name
     lines = path.read_text(encoding="utf-8").splitlines()
     at = next(i for i, line in enumerate(lines) if line.startswith("formats"))
     end = at if "]" in lines[at] else next(i for i in range(at, len(lines)) if lines[i] == "]")
@@ -64,7 +64,7 @@ def configured(scene: Scene) -> None:
 def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]:
     arguments = [
         "--federation",
-        f"{broker}/{testbed_files.FEDERATION}",
+        f"{broker}/{testbed_files.DEMO_FEDERATION}",
         "--signing-key",
         str(folder / "run" / "signing.pub"),
     ]
@@ -88,7 +88,7 @@ def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]
 def test_a_newcomer_finds_its_signed_center_and_hears_how_sure_that_is(answers: dict[str, dict[str, object]]) -> None:
     known = answers["known"]
     assert known["center"] is not None
-    assert (known["way"], known["signed_by"]) == ("loss", testbed_files.FEDERATION)
+    assert (known["way"], known["signed_by"]) == ("loss", testbed_files.DEMO_FEDERATION)
     assert 0 < float(str(known["confidence"])) <= 1
     assert float(str(known["accuracy"])) > 0.5  # a center of another group writes no class alike
     assert Path(str(known["file"])).is_file()

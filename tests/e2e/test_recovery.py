@@ -12,34 +12,34 @@ from coordinator.local_broker import start_broker
 from coordinator.rounds.metrics import ari
 from emulator.config import SimulateArgs
 from emulator.simulate import simulate_json
-from emulator.testbed.processes import Children, Signals
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support import process_fleet
-from tests.support.process_fleet import Scene
+from tests.support.process_fleet import FleetScene
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Scene:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> FleetScene:
     """A run that nothing happened to."""
     folder = tmp_path_factory.mktemp("calm")
     with start_broker(folder / "broker") as broker:
-        return process_fleet.play(folder / "run", broker.url)
+        return process_fleet.play_undisturbed(folder / "run", broker.url)
 
 
-def test_the_undisturbed_run_finds_the_groups(undisturbed: Scene) -> None:
+def test_the_undisturbed_run_finds_the_groups(undisturbed: FleetScene) -> None:
     assert len(undisturbed.assignments()) == process_fleet.ROUNDS
     last = sorted(undisturbed.assignments()[-1].items())
     assert ari([int(device[-2:]) % 3 for device, _ in last], [center for _, center in last]) == 1.0
 
 
 def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_centers(
-    undisturbed: Scene, tmp_path: Path
+    undisturbed: FleetScene, tmp_path: Path
 ) -> None:
     with (
         start_broker(tmp_path / "broker") as broker,
-        Signals() as signals,
-        Children(tmp_path / "logs", signals) as children,
+        DeferredSignals() as signals,
+        ChildProcesses(tmp_path / "logs", signals) as children,
     ):
-        disturbed = Scene(tmp_path / "run", broker.url, children)
+        disturbed = FleetScene(tmp_path / "run", broker.url, children)
         coordinator = disturbed.start_coordinator()
         _, slow = disturbed.start_devices(2)
         disturbed.wait_for("round")
@@ -56,7 +56,7 @@ def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_center
         disturbed.start_coordinator()
         slow.process.send_signal(signal.SIGCONT)
         disturbed.wait_for("bundle")
-        children.leave(children.running)
+        children.wait_for_exit(children.running)
     assert [event["epoch"] for event in disturbed.of("start")] == [1, 2]
     assert [event["round"] for event in disturbed.of("round")] == list(range(1, process_fleet.ROUNDS + 1))
     assert disturbed.assignments() == undisturbed.assignments()
@@ -67,7 +67,7 @@ def test_a_coordinator_killed_in_the_middle_of_a_round_ends_with_the_same_center
 
 
 def test_a_simulation_with_the_same_seed_ends_with_the_same_assignments_and_centers(
-    undisturbed: Scene, tmp_path: Path
+    undisturbed: FleetScene, tmp_path: Path
 ) -> None:
     asked = SimulateArgs(
         method="fesem",

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import Broker
 from coordinator.runtime.server import Server
 from coordinator.storage.store import Store
@@ -22,8 +22,8 @@ from edge_client.board.flash import PACKAGE
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.update import launcher
-from edge_client.update.launcher import Record
-from edge_client.update.self_update import packed
+from edge_client.update.launcher import ReleaseRecord
+from edge_client.update.self_update import pack_release
 from tests.support import virtual_federation
 
 pytestmark = pytest.mark.broker
@@ -34,7 +34,7 @@ PATIENCE_S = 60.0
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """What `flash` puts on a board, but for the wheels; and one device's data."""
-    for entry in wheels.client(PACKAGE, ("onnx", "litert")):
+    for entry in wheels.client_files(PACKAGE, ("onnx", "litert")):
         path = tmp_path / entry.path.removeprefix("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(entry.data)
@@ -45,11 +45,11 @@ def home(tmp_path: Path) -> Path:
 
 def release(*, works: bool) -> bytes:
     """This client under a higher number; one that does not work ends before it says a word."""
-    files = {e.path.partition("/site/")[2]: e.data for e in wheels.client(PACKAGE, ("onnx", "litert"))}
+    files = {e.path.partition("/site/")[2]: e.data for e in wheels.client_files(PACKAGE, ("onnx", "litert"))}
     files["edge_client/__init__.py"] = f'__version__ = "{NEWER}"\n'.encode()
     if not works:
         files["edge_client/cli.py"] = b"raise SystemExit(1)\n"
-    return packed(files, NEWER)
+    return pack_release(files, NEWER)
 
 
 @contextmanager
@@ -83,19 +83,19 @@ def start(home: Path) -> subprocess.Popen[str]:
 
 
 def configure(home: Path, broker: Broker) -> None:
-    key = open_key(home / "run").public.hex()
+    key = open_signing_key(home / "run").public.hex()
     table = {"federation": "home", "device-id": "porch", "broker": broker.url, "data": ".", "state": "own"}
     lines = [f'{name} = "{value}"' for name, value in table.items()]
     (home / "client.toml").write_text("\n".join([*lines, f'signing-keys = ["{key}"]', "max-temperature = 0"]) + "\n")
 
 
-def until(home: Path, wanted: Record) -> None:
+def until(home: Path, wanted: ReleaseRecord) -> None:
     waiting = threading.Event()
     for _ in range(int(PATIENCE_S * 20)):
-        if launcher.read(home / "state" / "releases") == wanted:
+        if launcher.read_record(home / "state" / "releases") == wanted:
             return
         waiting.wait(0.05)
-    raise TimeoutError(str(launcher.read(home / "state" / "releases")))
+    raise TimeoutError(str(launcher.read_record(home / "state" / "releases")))
 
 
 def test_a_newer_client_is_fetched_started_and_stays(home: Path, mosquitto: Broker) -> None:
@@ -105,9 +105,9 @@ def test_a_newer_client_is_fetched_started_and_stays(home: Path, mosquitto: Brok
         with start(home) as old:
             _, said = old.communicate(timeout=PATIENCE_S)
         assert old.returncode == 0, said
-        assert launcher.read(home / "state" / "releases") == Record(trial=NEWER)
+        assert launcher.read_record(home / "state" / "releases") == ReleaseRecord(trial=NEWER)
         with start(home) as new:
-            until(home, Record(good=NEWER))
+            until(home, ReleaseRecord(good=NEWER))
             new.terminate()
             assert new.wait(PATIENCE_S) == 0
 
@@ -118,13 +118,13 @@ def test_a_newer_client_that_does_not_work_gives_way_to_the_one_of_before(home: 
     with coordinator(home, mosquitto, release(works=False)):
         with start(home) as old:
             old.communicate(timeout=PATIENCE_S)
-        for _ in range(launcher.TRIALS):
+        for _ in range(launcher.MAX_TRIAL_STARTS):
             with start(home) as new:
                 new.communicate(timeout=PATIENCE_S)
             assert new.returncode == 1
         with start(home) as again:
             assert again.stderr is not None
             assert "porch: joining home" in again.stderr.readline()
-            assert launcher.read(home / "state" / "releases") == Record(failed=(NEWER,))
+            assert launcher.read_record(home / "state" / "releases") == ReleaseRecord(failed=(NEWER,))
             again.terminate()
             assert again.wait(PATIENCE_S) == 0

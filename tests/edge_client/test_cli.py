@@ -140,7 +140,7 @@ def watching(url: str) -> Iterator[MqttTransport]:
 def next_state(watcher: MqttTransport) -> tuple[str, str]:
     event = watcher.receive(30)
     assert isinstance(event, Message)
-    return event.topic.rsplit("/", 1)[1], messages.read(event.payload)["s"]
+    return event.topic.rsplit("/", 1)[1], messages.read_message(event.payload)["s"]
 
 
 @pytest.mark.broker
@@ -180,9 +180,9 @@ def test_ctrl_c_during_a_visit_is_quiet(tmp_path: Path, mosquitto: Broker) -> No
 
 
 def test_an_answer_is_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
-    from edge_client.nearest.result import Answer
+    from edge_client.nearest.result import NearestAnswer
 
-    answer = Answer(device="dev-1", center=1, losses={0: 2.0, 1: 0.5}, n=3, accuracy=1.0)
+    answer = NearestAnswer(device="dev-1", center=1, losses={0: 2.0, 1: 0.5}, n=3, accuracy=1.0)
     told = json.loads(json.dumps(answer.to_json()))
     assert (told["center"], told["losses"], told["accuracy"]) == (1, {"0": 2.0, "1": 0.5}, 1.0)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.config import load
+from edge_client.config import load_config
 from edge_client.errors import ConfigError
 
 KEY = "ab" * 32
@@ -28,7 +28,7 @@ def write(folder: Path, **changes: str | None) -> Path:
 
 
 def test_a_complete_file_is_read_with_paths_relative_to_it(tmp_path: Path) -> None:
-    config = load(write(tmp_path, engine='"litert"', threads="2"), {})
+    config = load_config(write(tmp_path, engine='"litert"', threads="2"), {})
     assert (config.federation, config.device_id, config.engine, config.threads) == ("demo", "dev-1", "litert", 2)
     assert config.data == tmp_path / "data"
     assert config.state == Path("/var/lib/x")
@@ -42,26 +42,26 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
         "FEDCENTERS_SIGNING_KEYS": f"{'cd' * 32},{KEY}",
         "FEDCENTERS_UNRELATED": "x",
     }
-    config = load(write(tmp_path), environment)
+    config = load_config(write(tmp_path), environment)
     assert (config.broker, config.threads, len(config.signing_keys)) == ("mqtts://broker.example", 4, 2)
 
 
 def test_an_unknown_key_is_named_with_the_nearest_valid_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown key 'signing-key'") as wrong:
-        load(write(tmp_path, signing_key='"x"'), {})
+        load_config(write(tmp_path, signing_key='"x"'), {})
     assert "did you mean 'signing-keys'?" in wrong.value.hint
 
 
 def test_a_key_like_no_other_lists_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as wrong:
-        load(write(tmp_path, xyzzy="1"), {})
+        load_config(write(tmp_path, xyzzy="1"), {})
     assert "federation, device-id" in wrong.value.hint
 
 
 @pytest.mark.parametrize("key", GOOD)
 def test_a_missing_key_is_named_with_what_belongs_there(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=f"'{key}' is missing") as wrong:
-        load(write(tmp_path, **{key.replace("-", "_"): None}), {})
+        load_config(write(tmp_path, **{key.replace("-", "_"): None}), {})
     assert wrong.value.hint
 
 
@@ -87,13 +87,13 @@ def test_a_missing_key_is_named_with_what_belongs_there(tmp_path: Path, key: str
 )
 def test_a_wrong_value_is_named_with_its_key_and_a_hint(tmp_path: Path, key: str, value: str) -> None:
     with pytest.raises(ConfigError, match=f"client.toml: {key} = ") as wrong:
-        load(write(tmp_path, **{key.replace("-", "_"): value}), {})
+        load_config(write(tmp_path, **{key.replace("-", "_"): value}), {})
     assert wrong.value.hint
 
 
 def test_an_absent_file_and_a_file_that_is_no_toml_are_told_apart(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no configuration at"):
-        load(tmp_path / "absent.toml", {})
+        load_config(tmp_path / "absent.toml", {})
     (tmp_path / "x.toml").write_text("federation = ")
     with pytest.raises(ConfigError, match="cannot read"):
-        load(tmp_path / "x.toml", {})
+        load_config(tmp_path / "x.toml", {})

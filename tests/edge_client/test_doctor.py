@@ -16,15 +16,15 @@ import pytest
 from coordinator.local_broker import Broker
 from edge_client import doctor as doctors
 from edge_client.cli import main
-from edge_client.config import ClientConfig, load
-from edge_client.doctor import Check, checks, probe
+from edge_client.config import ClientConfig, load_config
+from edge_client.doctor import CheckResult, load_probe, run_checks
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.installed import version_of
 from edge_client.runtime import train_conditions as device_module
-from edge_client.runtime.train_conditions import Readings
+from edge_client.runtime.train_conditions import DeviceStatus
 from tests.edge_client.engines.broken import break_engine
-from tests.support.guarded_broker import FEDERATION, guarded
+from tests.support.guarded_broker import FEDERATION, guarded_broker
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -44,13 +44,13 @@ def device(folder: Path, broker: str, **more: str) -> Path:
     return path
 
 
-def found(config: ClientConfig) -> dict[str, Check]:
-    return {check.name: check for check in checks(config)}
+def found(config: ClientConfig) -> dict[str, CheckResult]:
+    return {check.name: check for check in run_checks(config)}
 
 
 @pytest.mark.parametrize("engine", ["onnx", "litert"])
 def test_the_probe_makes_its_golden_run_on_every_runtime(engine: str) -> None:
-    program, files = probe(engine)
+    program, files = load_probe(engine)
     golden = program.golden[engine]
     assert len(golden.losses) == 10
     assert run_golden(open_engine(engine, program, files), program, golden) < golden.tolerance / 100
@@ -72,10 +72,10 @@ def test_a_device_that_is_well_passes_every_check(
 
 @pytest.mark.broker
 def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
-    with guarded(tmp_path, "dev-1", "dev-2") as broker:
+    with guarded_broker(tmp_path, "dev-1", "dev-2") as broker:
         home = broker.work.folder / "devices" / "dev-1"
         files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
-        config = load(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
         well = found(config)
         assert well["broker"].ok, well["broker"].said
         assert well["certificate"].said.startswith("valid for 3")
@@ -93,14 +93,14 @@ def test_what_is_wrong_is_a_fail_with_a_hint_and_an_exit_code(
     path = device(tmp_path, f"mqtt://127.0.0.1:{free_port}")
     (tmp_path / "data" / "train.npz").unlink()
     (tmp_path / "state").write_text("a file where a folder should be")
-    assert main(["doctor", "--config", str(path)]) == doctors.EXIT_UNFIT
+    assert main(["doctor", "--config", str(path)]) == doctors.EXIT_CHECK_FAILED
     failed = {line[5:].partition(":")[0]: line for line in capsys.readouterr().out.splitlines() if line[:4] == "FAIL"}
     assert sorted(failed) == ["broker", "data", "disk"]
     assert all("; " in line for line in failed.values())
 
 
 def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
-    config = load(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
     wall = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from pathlib import Path\nfrom edge_client import config, doctor\n"
@@ -120,7 +120,7 @@ def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
 def test_of_every_other_installed_runtime_it_is_told_whether_it_could_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = load(device(tmp_path, "mqtt://127.0.0.1:1"), {})
+    config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
     onnx, litert = version_of("onnx"), version_of("litert")
     first, second = found(config)["runtime"].said.split("; ")
     assert first.startswith(f"{onnx} took 10 steps on cpu, ")
@@ -133,9 +133,9 @@ def test_of_every_other_installed_runtime_it_is_told_whether_it_could_take_over(
 
 
 def test_a_hot_a_dry_and_a_full_board_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(load(device(tmp_path, "mqtt://127.0.0.1:1"), {}), max_temperature=80)
-    bad = Readings(draining=(("BAT0", 3),), temperatures=(("cpu", 91.0),), free_mib=10)
-    monkeypatch.setattr(device_module, "read", lambda: bad)
+    config = replace(load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {}), max_temperature=80)
+    bad = DeviceStatus(draining=(("BAT0", 3),), temperatures=(("cpu", 91.0),), free_mib=10)
+    monkeypatch.setattr(device_module, "read_device_status", lambda: bad)
     told = found(config)
     assert [name for name in ("memory", "power", "temperature", "training now") if told[name].ok] == []
     assert told["temperature"].line() == "FAIL temperature: cpu at 91 °C; give it air, or raise max-temperature"
@@ -156,6 +156,6 @@ def test_what_listens_there_and_is_no_broker_for_us_is_told(tmp_path: Path, answ
 
         thread = threading.Thread(target=serve)
         thread.start()
-        config = load(device(tmp_path, f"mqtt://127.0.0.1:{server.getsockname()[1]}"), {})
+        config = load_config(device(tmp_path, f"mqtt://127.0.0.1:{server.getsockname()[1]}"), {})
         assert said in found(config)["broker"].said
         thread.join()

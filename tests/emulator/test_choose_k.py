@@ -9,29 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.strategies.fesem import FeSEM
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
 from emulator.choose_k import (
     CRITERIA,
-    Heard,
-    Trial,
+    ClusterCountTrial,
+    RecordingStrategy,
     choose_k,
     choose_k_json,
-    picture,
-    recommended,
-    try_each,
-    validation,
+    draw_trials,
+    recommend_k,
+    run_trials,
+    validation_fleet,
 )
 from emulator.config import SimulateArgs
-from emulator.simulate import run
+from emulator.simulate import run_simulation
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 FLEET = grouped_fleet(9, 3, n=60)
 
 
-def trial(k: int, *accuracies: float, silhouette: float = 0.0, distance: float = 1.0) -> Trial:
+def trial(k: int, *accuracies: float, silhouette: float = 0.0, distance: float = 1.0) -> ClusterCountTrial:
     per_device = {f"d{i}": a for i, a in enumerate(accuracies)}
-    return Trial(clusters=k, used=k, per_device=per_device, distance=distance, silhouette=silhouette)
+    return ClusterCountTrial(clusters=k, used=k, per_device=per_device, distance=distance, silhouette=silhouette)
 
 
 def fesem(k: int) -> FeSEM:
@@ -39,10 +39,10 @@ def fesem(k: int) -> FeSEM:
 
 
 def test_the_true_number_of_groups_is_recommended_by_every_criterion() -> None:
-    devices = devices_of(validation(FLEET, sample=100, seed=0))
-    trials = try_each([fesem(k) for k in range(1, 6)], start_of(), devices, rounds=3, seed=0, batch=8)
+    devices = devices_of(validation_fleet(FLEET, sample=100, seed=0))
+    trials = run_trials([fesem(k) for k in range(1, 6)], start_of(), devices, rounds=3, seed=0, batch=8)
     assert [t.clusters for t in trials] == [1, 2, 3, 4, 5]
-    assert {by: recommended(trials, by) for by in CRITERIA} == dict.fromkeys(CRITERIA, 3)
+    assert {by: recommend_k(trials, by) for by in CRITERIA} == dict.fromkeys(CRITERIA, 3)
     distances = [t.distance for t in trials]
     assert distances == sorted(distances, reverse=True)
 
@@ -50,13 +50,13 @@ def test_the_true_number_of_groups_is_recommended_by_every_criterion() -> None:
 def test_the_least_number_that_is_not_clearly_worse_wins() -> None:
     # From 2 to 3 centers the devices gain 0.3, 0.3, 0.2, 0.2; from 3 to 4 they gain 0.02 on average, give or take.
     trials = [trial(2, 0.6, 0.6, 0.6, 0.6), trial(3, 0.9, 0.9, 0.8, 0.8), trial(4, 0.95, 0.8, 0.85, 0.88)]
-    assert recommended(trials, "accuracy") == 3
-    assert recommended(list(reversed(trials)), "accuracy") == 3
-    assert recommended([trial(1, 0.5), trial(2, 0.6)], "accuracy") == 2
+    assert recommend_k(trials, "accuracy") == 3
+    assert recommend_k(list(reversed(trials)), "accuracy") == 3
+    assert recommend_k([trial(1, 0.5), trial(2, 0.6)], "accuracy") == 2
 
 
 def test_of_equal_silhouettes_the_least_number_wins() -> None:
-    assert recommended([trial(3, 1.0, silhouette=0.4), trial(2, 1.0, silhouette=0.4), trial(1, 1.0)], "silhouette") == 2
+    assert recommend_k([trial(3, 1.0, silhouette=0.4), trial(2, 1.0, silhouette=0.4), trial(1, 1.0)], "silhouette") == 2
 
 
 @pytest.mark.parametrize(
@@ -65,22 +65,22 @@ def test_of_equal_silhouettes_the_least_number_wins() -> None:
 )
 def test_the_distance_within_recommends_where_it_bends(within: list[float], elbow: int) -> None:
     trials = [trial(k, 1.0, distance=d) for k, d in enumerate(within, start=1)]
-    assert recommended(list(reversed(trials)), "distance") == elbow
+    assert recommend_k(list(reversed(trials)), "distance") == elbow
 
 
 @given(n=st.lists(st.integers(1, 30), min_size=1, max_size=8), sample=st.integers(1, 10), seed=st.integers(0, 99))
 def test_held_out_samples_are_training_samples_that_nobody_trains_on(n: list[int], sample: int, seed: int) -> None:
     kept = Dataset(np.full((4, 1), -1.0), np.zeros(4, np.int64))  # for testing: must not be seen
     devices = {
-        f"d{i}": Local(train=Dataset(100.0 * i + np.arange(size)[:, None], np.zeros(size, np.int64)), test=kept)
+        f"d{i}": DeviceData(train=Dataset(100.0 * i + np.arange(size)[:, None], np.zeros(size, np.int64)), test=kept)
         for i, size in enumerate(n)
     }
     able = [c for c in devices if len(devices[c].train) > 1]
     if not able:
         with pytest.raises(UsageError):
-            validation(devices, sample=sample, seed=seed)
+            validation_fleet(devices, sample=sample, seed=seed)
         return
-    dealt = validation(devices, sample=sample, seed=seed)
+    dealt = validation_fleet(devices, sample=sample, seed=seed)
     assert len(dealt) == min(sample, len(able))
     for c, local in dealt.items():
         assert local.test is not None
@@ -91,9 +91,10 @@ def test_held_out_samples_are_training_samples_that_nobody_trains_on(n: list[int
 
 
 def test_listening_changes_nothing_of_a_run() -> None:
-    heard = Heard(fesem(2))
+    heard = RecordingStrategy(fesem(2))
     plain, listened = (
-        run(method, start_of(), devices_of(FLEET), {}, rounds=2, seed=0, batch=8) for method in (fesem(2), heard)
+        run_simulation(method, start_of(), devices_of(FLEET), {}, rounds=2, seed=0, batch=8)
+        for method in (fesem(2), heard)
     )
     np.testing.assert_array_equal(plain.state.centers, listened.state.centers)
     assert sorted(heard.models) == sorted(FLEET)
@@ -102,7 +103,8 @@ def test_listening_changes_nothing_of_a_run() -> None:
 def test_one_number_does_not_depend_on_those_tried_before() -> None:
     devices = devices_of(FLEET)
     alone, after = (
-        try_each([fesem(k) for k in ks], start_of(), devices, rounds=2, seed=0, batch=8)[-1] for ks in ([3], [1, 2, 3])
+        run_trials([fesem(k) for k in ks], start_of(), devices, rounds=2, seed=0, batch=8)[-1]
+        for ks in ([3], [1, 2, 3])
     )
     assert alone == after
     assert devices.own == {}
@@ -114,7 +116,7 @@ def test_the_command_reports_every_number_and_draws_them(tmp_path: Path) -> None
     assert [row["clusters"] for row in result["trials"]] == [1, 2]
     assert result["clusters"] == result["recommended"]["silhouette"]
     assert result["devices"] == 4
-    picture(result, tmp_path / "choice.png")
+    draw_trials(result, tmp_path / "choice.png")
     assert (tmp_path / "choice.png").read_bytes().startswith(b"\x89PNG")
 
 

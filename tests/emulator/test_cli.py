@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from emulator.cli import app
-from emulator.config import pairs_of
+from emulator.config import parse_pairs
 from tests.support import finished_run
 
 RUNNER = CliRunner()
@@ -59,7 +59,7 @@ def test_a_mistake_gets_a_line_a_hint_and_an_exit_code(
 
 
 def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:
-    folder = finished_run.write(tmp_path / "run")
+    folder = finished_run.write_demo_run(tmp_path / "run")
     done = RUNNER.invoke(app, ["report", str(folder), "--picture", str(tmp_path / "readme.png")])
     assert done.exit_code == 0
     assert done.stdout.split() == [str(folder / "report.html"), str(tmp_path / "readme.png")]
@@ -72,14 +72,14 @@ def test_help_loads_neither_torch_nor_matplotlib() -> None:
 
 
 def test_settings_keep_their_text_until_the_method_reads_them() -> None:
-    assert pairs_of(["lam=0.1", "e-step=k-means", "x=a=b"]) == {"lam": "0.1", "e-step": "k-means", "x": "a=b"}
+    assert parse_pairs(["lam=0.1", "e-step=k-means", "x=a=b"]) == {"lam": "0.1", "e-step": "k-means", "x": "a=b"}
 
 
 def test_a_bug_is_shown_whole_and_called_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> Path:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("emulator.reports.comparison.write", broken)
+    monkeypatch.setattr("emulator.reports.comparison.write_comparison", broken)
     done = RUNNER.invoke(app, ["report", str(tmp_path)])
     assert done.exit_code == 70
     assert "ZeroDivisionError" in done.stderr

@@ -8,9 +8,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.strategies.registry import METHODS, make, settings_of
+from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.errors import ConfigError, FedcentersError, UsageError
-from emulator.config import FIELDS, LESSON, SimulateArgs, asked, example, pairs_of, read, table_of
+from emulator.config import (
+    FIELDS,
+    FINGERPRINT_KEYS,
+    SimulateArgs,
+    example_config,
+    make_args,
+    parse_pairs,
+    read_table,
+    resolved_table,
+)
 from emulator.help import HELP
 
 
@@ -18,36 +27,40 @@ def test_every_key_is_explained_and_names_a_field() -> None:
     assert {FIELDS.get(key, key).replace("-", "_") for key in HELP} | {"settings"} == {
         f.name for f in fields(SimulateArgs)
     }
-    assert set(LESSON) <= set(HELP)
+    assert set(FINGERPRINT_KEYS) <= set(HELP)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_setting_of_a_method_hides_a_key_of_the_run(method: str) -> None:
-    assert not set(settings_of(make(method))) & set(HELP)
+    assert not set(method_settings(make_method(method))) & set(HELP)
 
 
 @pytest.mark.parametrize("method", ["fesem", "fedsoft"])
 def test_the_example_is_the_default(method: str, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(example(method))
-    args = asked(read(tmp_path / "run.toml"))
-    made = settings_of(make(method))
+    (tmp_path / "run.toml").write_text(example_config(method))
+    args = make_args(read_table(tmp_path / "run.toml"))
+    made = method_settings(make_method(method))
     assert args == SimulateArgs(method=method, settings=made)
-    assert all(f"# {words}" in example(method) for words in HELP.values())
+    assert all(f"# {words}" in example_config(method) for words in HELP.values())
 
 
 def test_a_runs_own_file_gives_the_same_run(tmp_path: Path) -> None:
     import tomli_w
 
-    args = asked({"method": "wecfl", "num-rounds": 3, "data": "/data", "learning-rate": 0.5, "devices": 7})
-    strategy = make(args.method, **args.settings)
-    (tmp_path / "config.toml").write_text(tomli_w.dumps(table_of(args, settings_of(strategy))))
-    again = asked(read(tmp_path / "config.toml"))
-    assert table_of(again, settings_of(make(again.method, **again.settings))) == table_of(args, settings_of(strategy))
+    args = make_args({"method": "wecfl", "num-rounds": 3, "data": "/data", "learning-rate": 0.5, "devices": 7})
+    strategy = make_method(args.method, **args.settings)
+    (tmp_path / "config.toml").write_text(tomli_w.dumps(resolved_table(args, method_settings(strategy))))
+    again = make_args(read_table(tmp_path / "config.toml"))
+    assert resolved_table(again, method_settings(make_method(again.method, **again.settings))) == resolved_table(
+        args, method_settings(strategy)
+    )
     assert (again.rounds, again.devices, again.settings["learning-rate"]) == (3, 7, 0.5)
 
 
 def test_options_win_over_texts_and_texts_over_the_file() -> None:
-    args = asked({"num-rounds": 5, "seed": 1, "local-steps": 3}, pairs_of(["seed=2", "local-steps=4"]), {"seed": 3})
+    args = make_args(
+        {"num-rounds": 5, "seed": 1, "local-steps": 3}, parse_pairs(["seed=2", "local-steps=4"]), {"seed": 3}
+    )
     assert (args.rounds, args.seed, args.settings) == (5, 3, {"local-steps": "4"})
 
 
@@ -70,7 +83,7 @@ def test_what_cannot_be_meant_is_refused_with_a_hint(
     table: dict[str, Any], error: type[FedcentersError], said: str
 ) -> None:
     with pytest.raises(error) as wrong:
-        asked(table)
+        make_args(table)
     assert said in f"{wrong.value} {wrong.value.hint}"
 
 
@@ -79,4 +92,4 @@ def test_a_file_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str
     if text is not None:
         (tmp_path / "run.toml").write_text(text)
     with pytest.raises(ConfigError, match=said):
-        read(tmp_path / "run.toml")
+        read_table(tmp_path / "run.toml")

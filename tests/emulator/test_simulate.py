@@ -14,16 +14,16 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
 from emulator.config import SimulateArgs
-from emulator.simulate import Record, Result, fleet_of, opened, run, simulate_json
-from emulator.simulation.device_profiles import PROFILES
+from emulator.simulate import Record, SimulationResult, make_fleet, open_devices, run_simulation, simulate_json
+from emulator.simulation.device_profiles import DEVICE_PROFILES
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(6, 3)
 GROUPS = {c: i % 3 for i, c in enumerate(sorted(LOCAL))}
 
 
-def simulated(method: FedAvg | FeSEM, rounds: int = 4) -> Result:
-    return run(method, start_of(), devices_of(LOCAL), GROUPS, rounds=rounds, seed=0, batch=8)
+def simulated(method: FedAvg | FeSEM, rounds: int = 4) -> SimulationResult:
+    return run_simulation(method, start_of(), devices_of(LOCAL), GROUPS, rounds=rounds, seed=0, batch=8)
 
 
 def test_virtual_time_changes_nothing_about_the_models() -> None:
@@ -47,7 +47,7 @@ def test_each_round_is_recorded_with_its_bytes_and_seconds() -> None:
 
 def test_real_seconds_stand_beside_the_simulated_ones_and_are_no_part_of_the_record() -> None:
     shown: list[Record] = []
-    result = run(
+    result = run_simulation(
         FedAvg(local_steps=2, batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=2, seed=0, batch=8,
         progress=shown.append,
     )  # fmt: skip
@@ -58,11 +58,11 @@ def test_real_seconds_stand_beside_the_simulated_ones_and_are_no_part_of_the_rec
 
 
 def test_the_same_seed_gives_the_same_records_of_a_fleet_that_comes_and_goes() -> None:
-    kinds = tuple(replace(kind, availability=0.7, cycle_s=60.0, dropout=0.3) for kind in PROFILES)
+    kinds = tuple(replace(kind, availability=0.7, cycle_s=60.0, dropout=0.3) for kind in DEVICE_PROFILES)
     method = FedAvg(local_steps=2, batch_size=8)
     one, other, steady = (
-        run(method, start_of(), devices_of(LOCAL), {}, rounds=4, seed=3, batch=8, kinds=k)
-        for k in (kinds, kinds, PROFILES)
+        run_simulation(method, start_of(), devices_of(LOCAL), {}, rounds=4, seed=3, batch=8, kinds=k)
+        for k in (kinds, kinds, DEVICE_PROFILES)
     )
     assert one.records == other.records
     assert min(r["answered"] for r in one.records) < 1
@@ -82,7 +82,7 @@ def test_a_file_of_profiles_and_seldom_tests_are_what_a_run_then_has(tmp_path: P
 
 
 def test_a_fleet_without_true_groups_has_no_score() -> None:
-    result = run(FedAvg(batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=1, seed=0, batch=8)
+    result = run_simulation(FedAvg(batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=1, seed=0, batch=8)
     assert (result.ari, result.nmi, result.purity) == (None, None, None)
 
 
@@ -127,9 +127,11 @@ def test_what_cannot_be_simulated_is_refused_before_anything_is_written(tmp_path
 
 @pytest.mark.slow  # compiles a model of its own; a table of regressions is in experiments/test_cells.py
 def test_a_regression_runs_and_has_no_accuracy() -> None:
-    asked, split = fleet_of(SimulateArgs(data_set="regression", devices=4))
-    with opened(asked.model, split, seed=0, batch=10) as (devices, start):
-        result = run(FedAvg(local_steps=20, batch_size=10), start, devices, split.groups, rounds=2, seed=0, batch=10)
+    asked, split = make_fleet(SimulateArgs(data_set="regression", devices=4))
+    with open_devices(asked.model, split, seed=0, batch=10) as (devices, start):
+        result = run_simulation(
+            FedAvg(local_steps=20, batch_size=10), start, devices, split.groups, rounds=2, seed=0, batch=10
+        )
         centers = [start, result.state.centers[0]]
         losses, _ = devices.learner.evaluate(centers, split.holdouts["domain 0"], batch=100)
     assert result.records[-1]["accuracy"] == {"micro": None, "macro": None}

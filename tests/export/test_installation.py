@@ -9,7 +9,7 @@ import pytest
 
 from edge_client.errors import RuntimeMissing
 from export.bundle.center_files import export_center
-from export.bundle.quantize import quantized
+from export.bundle.quantize import quantize_file
 from export.compiler.program import compile_program
 from tests.support.programs import model
 
@@ -29,7 +29,7 @@ def center() -> None:
     [
         ("litert_torch", program),
         ("litert_torch", center),
-        ("ai_edge_quantizer", lambda: quantized(b"", "tflite", "int8")),
+        ("ai_edge_quantizer", lambda: quantize_file(b"", "tflite", "int8")),
     ],
 )
 def test_what_cannot_be_imported_is_said_to_be_missing(

@@ -40,7 +40,7 @@ class First(nn.Module):
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
-class Tokens(nn.Module):
+class TokenHead(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 4)
@@ -123,7 +123,7 @@ COMPILES: Mapping[tuple[str, str], Makers] = {
             nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 2, enable_nested_tensor=False
         ),
     },
-    ("tokens", "embedding"): {"Embedding": Tokens},
+    ("tokens", "embedding"): {"Embedding": TokenHead},
 }
 REFUSED: Mapping[tuple[str, str], Makers] = {
     ("image", "another draw"): {"RReLU": nn.RReLU},

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.strategies.registry import make, name_of
+from coordinator.strategies.registry import make_method, method_name
 from edge_client.errors import UsageError
 from emulator.data import partition_schemes, registry
-from export.plugins import import_path, named
+from export.plugins import find_by_name, import_path
 
 MINE = """
 from dataclasses import dataclass
@@ -54,22 +54,24 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize("how", ["{}:Half", "half"])
 def test_a_method_comes_by_import_path_or_registered_with_its_settings(module: str, how: str) -> None:
-    made = make(how.format(module), **{"share": "0.25", "local-steps": "3"})
+    made = make_method(how.format(module), **{"share": "0.25", "local-steps": "3"})
     assert (getattr(made, "share", None), getattr(made, "local_steps", None)) == (0.25, 3)
-    assert name_of(made) == "half"
+    assert method_name(made) == "half"
 
 
 @pytest.mark.parametrize("how", ["{}:DIGITS", "ours"])
 def test_a_data_set_comes_by_import_path_or_registered(module: str, how: str) -> None:
-    assert registry.load(how.format(module)).classes == 10
+    assert registry.load_data_set(how.format(module)).classes == 10
 
 
 @pytest.mark.parametrize("how", ["{}:Same:twice=2", "same:twice=2"])
 def test_a_partition_comes_by_import_path_or_registered_with_its_settings(module: str, how: str) -> None:
-    assert getattr(partition_schemes.parse(how.format(module)), "twice", None) == 2
+    assert getattr(partition_schemes.parse_scheme(how.format(module)), "twice", None) == 2
 
 
-@pytest.mark.parametrize("make_it", [lambda: make("json:dumps"), lambda: partition_schemes.parse("json:dumps")])
+@pytest.mark.parametrize(
+    "make_it", [lambda: make_method("json:dumps"), lambda: partition_schemes.parse_scheme("json:dumps")]
+)
 def test_what_is_no_class_of_settings_is_refused(make_it: object) -> None:
     with pytest.raises(UsageError, match="json:dumps is no"):
         make_it()  # type: ignore[operator]
@@ -91,6 +93,6 @@ def test_a_path_that_leads_nowhere_says_where_it_ends(path: str, said: str) -> N
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(UsageError, match="unknown data set 'digit'") as wrong:
-        named("data-sets", "digit", {"digits": 1, "faces": 2})
+        find_by_name("data-sets", "digit", {"digits": 1, "faces": 2})
     assert wrong.value.hint is not None
     assert wrong.value.hint.startswith("did you mean 'digits'? use one of digits, faces")

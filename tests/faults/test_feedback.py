@@ -55,7 +55,7 @@ def test_a_power_cut_before_or_after_an_acknowledgement_changes_no_bit(tmp_path:
 
 def test_centers_over_i8_are_near_those_over_f32(tmp_path: Path) -> None:
     exact, coded = (
-        state_codec.from_bytes(trained(federation(tmp_path / codec, codec))["fesem"]) for codec in ("f32", "i8")
+        state_codec.decode_state(trained(federation(tmp_path / codec, codec))["fesem"]) for codec in ("f32", "i8")
     )
     assert coded.assignment == exact.assignment
     moved = np.abs(exact.centers - exact.extra["start"]).max()

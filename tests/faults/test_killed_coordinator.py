@@ -11,8 +11,8 @@ import pytest
 
 from coordinator.config import RunConfig
 from coordinator.rounds.round import round_rng
-from coordinator.storage.store import Diverged
-from edge_client.transport.blobs import Partial
+from coordinator.storage.store import ReplayDiverged
+from edge_client.transport.blobs import PartialBlob
 from edge_client.transport.memory import MemoryBroker
 from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy
 from tests.support.virtual_time import Killed
@@ -23,7 +23,7 @@ SENDS, BLOCKS_UP = 87, 30  # messages of the coordinator, and blocks that it is 
 OURS = ("coord", "cat", "t", "b")
 
 
-class Undisturbed(NamedTuple):
+class CoordinatorBaseline(NamedTuple):
     states: dict[str, bytes]
     rounds: list[dict[str, Any]]
     writes: int
@@ -36,7 +36,7 @@ def federation(folder: Path, **changes: Anything) -> Federation:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> CoordinatorBaseline:
     fed = federation(tmp_path_factory.mktemp("undisturbed"))
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
@@ -46,17 +46,17 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     writes = fed.store.writes
     fed.world.end()
     kinds = Counter[str](TOPICS.parse(message.topic).kind for message in spy.heard())
-    return Undisturbed(fed.final_states(), fed.rounds(), writes, sum(kinds[k] for k in OURS), kinds["in"])
+    return CoordinatorBaseline(fed.final_states(), fed.rounds(), writes, sum(kinds[k] for k in OURS), kinds["in"])
 
 
-def test_the_kills_below_reach_every_write_of_the_store_and_every_message(undisturbed: Undisturbed) -> None:
+def test_the_kills_below_reach_every_write_of_the_store_and_every_message(undisturbed: CoordinatorBaseline) -> None:
     assert (undisturbed.writes, undisturbed.sends, undisturbed.blocks_up) == (WRITES, SENDS, BLOCKS_UP)
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("fatal", range(1, WRITES + 1))
 def test_a_kill_at_any_write_changes_no_bit_of_the_outcome(
-    tmp_path: Path, undisturbed: Undisturbed, fatal: int, *, before: bool
+    tmp_path: Path, undisturbed: CoordinatorBaseline, fatal: int, *, before: bool
 ) -> None:
     fed = federation(tmp_path)
     victim = fed.start_coordinator(fatal=fatal, before=before)
@@ -71,7 +71,7 @@ def test_a_kill_at_any_write_changes_no_bit_of_the_outcome(
 
 @pytest.mark.parametrize("fatal", range(1, SENDS + 1, 4))
 def test_a_kill_at_any_message_that_it_sends_changes_no_bit_of_the_outcome(
-    tmp_path: Path, undisturbed: Undisturbed, fatal: int
+    tmp_path: Path, undisturbed: CoordinatorBaseline, fatal: int
 ) -> None:
     """Before a task, in the middle of a download, after an update is on disk and before its `ack`."""
     sent = 0
@@ -98,7 +98,7 @@ def test_a_kill_at_any_message_that_it_sends_changes_no_bit_of_the_outcome(
 
 @pytest.mark.parametrize("fatal", range(2, BLOCKS_UP + 1, 4))
 def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
-    tmp_path: Path, undisturbed: Undisturbed, fatal: int
+    tmp_path: Path, undisturbed: CoordinatorBaseline, fatal: int
 ) -> None:
     seen = 0
 
@@ -121,13 +121,13 @@ def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
 
 @pytest.mark.parametrize("fatal", range(1, 2 * DEVICES + 1))
 def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_and_no_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed, fatal: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: CoordinatorBaseline, fatal: int
 ) -> None:
     """Every block is on disk then, so the device owes none, and whoever waits for one waits until the deadline."""
     fed = federation(tmp_path)
-    finish, finished = Partial.finish, 0
+    finish, finished = PartialBlob.finish, 0
 
-    def dies(partial: Partial) -> Path:
+    def dies(partial: PartialBlob) -> Path:
         nonlocal finished
         finished += threading.current_thread().name == "coordinator.0"
         if finished != fatal or victim.doomed:
@@ -135,7 +135,7 @@ def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_an
         victim.vanish()
         raise Killed
 
-    monkeypatch.setattr(Partial, "finish", dies)
+    monkeypatch.setattr(PartialBlob, "finish", dies)
     victim = fed.start_coordinator()
     fed.start_devices(DEVICES)
     fed.world.run(lambda: victim.ended)
@@ -147,7 +147,7 @@ def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_an
 
 
 def test_a_coordinator_that_is_killed_again_and_again_still_gets_there(
-    tmp_path: Path, undisturbed: Undisturbed
+    tmp_path: Path, undisturbed: CoordinatorBaseline
 ) -> None:
     fed = federation(tmp_path)
     fed.start_devices(DEVICES)
@@ -197,7 +197,7 @@ def test_a_method_that_asks_something_else_than_before_is_stopped(
     fed.world.run(lambda: victim.ended)
     monkeypatch.setattr("coordinator.runtime.training_loop.round_rng", lambda seed, number: round_rng(seed + 1, number))
     fed.start_coordinator()
-    with pytest.raises(Diverged, match="asks other things than before the restart"):
+    with pytest.raises(ReplayDiverged, match="asks other things than before the restart"):
         fed.finish()
     fed.world.end()
 

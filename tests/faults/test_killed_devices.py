@@ -10,13 +10,13 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.artifacts.finished_run import strategy_of
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.artifacts.finished_run import make_strategy
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
-from edge_client.training.learner import OverEngine
+from edge_client.training.learner import EngineLearner
 from edge_client.transport import blobs
-from emulator.simulation.virtual_network import Devices, f32_delta
+from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
 from tests.support import softmax_program
 from tests.support.virtual_federation import BALLAST, Federation, program
 from tests.support.virtual_time import Killed
@@ -66,13 +66,13 @@ class Power:
         raise Killed
 
 
-class Undisturbed(NamedTuple):
+class DevicesBaseline(NamedTuple):
     states: dict[str, bytes]
     steps: int
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> DevicesBaseline:
     with pytest.MonkeyPatch.context() as patch:
         power = Power(patch)
         fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES)
@@ -80,10 +80,10 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
         fed.start_devices(DEVICES)
         fed.finish()
         fed.world.end()
-    return Undisturbed(fed.final_states(), power.steps)
+    return DevicesBaseline(fed.final_states(), power.steps)
 
 
-def test_the_cuts_below_reach_every_step_of_a_device(undisturbed: Undisturbed) -> None:
+def test_the_cuts_below_reach_every_step_of_a_device(undisturbed: DevicesBaseline) -> None:
     assert undisturbed.steps == STEPS
 
 
@@ -92,7 +92,7 @@ def test_the_cuts_below_reach_every_step_of_a_device(undisturbed: Undisturbed) -
     [(step, "in the middle") for step in range(1, STEPS + 1)] + [(step, "after") for step in range(1, STEPS + 1, 4)],
 )
 def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Undisturbed, fatal: int, moment: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: DevicesBaseline, fatal: int, moment: str
 ) -> None:
     power = Power(monkeypatch, fatal, moment)
     power.fed = fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
@@ -109,8 +109,10 @@ def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
 def without(fed: Federation, devices: int, gone: frozenset[str], *, from_round: int, rounds: int) -> State:
     """The same training with direct calls, where some never answer from a round on."""
     local = softmax_program.grouped_fleet(devices, 2)
-    fleet = Devices(learner=OverEngine(softmax_program.SoftmaxEngine(), program()), local=local, wire=f32_delta)
-    strategy = strategy_of(fed.config.runs[0], fed.config)
+    fleet = EmulatedDevices(
+        learner=EngineLearner(softmax_program.SoftmaxEngine(), program()), local=local, wire=round_through_f32_delta
+    )
+    strategy = make_strategy(fed.config.runs[0], fed.config)
     start = softmax_program.start_of().astype(np.float32)
     state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
     for number in range(1, rounds + 1):
@@ -120,7 +122,7 @@ def without(fed: Federation, devices: int, gone: frozenset[str], *, from_round: 
             return {cid: fleet.answer(cid, task) for cid, task in exchange.items() if cid not in silent}
 
         rng = round_rng(fed.config.seed, number)
-        exchanges = one_round(
+        exchanges = run_round(
             strategy, state, fleet.program.schema, fleet.fleet, rng, batch=fed.config.model.batch_size
         )
         state, _ = drive(exchanges, ask)
@@ -138,7 +140,7 @@ def test_thirty_percent_of_the_devices_gone_for_good_are_done_without(tmp_path: 
     fed.finish()
     fed.world.end()
     expected = without(fed, 10, gone, from_round=2, rounds=3)
-    found = state_codec.from_bytes(fed.final_states()["fesem"])
+    found = state_codec.decode_state(fed.final_states()["fesem"])
     assert found.assignment == expected.assignment
     np.testing.assert_array_equal(found.centers, expected.centers)
     answered = [sorted(record["per_device"]) for record in fed.rounds()]
@@ -160,4 +162,4 @@ def test_one_device_too_many_gone_for_good_is_told_and_the_training_goes_on_when
     fed.finish()
     fed.world.end()
     expected = without(fed, 10, frozenset({"d02", "d05", "d08"}), from_round=2, rounds=3)
-    np.testing.assert_array_equal(state_codec.from_bytes(fed.final_states()["fesem"]).centers, expected.centers)
+    np.testing.assert_array_equal(state_codec.decode_state(fed.final_states()["fesem"]).centers, expected.centers)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.live_federation import BALLAST, DEVICES, ROUNDS, nth, scene
-from tests.support.tcp_proxy import wire
+from tests.support.tcp_proxy import breaking_proxy
 from tests.support.virtual_federation import Federation
 
 pytestmark = pytest.mark.broker
@@ -69,7 +69,7 @@ def test_links_that_break_in_the_middle_of_a_block_go_on_where_they_were(
     tmp_path: Path, undisturbed: Federation
 ) -> None:
     """Twelve connections end after 50,001 bytes of a round's 130,000 in either direction."""
-    with scene(tmp_path) as (here, spy), wire(here.port, cuts=12, bytes_each=50_001) as broken:
+    with scene(tmp_path) as (here, spy), breaking_proxy(here.port, cuts=12, bytes_each=50_001) as broken:
         here.detour = broken.url
         here.start("coordinator")
         here.start("devices")

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.artifacts.finished_run import strategy_of
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.artifacts.finished_run import make_strategy
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from edge_client.errors import NetworkError
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import ClientId
-from edge_client.training.learner import OverEngine
+from edge_client.training.learner import EngineLearner
 from edge_client.transport.memory import MemoryBroker
-from emulator.simulation.virtual_network import Devices, f32_delta
+from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
 from tests.support import softmax_program
 from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy, program
 
@@ -30,8 +30,10 @@ def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
 def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = frozenset(), rounds: int = 2) -> State:
     """The same training with direct calls: what the survivors of a fault have to arrive at."""
     local = softmax_program.grouped_fleet(devices, 2)
-    fleet = Devices(learner=OverEngine(softmax_program.SoftmaxEngine(), program()), local=local, wire=f32_delta)
-    strategy = strategy_of(fed.config.runs[0], fed.config)
+    fleet = EmulatedDevices(
+        learner=EngineLearner(softmax_program.SoftmaxEngine(), program()), local=local, wire=round_through_f32_delta
+    )
+    strategy = make_strategy(fed.config.runs[0], fed.config)
     start = softmax_program.start_of().astype(np.float32)
     state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
 
@@ -41,12 +43,12 @@ def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = f
     for number in range(1, rounds + 1):
         rng = round_rng(fed.config.seed, number)
         batch = fed.config.model.batch_size
-        state, _ = drive(one_round(strategy, state, fleet.program.schema, fleet.fleet, rng, batch=batch), ask)
+        state, _ = drive(run_round(strategy, state, fleet.program.schema, fleet.fleet, rng, batch=batch), ask)
     return state
 
 
 def final_state(fed: Federation) -> State:
-    return state_codec.from_bytes(fed.final_states()["fesem"])
+    return state_codec.decode_state(fed.final_states()["fesem"])
 
 
 def test_over_a_broker_a_method_gives_the_same_bits_as_with_direct_calls(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_half_a_fleet_that_reconnects_in_one_second_changes_nothing(tmp_path: Pa
         for cid in range(storm % 2, many, 2):
             until_s = fed.world.clock.time_s + 1.0 / many
             fed.world.run(lambda: fed.world.clock.time_s >= until_s)  # noqa: B023 - used at once
-            broker.cut(f"{FEDERATION}.d{cid:02d}")
+            broker.drop_connection(f"{FEDERATION}.d{cid:02d}")
     assert not fed.happened("done")
     fed.finish()
     fed.world.end()

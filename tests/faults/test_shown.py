@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.strategies.common.streaming_gram import Arrivals, Nearness
+from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from edge_client.protocol.task import ClientId, Reply
 from tests.support.virtual_federation import BALLAST, Federation
 
@@ -17,16 +17,16 @@ def test_each_reply_is_shown_while_its_exchange_is_open(
 ) -> None:
     fed = Federation.of(tmp_path, ballast=ballast)
     seen: list[tuple[ClientId, bool, int]] = []
-    for kind in (Arrivals, Nearness):
+    for kind in (StreamingGram, StreamingDistances):
 
-        def see(self: object, who: ClientId, reply: Reply, *, original: object = kind.see) -> None:
-            live = None if fed.server is None else fed.server.reception.live
+        def see(self: object, who: ClientId, reply: Reply, *, original: object = kind.add_reply) -> None:
+            live = None if fed.server is None else fed.server.dispatcher.live
             waiting = live is not None and not live.closed
             held = 0 if live is None else sum(r.update is not None for r in live.replies.values())
             seen.append((who, waiting, held))
             original(self, who, reply)  # type: ignore[operator]
 
-        monkeypatch.setattr(kind, "see", see)
+        monkeypatch.setattr(kind, "add_reply", see)
     fed.start_coordinator()
     fed.start_devices(4)
     fed.finish()

@@ -17,7 +17,7 @@ TOPICS = Topics(FEDERATION)
 
 def record(fed: Federation) -> dict[str, object]:
     """The retained record of who leads."""
-    return messages.read(fed.world.broker.retained[TOPICS.coord()], "coord")
+    return messages.read_message(fed.world.broker.retained[TOPICS.coord()], "coord")
 
 
 def test_every_start_takes_a_higher_epoch_and_a_new_boot(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_lower_record_is_put_right(tmp_path: Path) -> None:
     stale = json.loads(fed.world.broker.retained[TOPICS.coord()]) | {"epoch": 1, "boot": "0" * 16}
     intruder = fed.world.broker.client("intruder")
     intruder.connect()
-    intruder.publish(TOPICS.coord(), messages.canonical(stale), retain=True)
+    intruder.publish(TOPICS.coord(), messages.canonical_json(stale), retain=True)
     fed.world.run(lambda: record(fed)["epoch"] == 2)
     fed.world.end()
 

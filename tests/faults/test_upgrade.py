@@ -21,7 +21,7 @@ from edge_client.errors import ConfigError
 from tests.faults.write_store import leave, write, write_key
 from tests.support import softmax_program
 from tests.support.virtual_federation import Federation, Spy, config
-from tests.support.virtual_time import World
+from tests.support.virtual_time import VirtualWorld
 
 STORES = Path(__file__).with_name("stores")
 
@@ -36,7 +36,7 @@ def restored(folder: Path, kept: Path = STORES / "1") -> Federation:
         db.executescript((kept / "coordinator.sql").read_text(encoding="utf-8"))
     shutil.copy(kept / "metrics.jsonl", run)
     write_key(run)
-    return Federation(World(folder), config(run))
+    return Federation(VirtualWorld(folder), config(run))
 
 
 def test_there_is_a_store_of_every_older_version_that_this_one_reads() -> None:
@@ -56,7 +56,7 @@ def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path, 
     calm.start_devices(4)
     calm.finish()
     calm.world.end()
-    upgraded, expected = (state_codec.from_bytes(f.final_states()["fesem"]) for f in (fed, calm))
+    upgraded, expected = (state_codec.decode_state(f.final_states()["fesem"]) for f in (fed, calm))
     assert upgraded.assignment == expected.assignment
     # Round 1 was computed on another machine, whose sums may differ in the last bit.
     np.testing.assert_allclose(upgraded.centers, expected.centers, rtol=1e-5, atol=1e-6)

@@ -9,7 +9,7 @@ import pytest
 
 from edge_client.errors import ProtocolError
 from edge_client.protocol import messages
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.transport.base import Message
 from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Spy
 from tests.support.virtual_time import Participant, VirtualTransport
@@ -23,9 +23,9 @@ def start_old_device(fed: Federation, cid: str, *, says: tuple[dict[str, Any], .
         transport = VirtualTransport(me, fed.world.broker, f"{FEDERATION}.{cid}", None)
         transport.connect()
         transport.subscribe(*TOPICS.device_filters(cid))
-        transport.publish(TOPICS.state(cid), canonical({"v": 0, "k": "st", "state": "ready"}), retain=True)
+        transport.publish(TOPICS.state(cid), canonical_json({"v": 0, "k": "st", "state": "ready"}), retain=True)
         for message in says:
-            transport.publish(TOPICS.request(cid), canonical(message))
+            transport.publish(TOPICS.request(cid), canonical_json(message))
         while True:
             event = transport.receive(60.0)
             if isinstance(event, Message) and event.topic == TOPICS.down(cid):
@@ -47,7 +47,7 @@ def test_a_device_of_an_older_version_is_told_so_and_the_others_finish_as_withou
         fed.start_devices(3)
         fed.finish()
         fed.world.end()
-    answers = [messages.read(payload, "t") for payload in told]
+    answers = [messages.read_message(payload, "t") for payload in told]
     assert {(answer["k"], answer["code"]) for answer in answers} == {("err", "bad_version")}
     assert all("message version 0, this side reads 1" in answer["detail"] for answer in answers)
     assert mixed.final_states() == alone.final_states()
@@ -60,7 +60,9 @@ def test_a_device_that_is_told_so_ends_with_what_to_do(tmp_path: Path) -> None:
     fed.start_coordinator()
     fed.start_devices(2)
     fed.world.run(lambda: fed.happened("joined"))
-    error = messages.write("err", ident="x", t_ms=0, epoch=1, code="bad_version", detail="version 1, this side reads 2")
+    error = messages.write_message(
+        "err", ident="x", t_ms=0, epoch=1, code="bad_version", detail="version 1, this side reads 2"
+    )
     spy.publish(TOPICS.down("d01"), error)
     with pytest.raises(ProtocolError, match="speaks another version of the protocol: version 1, this side reads 2"):
         fed.world.run(lambda: False)
@@ -72,7 +74,7 @@ def test_a_device_that_is_told_so_ends_with_what_to_do(tmp_path: Path) -> None:
 def record(proto: list[int]) -> bytes:
     """A coordinator's, which speaks these versions."""
     fields = {"boot": "0" * 16, "online": True, "spread_ms": 0, "block": 4096, "window": 4, "src": ["mqtt"]}
-    return messages.write("coord", ident="x", t_ms=0, epoch=9, proto=proto, **fields)
+    return messages.write_message("coord", ident="x", t_ms=0, epoch=9, proto=proto, **fields)
 
 
 def test_a_device_leaves_a_coordinator_that_no_longer_speaks_its_version(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from hypothesis import seed as seeded
 
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.program import FUNCTIONS
-from export.compiler.check_program import hard_inputs
-from export.compiler.program import compile_program, source_of
-from export.compiler.program_parity import difference
+from export.compiler.check_program import tied_inputs
+from export.compiler.program import compile_program, make_source
+from export.compiler.program_parity import max_difference
 from tests.support.random_architectures import Architecture, architectures
 
 # Of LiteRT; the others are tried with a smaller one too. Of two samples a batch norm leaves nothing but signs:
@@ -77,10 +77,10 @@ def _differs(one: Architecture, engine: str, dtype: str) -> tuple[float, str]:
             made = compile_program(module, one.input, name="drawn", dtype=dtype, batch=BATCH, engines=(engine,))
     except ProgramRefused as refusal:
         return float("inf"), str(refusal).splitlines()[0]
-    source = source_of(module, name="drawn", input=one.input, dtype=dtype)
+    source = make_source(module, name="drawn", input=one.input, dtype=dtype)
     files = {f: made.files[made.program.containers[engine][f].sha256] for f in FUNCTIONS}
     return max(
-        difference(source, engine, f, file, batch=b, seed=one.seed, limit=LIMITS[dtype], inputs=hard_inputs)
+        max_difference(source, engine, f, file, batch=b, seed=one.seed, limit=LIMITS[dtype], inputs=tied_inputs)
         for f, file in files.items()
         for b in ((BATCH,) if engine == "litert" else (BATCH, 2 if dtype == "float64" else 3))
     ), ""

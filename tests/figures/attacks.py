@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.strategies.registry import make
+from coordinator.strategies.registry import make_method
 from emulator.config import SimulateArgs
-from emulator.simulate import fleet_of, opened, run
+from emulator.simulate import make_fleet, open_devices, run_simulation
 from emulator.simulation import attacks as hostile
-from emulator.simulation.attacks import ATTACKS, Hostile
-from emulator.simulation.virtual_network import Devices
+from emulator.simulation.attacks import ATTACKS, AttackSpec
+from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
 
 PAGE, PICTURE = DOCS / "hostile-devices.md", DOCS / "hostile.svg"
@@ -53,24 +53,26 @@ def played() -> Cells:
     cells: Cells = {row: {share: [] for share in SHARES} for row in rows()}
     for seed in SEEDS:
         for groups in sorted({groups for groups, _ in METHODS.values()}):
-            args, split = fleet_of(SimulateArgs(devices=DEVICES, groups=groups, seed=seed))
+            args, split = make_fleet(SimulateArgs(devices=DEVICES, groups=groups, seed=seed))
             facts: dict[str, Any] = {"seed": seed, "batch": 16}
-            with opened(args.model, split, **facts, engine="lean") as (devices, start):
+            with open_devices(args.model, split, **facts, engine="lean") as (devices, start):
                 calm: dict[tuple[str, str], float] = {}
                 for (method, reduce, attack), found in cells.items():
                     if METHODS[method][0] != groups:
                         continue
-                    strategy = make(method, **{**LOCAL, **METHODS[method][1], "reduce": reduce})
+                    strategy = make_method(method, **{**LOCAL, **METHODS[method][1], "reduce": reduce})
                     for share in SHARES:
                         if not share and (method, reduce) in calm:
                             found[share].append(calm[method, reduce])
                             continue
-                        enemy = Hostile(attack=attack, share=share)
-                        liars = enemy.chosen(split.devices, seed)
-                        fleet = Devices(learner=devices.learner, local=enemy.spoiled(split.devices, liars))
-                        lie = enemy.lie(liars, seed)
-                        result = run(strategy, start, fleet, split.groups, rounds=ROUNDS, **facts, lie=lie)
-                        accuracy = hostile.honest(result.records[-1], liars)
+                        enemy = AttackSpec(attack=attack, share=share)
+                        liars = enemy.attackers(split.devices, seed)
+                        fleet = EmulatedDevices(learner=devices.learner, local=enemy.poison_data(split.devices, liars))
+                        lie = enemy.make_attack(liars, seed)
+                        result = run_simulation(
+                            strategy, start, fleet, split.groups, rounds=ROUNDS, **facts, attack=lie
+                        )
+                        accuracy = hostile.honest_accuracy(result.records[-1], liars)
                         found[share].append(float("nan") if accuracy is None else accuracy)
                         if not share:
                             calm[method, reduce] = found[share][-1]

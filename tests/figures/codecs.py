@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from coordinator.rounds.metrics import last_rounds
-from coordinator.strategies.registry import make
+from coordinator.strategies.registry import make_method
 from edge_client.protocol.task import Flat, Schema
 from emulator.config import SimulateArgs
-from emulator.simulate import Result, fleet_of, opened, run
-from emulator.simulation.codec_channel import Code, Wire, coded
-from emulator.simulation.virtual_network import Devices
+from emulator.simulate import SimulationResult, make_fleet, open_devices, run_simulation
+from emulator.simulation.codec_channel import Codec, CodecChannel, protocol_codec
+from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
 
 PAGE = DOCS / "codecs.md"
@@ -29,7 +29,7 @@ SEEDS, DEVICES, ROUNDS, BATCH = (0, 1, 2), 60, 15, 32
 SETTINGS: Mapping[str, Any] = {"clusters": 10, "local-steps": 20, "learning-rate": 0.02, "batch-size": BATCH}
 
 
-def top(share: float) -> Code:
+def top(share: float) -> Codec:
     """Only the `share` of all values that are largest, as float32 with a 32-bit index each."""
 
     def code(delta: Flat, _schema: Schema) -> tuple[Flat, int]:
@@ -42,35 +42,37 @@ def top(share: float) -> Code:
     return code
 
 
-WAYS: Mapping[str, tuple[Code | None, bool]] = {  # name -> code and feedback
+WAYS: Mapping[str, tuple[Codec | None, bool]] = {  # name -> code and feedback
     "f32": (None, False),
-    "f16": (coded("f16"), False),
-    "i8, feedback": (coded("i8"), True),
-    "i8, none": (coded("i8"), False),
+    "f16": (protocol_codec("f16"), False),
+    "i8, feedback": (protocol_codec("i8"), True),
+    "i8, none": (protocol_codec("i8"), False),
     "top 10 %, feedback": (top(0.1), True),
     "top 10 %, none": (top(0.1), False),
     "top 1 %, feedback": (top(0.01), True),
 }
 
 
-def played(data: Path) -> dict[str, list[Result]]:
+def played(data: Path) -> dict[str, list[SimulationResult]]:
     """Every way of every seed."""
-    found: dict[str, list[Result]] = {way: [] for way in WAYS}
+    found: dict[str, list[SimulationResult]] = {way: [] for way in WAYS}
     for seed in SEEDS:
         asked = SimulateArgs(data_set="fashion-mnist", model="mnist-mlp", devices=DEVICES, seed=seed, data=data)
-        args, split = fleet_of(asked)
+        args, split = make_fleet(asked)
         facts: dict[str, Any] = {"seed": seed, "batch": BATCH}
-        with opened(args.model, split, **facts, engine="lean") as (devices, start):
+        with open_devices(args.model, split, **facts, engine="lean") as (devices, start):
             for way, (code, feedback) in WAYS.items():
-                fleet = Devices(learner=devices.learner, local=devices.local)
-                wire = Wire(devices.program.schema, code, feedback=feedback)
-                method = make("wecfl", **SETTINGS)
-                found[way].append(run(method, start, fleet, split.groups, rounds=ROUNDS, wire=wire, **facts))
+                fleet = EmulatedDevices(learner=devices.learner, local=devices.local)
+                channel = CodecChannel(devices.program.schema, code, feedback=feedback)
+                method = make_method("wecfl", **SETTINGS)
+                found[way].append(
+                    run_simulation(method, start, fleet, split.groups, rounds=ROUNDS, channel=channel, **facts)
+                )
         print(f"seed {seed} is done", file=sys.stderr)  # noqa: T201 - a script's progress
     return found
 
 
-def table(found: Mapping[str, list[Result]], seconds: float) -> str:
+def table(found: Mapping[str, list[SimulationResult]], seconds: float) -> str:
     """Markdown: accuracy over the last three rounds, how well the groups were found, bytes up."""
     seeds = ", ".join(map(str, SEEDS))
     said = f"Accuracy weighs by samples and is the mean of the last three rounds; means and deviations of seeds {seeds}"
@@ -87,11 +89,11 @@ def table(found: Mapping[str, list[Result]], seconds: float) -> str:
     return "\n".join([f"{said}. {seconds / 60:.0f} CPU minutes; {machine()}.", "", *rows])
 
 
-def _accuracies(results: list[Result]) -> np.ndarray[Any, np.dtype[np.float64]]:
+def _accuracies(results: list[SimulationResult]) -> np.ndarray[Any, np.dtype[np.float64]]:
     return np.array([np.mean(last_rounds(result.records, "accuracy")) for result in results])
 
 
-def _bytes(results: list[Result]) -> float:
+def _bytes(results: list[SimulationResult]) -> float:
     return float(np.mean([record["bytes"]["up"] for result in results for record in result.records]))
 
 

@@ -22,19 +22,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coordinator.models.registry import build
+from coordinator.models.registry import build_model
 from coordinator.strategies.base import Fleet, Round, State, Strategy
 from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.nonfed import NonFed
-from coordinator.strategies.common.local_sgd import UNSET, LocalSgd
+from coordinator.strategies.common.local_sgd import NOT_A_SETTING, LocalSgd
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, ClientId, Schema
-from edge_client.training.fit_probe import LABEL_PRIOR
+from edge_client.training.fit_probe import LABEL_PRIOR_SAMPLES
 from emulator.data import partition_schemes, registry
-from emulator.data.fleet_split import Split
-from emulator.data.loaders.samples import Samples
-from emulator.simulate import Result, opened, run
+from emulator.data.fleet_split import FleetData
+from emulator.data.loaders.samples import RawSamples
+from emulator.simulate import SimulationResult, open_devices, run_simulation
 from export.compiler.program import load_vector
 
 PARTITION = "cluster-n-class:groups=10,classes-group=3,classes=2"
@@ -56,17 +56,17 @@ FASTER = 0.0024  # what momentum of 0.9 amounts to in ten steps when it survives
 
 
 @dataclass(frozen=True, kw_only=True)
-class Noted(WeCFL):
+class RecordingWeCFL(WeCFL):
     """WeCFL, and the centers [K, size] with which each round began."""
 
-    began: list[Array] = field(default_factory=list, metadata=UNSET)
+    began: list[Array] = field(default_factory=list, metadata=NOT_A_SETTING)
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """WeCFL's own."""
         self.began.append(state.centers)
         return (yield from super().round(state, schema, fleet, rng))
 
-    def turns(self, result: Result) -> list[float]:
+    def turns(self, result: SimulationResult) -> list[float]:
         """The cosine of each center's last two moves, of its parameters alone."""
         last, before = (
             (now - then)[:, : result.schema.n_params].astype(np.float64)
@@ -77,23 +77,23 @@ class Noted(WeCFL):
         return cosines
 
 
-def fleet(data: Path | None, *, devices: int, seed: int, quirks: bool = False) -> Split:
+def fleet(data: Path | None, *, devices: int, seed: int, quirks: bool = False) -> FleetData:
     """The devices, without a look at the test part; with `quirks` as the published code cuts them."""
-    whole = registry.load("fashion-mnist", data, seed=seed)
+    whole = registry.load_data_set("fashion-mnist", data, seed=seed)
     order = np.random.default_rng(123 + seed).permutation(len(whole.train.y))
     train, held_out = (
-        Samples(x=whole.train.x[rows], y=whole.train.y[rows]) for rows in (order[:-HELD_OUT], order[-HELD_OUT:])
+        RawSamples(x=whole.train.x[rows], y=whole.train.y[rows]) for rows in (order[:-HELD_OUT], order[-HELD_OUT:])
     )
-    scheme = partition_schemes.parse(f"{PARTITION},paper-quirks={int(quirks)}")
+    scheme = partition_schemes.parse_scheme(f"{PARTITION},paper-quirks={int(quirks)}")
     return scheme.split(replace(whole, train=train, test=held_out), devices=devices, seed=seed)
 
 
-def pairs_of(split: Split) -> dict[ClientId, tuple[int, ...]]:
+def pairs_of(split: FleetData) -> dict[ClientId, tuple[int, ...]]:
     """The labels that each device holds."""
     return {who: tuple(np.unique(local.train.y).tolist()) for who, local in split.devices.items()}
 
 
-def given_clusters(variant: str, split: Split) -> Mapping[ClientId, int] | None:
+def given_clusters(variant: str, split: FleetData) -> Mapping[ClientId, int] | None:
     """Each device's cluster where the variant gives it away; None where k-means finds it."""
     if variant == "groups":
         return split.groups
@@ -110,7 +110,7 @@ def method(variant: str, given: Mapping[ClientId, int] | None, *, clusters: int 
     if variant in SERVED:  # one training, tested in three ways
         telling = replace(sgd, label_prior="device")
         return Ditto(**vars(telling), lam=PULL, common_weight=SERVED[variant])
-    strategy = Noted(
+    strategy = RecordingWeCFL(
         **vars(sgd),
         clusters=clusters if given is None else max(given.values()) + 1,
         representation=variant if variant in {"all", "delta"} else "classifier",
@@ -135,7 +135,7 @@ def ways(model: nn.Module, local: tuple[Dataset, Dataset]) -> list[float]:
     (x, y), (inputs, labels) = (tuple(map(torch.from_numpy, (part.x, part.y))) for part in reversed(local))
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    told = torch.log(torch.bincount(labels, minlength=CLASSES) + LABEL_PRIOR)
+    told = torch.log(torch.bincount(labels, minlength=CLASSES) + LABEL_PRIOR_SAMPLES)
     whole = [torch.arange(len(y))]
     found, last = [_right(model.eval(), x, y, whole)], [_right(model.eval(), x, y, whole, told)]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -157,9 +157,9 @@ def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], told: 
 
 
 @torch.no_grad()
-def tested(result: Result, split: Split) -> list[float]:
+def tested(result: SimulationResult, split: FleetData) -> list[float]:
     """Percent of all held-out samples in each of the `ways`."""
-    model = build("wecfl-cnn", seed=0).module
+    model = build_model("wecfl-cnn", seed=0).module
     rows, n = [], []
     for who, local in split.devices.items():
         if local.test is not None:
@@ -187,14 +187,16 @@ def main() -> None:
             split = fleet(asked.data, devices=asked.devices, seed=seed, quirks=variant == "quirks")
             given = given_clusters(variant, split)
             strategy = method(variant, given, clusters=asked.clusters, momentum=asked.momentum)
-            with opened("wecfl-cnn", split, seed=seed, batch=BATCH, engine="lean") as (devices, start):
-                result = run(strategy, start, devices, split.groups, rounds=asked.rounds, seed=seed, batch=BATCH)
+            with open_devices("wecfl-cnn", split, seed=seed, batch=BATCH, engine="lean") as (devices, start):
+                result = run_simulation(
+                    strategy, start, devices, split.groups, rounds=asked.rounds, seed=seed, batch=BATCH
+                )
             told = {name: getattr(asked, name) for name in ("clusters", "momentum", "rounds")}
             pairs = set(pairs_of(split).values())
             found = {"variant": variant, "seed": seed, **told, "labels": len(set[int]().union(*pairs))}
             found |= {"pairs": len(pairs), "shirts": sum(SHIRT in pair for pair in pairs)}
             found |= {"ari": result.ari, "curve": [round(100 * r["accuracy"]["micro"], 1) for r in result.records]}
-            if isinstance(strategy, Noted):
+            if isinstance(strategy, RecordingWeCFL):
                 found |= {"turns": strategy.turns(result), "percent": tested(result, split)}
             else:  # a device's own models, as it is served them
                 found["percent"] = [100 * result.records[-1]["accuracy"]["micro"]]

@@ -18,52 +18,56 @@ from typing import Any
 import numpy as np
 import torch
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
-from edge_client.nearest.choose_center import BELIEF, CANDIDATES
+from edge_client.nearest.choose_center import CANDIDATE_PROBABILITY, MAX_CANDIDATES
 from edge_client.protocol.nearest import selection_rule
-from edge_client.protocol.nearest.router import Belief, Guide
+from edge_client.protocol.nearest.router import Router, RouterPrediction
 from edge_client.protocol.task import Array, ClientId
-from emulator.router_training import SIZES, Ended, taught
-from tests.figures.nearest_fleets import SETTINGS, Fleet, fleet
+from emulator.router_training import MEASUREMENTS_BY_SIZE, FinishedTraining, fit_router
+from tests.figures.nearest_fleets import SETTINGS, FinishedFleet, fleet
 
 LOOKS = {1: 2, 5: 1, 20: 1, 100: 1}
 UNSEEN = 8  # devices of each other distribution
 BOUNDED = ("labelled", "unlabelled")  # these look at the models of a few candidates only
 BINS = 10
 Row = dict[str, Any]
-Told = tuple[str, int, Belief, int]  # way, samples, what it believes, models that were fetched for it
+Told = tuple[str, int, RouterPrediction, int]  # way, samples, what it believes, models that were fetched for it
 
 
-def looks(run: Fleet, guide: Guide, local: Local, rng: np.random.Generator, times: Mapping[int, int]) -> Iterator[Told]:
+def looks(
+    run: FinishedFleet, router: Router, local: DeviceData, rng: np.random.Generator, times: Mapping[int, int]
+) -> Iterator[Told]:
     """What every way says after so many samples of the device's training part."""
     learner, centers = run.devices.learner, list(run.centers)
     for n, count in times.items():
         for time in range(count):
             rows = rng.permutation(len(local.train))[:n]
             few = Dataset(local.train.x[rows], local.train.y[rows])
-            found = features.by_models(learner, centers, few, labels=True)
-            if guide.sketch is not None:
-                found["sketch"] = selection_rule.apart(features.inputs(few, guide.sketch), guide.sketch.centers)
-            if guide.round is not None and time == 0:
-                point = features.update(learner, run.start, few, guide.round, seed=n)
-                found["round"] = selection_rule.apart(point, guide.round.centers)
-            if (far := features.norms(learner, centers, few)) is not None:
+            found = features.model_distances(learner, centers, few, labels=True)
+            if router.sketch is not None:
+                found["sketch"] = selection_rule.sketch_distance(
+                    features.sketch_inputs(few, router.sketch), router.sketch.centers
+                )
+            if router.round is not None and time == 0:
+                point = features.sketch_local_round(learner, run.start, few, router.round, seed=n)
+                found["round"] = selection_rule.sketch_distance(point, router.round.centers)
+            if (far := features.norm_distances(learner, centers, few)) is not None:
                 found["norms"] = far
-            for way in guide.ways:
-                if way in BOUNDED or guide.ways[way].features[0] in found:
-                    yield way, n, *believed(guide, way, found, n)
+            for way in router.ways:
+                if way in BOUNDED or router.ways[way].features[0] in found:
+                    yield way, n, *believed(router, way, found, n)
 
 
-def believed(guide: Guide, way: str, found: Mapping[str, Array], n: int) -> tuple[Belief, int]:
+def believed(router: Router, way: str, found: Mapping[str, Array], n: int) -> tuple[RouterPrediction, int]:
     """A bounded way sees the models of the sketch's candidates only; -> what it believes, and how many models."""
-    fetched = 0 if way in ("sketch", "round") else guide.centers
+    fetched = 0 if way in ("sketch", "round") else router.centers
     if way in BOUNDED:
-        left = guide.believe("sketch", found, n).candidates(CANDIDATES, BELIEF)
-        hidden = np.setdiff1d(np.arange(guide.centers), left)
+        left = router.predict("sketch", found, n).candidates(MAX_CANDIDATES, CANDIDATE_PROBABILITY)
+        hidden = np.setdiff1d(np.arange(router.centers), left)
         found = {f: d if f == "sketch" else _without(d, hidden) for f, d in found.items()}
         fetched = len(left)
-    return guide.believe(way, found, n), fetched
+    return router.predict(way, found, n), fetched
 
 
 def _without(distances: Array, hidden: Array) -> Array:
@@ -72,9 +76,9 @@ def _without(distances: Array, hidden: Array) -> Array:
     return out
 
 
-def of_one(name: str, seed: int, run: Fleet) -> list[Row]:
+def of_one(name: str, seed: int, run: FinishedFleet) -> list[Row]:
     """The rows of one setting and seed."""
-    ended = Ended(
+    ended = FinishedTraining(
         learner=run.devices.learner,
         method=run.setting.method,
         start=run.start,
@@ -82,7 +86,7 @@ def of_one(name: str, seed: int, run: Fleet) -> list[Row]:
         assignment=run.assignment,
         devices=run.trained,
     )
-    guide = taught(ended, seed=seed)
+    guide = fit_router(ended, seed=seed)
     rng = np.random.Generator(np.random.PCG64(10_000 + seed))
     known = [
         (way, n, (belief, accuracy, run.truth.get(c) if run.setting.judged_by_group else None, fetched))
@@ -97,7 +101,7 @@ def of_one(name: str, seed: int, run: Fleet) -> list[Row]:
     guide_bytes = len(guide.to_bytes())
     rows = []
     for way in guide.ways:
-        for n in SIZES:
+        for n in MEASUREMENTS_BY_SIZE:
             mine = [look for w, m, look in known if (w, m) == (way, n)]
             if mine:
                 nones = {
@@ -109,12 +113,14 @@ def of_one(name: str, seed: int, run: Fleet) -> list[Row]:
     return rows
 
 
-def _strangers(run: Fleet, guide: Guide, devices: Mapping[ClientId, Local], rng: np.random.Generator) -> Iterator[Told]:
+def _strangers(
+    run: FinishedFleet, router: Router, devices: Mapping[ClientId, DeviceData], rng: np.random.Generator
+) -> Iterator[Told]:
     for c in sorted(devices)[:UNSEEN]:
-        yield from looks(run, guide, devices[c], rng, dict.fromkeys(SIZES, 1))
+        yield from looks(run, router, devices[c], rng, dict.fromkeys(MEASUREMENTS_BY_SIZE, 1))
 
 
-def scored(found: Sequence[tuple[Belief, Array, int | None, int]], model_bytes: int, guide_bytes: int) -> Row:
+def scored(found: Sequence[tuple[RouterPrediction, Array, int | None, int]], model_bytes: int, guide_bytes: int) -> Row:
     """(belief, accuracy of every center, the true center if there is one, models fetched) -> the row's figures.
 
     Right is the center of the true group; where there is none, any that is as good as the best one.
@@ -131,7 +137,7 @@ def scored(found: Sequence[tuple[Belief, Array, int | None, int]], model_bytes: 
         "right": _mean(right),
         "accuracy": _mean(gained),
         "oracle": _mean(oracle),
-        "ece": calibration_error([float(b.shares.max()) for b, *_ in found], right),
+        "ece": calibration_error([float(b.probabilities.max()) for b, *_ in found], right),
         "none_known": _mean([b.center is None for b, *_ in found]),
         "models": fetched,
         "bytes": round(guide_bytes + (max(1.0, fetched)) * model_bytes),
@@ -147,7 +153,7 @@ def calibration_error(confidence: Sequence[float], right: Sequence[bool]) -> flo
     return float(sum(gaps))
 
 
-def _accuracy(run: Fleet, local: Local) -> Array:
+def _accuracy(run: FinishedFleet, local: DeviceData) -> Array:
     """Of every center on the device's test part [K]."""
     test = local.test or local.train
     _, logits = run.devices.learner.evaluate(list(run.centers), test, batch=128)

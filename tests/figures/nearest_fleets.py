@@ -15,23 +15,25 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from coordinator.models.registry import Entry
-from coordinator.rounds.round import Evaluation
+from coordinator.models.registry import ModelEntry
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.strategies.wecfl import WeCFL
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.data import partition_schemes, registry
-from emulator.data.fleet_split import Split
-from emulator.simulate import opened, run
-from emulator.simulation.virtual_network import Devices
+from emulator.data.fleet_split import FleetData
+from emulator.simulate import open_devices, run_simulation
+from emulator.simulation.virtual_network import EmulatedDevices
 
 BATCH = 32
 HELD_OUT = 4  # every fourth device of a group
 
 
-def wisdm_mlp() -> Entry:
+def wisdm_mlp() -> ModelEntry:
     """43 features of a phone's movements to six activities; 3,206 parameters."""
-    return Entry(make=lambda: nn.Sequential(nn.Linear(43, 64), nn.ReLU(), nn.Linear(64, 6)), input=(43,), classes=6)
+    return ModelEntry(
+        make=lambda: nn.Sequential(nn.Linear(43, 64), nn.ReLU(), nn.Linear(64, 6)), input=(43,), classes=6
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,33 +111,33 @@ SETTINGS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fleet:
+class FinishedFleet:
     """A run that has ended: its centers [K, size], the common start, who trained, and who never did."""
 
     setting: Setting
     start: Flat
     centers: Array
     assignment: Mapping[ClientId, int]
-    trained: Mapping[ClientId, Local]
-    held_out: Mapping[ClientId, Local]
-    unseen: Mapping[str, Mapping[ClientId, Local]]  # kind -> devices of another distribution
+    trained: Mapping[ClientId, DeviceData]
+    held_out: Mapping[ClientId, DeviceData]
+    unseen: Mapping[str, Mapping[ClientId, DeviceData]]  # kind -> devices of another distribution
     truth: Mapping[ClientId, int]  # the center of a held-out device's true group, where there is one
-    devices: Devices
+    devices: EmulatedDevices
 
 
 @contextmanager
-def fleet(name: str, *, seed: int, data: Path | None, keep: Path | None) -> Iterator[Fleet]:
+def fleet(name: str, *, seed: int, data: Path | None, keep: Path | None) -> Iterator[FinishedFleet]:
     """Train the setting `name`, or read its centers from `keep` when an earlier call left them there."""
     setting = SETTINGS[name]
-    cut = partition_schemes.parse(setting.partition).split(
-        registry.load(setting.data_set, data, seed=seed), devices=setting.devices, seed=seed
+    cut = partition_schemes.parse_scheme(setting.partition).split(
+        registry.load_data_set(setting.data_set, data, seed=seed), devices=setting.devices, seed=seed
     )
     trained, held_out, unseen = _three(setting, cut)
     split = replace(cut, devices={c: cut.devices[c] for c in trained})
-    with opened(setting.model, split, seed=seed, batch=BATCH, engine="lean") as (devices, start):
+    with open_devices(setting.model, split, seed=seed, batch=BATCH, engine="lean") as (devices, start):
         centers, assignment = _run(name, split, devices, start, seed=seed, keep=keep)
         groups = cut.groups if setting.groups > 1 else {}
-        yield Fleet(
+        yield FinishedFleet(
             setting=setting,
             start=start,
             centers=centers,
@@ -148,7 +150,7 @@ def fleet(name: str, *, seed: int, data: Path | None, keep: Path | None) -> Iter
         )
 
 
-def _three(setting: Setting, cut: Split) -> tuple[list[ClientId], list[ClientId], list[ClientId]]:
+def _three(setting: Setting, cut: FleetData) -> tuple[list[ClientId], list[ClientId], list[ClientId]]:
     """Who trains, who is held out, and whose group nobody trains."""
     out: tuple[list[ClientId], list[ClientId], list[ClientId]] = ([], [], [])
     for i, c in enumerate(sorted(cut.devices)):
@@ -160,7 +162,7 @@ def _three(setting: Setting, cut: Split) -> tuple[list[ClientId], list[ClientId]
 
 
 def _run(
-    name: str, split: Split, devices: Devices, start: Flat, *, seed: int, keep: Path | None
+    name: str, split: FleetData, devices: EmulatedDevices, start: Flat, *, seed: int, keep: Path | None
 ) -> tuple[Array, Mapping[ClientId, int]]:
     setting = SETTINGS[name]
     mark = hashlib.sha256(repr((setting, seed, sorted(split.devices))).encode()).hexdigest()[:16]
@@ -168,7 +170,7 @@ def _run(
     if kept is not None and kept.is_file():
         with np.load(kept) as old:
             return old["centers"], dict(zip(old["devices"].tolist(), old["assignment"].tolist(), strict=True))
-    result = run(
+    result = run_simulation(
         setting.method,
         start,
         devices,
@@ -176,7 +178,7 @@ def _run(
         rounds=setting.rounds,
         seed=seed,
         batch=BATCH,
-        evaluation=Evaluation(every=setting.rounds),
+        evaluation=EvaluationPlan(every=setting.rounds),
     )
     assignment = dict(result.state.assignment)
     if kept is not None:
@@ -192,8 +194,8 @@ def _home(group: int, groups: Mapping[ClientId, int], assignment: Mapping[Client
 
 
 def _unseen(
-    held_out: Mapping[ClientId, Local], others: Mapping[ClientId, Local], seed: int
-) -> dict[str, dict[ClientId, Local]]:
+    held_out: Mapping[ClientId, DeviceData], others: Mapping[ClientId, DeviceData], seed: int
+) -> dict[str, dict[ClientId, DeviceData]]:
     """Other inputs (a turn that nobody has, or scrambled) and other labels (permuted by one derangement)."""
     classes = 1 + max(int(local.train.y.max()) for local in held_out.values())
     rng = np.random.default_rng(1_000 + seed)
@@ -213,9 +215,9 @@ def _turned_over(x: Array) -> Array:
     return np.ascontiguousarray(np.rot90(x, 1, axes=(2, 3)) if x.ndim == 4 else x[:, ::-1])
 
 
-def _mapped(local: Local, x=lambda x: x, y=lambda y: y) -> Local:  # type: ignore[no-untyped-def]  # noqa: ANN001
+def _mapped(local: DeviceData, x=lambda x: x, y=lambda y: y) -> DeviceData:  # type: ignore[no-untyped-def]  # noqa: ANN001
     def of(data: Dataset | None) -> Dataset | None:
         return None if data is None else Dataset(x(data.x), y(data.y))
 
     train = of(local.train)
-    return Local(train=train or local.train, test=of(local.test))
+    return DeviceData(train=train or local.train, test=of(local.test))

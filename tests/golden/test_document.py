@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.protocol import blocks, message_schemas, messages, tensors, topics
-from edge_client.protocol.messages import canonical, read
+from edge_client.protocol.messages import canonical_json, read_message
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Schema, TensorSpec
 
@@ -29,23 +29,26 @@ def about(kind: str) -> str:
     return "\n".join(part for part in parts if part.startswith(f"**`{kind}`**"))
 
 
-@pytest.mark.parametrize("kind", sorted(message_schemas.KINDS))
+@pytest.mark.parametrize("kind", sorted(message_schemas.MESSAGE_KINDS))
 def test_every_field_of_a_kind_is_in_its_paragraph(kind: str) -> None:
-    tables = [message_schemas.TABLES[kind], *([message_schemas.TABLES["near-answer"]] if kind == "near" else [])]
+    tables = [
+        message_schemas.MESSAGE_TABLES[kind],
+        *([message_schemas.MESSAGE_TABLES["near-answer"]] if kind == "near" else []),
+    ]
     if kind == "task":
         tables += [message_schemas.table_of("task", {"job": job}, down=False) for job in ("fit", "probe")]
-    fields = set[str]().union(*tables) - set(message_schemas.COMMON)
+    fields = set[str]().union(*tables) - set(message_schemas.COMMON_FIELDS)
     text = about(kind)
     assert text
     assert sorted(fields - words(text) - (KEY if "KEY" in text else set())) == []
 
 
 def test_fields_of_every_message_are_listed() -> None:
-    assert {"v", "k", *message_schemas.COMMON, *message_schemas.EPOCH} <= words(MESSAGES)
+    assert {"v", "k", *message_schemas.COMMON_FIELDS, *message_schemas.EPOCH_FIELDS} <= words(MESSAGES)
 
 
 def test_every_kind_stands_in_the_table_of_topics() -> None:
-    assert words(SECTIONS["2"]) >= message_schemas.KINDS
+    assert words(SECTIONS["2"]) >= message_schemas.MESSAGE_KINDS
 
 
 @pytest.mark.parametrize(
@@ -60,19 +63,29 @@ def test_every_answer_is_listed_with_where_it_occurs(where: str, codes: tuple[st
 def test_the_limits_are_the_codes() -> None:
     printed = set(re.findall(r"\d+(?:,\d{3})*", DOCUMENT))
     numbers = [
-        *(messages.LIMIT_BYTES, blocks.INLINE_MAX, blocks.BLOCK_STEP, blocks.BLOCK_MAX, blocks.TOTAL_MAX),
-        *(blocks.BLOCK_DEFAULT, blocks.BITMAP_MAX_BYTES, tensors.HEADER_MAX_BYTES, tensors.TENSORS_MAX),
         *(
-            topics.LIMIT_NUMBER,
-            message_schemas.GET_MAX_BLOCKS,
-            message_schemas.CENTERS_MAX,
-            message_schemas.DETAIL_MAX,
-            messages.DEPTH_MAX,
+            messages.MAX_MESSAGE_BYTES,
+            blocks.MAX_INLINE_BYTES,
+            blocks.BLOCK_BYTES_STEP,
+            blocks.MAX_BLOCK_BYTES,
+            blocks.MAX_BLOCKS,
+        ),
+        *(blocks.DEFAULT_BLOCK_BYTES, blocks.MAX_BITMAP_BYTES, tensors.MAX_HEADER_BYTES, tensors.MAX_TENSORS),
+        *(
+            topics.MAX_TOPIC_NUMBER,
+            message_schemas.MAX_GET_BLOCKS,
+            message_schemas.MAX_CENTERS,
+            message_schemas.MAX_DETAIL_CHARS,
+            messages.MAX_DEPTH,
         ),
     ]
     assert [n for n in numbers if f"{n:,}" not in printed] == []
-    assert (blocks.LIMITS["program"], blocks.LIMITS["container"], blocks.BLOB_MAX) == (1 << 20, 256 << 20, 4 << 30)
-    assert set(blocks.LIMITS) <= words(SECTIONS["4"])
+    assert (blocks.KIND_LIMITS["program"], blocks.KIND_LIMITS["container"], blocks.MAX_BLOB_BYTES) == (
+        1 << 20,
+        256 << 20,
+        4 << 30,
+    )
+    assert set(blocks.KIND_LIMITS) <= words(SECTIONS["4"])
 
 
 def test_every_field_of_program_json_is_in_its_table() -> None:
@@ -96,4 +109,4 @@ def test_every_field_of_program_json_is_in_its_table() -> None:
 
 def test_the_printed_task_is_a_message_in_canonical_form() -> None:
     (printed,) = re.findall(r"```json\n(.*?)\n```", SECTIONS["15"], re.DOTALL)
-    assert canonical(read(printed.encode(), "t")) == printed.encode()
+    assert canonical_json(read_message(printed.encode(), "t")) == printed.encode()

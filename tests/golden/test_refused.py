@@ -12,7 +12,7 @@ import pytest
 from edge_client.errors import Malformed
 from edge_client.protocol import blocks, codecs, messages
 from edge_client.protocol.blocks import Bitmap, Manifest, manifest_of
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Schema, TensorSpec
 from edge_client.protocol.topics import Topics
 
@@ -23,20 +23,20 @@ SCHEMA = Schema(tuple(TensorSpec(name=n, role=r, shape=tuple(s)) for n, r, s in 
 HELLO = manifest_of(b"hello", "model")
 READERS: dict[str, Callable[..., object]] = {
     "json": lambda text: messages.parse_json(text.encode()),
-    "messages": lambda route, text: messages.read(text.encode(), route),
+    "messages": lambda route, text: messages.read_message(text.encode(), route),
     "manifests": Manifest.from_json,
-    "blocks": lambda data: blocks.unpack(bytes.fromhex(data), HELLO, 0),
+    "blocks": lambda data: blocks.unpack_block(bytes.fromhex(data), HELLO, 0),
     "bitmaps": lambda text: Bitmap.from_base64(10, text),
     "topics": Topics("demo").parse,
     "programs": lambda text: Program.from_json(parsed_program(text)),
-    "files": lambda data: codecs.decode(bytes.fromhex(data), SCHEMA, kind="model"),
+    "files": lambda data: codecs.decode_vector(bytes.fromhex(data), SCHEMA, kind="model"),
 }
 
 
 def parsed_program(text: str) -> Any:  # noqa: ANN401 - JSON
     """As a device reads a program (edge_client/runtime/task_runner.py)."""
     try:
-        return messages.parse_json(text.encode(), LIMIT_BYTES)
+        return messages.parse_json(text.encode(), MAX_PROGRAM_BYTES)
     except Malformed as wrong:
         raise Malformed("bad_program", wrong.message) from wrong
 

@@ -16,7 +16,7 @@ from edge_client.engines.golden_run import golden_inputs
 from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog
-from edge_client.protocol.nearest.router import Guide
+from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Reply, Schema, TensorSpec
 
@@ -44,7 +44,9 @@ def tensor_file(name: str) -> bytes:
     if name == "stats":
         return stats()
     kind, codec = name.split("_")
-    return codecs.encode(VECTOR, SCHEMA, codec=codec, kind=kind, base=MANIFEST.sha256 if kind == "delta" else None)
+    return codecs.encode_vector(
+        VECTOR, SCHEMA, codec=codec, kind=kind, base=MANIFEST.sha256 if kind == "delta" else None
+    )
 
 
 def control_message(name: str) -> bytes:
@@ -68,7 +70,7 @@ def control_message(name: str) -> bytes:
             "batch": 16,
             "seed": 7,
             "schema": SCHEMA.sha256,
-            "program": signing.signed(MANIFEST, bytes(range(32)), "demo"),
+            "program": signing.sign_manifest(MANIFEST, bytes(range(32)), "demo"),
             "container": blocks.manifest_of(P, "container"),
             "start": blocks.manifest_of(tensor_file("model_f32"), "model"),
             "reply": {"codec": "i8", "base": "start", "max_size": 1_048_736},
@@ -90,7 +92,7 @@ def control_message(name: str) -> bytes:
             "batch": 16,
             "seed": 7,
             "schema": SCHEMA.sha256,
-            "program": signing.signed(MANIFEST, bytes(range(32)), "demo"),
+            "program": signing.sign_manifest(MANIFEST, bytes(range(32)), "demo"),
             "container": blocks.manifest_of(P, "container"),
             "reply": {"codec": "f32", "base": "zero", "max_size": 1_048_736},
         },
@@ -114,7 +116,7 @@ def control_message(name: str) -> bytes:
             "status": "ok",
         },
     }
-    return messages.write("task" if name == "probe" else name, t_ms=TIME_MS, **fields[name])
+    return messages.write_message("task" if name == "probe" else name, t_ms=TIME_MS, **fields[name])
 
 
 def named(data: bytes) -> dict[str, Any]:
@@ -122,23 +124,23 @@ def named(data: bytes) -> dict[str, Any]:
 
 
 def test_a_blob_is_named_by_its_hash_and_routed_by_its_label() -> None:
-    assert named(P) | {"label": topics.label(MANIFEST.sha256)} == VECTORS["p"]
+    assert named(P) | {"label": topics.routing_label(MANIFEST.sha256)} == VECTORS["p"]
 
 
 def test_the_block_of_hello() -> None:
-    assert blocks.pack(b"hello", 0, 1).hex() == VECTORS["block_hello"]
+    assert blocks.pack_block(b"hello", 0, 1).hex() == VECTORS["block_hello"]
 
 
 def test_the_three_blocks_of_p() -> None:
     bodies = [P[slice(*blocks.body_range(MANIFEST, i))] for i in range(3)]
-    packed = [blocks.pack(body, i, 3) for i, body in enumerate(bodies)]
+    packed = [blocks.pack_block(body, i, 3) for i, body in enumerate(bodies)]
     assert [block[:16].hex() for block in packed] == VECTORS["block_headers_of_p"]
     assert len(bodies[-1]) == VECTORS["last_body_of_p"]
-    assert b"".join(blocks.unpack(block, MANIFEST, i) for i, block in enumerate(packed)) == P
+    assert b"".join(blocks.unpack_block(block, MANIFEST, i) for i, block in enumerate(packed)) == P
 
 
 def test_the_manifest_of_p() -> None:
-    assert messages.canonical(MANIFEST.to_json()).decode() == VECTORS["manifest_of_p"]
+    assert messages.canonical_json(MANIFEST.to_json()).decode() == VECTORS["manifest_of_p"]
     assert len(VECTORS["manifest_of_p"]) == 120
 
 
@@ -152,7 +154,7 @@ def test_a_bitmap_counts_from_the_least_significant_bit() -> None:
 def test_the_shard_of_a_device() -> None:
     given = VECTORS["shard"]
     assert zlib.crc32(given["cid"].encode()) == given["crc32"]
-    assert topics.shard_of(given["cid"], given["shards"]) == given["shard"]
+    assert topics.client_shard(given["cid"], given["shards"]) == given["shard"]
 
 
 def test_a_schema_is_hashed_sorted_by_name() -> None:
@@ -160,17 +162,17 @@ def test_a_schema_is_hashed_sorted_by_name() -> None:
 
 
 def test_i8_rounds_ties_to_even_and_keeps_a_row_of_zeros() -> None:
-    stored, _ = tensors.unpack(tensor_file("delta_i8"))
+    stored, _ = tensors.unpack_tensors(tensor_file("delta_i8"))
     assert stored["fc.weight"].tolist() == VECTORS["i8"]["q"]
     assert stored["fc.weight#s"].tobytes().hex() == VECTORS["i8"]["s"]
-    decoded = codecs.decode(tensor_file("delta_i8"), SCHEMA, kind="delta", codec="i8", base=MANIFEST.sha256)
+    decoded = codecs.decode_vector(tensor_file("delta_i8"), SCHEMA, kind="delta", codec="i8", base=MANIFEST.sha256)
     assert np.array_equal(decoded[:3], np.array(VECTORS["i8"]["decoded_row_0"], np.float32))
 
 
 def test_f16_scales_by_a_power_of_two() -> None:
     schema = Schema((TensorSpec(name="t", role="p", shape=(2,)),))
-    file = codecs.encode(np.array(VECTORS["f16"]["t"]), schema, codec="f16", kind="model")
-    stored, _ = tensors.unpack(file)
+    file = codecs.encode_vector(np.array(VECTORS["f16"]["t"]), schema, codec="f16", kind="model")
+    stored, _ = tensors.unpack_tensors(file)
     assert stored["t#s"].tobytes().hex() == VECTORS["f16"]["s"]
     assert stored["t"].tobytes().hex() == VECTORS["f16"]["q"]
 
@@ -185,7 +187,7 @@ def test_tensor_files_keep_their_bytes(name: str) -> None:
 def test_control_messages_keep_their_bytes_and_are_read_back(name: str) -> None:
     payload = control_message(name)
     assert named(payload) == VECTORS["messages"][name]
-    assert messages.canonical(messages.read(payload)) == payload
+    assert messages.canonical_json(messages.read_message(payload)) == payload
 
 
 def test_keys_and_signatures() -> None:
@@ -209,16 +211,16 @@ def test_batches_follow_numpys_permutation_of_the_seed() -> None:
 def test_spelled_messages_are_read_and_written_as_they_stand(name: str) -> None:
     text = VECTORS["spelled"][name].encode()
     kind = name.partition(",")[0]
-    message = messages.read(text)
+    message = messages.read_message(text)
     assert message["k"] == kind
-    assert messages.canonical(message) == text
+    assert messages.canonical_json(message) == text
     fields = {field: value for field, value in message.items() if field not in ("v", "k", "id", "t")}
-    assert messages.write(kind, ident=message["id"], t_ms=TIME_MS, **fields) == text
+    assert messages.write_message(kind, ident=message["id"], t_ms=TIME_MS, **fields) == text
 
 
 def test_there_is_a_vector_of_every_kind() -> None:
     spelled = {json.loads(text).get("k") for text in VECTORS["spelled"].values()} - {None}
-    assert spelled | set(VECTORS["messages"]) >= message_schemas.KINDS
+    assert spelled | set(VECTORS["messages"]) >= message_schemas.MESSAGE_KINDS
     assert "near, the answer" in VECTORS["spelled"]
 
 
@@ -226,9 +228,9 @@ def test_the_catalog_and_the_program_are_read_and_written_as_they_stand() -> Non
     catalog, program = (VECTORS["spelled"][name].encode() for name in ("catalog", "program.json"))
     assert Catalog.from_bytes(catalog).to_bytes() == catalog
     read = Program.from_json(messages.parse_json(program))
-    assert messages.canonical(read.to_json()) == program
+    assert messages.canonical_json(read.to_json()) == program
     assert read.schema == SCHEMA
-    said = messages.read(VECTORS["spelled"]["cat"].encode())["catalog"]
+    said = messages.read_message(VECTORS["spelled"]["cat"].encode())["catalog"]
     assert named(catalog) == {"bytes": said["size"], "sha256": said["sha256"]}
     public = bytes.fromhex(VECTORS["key"]["public"])
     signing.verify_manifest(blocks.Manifest.from_json(said), [public], "demo")
@@ -237,7 +239,7 @@ def test_the_catalog_and_the_program_are_read_and_written_as_they_stand() -> Non
 def test_a_golden_run_is_read_and_written_as_it_stands() -> None:
     text = VECTORS["golden"]["program"].encode()
     program = Program.from_json(messages.parse_json(text))
-    assert messages.canonical(program.to_json()) == text
+    assert messages.canonical_json(program.to_json()) == text
     assert program.golden["onnx"].losses == (1.5, 1.25, 1.0)
 
 
@@ -264,20 +266,20 @@ def test_the_inputs_of_a_golden_run_are_drawn_as_recorded(engine: str, name: str
 
 def test_a_guide_is_read_and_written_as_it_stands() -> None:
     text = VECTORS["spelled"]["guide"].encode()
-    guide = Guide.from_bytes(text)
+    guide = Router.from_bytes(text)
     assert guide.to_bytes() == text
-    belief = guide.believe("loss", {"loss": [0.25, 0.75]}, 20)
+    belief = guide.predict("loss", {"loss": [0.25, 0.75]}, 20)
     assert belief.center == 0
-    assert belief.shares[0] == pytest.approx(1 / (1 + np.exp(-2.0 * 0.5 / 0.125)))
-    assert guide.believe("loss", {"loss": [0.75, 0.75]}, 20).center is None
+    assert belief.probabilities[0] == pytest.approx(1 / (1 + np.exp(-2.0 * 0.5 / 0.125)))
+    assert guide.predict("loss", {"loss": [0.75, 0.75]}, 20).center is None
 
 
 def test_a_sketch_travels_as_it_stands() -> None:
-    asked = messages.read(VECTORS["spelled"]["near, by sketch"].encode())
+    asked = messages.read_message(VECTORS["spelled"]["near, by sketch"].encode())
     manifest = blocks.Manifest.from_json(asked["sketch"])
     assert manifest.inline is not None
-    assert sketch.from_bytes(manifest.inline, SCHEMA).tolist() == [0.5, -0.25]
-    assert sketch.to_bytes(np.array([0.5, -0.25]), SCHEMA) == manifest.inline
+    assert sketch.decode_sketch(manifest.inline, SCHEMA).tolist() == [0.5, -0.25]
+    assert sketch.encode_sketch(np.array([0.5, -0.25]), SCHEMA) == manifest.inline
 
 
 def test_topics_are_built_and_read_as_they_stand() -> None:

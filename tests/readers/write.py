@@ -18,8 +18,8 @@ import numpy as np
 
 from edge_client.protocol.task import Array
 from export.bundle.center_files import export_center
-from export.bundle.quantize import SCHEMES_OF, quantized
-from export.bundle.run_source import Samples
+from export.bundle.quantize import SCHEMES_OF, quantize_file
+from export.bundle.run_source import LabelledSamples
 from tests.support.programs import BATCH, compiled, feeds, model, torch_evaluate, torch_step
 
 MODELS = ("digits-mlp", "wecfl-cnn", "gn-cnn")
@@ -46,7 +46,11 @@ def center_files(name: str) -> Iterator[tuple[str, bytes, dict[str, Array]]]:
         file = export_center(known.module, known.input, fmt)
         yield f"{name}-center.{fmt}", file, arrays
         for scheme in SCHEMES_OF[fmt]:
-            yield f"{name}-center-{scheme}.{fmt}", quantized(file, fmt, scheme, Samples(x=given["x"])), arrays
+            yield (
+                f"{name}-center-{scheme}.{fmt}",
+                quantize_file(file, fmt, scheme, LabelledSamples(x=given["x"])),
+                arrays,
+            )
 
 
 def main(folder: Path) -> None:

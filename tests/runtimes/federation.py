@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from emulator.console import Talk
-from emulator.data.fleet_split import Split, digits_fleet
-from emulator.reports.demo_page import rounds_of
+from emulator.console import ConsoleProgress
+from emulator.data.fleet_split import FleetData, digits_fleet
+from emulator.reports.demo_page import round_events
 from emulator.testbed import monitor
 from emulator.testbed import testbed_files as stage
-from emulator.testbed.testbed import Scene, played
+from emulator.testbed.testbed import Testbed, run_testbed
 
 ENGINES = ("onnx", "litert")
 ALONE = {"method": "nonfed", "num-rounds": 3}
@@ -57,36 +57,38 @@ class Device:
 
 def federate(pythons: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], Told]:
     """(environment, engine) -> what it showed. Never raises for what an environment does wrong."""
-    return played(folder, "mosquitto", Talk(), lambda scene: _play(scene, pythons), federation=stage.FEDERATION)
+    return run_testbed(
+        folder, "mosquitto", ConsoleProgress(), lambda scene: _play(scene, pythons), federation=stage.DEMO_FEDERATION
+    )
 
 
-def _play(scene: Scene, pythons: Mapping[str, Path]) -> dict[tuple[str, str], Told]:
+def _play(testbed: Testbed, pythons: Mapping[str, Path]) -> dict[tuple[str, str], Told]:
     who = [(name, engine) for name in pythons for engine in ENGINES]
     split = digits_fleet(len(who), new=len(who), groups=1)
-    np.savez(scene.work / stage.REFERENCE, x=split.reference)
+    np.savez(testbed.work / stage.REFERENCE_FILE, x=split.reference)
     # An environment that fails shall not keep the others waiting.
     facts: dict[str, Any] = {"quorum": 0.25, "deadline_s": 30, "start_timeout_s": 60, "bundle_run": TOGETHER["method"]}
-    coordinator = scene.start_coordinator(devices=len(who), runs=[ALONE, TOGETHER], seed=0, **facts)
+    coordinator = testbed.start_coordinator(devices=len(who), runs=[ALONE, TOGETHER], seed=0, **facts)
     told = {each: Told() for each in who}
     with contextlib.ExitStack() as stack:
         devices = {
-            (name, engine): stack.enter_context(_joined(scene, pythons[name], f"d-{i}", split, cid, engine))
+            (name, engine): stack.enter_context(_joined(testbed, pythons[name], f"d-{i}", split, cid, engine))
             for i, ((name, engine), cid) in enumerate(zip(who, sorted(split.devices), strict=True))
         }
-        events = _until_the_bundle(scene)
+        events = _until_the_bundle(testbed)
         for each, cid in zip(who, sorted(split.devices), strict=True):
             _judge(told[each], devices[each], events, cid)
         for each, cid in zip(who, sorted(split.new_devices), strict=True):
-            _nearest(scene, told[each], pythons[each[0]], split, cid, each[1])
-    scene.children.leave([coordinator])
+            _nearest(testbed, told[each], pythons[each[0]], split, cid, each[1])
+    testbed.children.wait_for_exit([coordinator])
     return told
 
 
 @contextlib.contextmanager
-def _joined(scene: Scene, python: Path, name: str, split: Split, cid: str, engine: str) -> Iterator[Device]:
+def _joined(testbed: Testbed, python: Path, name: str, split: FleetData, cid: str, engine: str) -> Iterator[Device]:
     """`fedcenters-edge join`, which is asked to leave afterwards."""
-    files = scene.write_device("devices", cid, split.devices[cid], engine=engine)
-    log = scene.work / f"{name}.log"
+    files = testbed.write_device("devices", cid, split.devices[cid], engine=engine)
+    log = testbed.work / f"{name}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [python.with_name("fedcenters-edge"), "join", "--config", files.config],
@@ -103,12 +105,12 @@ def _joined(scene: Scene, python: Path, name: str, split: Split, cid: str, engin
             process.wait()
 
 
-def _until_the_bundle(scene: Scene) -> list[dict[str, Any]]:
-    tail, events = monitor.Tail(scene.folder / "metrics.jsonl"), list[dict[str, Any]]()
+def _until_the_bundle(testbed: Testbed) -> list[dict[str, Any]]:
+    tail, events = monitor.FileTail(testbed.folder / "metrics.jsonl"), list[dict[str, Any]]()
     deadline_s = time.monotonic() + PATIENCE_S
     while not any(event["event"] == "bundle" for event in events):
-        events += tail.new()
-        scene.children.check()
+        events += tail.read_new()
+        testbed.children.check()
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"no bundle within {PATIENCE_S:.0f} s")
         time.sleep(0.1)
@@ -118,7 +120,7 @@ def _until_the_bundle(scene: Scene) -> list[dict[str, Any]]:
 def _judge(told: Told, device: Device, events: list[dict[str, Any]], cid: str) -> None:
     """The device's own accuracy, that of the common model on it, how its process is, and what doctor says."""
     for run, into in ((ALONE, "alone"), (TOGETHER, "together")):
-        accuracy = rounds_of(events, str(run["method"]))[-1]["per_device"].get(cid, 0.0)
+        accuracy = round_events(events, str(run["method"]))[-1]["per_device"].get(cid, 0.0)
         setattr(told, into, accuracy)
         if not accuracy > RIGHT:
             told.wrong.append(f"{into}: accuracy {accuracy:.2f}")
@@ -131,9 +133,9 @@ def _judge(told: Told, device: Device, events: list[dict[str, Any]], cid: str) -
         told.wrong.append(f"doctor left with {done.returncode}: {_last(done.stderr)}")
 
 
-def _nearest(scene: Scene, told: Told, python: Path, split: Split, cid: str, engine: str) -> None:
+def _nearest(testbed: Testbed, told: Told, python: Path, split: FleetData, cid: str, engine: str) -> None:
     """A device that never trained fetches the center and runs it."""
-    files = scene.write_device("new", cid, split.new_devices[cid], engine=engine)
+    files = testbed.write_device("new", cid, split.new_devices[cid], engine=engine)
     form = "onnx" if engine == "onnx" else "tflite"
     done = _ran(python, "nearest", "--config", str(files.config), "--format", form, "--json")
     if done.returncode:

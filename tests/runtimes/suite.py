@@ -16,7 +16,7 @@ import pytest
 
 from edge_client.engines.base import Engine, open_engine
 from edge_client.protocol.messages import parse_json
-from edge_client.protocol.program import LIMIT_BYTES, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array, Tensors
 
 FOLDER = Path(os.environ["FEDCENTERS_UPDATES"])
@@ -49,7 +49,7 @@ class Case:
 @pytest.fixture(params=sorted(FOLDER.glob("*.npz")), ids=lambda path: path.stem)
 def case(request: pytest.FixtureRequest) -> Case:
     model, _, engine = request.param.stem.rpartition("-")
-    program = Program.from_json(parse_json((FOLDER / f"{model}.json").read_bytes(), LIMIT_BYTES))
+    program = Program.from_json(parse_json((FOLDER / f"{model}.json").read_bytes(), MAX_PROGRAM_BYTES))
     containers = program.containers[engine]
     files = {function: FOLDER / containers[function].sha256 for function in ("step", "evaluate")}
     return Case(open_engine(engine, program, files), dict(np.load(request.param)))

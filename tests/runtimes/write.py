@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_client.engines.base import KEPT, MOVED
-from edge_client.protocol.messages import canonical
+from edge_client.engines.base import KEPT_ON_BOARD, UPDATED_ROLES
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Tensors
 from tests.support.programs import BATCH, compiled, feeds, model, relative, torch_evaluate, torch_step
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in MODELS:
         made = compiled(name, engines=ENGINES)
-        (folder / f"{name}.json").write_bytes(canonical(made.program.to_json()))
+        (folder / f"{name}.json").write_bytes(canonical_json(made.program.to_json()))
         for sha256, file in made.files.items():
             (folder / sha256).write_bytes(file)
         for engine in ENGINES:
@@ -65,11 +65,14 @@ def update(program: Program, any_size: bool) -> dict[str, Array]:  # noqa: FBT00
 
 def _fresh(given: Tensors) -> dict[str, Array]:
     """What a step reads anew."""
-    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*MOVED, *KEPT)}
+    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*UPDATED_ROLES, *KEPT_ON_BOARD)}
 
 
 def _trained(program: Program, given: Tensors, batches: list[dict[str, Array]], dtype: torch.dtype) -> dict[str, Array]:
-    """Weights and buffers after all steps, and the `losses`. No velocity: a bias before a batch norm has one of noise."""
+    """Weights and buffers after all steps, and the `losses`.
+
+    No velocity: a bias before a batch norm has one of noise.
+    """
     feed, losses, moved = dict(given), [], dict[str, Array]()
     for batch in batches:
         moved = torch_step(model(program.model).module, feed | batch, dtype=dtype)

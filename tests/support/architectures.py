@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from coordinator.models.registry import Entry
+from coordinator.models.registry import ModelEntry
 from tests.support import networks
 
 
@@ -212,31 +212,33 @@ def decoder_of_rows() -> nn.Module:
 IMAGE, ROW, SEQUENCE, TOKENS, VECTORS = (1, 8, 8), (5,), (6, 5), (6,), (6, 8)
 ENTRIES = {
     **networks.ENTRIES,
-    "frozen-body": Entry(make=frozen_body, input=IMAGE, classes=3),
-    "frozen-middle": Entry(make=frozen_middle, input=ROW, classes=3),
-    "shared-layer": Entry(make=shared_layer, input=ROW, classes=3),
-    "tied-embedding": Entry(make=NextToken, input=TOKENS, classes=11),
-    "several-buffers": Entry(make=Smoothed, input=ROW, classes=3),
-    "lstm": Entry(make=lambda: Recurrent(nn.LSTM), input=SEQUENCE, classes=3),
-    "gru": Entry(make=lambda: Recurrent(nn.GRU), input=SEQUENCE, classes=3),
-    "lstm-dropout": Entry(make=lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.2), input=SEQUENCE, classes=3),
-    "gru-dropout": Entry(
+    "frozen-body": ModelEntry(make=frozen_body, input=IMAGE, classes=3),
+    "frozen-middle": ModelEntry(make=frozen_middle, input=ROW, classes=3),
+    "shared-layer": ModelEntry(make=shared_layer, input=ROW, classes=3),
+    "tied-embedding": ModelEntry(make=NextToken, input=TOKENS, classes=11),
+    "several-buffers": ModelEntry(make=Smoothed, input=ROW, classes=3),
+    "lstm": ModelEntry(make=lambda: Recurrent(nn.LSTM), input=SEQUENCE, classes=3),
+    "gru": ModelEntry(make=lambda: Recurrent(nn.GRU), input=SEQUENCE, classes=3),
+    "lstm-dropout": ModelEntry(make=lambda: Recurrent(nn.LSTM, num_layers=2, dropout=0.2), input=SEQUENCE, classes=3),
+    "gru-dropout": ModelEntry(
         make=lambda: Recurrent(nn.GRU, num_layers=2, dropout=0.2, bidirectional=True), input=SEQUENCE, classes=3
     ),
-    "transformer": Entry(make=Encoder, input=TOKENS, classes=3),
-    "dropout": Entry(make=dropouts, input=ROW, classes=3),
-    "channel-dropout": Entry(make=channel_dropouts, input=IMAGE, classes=3),
-    "attention": Entry(
+    "transformer": ModelEntry(make=Encoder, input=TOKENS, classes=3),
+    "dropout": ModelEntry(make=dropouts, input=ROW, classes=3),
+    "channel-dropout": ModelEntry(make=channel_dropouts, input=IMAGE, classes=3),
+    "attention": ModelEntry(
         make=lambda: Attention(nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)), input=VECTORS, classes=3
     ),
-    "post-norm": Entry(make=lambda: encoder(1, dropout=0.0), input=VECTORS, classes=3),
-    "encoder": Entry(make=lambda: encoder(2), input=VECTORS, classes=3),
-    "encoder-time-first": Entry(make=lambda: encoder(2, batch_first=False), input=VECTORS, classes=3),
-    "pre-norm-time-first": Entry(make=lambda: encoder(1, norm_first=True, batch_first=False), input=VECTORS, classes=3),
-    "instance-norm": Entry(make=instance_norm, input=IMAGE, classes=3),
-    "dilated": Entry(make=dilated, input=IMAGE, classes=3),
-    "pools": Entry(make=pools, input=IMAGE, classes=3),
-    "pools-of-rows": Entry(make=pools_of_rows, input=SEQUENCE, classes=3),
-    "decoder": Entry(make=decoder, input=IMAGE, classes=3),
-    "decoder-of-rows": Entry(make=decoder_of_rows, input=SEQUENCE, classes=3),
+    "post-norm": ModelEntry(make=lambda: encoder(1, dropout=0.0), input=VECTORS, classes=3),
+    "encoder": ModelEntry(make=lambda: encoder(2), input=VECTORS, classes=3),
+    "encoder-time-first": ModelEntry(make=lambda: encoder(2, batch_first=False), input=VECTORS, classes=3),
+    "pre-norm-time-first": ModelEntry(
+        make=lambda: encoder(1, norm_first=True, batch_first=False), input=VECTORS, classes=3
+    ),
+    "instance-norm": ModelEntry(make=instance_norm, input=IMAGE, classes=3),
+    "dilated": ModelEntry(make=dilated, input=IMAGE, classes=3),
+    "pools": ModelEntry(make=pools, input=IMAGE, classes=3),
+    "pools-of-rows": ModelEntry(make=pools_of_rows, input=SEQUENCE, classes=3),
+    "decoder": ModelEntry(make=decoder, input=IMAGE, classes=3),
+    "decoder-of-rows": ModelEntry(make=decoder_of_rows, input=SEQUENCE, classes=3),
 }

@@ -73,7 +73,7 @@ def rootfs() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Board:
+class EmulatedBoard:
     """A root file system that programs can run in; the network is this machine's."""
 
     root: Path
@@ -92,13 +92,13 @@ class Board:
         return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
 
 
-def board(name: str) -> Board:
+def new_board(name: str) -> EmulatedBoard:
     """A fresh one."""
     root = STORE / "made" / name
     shutil.rmtree(root, ignore_errors=True)
     root.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["cp", "-al", str(rootfs()), str(root)], check=True)
-    return Board(root=root)
+    return EmulatedBoard(root=root)
 
 
 def size_mb(folder: Path) -> float:

@@ -35,7 +35,7 @@ TYPED = re.compile(r"\$ |[\w./-]*(?:fedcenters-\w+|pip|podman|docker|python|make
 
 
 @dataclass(frozen=True, kw_only=True)
-class Block:
+class PageBlock:
     """A fenced block: its language and what is in it."""
 
     kind: str
@@ -48,18 +48,18 @@ class Block:
         return [line.removeprefix("$ ") for line in lines]
 
 
-def blocks(page: Path) -> list[Block]:
+def blocks(page: Path) -> list[PageBlock]:
     """Every block of a page in its order. A command that is set in by four spaces counts as kind `sh`."""
     text = page.read_text(encoding="utf-8")
-    fenced = [(m.start(), Block(kind=m[1], text=m[2])) for m in FENCE.finditer(text)]
+    fenced = [(m.start(), PageBlock(kind=m[1], text=m[2])) for m in FENCE.finditer(text)]
     plain = FENCE.sub(lambda m: re.sub(r"[^\n]", "`", m[0]), text)
     loose = [(m.start(), m[0]) for m in INDENTED.finditer(plain) if TYPED.match(m[0].strip())]
     return [block for _, block in sorted(fenced + [(at, _typed(found)) for at, found in loose], key=lambda f: f[0])]
 
 
-def _typed(lines: str) -> Block:
+def _typed(lines: str) -> PageBlock:
     whole = re.sub(r"\\\n\s*", "", lines)
-    return Block(kind="sh", text="".join(f"{line.strip()}\n" for line in whole.splitlines()))
+    return PageBlock(kind="sh", text="".join(f"{line.strip()}\n" for line in whole.splitlines()))
 
 
 def links(page: Path) -> list[str]:
@@ -68,7 +68,7 @@ def links(page: Path) -> list[str]:
     return sorted({link for link in found if "://" not in link})
 
 
-class Job:
+class BackgroundCommand:
     """A command that goes on, as with `&` in a shell; it is there when it has said its first word.
 
     Somebody reads what it says: a program whose pipe is full stands still.
@@ -97,7 +97,7 @@ class Job:
 
 
 @dataclass
-class Reader:
+class PageReader:
     """Somebody in an empty folder who follows a page; `printed` has the stdout of each command.
 
     `here` is what this machine needs instead: {"embedded": "embedded:40123"}.
@@ -106,7 +106,7 @@ class Reader:
     folder: Path
     here: Mapping[str, str] = field(default_factory=dict)
     printed: dict[str, str] = field(default_factory=dict)
-    _jobs: list[Job] = field(default_factory=list)
+    _jobs: list[BackgroundCommand] = field(default_factory=list)
 
     def follow(self, page: Path) -> None:
         """Do everything that the page says. Fails with the command's own words."""
@@ -142,7 +142,7 @@ class Reader:
         if words[0] == "kill":
             self._jobs[int(words[1].removeprefix("%")) - 1].process.terminate()
         elif words[-1] == "&":
-            self._jobs.append(Job(words[:-1], self.folder))
+            self._jobs.append(BackgroundCommand(words[:-1], self.folder))
         elif words[0].startswith("fedcenters-"):
             self.printed[command] = _in_this_process(words, self.folder)
         else:
@@ -199,9 +199,9 @@ def _in_this_process(words: list[str], folder: Path) -> str:
 
 
 @contextlib.contextmanager
-def followed(page: str, folder: Path, *, here: Mapping[str, str] | None = None) -> Iterator[Reader]:
+def followed(page: str, folder: Path, *, here: Mapping[str, str] | None = None) -> Iterator[PageReader]:
     """The folder of somebody who followed docs/`page`; what still runs ends with the context."""
-    reader = Reader(folder=folder, here=here or {})
+    reader = PageReader(folder=folder, here=here or {})
     try:
         reader.follow(DOCS / page)
         yield reader

@@ -9,24 +9,24 @@ from functools import partial
 from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import Exchange, Replies, State, Strategy, drive
 from edge_client.protocol.task import ClientId, Flat, Task
-from emulator.simulation.virtual_network import Devices
+from emulator.simulation.virtual_network import EmulatedDevices
 
-Answers = Callable[[int, int, ClientId, Task], bool]  # round, exchange, device, task -> whether it answers
+AnswerRule = Callable[[int, int, ClientId, Task], bool]  # round, exchange, device, task -> whether it answers
 
 
-def everybody(_round: int, _exchange: int, _who: ClientId, _task: Task) -> bool:
+def answer_always(_round: int, _exchange: int, _who: ClientId, _task: Task) -> bool:
     return True
 
 
 @dataclass
-class Driven:
+class DrivenMethod:
     """`devices` and their models after the rounds; `asked[r]` and `said[r]` are the exchanges of round r + 1."""
 
     strategy: Strategy
-    devices: Devices
+    devices: EmulatedDevices
     start: Flat
     seed: int = 0
-    answers: Answers = everybody
+    answers: AnswerRule = answer_always
     asked: list[list[Exchange]] = field(default_factory=list)
     said: list[list[Replies]] = field(default_factory=list)
 

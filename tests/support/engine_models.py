@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-from coordinator.models.registry import Model, build
+from coordinator.models.registry import Model, build_model
 
 TERMS = [
     frozenset[str](),
@@ -50,7 +50,7 @@ class Reading(nn.Module):
         return out
 
 
-class Counting(nn.Module):
+class CountingBuffer(nn.Module):
     """A buffer that is no batch norm's."""
 
     seen: Tensor
@@ -79,7 +79,7 @@ class Mixing(nn.Module):
         return out
 
 
-class Branching(nn.Module):
+class StackBranching(nn.Module):
     """Looks at its numbers to decide what to do."""
 
     def __init__(self) -> None:
@@ -102,4 +102,4 @@ def model_of(name: str) -> Model:
     """By its name in the registry, or one of ours."""
     if name == "dropping":
         return made(Dropping, (1, 8, 8), 3)
-    return made(Reading, (5, 4), 3) if name == "reading" else build(name, seed=1)
+    return made(Reading, (5, 4), 3) if name == "reading" else build_model(name, seed=1)

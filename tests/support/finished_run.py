@@ -69,7 +69,7 @@ def summary() -> dict[str, Any]:
     }
 
 
-def write(folder: Path) -> Path:
+def write_demo_run(folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(event) + "\n" for event in events())
     (folder / "metrics.jsonl").write_text(lines, encoding="utf-8")

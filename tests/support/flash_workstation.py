@@ -7,25 +7,25 @@ import hashlib
 import zipfile
 from pathlib import Path
 
-from coordinator.identity.provisioning import Plan, Provision
-from edge_client.board.profiles import MACHINES, PROFILES, Profile
-from edge_client.board.wheels import Wish
+from coordinator.identity.provisioning import Provisioner, ProvisionPlan
+from edge_client.board.profiles import BOARD_PROFILES, MACHINES, BoardProfile
+from edge_client.board.wheels import WheelSpec
 from edge_client.cli import main
 
 NOW = dt.datetime.now(dt.timezone.utc)
 DEVICE = "porch"
 
 
-def provisioned(folder: Path) -> Provision:
+def provisioned(folder: Path) -> Provisioner:
     """One device with a certificate, one with a token."""
-    work = Provision(folder=folder, plan=Plan(federation="home", hosts=("broker.example",)), now=NOW)
-    work.infrastructure()
-    work.device(DEVICE)
-    work.token("shed")
+    work = Provisioner(folder=folder, plan=ProvisionPlan(federation="home", hosts=("broker.example",)), now=NOW)
+    work.write_infrastructure()
+    work.add_device(DEVICE)
+    work.add_token("shed")
     return work
 
 
-def rootfs(folder: Path, profile: Profile, python: str = "") -> Path:
+def rootfs(folder: Path, profile: BoardProfile, python: str = "") -> Path:
     """As much of a root file system as `flash` looks at."""
     programs = folder / "usr" / "bin"
     programs.mkdir(parents=True)
@@ -47,22 +47,22 @@ def wheel(path: Path, **files: bytes) -> Path:
     return path
 
 
-def stocked(cache: Path, profile: Profile, python: str = "", engines: tuple[str, ...] = ("onnx",)) -> Path:
+def stocked(cache: Path, profile: BoardProfile, python: str = "", engines: tuple[str, ...] = ("onnx",)) -> Path:
     """A cache that holds a lock file and its one wheel, so that nothing is downloaded."""
     (cache / "wheels").mkdir(parents=True, exist_ok=True)
     (cache / "locks").mkdir(exist_ok=True)
     made = wheel(cache / "wheels" / "numpy-2.0-cp311-none-any.whl", numpy__init=b"x = 1\n", numpy__tests__a=b"no")
-    wish = Wish(profile=profile, python=python or profile.python, engines=engines)
+    spec = WheelSpec(profile=profile, python=python or profile.python, engines=engines)
     line = f"numpy==2.0 --hash=sha256:{hashlib.sha256(made.read_bytes()).hexdigest()}\n"
-    (cache / "locks" / f"{wish.key()}.txt").write_text(line)
+    (cache / "locks" / f"{spec.key()}.txt").write_text(line)
     return cache
 
 
-class Desk:
+class FlashSetup:
     """`flash` with what it needs, in one folder."""
 
     def __init__(self, folder: Path, board: str = "raspberry-pi-5") -> None:
-        self.folder, self.profile = folder, PROFILES[board]
+        self.folder, self.profile = folder, BOARD_PROFILES[board]
         self.keys = provisioned(folder / "keys").folder
         self.cache = stocked(folder / "cache", self.profile)
 

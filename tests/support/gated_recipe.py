@@ -8,34 +8,34 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edge_client.protocol.program import Program
-from edge_client.training.learner import Job, Learner, OverEngine, Trained
+from edge_client.training.learner import EngineLearner, Learner, TrainedModel, TrainingJob
 from tests.support import softmax_program
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
+class PlainRecipe:
     """Softmax regression in float64."""
 
     def open(self) -> Learner:
-        return OverEngine(softmax_program.SoftmaxEngine(), softmax_program.program())
+        return EngineLearner(softmax_program.SoftmaxEngine(), softmax_program.program())
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gated:
+class GatedRecipe:
     """The same; before it trains, it says its process id at the gate and waits for a byte, or for the gate's end."""
 
     port: int
 
     def open(self) -> Learner:
-        return Waiting(softmax_program.SoftmaxEngine(), softmax_program.program(), self.port)
+        return WaitingLearner(softmax_program.SoftmaxEngine(), softmax_program.program(), self.port)
 
 
-class Waiting(OverEngine):
+class WaitingLearner(EngineLearner):
     def __init__(self, engine: softmax_program.SoftmaxEngine, program: Program, port: int) -> None:
         super().__init__(engine, program)
         self.port = port
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         if jobs:
             with socket.create_connection(("127.0.0.1", self.port)) as gate:
                 gate.sendall(f"{os.getpid()}\n".encode())
@@ -44,7 +44,7 @@ class Waiting(OverEngine):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failing:
+class FailingRecipe:
     """Cannot be opened."""
 
     def open(self) -> Learner:

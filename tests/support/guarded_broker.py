@@ -20,11 +20,11 @@ from pathlib import Path
 
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from coordinator.identity.broker_acl import COORDINATOR
-from coordinator.identity.provisioning import Plan, Provision
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
+from coordinator.identity.provisioning import Provisioner, ProvisionPlan
 from coordinator.local_broker import find_mosquitto, free_port
 from edge_client.transport import mqtt
-from edge_client.transport.base import Connected, Lost, Message
+from edge_client.transport.base import Connected, Disconnected, Message
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
 
@@ -37,17 +37,17 @@ def now() -> dt.datetime:
     return dt.datetime.now(dt.timezone.utc)
 
 
-def provisioned(folder: Path, *devices: str, federation: str = FEDERATION, port: int = 8883) -> Provision:
+def provision_federation(folder: Path, *devices: str, federation: str = FEDERATION, port: int = 8883) -> Provisioner:
     """A federation's files, as the command makes them."""
-    work = Provision(folder=folder, plan=Plan(federation=federation, hosts=HOSTS, port=port), now=now())
-    work.infrastructure()
+    work = Provisioner(folder=folder, plan=ProvisionPlan(federation=federation, hosts=HOSTS, port=port), now=now())
+    work.write_infrastructure()
     for cid in devices:
-        work.device(cid)
+        work.add_device(cid)
     return work
 
 
 @contextmanager
-def running(configuration: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
+def run_mosquitto(configuration: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
     """mosquitto over a configuration file, from its first open port to its end."""
     program = find_mosquitto()
     assert program is not None  # such a test is marked `broker`
@@ -84,9 +84,9 @@ def _is_open(port: int) -> bool:
 class Guarded:
     """A provisioned federation whose broker runs."""
 
-    work: Provision
+    work: Provisioner
     process: subprocess.Popen[bytes]
-    _open: list[Client] = field(default_factory=list)
+    _open: list[GuardedClient] = field(default_factory=list)
 
     @property
     def url(self) -> str:
@@ -94,16 +94,16 @@ class Guarded:
 
     def credentials(self, name: str) -> Credentials:
         """The files of a device, or of the coordinator."""
-        stem = "coordinator" if name == COORDINATOR else "device"
-        home = self.work.folder / ("coordinator" if name == COORDINATOR else f"devices/{name}")
+        stem = "coordinator" if name == COORDINATOR_CLIENT_ID else "device"
+        home = self.work.folder / ("coordinator" if name == COORDINATOR_CLIENT_ID else f"devices/{name}")
         return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
 
-    def client(self, name: str, *, client_id: str = "", speaking: MQTTProtocolVersion | None = None) -> Client:
+    def client(self, name: str, *, client_id: str = "", speaking: MQTTProtocolVersion | None = None) -> GuardedClient:
         """Somebody who comes with the certificate of `name`."""
         if speaking is not None:
-            mqtt._spoken[self.url] = speaking
+            mqtt._broker_versions[self.url] = speaking
         ident = client_id or f"{FEDERATION}.{name}"
-        made = Client(name, MqttTransport(self.url, ident, credentials=self.credentials(name)))
+        made = GuardedClient(name, MqttTransport(self.url, ident, credentials=self.credentials(name)))
         self._open.append(made)
         return made
 
@@ -115,10 +115,10 @@ class Guarded:
         for client in self._open:
             client.transport.close()
         self._open.clear()
-        mqtt._spoken.pop(self.url, None)
+        mqtt._broker_versions.pop(self.url, None)
 
 
-class Client:
+class GuardedClient:
     """A connected client; `marks` counts what it said to be heard."""
 
     def __init__(self, name: str, transport: MqttTransport) -> None:
@@ -149,7 +149,7 @@ class Client:
         while True:
             event = self.transport.receive(PATIENCE_S)
             assert event is not None, "it never came"
-            assert not isinstance(event, Lost), event
+            assert not isinstance(event, Disconnected), event
             if isinstance(event, Message):
                 if event.payload == payload:
                     return before
@@ -157,11 +157,11 @@ class Client:
 
 
 @contextmanager
-def guarded(folder: Path, *devices: str) -> Iterator[Guarded]:
+def guarded_broker(folder: Path, *devices: str) -> Iterator[Guarded]:
     """A broker with the generated configuration, and `devices` that were provisioned for it."""
     port = free_port()
-    work = provisioned(folder / "keys", *devices, port=port)
-    with running(work.folder / "broker" / "mosquitto.conf", port) as process:
+    work = provision_federation(folder / "keys", *devices, port=port)
+    with run_mosquitto(work.folder / "broker" / "mosquitto.conf", port) as process:
         found = Guarded(work, process)
         try:
             yield found
@@ -169,7 +169,7 @@ def guarded(folder: Path, *devices: str) -> Iterator[Guarded]:
             found.leave()
 
 
-def knock(url: str, credentials: Credentials, will: tuple[str, bytes] | None = None) -> str:
+def try_connect(url: str, credentials: Credentials, will: tuple[str, bytes] | None = None) -> str:
     """Dial without our own checks: "" when the broker answers CONNECT, else why the connection ended.
 
     Whoever was let in vanishes without a DISCONNECT, so that the broker speaks its `will` (topic, payload).

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import MOSQUITTO_CONF, find_mosquitto, free_port
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
@@ -58,7 +58,7 @@ def settings(folder: Path) -> Any:  # noqa: ANN401 - a CoordinatorConfig
 
 
 @dataclass
-class Scene:
+class ProcessScene:
     """A broker, a coordinator, and one process of all devices. Whatever was killed is started again by its name."""
 
     folder: Path
@@ -147,7 +147,7 @@ class Scene:
         """As `Federation.final_states`."""
         with closing(Store(settings(self.folder).folder / "store")) as store:
             found = store.last_state(store.run_id("fesem", str))
-            return {} if found is None else {"fesem": state_codec.to_bytes(found[1])}
+            return {} if found is None else {"fesem": state_codec.encode_state(found[1])}
 
     def rounds(self) -> list[dict[str, Any]]:
         """As `Federation.rounds`."""
@@ -158,10 +158,10 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, *, persistent: bool = False) -> Iterator[tuple[Scene, MqttTransport]]:
+def scene(folder: Path, *, persistent: bool = False) -> Iterator[tuple[ProcessScene, MqttTransport]]:
     """A broker with a spy on it; nobody else is there yet."""
-    made = Scene(folder, persistent)
-    open_key(settings(folder).folder)  # devices pin it, so it is there before them
+    made = ProcessScene(folder, persistent)
+    open_signing_key(settings(folder).folder)  # devices pin it, so it is there before them
     made.start("broker")
     spy = MqttTransport(made.url, "spy", jitter=soon)
     try:
@@ -181,7 +181,7 @@ def nth(kind: str, count: int, *, says: str = "") -> Callable[[Message], bool]:
         try:
             if TOPICS.parse(message.topic).kind != kind or not message.payload:
                 return False
-            if says and messages.read(message.payload)["k"] != says:
+            if says and messages.read_message(message.payload)["k"] != says:
                 return False
         except Malformed:
             return False
@@ -207,7 +207,7 @@ def coordinator(folder: Path, url: str) -> None:
 
 def devices(folder: Path, url: str) -> None:
     """All devices in one process, a thread each, until SIGTERM."""
-    key = open_key(settings(folder).folder).public
+    key = open_signing_key(settings(folder).folder).public
     clients = []
     for number, (cid, local) in enumerate(softmax_program.grouped_fleet(DEVICES, 2).items()):
         made = ClientConfig(

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from coordinator.rounds.metrics import Report
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.rounds.metrics import RoundReport
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy, drive
-from coordinator.strategies.registry import METHODS, Setting, make, settings_of
-from edge_client.data.dataset import Local
+from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
+from edge_client.data.dataset import DeviceData
 from edge_client.protocol.task import ClientId, Flat, OwnModel, Schema
-from emulator.simulation.virtual_network import Devices
+from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.softmax_program import devices_of, start_of
 
 SMALL: dict[str, Setting] = {"local-steps": 3, "batch-size": 8, "first-steps": 10}
@@ -36,23 +36,23 @@ def build(case: str, more: Mapping[str, Setting] | None = None, *, k: int = 2) -
     """A case of CASES with `k` models where that is a setting, few local steps, and whatever of `more` it knows."""
     name, *words = case.split()
     own = dict(word.split("=") for word in words)
-    known = settings_of(make(name))
+    known = method_settings(make_method(name))
     asked = {**SMALL, **dict.fromkeys(COUNTS, k), **own, **(more or {})}
-    return make(name, **{key: value for key, value in asked.items() if key in known})
+    return make_method(name, **{key: value for key, value in asked.items() if key in known})
 
 
 @dataclass
-class World:
+class MethodWorld:
     """A method and its devices, which keep their own models and posteriors from round to round."""
 
     strategy: Strategy
-    devices: Devices
+    devices: EmulatedDevices
     state: State
     seed: int = 0
     number: int = 0
     exchanges: list[Exchange] = field(default_factory=list)  # of the last round, that of evaluation included
 
-    def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None) -> Report:
+    def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None) -> RoundReport:
         """One more round and its evaluation; the devices in `silent` answer neither."""
         self.number, self.exchanges = self.number + 1, []
         self.devices.posterior.clear()
@@ -62,7 +62,7 @@ class World:
             return {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
 
         rng, present = round_rng(self.seed, self.number), self.fleet if fleet is None else fleet
-        self.state, report = drive(one_round(self.strategy, self.state, self.schema, present, rng, batch=64), ask)
+        self.state, report = drive(run_round(self.strategy, self.state, self.schema, present, rng, batch=64), ask)
         return report
 
     @property
@@ -85,11 +85,11 @@ class World:
         return found
 
 
-def world(strategy: Strategy, local: Mapping[ClientId, Local], *, seed: int = 0, rounds: int = 0) -> World:
+def world(strategy: Strategy, local: Mapping[ClientId, DeviceData], *, seed: int = 0, rounds: int = 0) -> MethodWorld:
     """A fleet at its start, then `rounds` rounds."""
     devices = devices_of(local)
     state = strategy.begin(start_of(), devices.program.schema, devices.fleet, round_rng(seed, 0))
-    made = World(strategy, devices, state, seed)
+    made = MethodWorld(strategy, devices, state, seed)
     for _ in range(rounds):
         made.round()
     return made

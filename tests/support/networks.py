@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from coordinator.models.registry import Entry
+from coordinator.models.registry import ModelEntry
 
 
 class SqueezeExcite(nn.Module):
@@ -154,9 +154,9 @@ def har_cnn(classes: int = 6) -> nn.Module:
 
 
 ENTRIES = {
-    "mobilenet-v3": Entry(make=mobilenet_v3, input=(3, 32, 32), classes=10),
-    "resnet-18": Entry(make=resnet18, input=(3, 32, 32), classes=10),
-    "resnet-18-narrow": Entry(make=lambda: resnet18(8, imagenet_stem=True), input=(3, 64, 64), classes=10),
-    "ds-cnn": Entry(make=ds_cnn, input=(1, 49, 10), classes=12),
-    "har-cnn": Entry(make=har_cnn, input=(9, 128), classes=6),
+    "mobilenet-v3": ModelEntry(make=mobilenet_v3, input=(3, 32, 32), classes=10),
+    "resnet-18": ModelEntry(make=resnet18, input=(3, 32, 32), classes=10),
+    "resnet-18-narrow": ModelEntry(make=lambda: resnet18(8, imagenet_stem=True), input=(3, 64, 64), classes=10),
+    "ds-cnn": ModelEntry(make=ds_cnn, input=(1, 49, 10), classes=12),
+    "har-cnn": ModelEntry(make=har_cnn, input=(9, 128), classes=6),
 }

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from coordinator.phone import vendored_files
-from tests.support.requirements import lacking
+from tests.support.requirements import skip_without
 
 ROOT = Path(__file__).parents[2]
 WEB = ROOT / ".web"
@@ -22,17 +22,17 @@ def node() -> str:
     """The path of Node 20 or newer."""
     program = shutil.which("node")
     if program is None:
-        lacking("node is not installed (Node.js 20 or newer)")
+        skip_without("node is not installed (Node.js 20 or newer)")
     version = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
     if int(version.removeprefix("v").partition(".")[0]) < NODE_MAJOR:
-        lacking(f"node is {version.strip()}; these tests need {NODE_MAJOR} or newer")
+        skip_without(f"node is {version.strip()}; these tests need {NODE_MAJOR} or newer")
     return program
 
 
 def third_party() -> Path:
     """The folder with ONNX Runtime Web and MQTT.js."""
-    if not vendored_files.here(WEB):
-        lacking("the phone's third-party files are not here (make web)")
+    if not vendored_files.is_complete(WEB):
+        skip_without("the phone's third-party files are not here (make web)")
     return WEB
 
 

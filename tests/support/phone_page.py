@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import uvicorn
 from starlette.applications import Starlette
 
-from coordinator.config import read
+from coordinator.config import read_config
 from coordinator.phone import routes
 from tests.support.node import third_party
 
@@ -24,7 +24,7 @@ PATIENCE_MS = 90_000
 @contextlib.contextmanager
 def served(config: Path) -> Iterator[str]:
     """The page's address, from a server in a thread of its own."""
-    app = Starlette(routes=routes.routes(read(config), third=third_party()))
+    app = Starlette(routes=routes.phone_routes(read_config(config), third=third_party()))
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", ws="none", lifespan="off")
     opened = settings.bind_socket()
     server = uvicorn.Server(settings)

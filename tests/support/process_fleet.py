@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from edge_client.protocol.task import Array
 from emulator.data.fleet_split import digits_fleet
 from emulator.testbed import testbed_files as stage
-from emulator.testbed.monitor import Tail
-from emulator.testbed.processes import Child, Children, Signals
+from emulator.testbed.monitor import FileTail
+from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
 
 PATIENCE_S = 100.0
 SEED, DEVICES, ROUNDS = 7, 6, 10
@@ -32,7 +32,7 @@ SETTINGS: Mapping[str, Any] = {
 RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
 
 
-def until(found: Callable[[], bool], children: Children, what: str) -> None:
+def until(found: Callable[[], bool], children: ChildProcesses, what: str) -> None:
     """Return once `found`; raise when a child fails, or when it takes too long."""
     deadline = time.monotonic() + PATIENCE_S
     while not found():
@@ -43,21 +43,21 @@ def until(found: Callable[[], bool], children: Children, what: str) -> None:
 
 
 @dataclass
-class Scene:
+class FleetScene:
     """`folder` is the coordinator's; its events so far are in `events`."""
 
     folder: Path
     broker: str
-    children: Children
+    children: ChildProcesses
     runs: Sequence[Mapping[str, Any]] = (RUN,)
     options: Sequence[str] = ()  # of `serve`
     events: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.work = self.folder.with_name(self.folder.name + "-work")
-        self._tail = Tail(self.folder / "metrics.jsonl")
+        self._tail = FileTail(self.folder / "metrics.jsonl")
 
-    def start_coordinator(self) -> Child:
+    def start_coordinator(self) -> ChildProcess:
         """Start it, or start it again."""
         config = self.work / "coordinator.toml"
         if not config.exists():
@@ -67,11 +67,11 @@ class Scene:
             )
         return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config), *self.options)
 
-    def start_devices(self, workers: int) -> list[Child]:
+    def start_devices(self, workers: int) -> list[ChildProcess]:
         """All devices, dealt to `workers` processes."""
         split = digits_fleet(DEVICES, groups=3, seed=SEED)
-        np.savez(self.work / stage.REFERENCE, x=split.reference)
-        key = open_key(self.folder).public.hex()
+        np.savez(self.work / stage.REFERENCE_FILE, x=split.reference)
+        key = open_signing_key(self.folder).public.hex()
         configs = [
             str(stage.write_device(self.work, cid, local, engine="onnx", broker=self.broker, key=key).config)
             for cid, local in sorted(split.devices.items())
@@ -85,7 +85,7 @@ class Scene:
         """The events of a kind, once there are `count` of them."""
 
         def enough() -> bool:
-            self.events += self._tail.new()
+            self.events += self._tail.read_new()
             return len(self.of(kind)) >= count
 
         until(enough, self.children, f"{count} events {kind!r} in {self.folder}")
@@ -123,23 +123,23 @@ def centers_in(folder: Path, run: str = "fesem") -> list[dict[str, Array]]:
     return [load_file(file) for file in files]
 
 
-def play(
+def play_undisturbed(
     folder: Path,
     broker: str,
     *,
-    act: Callable[[Scene], None] = lambda _: None,
+    act: Callable[[FleetScene], None] = lambda _: None,
     workers: int = 1,
     runs: Sequence[Mapping[str, Any]] = (RUN,),
-) -> Scene:
+) -> FleetScene:
     """An undisturbed run; `act` is called once the centers are published, before everyone leaves."""
-    with Signals() as signals, Children(folder.with_name("logs"), signals) as children:
-        scene = Scene(folder, broker, children, runs)
-        scene.start_coordinator()
-        scene.start_devices(workers)
-        scene.wait_for("bundle")
-        act(scene)
-        children.leave(children.running)
-    return scene
+    with DeferredSignals() as signals, ChildProcesses(folder.with_name("logs"), signals) as children:
+        testbed = FleetScene(folder, broker, children, runs)
+        testbed.start_coordinator()
+        testbed.start_devices(workers)
+        testbed.wait_for("bundle")
+        act(testbed)
+        children.wait_for_exit(children.running)
+    return testbed
 
 
 def jsonl(path: Path) -> list[dict[str, Any]]:

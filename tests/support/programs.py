@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from coordinator.models.registry import Model, build
+from coordinator.models.registry import Model, build_model
 from edge_client.engines.base import Engine, open_engine
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from export.compiler.program import Compiled, compile_program
-from export.compiler.program_functions import vocabulary
+from export.compiler.program import CompilerOutput, compile_program
+from export.compiler.program_functions import vocabulary_size
 from tests.support.architectures import ENTRIES
 
 BATCH = 8
@@ -33,7 +33,7 @@ BATCH = 8
 def model(name: str) -> Model:
     """Of the registry, or of tests/support/architectures.py."""
     if name not in ENTRIES:
-        return build(name, seed=0)
+        return build_model(name, seed=0)
     entry = ENTRIES[name]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -41,14 +41,14 @@ def model(name: str) -> Model:
 
 
 @cache
-def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onnx", "litert", "pt2")) -> Compiled:
+def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onnx", "litert", "pt2")) -> CompilerOutput:
     m = model(name)
     return compile_program(
         m.module, name=name, input=m.input, classes=m.classes, loss=m.loss, dtype=dtype, batch=BATCH, engines=engines
     )
 
 
-def opened(made: Compiled, engine: str, folder: Path) -> Engine:
+def opened(made: CompilerOutput, engine: str, folder: Path) -> Engine:
     containers = made.program.containers[engine]
     for function in ("step", "evaluate"):
         (folder / containers[function].sha256).write_bytes(made.files[containers[function].sha256])
@@ -66,7 +66,7 @@ def feeds(program: Program, function: str, *, batch: int, seed: int = 0) -> dict
     """Random weights, w != anchor, linear and velocity not zero, q not constant, y neither one-hot nor uniform."""
     rng = np.random.default_rng(seed)
     module = model(program.model).module
-    start, tokens = {k: v.detach().numpy() for k, v in module.state_dict().items()}, vocabulary(module)
+    start, tokens = {k: v.detach().numpy() for k, v in module.state_dict().items()}, vocabulary_size(module)
 
     def near(tensor: str, shape: tuple[int, ...]) -> Array:
         return np.asarray(start[tensor] + 0.1 * rng.standard_normal(shape))

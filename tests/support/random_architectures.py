@@ -55,7 +55,7 @@ class Added(nn.Module):
         return x + self.layer(x)  # type: ignore[no-any-return]
 
 
-class Gated(nn.Module):
+class ChannelGate(nn.Module):
     """x weighed channel by channel by what its mean says."""
 
     def __init__(self, channels: int) -> None:
@@ -138,7 +138,7 @@ WORDS: dict[str, Callable[..., nn.Module]] = {
     "avg-pool-1d": nn.AvgPool1d,
     "residual": lambda channels, kernel: Added(nn.Conv2d(channels, channels, kernel, padding=kernel // 2)),
     "residual-row": lambda features: Added(nn.Linear(features, features)),
-    "gate": Gated,
+    "gate": ChannelGate,
     "dropout": nn.Dropout,
     "dropout-2d": nn.Dropout2d,
     "linear": nn.Linear,

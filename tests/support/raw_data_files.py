@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from edge_client.protocol.task import Array
-from emulator.data.loaders.folder import Folder
-from emulator.data.loaders.samples import DataSet, Samples
+from emulator.data.loaders.folder import DataFolderReader
+from emulator.data.loaders.samples import DataSet, RawSamples
 
 CODES = {"uint8": 8, "int32": 12}
 
 
-def unknown(path: Path) -> Folder:
+def unknown(path: Path) -> DataFolderReader:
     """A data folder of which no checksum is known."""
-    return Folder(path=path, known={})
+    return DataFolderReader(path=path, known={})
 
 
 def idx_bytes(array: Array) -> bytes:
@@ -52,9 +52,9 @@ def write_leaf(folder: Path, home: str, users: dict[str, tuple[list[Any], list[i
 def numbered(train: int = 2_000, test: int = 400, *, classes: int = 10, users: int = 0) -> DataSet:
     """A sample's own number is its only feature, and its class that number modulo `classes`. Test counts on."""
 
-    def part(begin: int, n: int) -> Samples:
+    def part(begin: int, n: int) -> RawSamples:
         number = np.arange(begin, begin + n)
-        return Samples(
+        return RawSamples(
             x=number[:, None].astype(np.float64), y=number % classes, user=number // 7 % users if users else None
         )
 
@@ -66,4 +66,4 @@ def images(n: int = 60) -> DataSet:
     rng = np.random.default_rng(1)
     x = rng.integers(256, size=(n, 1, 4, 4), dtype=np.uint8)
     y = np.arange(n) % 4
-    return DataSet(train=Samples(x=x, y=y), test=Samples(x=x[::2], y=y[::2]))
+    return DataSet(train=RawSamples(x=x, y=y), test=RawSamples(x=x[::2], y=y[::2]))

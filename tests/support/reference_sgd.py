@@ -19,16 +19,16 @@ from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset, batches
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit, Flat
-from edge_client.training.learner import Job, Learner, Trained
-from edge_client.training.noise import noise
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob
+from edge_client.training.noise import step_noise
 from export.compiler.program import load_vector, schema_of, vector_of
-from export.compiler.random_ops import Draws
+from export.compiler.random_ops import NoiseReader
 
 SAME = 1e-12  # relative: float64 sums of up to 10^5 terms, in another order, over a few steps
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class JobFacts:
     """What one client's job is made of."""
 
     n: int = 10
@@ -44,7 +44,7 @@ def start_of(model: Model) -> Flat:
     return vector_of(model.module, schema_of(model.module)).astype(np.float64)
 
 
-def job_of(model: Model, facts: Facts) -> Job:
+def job_of(model: Model, facts: JobFacts) -> TrainingJob:
     """A job with random samples and the terms of its facts."""
     rng = np.random.default_rng(facts.seed)
     x = rng.standard_normal((facts.n, *model.input))
@@ -60,10 +60,10 @@ def job_of(model: Model, facts: Facts) -> Job:
     task = Fit(start=start, steps=facts.steps, batch=facts.batch, seed=facts.seed, **extra)
     weights = rng.uniform(0.1, 1.0, facts.n) if "q" in facts.terms else np.ones(facts.n)
     order = list(batches(facts.n, facts.batch, facts.seed, facts.steps, fixed=False))
-    return Job(task=task, start=start, data=Dataset(x, y), batches=order, weights=weights)
+    return TrainingJob(task=task, start=start, data=Dataset(x, y), batches=order, weights=weights)
 
 
-def loop(model: Model, program: Program, job: Job) -> Trained:
+def loop(model: Model, program: Program, job: TrainingJob) -> TrainedModel:
     """One local update."""
     module = copy.deepcopy(model.module).double()
     load_vector(module, program.schema, job.start)
@@ -75,7 +75,7 @@ def loop(model: Model, program: Program, job: Job) -> Trained:
     losses = []
     for k, index in enumerate(job.batches):
         optimizer.zero_grad()
-        drawn = noise(program, job.task.seed, k, len(index))
+        drawn = step_noise(program, job.task.seed, k, len(index))
         loss = _data_loss(module, model, job, index, drawn.get("noise"))
         losses.append(float(loss.detach()))
         pulls = [
@@ -85,21 +85,23 @@ def loop(model: Model, program: Program, job: Job) -> Trained:
         ]
         (loss + torch.stack(pulls).sum()).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    return Trained(vector=vector_of(module, program.schema), losses=np.array(losses))
+    return TrainedModel(vector=vector_of(module, program.schema), losses=np.array(losses))
 
 
-def _data_loss(module: nn.Module, model: Model, job: Job, index: np.ndarray, drawn: np.ndarray | None) -> Tensor:
+def _data_loss(
+    module: nn.Module, model: Model, job: TrainingJob, index: np.ndarray, drawn: np.ndarray | None
+) -> Tensor:
     x, y = torch.from_numpy(job.data.x[index]), torch.from_numpy(job.data.y[index])
     if drawn is None:
         out = module(x)
     else:
-        with Draws(torch.from_numpy(drawn)):
+        with NoiseReader(torch.from_numpy(drawn)):
             out = module(x)
     each = F.cross_entropy(out, y, reduction="none") if model.loss == "cross-entropy" else ((out - y) ** 2).mean(1)
     return (torch.from_numpy(job.weights[index]) * each).sum() / len(index)
 
 
-def difference(job: Job, one: Trained, other: Trained) -> float:
+def difference(job: TrainingJob, one: TrainedModel, other: TrainedModel) -> float:
     """Of two results, relative to the update's norm and to the largest loss."""
     update = np.linalg.norm(other.vector - job.start)
     assert one.losses.shape == other.losses.shape
@@ -109,7 +111,7 @@ def difference(job: Job, one: Trained, other: Trained) -> float:
     )
 
 
-def check_same_as_loop(learner: Learner, model: Model, jobs: Sequence[Job]) -> None:
+def check_same_as_loop(learner: Learner, model: Model, jobs: Sequence[TrainingJob]) -> None:
     """Every job's result, in the jobs' order."""
     results = list(learner.train(jobs))
     assert len(results) == len(jobs)

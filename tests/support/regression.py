@@ -14,11 +14,11 @@ import numpy as np
 
 from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import State, Strategy, drive
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
-from edge_client.training.learner import OverEngine
-from emulator.simulation.virtual_network import Devices, exact
+from edge_client.training.learner import EngineLearner
+from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 from tests.support.softmax_program import SoftmaxUpdate
 
 FEATURES = 10
@@ -64,11 +64,11 @@ class LinearEngine:
 
 
 @dataclass(frozen=True)
-class World:
+class RegressionWorld:
     """The true models [S, FEATURES], the devices, and the common model [FEATURES] that a run begins with."""
 
     truth: Array
-    devices: Devices
+    devices: EmulatedDevices
     start: Flat
 
     def errors(self, models: Array) -> Array:
@@ -96,7 +96,7 @@ def shares(partition: str, devices: int, rng: np.random.Generator, *, s: int = 2
     return np.stack([first, 1 - first], axis=1)
 
 
-def world(partition: str, devices: int, *, seed: int, s: int = 2) -> World:
+def world(partition: str, devices: int, *, seed: int, s: int = 2) -> RegressionWorld:
     """Devices with 100 to 200 samples each; two truths are GAP apart."""
     rng = np.random.default_rng(seed)
     truth = np.sqrt(10) * rng.standard_normal((s, FEATURES))
@@ -108,13 +108,15 @@ def world(partition: str, devices: int, *, seed: int, s: int = 2) -> World:
         source = np.repeat(np.arange(s), np.diff(np.round(np.cumsum([0.0, *share]) * n).astype(int)))
         x = rng.standard_normal((n, FEATURES))
         y = (x * truth[source]).sum(axis=1) + rng.standard_normal(n)
-        local[f"d{k:03d}"] = Local(train=Dataset(x, y[:, None]))
+        local[f"d{k:03d}"] = DeviceData(train=Dataset(x, y[:, None]))
     start = np.sqrt(2 / (FEATURES + 1)) * rng.standard_normal(FEATURES)  # Xavier
-    return World(truth, Devices(learner=OverEngine(LinearEngine(), PROGRAM), local=local, wire=exact), start)
+    return RegressionWorld(
+        truth, EmulatedDevices(learner=EngineLearner(LinearEngine(), PROGRAM), local=local, wire=no_rounding), start
+    )
 
 
 def play(
-    strategy: Strategy, on: World, *, rounds: int, seed: int = 0, silent: Collection[ClientId] = ()
+    strategy: Strategy, on: RegressionWorld, *, rounds: int, seed: int = 0, silent: Collection[ClientId] = ()
 ) -> Sequence[State]:
     """The state before the first round and after each; devices in `silent` never answer."""
     fleet = on.devices.fleet

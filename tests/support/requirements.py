@@ -10,7 +10,7 @@ import pytest
 IN_CI = os.environ.get("CI", "").lower() in ("1", "true")
 
 
-def lacking(what: str) -> NoReturn:
+def skip_without(what: str) -> NoReturn:
     """Skip, or fail in CI; `what` says what is not there and how to get it."""
     if IN_CI:
         pytest.fail(what, pytrace=False)

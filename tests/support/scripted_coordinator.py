@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import Local, Samples
+from edge_client.data.dataset import DataFolder, DeviceData
 from edge_client.engines.golden_run import run_golden
-from edge_client.nearest.over_mqtt import Visitor, Wish
-from edge_client.nearest.result import Answer
+from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
+from edge_client.nearest.result import NearestAnswer
 from edge_client.protocol import blocks, codecs, messages, signing, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Schema, Tensors, TensorSpec
-from edge_client.protocol.topics import Topics, label
+from edge_client.protocol.topics import Topics, routing_label
 from edge_client.runtime.client import Client
 from edge_client.runtime.engine_selection import Check
 from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Event, Message, Will
 from edge_client.transport.memory import MemoryBroker, MemoryTransport
-from edge_client.update.self_update import Updates
+from edge_client.update.self_update import SelfUpdater
 from tests.support import softmax_program
 
 FEDERATION, DEVICE = "test", "dev-1"
@@ -44,7 +44,7 @@ BALLAST = 4_096  # values that nothing trains; they make models and updates of f
 Script = Iterator[Any]  # yields nothing, or seconds
 
 
-class Engine(softmax_program.SoftmaxEngine):
+class BallastEngine(softmax_program.SoftmaxEngine):
     """Softmax regression that carries its ballast along; `before_step` may make things happen while it trains."""
 
     def __init__(self, before_step: Callable[[], None] = lambda: None) -> None:
@@ -72,7 +72,7 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class Clock:
+class ManualClock:
     def __init__(self) -> None:
         self.time_s = 0.0
 
@@ -86,7 +86,7 @@ class Clock:
 class StagedTransport(MemoryTransport):
     """Gives way to the script whenever the device would wait."""
 
-    def __init__(self, broker: MemoryBroker, will: Callable[[], Will], stage: Stage) -> None:
+    def __init__(self, broker: MemoryBroker, will: Callable[[], Will], stage: DeviceStage) -> None:
         super().__init__(broker, f"{FEDERATION}.{DEVICE}", will)
         self._stage = stage
 
@@ -99,21 +99,21 @@ class StagedTransport(MemoryTransport):
 
 
 @dataclass
-class Stage:
+class DeviceStage:
     """The world around one device, and the coordinator's hands in it."""
 
     folder: Path
     program: Program = field(default_factory=program)
     broker: MemoryBroker = field(default_factory=MemoryBroker)
-    clock: Clock = field(default_factory=Clock)
+    clock: ManualClock = field(default_factory=ManualClock)
     epoch: int = 1
     serve: bool = True  # answer every `get` at once
     keys: tuple[bytes, ...] = (TRUSTED,)
     before_step: Callable[[], None] = lambda: None
     environment: dict[str, str] = field(default_factory=dict)  # of the device's process
-    updates: Updates | None = None  # of a device that a launcher started
+    updates: SelfUpdater | None = None  # of a device that a launcher started
     check: Check = run_golden
-    samples: Samples | None = None  # a folder that is looked at again; else what `local` holds
+    samples: DataFolder | None = None  # a folder that is looked at again; else what `local` holds
 
     def __post_init__(self) -> None:
         self.topics = Topics(FEDERATION)
@@ -127,11 +127,11 @@ class Stage:
         self.script: Script = iter(())
         self.ids = iter(f"c{i}" for i in range(10_000))
         rng = np.random.default_rng(7)
-        self.local = Local(train=softmax_program.samples(rng, 30), test=softmax_program.samples(rng, 10))
+        self.local = DeviceData(train=softmax_program.samples(rng, 30), test=softmax_program.samples(rng, 10))
         self.desk = self.broker.client("coordinator.0")
         self.desk.connect()
         self.desk.subscribe(*self.topics.coordinator_filters())
-        self.manifest = self.blob(canonical(self.program.to_json()), "program")
+        self.manifest = self.blob(canonical_json(self.program.to_json()), "program")
         self.containers = {name: self.blob(data, "container") for name, data in CONTAINERS.items()}
 
     @property
@@ -151,9 +151,9 @@ class Stage:
             min_battery_percent=0,
         )
 
-    def open_engine(self, _name: str, _program: Program, files: dict[str, Path], **_settings: object) -> Engine:
+    def open_engine(self, _name: str, _program: Program, files: dict[str, Path], **_settings: object) -> BallastEngine:
         self.opened += sorted(files)
-        return Engine(self.before_step)
+        return BallastEngine(self.before_step)
 
     def device(self) -> Client:
         """A fresh process of the device; its state folder is the same every time."""
@@ -180,18 +180,18 @@ class Stage:
         self.listen()
         return device
 
-    def visit(self, script: Script, **wish: Any) -> Answer:  # noqa: ANN401 - of Wish
+    def visit(self, script: Script, **wish: Any) -> NearestAnswer:  # noqa: ANN401 - of Wish
         """One visit of a device that only asks which center is nearest."""
         self.playing, self.script, self.left_s = None, script, 0.0
         self.lead(1)
         try:
-            return Visitor(
+            return NearestClient(
                 config=self.config(),
                 dial=lambda will: StagedTransport(self.broker, will, self),
                 local=self.local,
                 clock=self.clock,
                 rng=np.random.default_rng(1),
-                wish=Wish(**{"file_format": "onnx", **wish}),
+                choice=NearestOptions(**{"file_format": "onnx", **wish}),
                 open_engine=self.open_engine,
             ).run()
         finally:
@@ -232,7 +232,7 @@ class Stage:
                 continue
             if not event.payload:
                 continue
-            message = messages.read(event.payload, route.kind)
+            message = messages.read_message(event.payload, route.kind)
             self.heard.append(message)
             if message["k"] == "get" and self.serve:
                 self.send_blocks(message)
@@ -250,14 +250,14 @@ class Stage:
         """What devices can fetch from now on; its manifest is signed where a device asks for that."""
         self.blobs[_sha256(data)] = data
         manifest = manifest_of(data, kind, block=BLOCK)
-        return signing.signed(manifest, PRIVATE, FEDERATION) if kind in SIGNED else manifest
+        return signing.sign_manifest(manifest, PRIVATE, FEDERATION) if kind in SIGNED else manifest
 
     def model(self, seed: int) -> Flat:
         values = 0.1 * np.random.default_rng(seed).standard_normal(self.schema.size)
         return np.asarray(values, dtype=np.float32)
 
     def put(self, flat: Flat, kind: str) -> Manifest:
-        return self.blob(codecs.encode(flat, self.schema, codec="f32", kind=kind), kind)
+        return self.blob(codecs.encode_vector(flat, self.schema, codec="f32", kind=kind), kind)
 
     def send_blocks(self, get: dict[str, Any], *, damage: Callable[[bytes], bytes] = lambda b: b) -> None:
         """Answer one `get`."""
@@ -266,13 +266,13 @@ class Stage:
         for first, count in get["at"]:
             for index in range(first, first + count):
                 body = data[index * BLOCK : (index + 1) * BLOCK]
-                topic = self.topics.down_block(DEVICE, label(get["sha256"]), index)
+                topic = self.topics.down_block(DEVICE, routing_label(get["sha256"]), index)
                 self.served_blocks += 1
-                self.desk.publish(topic, damage(blocks.pack(body, index, total)))
+                self.desk.publish(topic, damage(blocks.pack_block(body, index, total)))
 
     def tell(self, kind: str, **fields: Any) -> str:  # noqa: ANN401
         ident = next(self.ids)
-        payload = messages.write(kind, ident=ident, t_ms=0, **{"epoch": self.epoch, **fields})
+        payload = messages.write_message(kind, ident=ident, t_ms=0, **{"epoch": self.epoch, **fields})
         self.desk.publish(self.topics.down(DEVICE), payload)
         return ident
 
@@ -280,7 +280,9 @@ class Stage:
         """Publish the coordinator's record."""
         about = {"proto": [1], "spread_ms": spread_ms, "block": BLOCK, "window": 4, "src": ["mqtt"], **more}
         fields = about | {"boot": f"{boot:016x}", "online": True, "epoch": self.epoch}
-        self.desk.publish(self.topics.coord(), messages.write("coord", ident="c", t_ms=0, **fields), retain=True)
+        self.desk.publish(
+            self.topics.coord(), messages.write_message("coord", ident="c", t_ms=0, **fields), retain=True
+        )
 
     def ask(
         self,
@@ -325,7 +327,7 @@ class Stage:
         if manifest.inline is not None:
             return manifest.inline
         assert sorted(self.arrived) == list(range(manifest.total))
-        data = b"".join(blocks.unpack(self.arrived[i], manifest, i) for i in range(manifest.total))
+        data = b"".join(blocks.unpack_block(self.arrived[i], manifest, i) for i in range(manifest.total))
         assert _sha256(data) == manifest.sha256
         return data
 

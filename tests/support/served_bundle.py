@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.protocol.messages import canonical
-from export.bundle.reader import MANIFEST, VERSION, to_bytes
+from edge_client.protocol.messages import canonical_json
+from export.bundle.reader import MANIFEST_FILE, VERSION, encode_manifest
 from tests.support.softmax_program import program
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def write_bundle(out: Path, mark: str, *, centers: int = 2, large: int = 2_000, 
         "v": VERSION,
         "model": made.model,
         "schema": made.schema.sha256,
-        "program": put("program/program.json", canonical(made.to_json())),
+        "program": put("program/program.json", canonical_json(made.to_json())),
         "containers": [],
         "reference": None,
         "centers": [
@@ -53,7 +53,7 @@ def write_bundle(out: Path, mark: str, *, centers: int = 2, large: int = 2_000, 
         ],
         **more,
     }
-    (part / MANIFEST).write_bytes(to_bytes(manifest))
+    (part / MANIFEST_FILE).write_bytes(encode_manifest(manifest))
     if out.exists():
         out.rename(out.with_name(f".{out.name}.old{os.urandom(4).hex()}"))
     part.rename(out)
@@ -61,7 +61,7 @@ def write_bundle(out: Path, mark: str, *, centers: int = 2, large: int = 2_000, 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class HttpAnswer:
     status: int
     headers: Mapping[str, str]
     body: bytes
@@ -72,23 +72,23 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running:
+class ServerProcess:
     """A server process."""
 
     port: int
 
-    def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> Answer:  # noqa: ANN401
+    def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> HttpAnswer:  # noqa: ANN401
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         connection.request(method, path, body=data, headers={k.replace("_", "-"): v for k, v in headers.items()})
         response = connection.getresponse()
-        answer = Answer(status=response.status, headers=dict(response.getheaders()), body=response.read())
+        answer = HttpAnswer(status=response.status, headers=dict(response.getheaders()), body=response.read())
         connection.close()
         return answer
 
 
 @contextmanager
-def running(bundle: Path, *options: str) -> Iterator[Running]:
+def run_serve(bundle: Path, *options: str) -> Iterator[ServerProcess]:
     """`fedcenters-export serve` on a free port, ended at the end."""
     command = [sys.executable, "-m", "export.cli", "serve", str(bundle), "--port", "0", *options]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
@@ -97,7 +97,7 @@ def running(bundle: Path, *options: str) -> Iterator[Running]:
             found = re.search(r"https?://127\.0\.0\.1:(\d+)", said)
             if found is None:
                 raise RuntimeError(f"the server did not start: {said}{process.stderr.read() if process.stderr else ''}")
-            yield Running(port=int(found[1]))
+            yield ServerProcess(port=int(found[1]))
         finally:
             process.terminate()
             process.wait(timeout=60)

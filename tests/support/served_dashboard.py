@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from coordinator.dashboard.endpoint import where_of
+from coordinator.dashboard.endpoint import dashboard_endpoint
 from coordinator.dashboard.event_hub import Hub
-from coordinator.dashboard.server import Running
-from coordinator.storage.store import Key
+from coordinator.dashboard.server import DashboardServer
+from coordinator.storage.store import ExchangeKey
 from tests.support.virtual_federation import config
 
 PATIENCE_S = 20.0
@@ -21,7 +21,7 @@ Anything = Any  # what a test passes on
 
 
 @dataclass
-class Buttons:
+class RecordedControl:
     """Remembers what was asked of it."""
 
     asked: list[Any] = field(default_factory=list)
@@ -35,16 +35,16 @@ class Buttons:
     def stop(self) -> None:
         self.asked.append("stop")
 
-    def close_round(self, key: Key) -> None:
+    def close_round(self, key: ExchangeKey) -> None:
         self.asked.append(key)
 
 
 @dataclass
-class Site:
+class DashboardSite:
     """`control` is its token."""
 
     hub: Hub
-    buttons: Buttons
+    buttons: RecordedControl
     port: int
     link: str
     folder: Path
@@ -79,14 +79,14 @@ class Site:
 
 
 @contextmanager
-def served(folder: Path, **changes: Anything) -> Iterator[Site]:
+def serve_dashboard(folder: Path, **changes: Anything) -> Iterator[DashboardSite]:
     """A dashboard of its own on a free port of this machine."""
     fixed = {"dashboard": "0", "broker": "mqtt://127.0.0.1:1883"}
     settings = replace(config(folder / "run"), **{**fixed, **changes})
     settings.folder.mkdir(parents=True, exist_ok=True)
-    hub, buttons = Hub(), Buttons()
-    running = Running(where_of(settings), settings, hub, buttons)
+    hub, buttons = Hub(), RecordedControl()
+    running = DashboardServer(dashboard_endpoint(settings), settings, hub, buttons)
     try:
-        yield Site(hub, buttons, running.port, running.link, settings.folder)
+        yield DashboardSite(hub, buttons, running.port, running.link, settings.folder)
     finally:
         running.close()

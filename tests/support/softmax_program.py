@@ -13,11 +13,11 @@ import numpy as np
 
 from coordinator.rounds.round import round_rng
 from coordinator.strategies.base import State, Strategy, drive
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, Schema, Tensors, TensorSpec
-from edge_client.training.learner import OverEngine
-from emulator.simulation.virtual_network import Devices, exact
+from edge_client.training.learner import EngineLearner
+from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 
 FEATURES, CLASSES = 5, 4
 
@@ -121,21 +121,23 @@ def samples(rng: np.random.Generator, n: int, *, written: Array | None = None) -
     return Dataset(x, y if written is None else np.asarray(written)[y])
 
 
-def grouped_fleet(devices: int, groups: int, *, seed: int = 0, n: int = 40) -> dict[str, Local]:
+def grouped_fleet(devices: int, groups: int, *, seed: int = 0, n: int = 40) -> dict[str, DeviceData]:
     """Device i of group i mod `groups`; group g writes class y as y + g. Sizes differ from device to device."""
     rng = np.random.default_rng(seed)
     written = [(np.arange(CLASSES) + g) % CLASSES for g in range(groups)]
     return {
-        f"d{i:02d}": Local(
+        f"d{i:02d}": DeviceData(
             train=samples(rng, n + i, written=written[i % groups]), test=samples(rng, 20, written=written[i % groups])
         )
         for i in range(devices)
     }
 
 
-def devices_of(local: Mapping[ClientId, Local], *, buffered: bool = False) -> Devices:
+def devices_of(local: Mapping[ClientId, DeviceData], *, buffered: bool = False) -> EmulatedDevices:
     """Devices whose updates arrive unrounded, in float64."""
-    return Devices(learner=OverEngine(SoftmaxEngine(), program(buffered=buffered)), local=local, wire=exact)
+    return EmulatedDevices(
+        learner=EngineLearner(SoftmaxEngine(), program(buffered=buffered)), local=local, wire=no_rounding
+    )
 
 
 def start_of(seed: int = 0, *, buffered: bool = False) -> Flat:
@@ -144,7 +146,7 @@ def start_of(seed: int = 0, *, buffered: bool = False) -> Flat:
 
 def play(
     strategy: Strategy,
-    local: Mapping[ClientId, Local],
+    local: Mapping[ClientId, DeviceData],
     *,
     rounds: int = 3,
     seed: int = 0,

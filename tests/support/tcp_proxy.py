@@ -11,7 +11,7 @@ from collections.abc import Iterator
 CHUNK_BYTES = 1_000  # far below a block, so that a cut falls into one
 
 
-class Wire:
+class BreakingProxy:
     """Passes bytes on to `port`. The first `cuts` connections end after `bytes_each` of them, in both directions."""
 
     def __init__(self, port: int, *, cuts: int, bytes_each: int) -> None:
@@ -75,9 +75,9 @@ def _break(end: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def wire(port: int, *, cuts: int, bytes_each: int) -> Iterator[Wire]:
+def breaking_proxy(port: int, *, cuts: int, bytes_each: int) -> Iterator[BreakingProxy]:
     """One for the duration of a test."""
-    made = Wire(port, cuts=cuts, bytes_each=bytes_each)
+    made = BreakingProxy(port, cuts=cuts, bytes_each=bytes_each)
     try:
         yield made
     finally:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from edge_client.transport.memory import MemoryBroker, MemoryTransport
 from tests.support.virtual_federation import FEDERATION, TOPICS
-from tests.support.virtual_time import Participant, VirtualTransport, World
+from tests.support.virtual_time import Participant, VirtualTransport, VirtualWorld
 
 Strike = Callable[[str, random.Random], bool]  # (topic, rng) -> whether this message breaks its device's link
 
@@ -37,7 +37,7 @@ class Weather(MemoryBroker):
         self._latest: dict[str, float] = {}  # topic -> when its last message arrives
         self._me: Participant | None = None
 
-    def begin(self, world: World) -> None:
+    def begin(self, world: VirtualWorld) -> None:
         """Let it blow, from now on."""
         self._me = world.begin("weather", self._life)
 
@@ -68,7 +68,7 @@ class Weather(MemoryBroker):
             name = f"{FEDERATION}.{cid}"
             if name in self._clients:
                 self.struck += 1
-                self.cut(name)
+                self.drop_connection(name)
             return
         self.delivered += 1
         super().publish(sender, topic, payload, retain=retain)

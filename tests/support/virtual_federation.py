@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.artifacts.signed_program import FACT
+from coordinator.artifacts.signed_program import PROGRAM_FACT
 from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.store import Store
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import Local
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics
@@ -34,7 +34,7 @@ from edge_client.runtime.client import Client
 from edge_client.transport.base import Message, Transport, Will
 from edge_client.transport.memory import MemoryBroker
 from tests.support import softmax_program
-from tests.support.virtual_time import Killed, Participant, VirtualTransport, World
+from tests.support.virtual_time import Killed, Participant, VirtualTransport, VirtualWorld
 
 Anything = Any  # what a test passes on by keyword
 FEDERATION = "test"
@@ -126,17 +126,17 @@ def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> N
     for data in CONTAINERS.values():
         store.blobs.put(data)
     facts = {
-        "program": store.blobs.put(canonical(made.to_json())),
-        "initial": store.blobs.put(state_codec.array_to_bytes(start)),
+        "program": store.blobs.put(canonical_json(made.to_json())),
+        "initial": store.blobs.put(state_codec.encode_array(start)),
     }
-    store.once(FACT, lambda: json.dumps(facts))
+    store.get_or_make_fact(PROGRAM_FACT, lambda: json.dumps(facts))
 
 
 @dataclass
 class Federation:
     """A world with a coordinator and devices, and handles on both."""
 
-    world: World
+    world: VirtualWorld
     config: CoordinatorConfig
     ballast: int = 0
     buffered: bool = False
@@ -155,7 +155,7 @@ class Federation:
         buffered: bool = False,
         **changes: Anything,
     ) -> Federation:
-        return cls(World(folder, broker=broker), config(folder / "run", **changes), ballast, buffered)
+        return cls(VirtualWorld(folder, broker=broker), config(folder / "run", **changes), ballast, buffered)
 
     def start_coordinator(self, *, fatal: int = 0, before: bool = True, name: str = "coordinator.0") -> Participant:
         """One coordinator process; `fatal` counts the store's writes from this start."""
@@ -187,9 +187,9 @@ class Federation:
         for cid, local in softmax_program.grouped_fleet(count, groups).items():
             self.start_device(cid, local)
 
-    def start_device(self, cid: str, local: Local) -> Participant:
+    def start_device(self, cid: str, local: DeviceData) -> Participant:
         """One device process; starting it again continues with what it kept."""
-        key = open_key(self.config.folder).public
+        key = open_signing_key(self.config.folder).public
         folder = self.world.folder / cid
         settings = ClientConfig(
             federation=FEDERATION,
@@ -220,7 +220,9 @@ class Federation:
         def life(me: Participant) -> None:
             transport = VirtualTransport(me, self.world.broker, f"{FEDERATION}.{cid}", None)
             transport.connect()
-            payload = messages.write("st", ident="mute", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n, **more})
+            payload = messages.write_message(
+                "st", ident="mute", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": n, **more}
+            )
             transport.publish(TOPICS.state(cid), payload, retain=True)
             while True:
                 transport.receive(60.0)
@@ -242,7 +244,7 @@ class Federation:
         store = Store(self.config.folder / "store")
         try:
             states = {run.name: store.last_state(store.run_id(run.name, str)) for run in self.config.runs}
-            return {name: state_codec.to_bytes(found[1]) for name, found in states.items() if found is not None}
+            return {name: state_codec.encode_state(found[1]) for name, found in states.items() if found is not None}
         finally:
             store.close()
 
@@ -283,13 +285,13 @@ class Spy:
                 continue
             if event.payload and route.kind in ("rq", "t") and cid in (None, route.cid):
                 with suppress(Malformed):  # some tests say things that nobody can read
-                    out.append(messages.read(event.payload, route.kind))
+                    out.append(messages.read_message(event.payload, route.kind))
         return [message for message in out if message["k"] == kind]
 
     def say(self, cid: str, kind: str, **fields: Anything) -> str:
         """A request of `cid`; -> its id."""
         self._count += 1
-        payload = messages.write(kind, ident=f"spy-{self._count}", t_ms=0, **fields)
+        payload = messages.write_message(kind, ident=f"spy-{self._count}", t_ms=0, **fields)
         self.publish(TOPICS.request(cid), payload)
         return f"spy-{self._count}"
 

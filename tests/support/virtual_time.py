@@ -37,7 +37,7 @@ class Participant:
     """One process: its thread, and what it waits for."""
 
     name: str
-    world: World
+    world: VirtualWorld
     life: Callable[[Participant], None]
     transports: list[VirtualTransport] = field(default_factory=list)
     waiting: VirtualTransport | None = None
@@ -134,7 +134,7 @@ class VirtualTransport:
             self._broker.kill(self._client_id)
 
 
-class World:
+class VirtualWorld:
     """Who is there, and what time it is."""
 
     def __init__(self, folder: Path, *, broker: MemoryBroker | None = None) -> None:

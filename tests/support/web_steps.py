@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol import tensors
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import Array, Fit, Flat, Probe
 from edge_client.training import fit_probe
-from edge_client.training.learner import OverEngine
-from export.compiler.program import Compiled
+from edge_client.training.learner import EngineLearner
+from export.compiler.program import CompilerOutput
 from tests.support.node import ROOT, run_node, third_party
 from tests.support.programs import feeds, model, opened, relative, torch_step
 
@@ -30,7 +30,7 @@ TO_PYTHON = 1e-4  # ten steps of the same graph on two builds of ONNX Runtime
 SAMPLES, SEED = 19, 7
 
 
-def check_page(programs: Mapping[str, Compiled], folder: Path) -> None:
+def check_page(programs: Mapping[str, CompilerOutput], folder: Path) -> None:
     """The page's steps, fits and probes of these programs, by one Node process, are torch's and Python's client's."""
     for name, made in programs.items():
         (folder / name).mkdir()
@@ -41,7 +41,7 @@ def check_page(programs: Mapping[str, Compiled], folder: Path) -> None:
         check_tasks(made, folder / name)
 
 
-def check_life(made: Compiled, folder: Path) -> None:
+def check_life(made: CompilerOutput, folder: Path) -> None:
     """The page's client against a scripted coordinator: client.test.mjs, with a real program."""
     write(made, folder)
     said = run_node("--test", ROOT / "tests" / "web" / "client.test.mjs", PROGRAM=str(folder), THIRD=str(third_party()))
@@ -49,9 +49,9 @@ def check_life(made: Compiled, folder: Path) -> None:
     assert "# pass 10" in said
 
 
-def write(made: Compiled, folder: Path) -> None:
+def write(made: CompilerOutput, folder: Path) -> None:
     program = made.program
-    (folder / "program.json").write_bytes(canonical(program.to_json()))
+    (folder / "program.json").write_bytes(canonical_json(program.to_json()))
     for function in ("step", "evaluate"):
         (folder / f"{function}.onnx").write_bytes(made.files[program.containers["onnx"][function].sha256])
     save(folder / "feeds.safetensors", feeds(program, "step", batch=8), made)
@@ -81,12 +81,12 @@ FIT: dict[str, Any] = {
 }
 
 
-def save(path: Path, arrays: dict[str, Array], made: Compiled) -> None:
+def save(path: Path, arrays: dict[str, Array], made: CompilerOutput) -> None:
     schema = made.program.schema.sha256
-    path.write_bytes(tensors.pack(arrays, kind="stats", codec="f32", schema=schema))
+    path.write_bytes(tensors.pack_tensors(arrays, kind="stats", codec="f32", schema=schema))
 
 
-def material(made: Compiled) -> tuple[Dataset, list[Flat]]:
+def material(made: CompilerOutput) -> tuple[Dataset, list[Flat]]:
     """Samples with labels, and two models near the program's own."""
     program, rng = made.program, np.random.default_rng(SEED)
     x = rng.standard_normal((SAMPLES, *program.input)).astype(np.float32)
@@ -99,10 +99,10 @@ def material(made: Compiled) -> tuple[Dataset, list[Flat]]:
 
 
 def answered(folder: Path, name: str) -> dict[str, Array]:
-    return tensors.unpack((folder / f"{name}-answer.safetensors").read_bytes())[0]
+    return tensors.unpack_tensors((folder / f"{name}-answer.safetensors").read_bytes())[0]
 
 
-def check_steps(name: str, made: Compiled, folder: Path) -> None:
+def check_steps(name: str, made: CompilerOutput, folder: Path) -> None:
     """A step is torch's, and the next one begins where it ended."""
     got = answered(folder, "step")
     given = feeds(made.program, "step", batch=8)
@@ -116,13 +116,13 @@ def check_steps(name: str, made: Compiled, folder: Path) -> None:
         given = given | {port: np.asarray(value, np.float32) for port, value in wanted.items()}
 
 
-def check_tasks(made: Compiled, folder: Path) -> None:
+def check_tasks(made: CompilerOutput, folder: Path) -> None:
     """A probe, a gradient and a fit with weights of the probe are those of Python's client."""
     got = answered(folder, "task")
     data, models = material(made)
-    learner, shares = OverEngine(opened(made, "onnx", folder), made.program), list[Array]()
+    learner, shares = EngineLearner(opened(made, "onnx", folder), made.program), list[Array]()
     asked = Probe(**{**PROBE, "models": models, "want": frozenset(PROBE["want"])})
-    reply = fit_probe.probe(learner, asked, Local(train=data), keep=shares.append)
+    reply = fit_probe.run_probe(learner, asked, DeviceData(train=data), keep=shares.append)
     assert reply.losses is not None
     assert reply.posterior is not None
     assert reply.confusion is not None
@@ -130,15 +130,15 @@ def check_tasks(made: Compiled, folder: Path) -> None:
     assert got["posterior"] == pytest.approx(reply.posterior, rel=TO_PYTHON)
     assert got["votes"].tolist() == np.asarray(reply.votes).tolist()
     assert got["confusion"].tolist() == reply.confusion.ravel().tolist()
-    told = fit_probe.probe(learner, replace(asked, label_prior="device"), Local(train=data))
+    told = fit_probe.run_probe(learner, replace(asked, label_prior="device"), DeviceData(train=data))
     assert told.losses is not None
     assert told.confusion is not None
     assert got["told_losses"] == pytest.approx(told.losses, rel=TO_PYTHON)
     assert got["told_confusion"].tolist() == told.confusion.ravel().tolist()
     slope = Probe(models=models[:1], want=frozenset({"grad"}), batch=8, seed=SEED)
-    near(got["grad"], fit_probe.probe(learner, slope, Local(train=data)).grad)
+    near(got["grad"], fit_probe.run_probe(learner, slope, DeviceData(train=data)).grad)
     fit = Fit(**{**FIT, "start": models[0], "anchor": models[1]})
-    trained = fit_probe.fit(learner, fit, data, posterior=shares[0])
+    trained = fit_probe.run_fit(learner, fit, data, posterior=shares[0])
     near(got["vector"], trained.vector)
     assert got["loss"][0] == pytest.approx(trained.loss, rel=TO_PYTHON)
 

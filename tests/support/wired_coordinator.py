@@ -1,4 +1,4 @@
-"""A coordinator as the server wires it, without its loop: bytes go in by `reception.take`, and `said` is what came out.
+"""A coordinator as the server wires it, without its loop: bytes go in by `dispatch`, and `said` is what came out.
 
 Over a folder that outlives it, with four devices that are enrolled and here, and as many fits for them as a test asks.
 """
@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.artifacts.signed_program import prepare
-from coordinator.identity.signing_key import open_key
-from coordinator.runtime.block_server import Downloads
-from coordinator.runtime.dispatcher import Reception
+from coordinator.artifacts.signed_program import prepare_program
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.runtime.block_server import BlockServer
+from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.exchange_driver import LiveExchange
-from coordinator.runtime.presence import Fleet
-from coordinator.runtime.sender import Link
-from coordinator.runtime.task_messages import Desk, write_questions
-from coordinator.storage.event_log import Journal
-from coordinator.storage.store import Key
+from coordinator.runtime.presence import FleetPresence
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.runtime.task_messages import ExchangeContext, prepare_tasks
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.store import ExchangeKey
 from coordinator.strategies.base import Exchange
 from edge_client.protocol import blocks, codecs, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.task import Array, Fit
-from edge_client.protocol.topics import label
+from edge_client.protocol.topics import routing_label
 from edge_client.transport.base import Message
 from edge_client.transport.memory import MemoryBroker
 from tests.support.virtual_federation import BLOCK, TOPICS, DoomedStore, config, seed_program
@@ -35,7 +35,7 @@ SAMPLES = 40
 LIMIT = 100  # devices that it wants to know
 
 
-class Coordinator:
+class WiredCoordinator:
     """What one process life holds in memory, over a folder that outlives it. `said` is what it told the devices."""
 
     def __init__(self, folder: Path, clock: VirtualClock, ballast: int, free: int) -> None:
@@ -50,96 +50,96 @@ class Coordinator:
         transport = self.ear.client("coordinator")
         transport.connect()
         epoch = self.store.next_epoch(0)
-        self.link = Link(
+        self.sender = CoordinatorSender(
             topics=TOPICS, clock=clock, epoch=epoch, boot=f"{epoch:016x}", block=BLOCK, spread_ms=0, transport=transport
         )
-        downloads = Downloads(self.store.blobs, self.link)
-        self.reception = Reception(
+        downloads = BlockServer(self.store.blobs, self.sender)
+        self.dispatcher = Dispatcher(
             clock=clock,
             store=self.store,
-            link=self.link,
+            sender=self.sender,
             downloads=downloads,
-            fleet=Fleet(LIMIT),
-            journal=Journal(folder / "metrics.jsonl", self.store, lambda _: None),
+            fleet=FleetPresence(LIMIT),
+            event_log=EventLog(folder / "metrics.jsonl", self.store, lambda _: None),
         )
         if not self.store.enrolled():
             self.store.enrol(dict.fromkeys(DEVICES, (SAMPLES, "onnx")))
-        self.desk = Desk(
+        self.context = ExchangeContext(
             config=self.config,
             clock=clock,
             store=self.store,
-            link=self.link,
+            sender=self.sender,
             downloads=downloads,
-            prepared=prepare(self.config, self.store, open_key(folder)),
+            prepared=prepare_program(self.config, self.store, open_signing_key(folder)),
             members=self.store.enrolled(),
         )
         for cid in DEVICES:
             self.hear(cid, "st", s="on", bd=1, caps={"engine": "onnx", "n": SAMPLES})
 
-    def tasks(self, key: Key) -> Exchange:
+    def tasks(self, key: ExchangeKey) -> Exchange:
         """A fit for every device, from a start of this exchange's own."""
-        start = self.desk.prepared.initial + np.float32(key.exchange)
+        start = self.context.prepared.initial + np.float32(key.exchange)
         return {cid: Fit(start=start, steps=1, lr=0.1, batch=8, seed=key.exchange) for cid in DEVICES}
 
-    def ask(self, key: Key, wanted: int | None) -> None:
+    def ask(self, key: ExchangeKey, wanted: int | None) -> None:
         """As `hold` does, up to where it would wait."""
         tasks = self.tasks(key)
-        asked = write_questions(key, tasks, self.desk)
-        if not self.store.knows(key):
+        asked = prepare_tasks(key, tasks, self.context)
+        if not self.store.has_exchange(key):
             self.store.open_exchange(key, {c: a.sha256 for c, a in asked.items()}, self.config.deadline_s)
         if self.store.closed_with(key) is None:
-            self.reception.live = live = LiveExchange(key, tasks, asked, wanted, self.desk)
+            self.dispatcher.live = live = LiveExchange(key, tasks, asked, wanted, self.context)
             live.begin()
 
     def hear(self, cid: str, kind: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
         """One control message of a device."""
         topic = TOPICS.state(cid) if kind == "st" else TOPICS.request(cid)
-        self.reception.take(Message(topic, messages.write(kind, ident=f"{cid}-1", t_ms=0, **fields)))
+        self.dispatcher.dispatch(Message(topic, messages.write_message(kind, ident=f"{cid}-1", t_ms=0, **fields)))
 
     def said(self) -> list[tuple[str, dict[str, Any]]]:
         """(device, message) since the last call."""
         out = []
         while (event := self.spy.receive(0.0)) is not None:
             if isinstance(event, Message) and (route := TOPICS.parse(event.topic)).kind == "t":
-                out.append((str(route.cid), messages.read(event.payload, "t")))
+                out.append((str(route.cid), messages.read_message(event.payload, "t")))
         return out
 
     # -- devices
 
-    def announce(self, cid: str, attempt: int, key: Key) -> None:
+    def announce(self, cid: str, attempt: int, key: ExchangeKey) -> None:
         """Its `rdy`; another `attempt` is another result for the same task."""
         manifest, _ = self.update(key, cid, attempt)
         about = {**key._asdict(), "attempt": attempt, "n": SAMPLES - attempt}
         self.hear(cid, "rdy", **about, what="delta", update=manifest, seconds=1.0)
 
-    def send(self, key: Key, cid: str, attempt: int, indices: list[int], *, flip: bool = False) -> None:
+    def send(self, key: ExchangeKey, cid: str, attempt: int, indices: list[int], *, flip: bool = False) -> None:
         """Blocks of that result, damaged if `flip`."""
         manifest, data = self.update(key, cid, attempt)
         for index in indices:
             if index < manifest.total:
                 body = data[slice(*blocks.body_range(manifest, index))]
-                packed = bytearray(blocks.pack(body, index, manifest.total))
+                packed = bytearray(blocks.pack_block(body, index, manifest.total))
                 packed[-1] ^= flip
                 self.block(cid, manifest, index, bytes(packed))
 
     def block(self, cid: str, manifest: Manifest, index: int, message: bytes) -> None:
         """Any bytes where a block of this blob belongs."""
-        self.reception.take(Message(TOPICS.upload(0, cid, label(manifest.sha256), index), message))
+        self.dispatcher.dispatch(Message(TOPICS.upload(0, cid, routing_label(manifest.sha256), index), message))
 
-    def update(self, key: Key, cid: str, attempt: int) -> tuple[Manifest, bytes]:
+    def update(self, key: ExchangeKey, cid: str, attempt: int) -> tuple[Manifest, bytes]:
         """A result as it travels."""
-        schema, live = self.desk.prepared.program.schema, self.base(key)
-        base = manifest_of(codecs.encode(live, schema, codec="f32", kind="model"), "model").sha256
-        data = codecs.encode(self.delta(cid, attempt), schema, codec="f32", kind="delta", base=base)
+        schema, live = self.context.prepared.program.schema, self.base(key)
+        base = manifest_of(codecs.encode_vector(live, schema, codec="f32", kind="model"), "model").sha256
+        data = codecs.encode_vector(self.delta(cid, attempt), schema, codec="f32", kind="delta", base=base)
         return manifest_of(data, "delta", block=BLOCK, inline=True), data
 
-    def base(self, key: Key) -> Array:
+    def base(self, key: ExchangeKey) -> Array:
         """Where the fits of an exchange start."""
-        start: Array = self.desk.prepared.initial + np.float32(key.exchange)
+        start: Array = self.context.prepared.initial + np.float32(key.exchange)
         return start
 
     def delta(self, cid: str, attempt: int) -> Array:
         """All of one length, so that none is out of line with the others."""
-        place = np.arange(self.desk.prepared.program.schema.size)
+        place = np.arange(self.context.prepared.program.schema.size)
         signs: Array = np.where(place % (2 + 2 * DEVICES.index(cid) + attempt) == 0, -1.0, 1.0).astype(np.float32)
         return signs

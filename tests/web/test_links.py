@@ -16,16 +16,16 @@ from paho.mqtt.enums import CallbackAPIVersion
 from typer.testing import CliRunner
 
 from coordinator.cli import app
-from coordinator.identity.broker_acl import COORDINATOR
-from coordinator.identity.provisioning import WEB, Plan, Provision
-from coordinator.identity.web_passwords import hashed, matches
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
+from coordinator.identity.provisioning import WEB_NAME, Provisioner, ProvisionPlan
+from coordinator.identity.web_passwords import hash_password, verify_password
 from coordinator.local_broker import free_port
 from edge_client.errors import ConfigError
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.mqtt import MqttTransport
 from edge_client.transport.tls import Credentials
 from tests.support.browser import PHONE, Open
-from tests.support.guarded_broker import FEDERATION, HOSTS, now, running
+from tests.support.guarded_broker import FEDERATION, HOSTS, now, run_mosquitto
 from tests.support.phone_page import served, text
 
 PATIENCE_S = 20.0
@@ -39,21 +39,21 @@ THREADS = """async () => {
 }"""
 
 
-def provisioned(folder: Path, port: int, web_port: int) -> Provision:
-    plan = Plan(federation=FEDERATION, hosts=HOSTS, port=port, web_port=web_port, page="http://127.0.0.1:8080")
-    work = Provision(folder=folder, plan=plan, now=now())
-    work.web_device(PHONE_ID)
-    work.infrastructure()
+def provisioned(folder: Path, port: int, web_port: int) -> Provisioner:
+    plan = ProvisionPlan(federation=FEDERATION, hosts=HOSTS, port=port, web_port=web_port, page="http://127.0.0.1:8080")
+    work = Provisioner(folder=folder, plan=plan, now=now())
+    work.add_web_device(PHONE_ID)
+    work.write_infrastructure()
     return work
 
 
-def link(work: Provision, cid: str = PHONE_ID) -> tuple[str, str]:
+def link(work: Provisioner, cid: str = PHONE_ID) -> tuple[str, str]:
     """-> what is behind the '#', and the password in it."""
     fragment = urlsplit((work.folder / "devices" / cid / "link.txt").read_text().strip()).fragment
     return fragment, parse_qs(fragment)["secret"][0]
 
 
-def browserlike(work: Provision, user: str, password: str) -> tuple[paho.Client, str]:
+def browserlike(work: Provisioner, user: str, password: str) -> tuple[paho.Client, str]:
     """A client over WebSockets and TLS, and what the broker said to it."""
     client = paho.Client(CallbackAPIVersion.VERSION2, client_id="whatever", transport="websockets")
     client.username_pw_set(user, password)
@@ -75,11 +75,11 @@ def ended(client: paho.Client) -> None:
 
 
 def test_a_password_is_kept_in_mosquittos_own_form() -> None:
-    line = hashed("secret", bytes(12))
+    line = hash_password("secret", bytes(12))
     assert line.startswith("$7$101$AAAAAAAAAAAAAAAA$")
-    assert matches(line, "secret")
-    assert not matches(line, "Secret")
-    assert not matches("", "secret")
+    assert verify_password(line, "secret")
+    assert not verify_password(line, "Secret")
+    assert not verify_password("", "secret")
 
 
 def test_links_are_made_once_kept_private_and_revoked_for_ever(tmp_path: Path) -> None:
@@ -99,35 +99,37 @@ def test_links_are_made_once_kept_private_and_revoked_for_ever(tmp_path: Path) -
     assert not file.exists()
     assert "web-0001" not in (tmp_path / "k" / "broker" / "mosquitto.passwd").read_text()
     assert "user web-0001\ntopic deny #" in (tmp_path / "k" / "broker" / "mosquitto.acl").read_text()
-    again = Provision(folder=tmp_path / "k", plan=Plan(federation="demo", hosts=("h",), page="https://h"), now=now())
+    again = Provisioner(
+        folder=tmp_path / "k", plan=ProvisionPlan(federation="demo", hosts=("h",), page="https://h"), now=now()
+    )
     with pytest.raises(ConfigError, match="was revoked"):
-        again.web_device("web-0001")
+        again.add_web_device("web-0001")
 
 
 def test_a_phone_and_a_certificate_never_share_a_name(tmp_path: Path) -> None:
     work = provisioned(tmp_path, 8883, 8884)
-    work.device("pump")
-    work.token("new")
+    work.add_device("pump")
+    work.add_token("new")
     for name in ("pump", "new"):
         with pytest.raises(ConfigError, match="with a certificate"):
-            work.web_device(name)
-    for way in (work.device, work.token):
+            work.add_web_device(name)
+    for way in (work.add_device, work.add_token):
         with pytest.raises(ConfigError, match="is a phone"):
             way(PHONE_ID)
 
 
 def test_a_public_certificate_for_browsers_is_left_alone(tmp_path: Path) -> None:
     work, other = provisioned(tmp_path / "a", 8883, 8884), provisioned(tmp_path / "b", 8883, 8884)
-    assert WEB in [each.name for each in work.expiries()]
-    work.renew(WEB)
+    assert WEB_NAME in [each.name for each in work.expiries()]
+    work.renew(WEB_NAME)
     for name in ("web.crt", "web.key"):
         (work.folder / "broker" / name).write_bytes((other.folder / "broker" / name).read_bytes())
     public = (work.folder / "broker" / "web.crt").read_bytes()
-    work.infrastructure()
+    work.write_infrastructure()
     with pytest.raises(ConfigError, match="not of this authority"):
-        work.renew(WEB)
+        work.renew(WEB_NAME)
     assert (work.folder / "broker" / "web.crt").read_bytes() == public
-    assert WEB not in [each.name for each in work.expiries()]
+    assert WEB_NAME not in [each.name for each in work.expiries()]
 
 
 @pytest.mark.broker
@@ -138,12 +140,14 @@ def test_the_broker_lets_a_phone_in_by_its_password_and_holds_it_to_its_own_topi
     credentials = Credentials(
         ca=folder / "ca.crt", certificate=folder / "coordinator.crt", key=folder / "coordinator.key"
     )
-    with running(work.folder / "broker" / "mosquitto.conf", work.plan.web_port):
+    with run_mosquitto(work.folder / "broker" / "mosquitto.conf", work.plan.web_port):
         for user, password in ((PHONE_ID, "guessed"), ("coordinator.0", secret), ("", "")):
             client, said = browserlike(work, user, password)
             assert said in ("Not authorized", "Bad user name or password")
             ended(client)
-        with closing(MqttTransport(work.plan.broker, COORDINATOR, will=None, credentials=credentials)) as coordinator:
+        with closing(
+            MqttTransport(work.plan.broker, COORDINATOR_CLIENT_ID, will=None, credentials=credentials)
+        ) as coordinator:
             coordinator.connect()
             assert isinstance(coordinator.receive(PATIENCE_S), Connected)
             coordinator.subscribe(f"{ROOT}/st/+")
@@ -175,7 +179,7 @@ def test_a_browser_comes_in_by_its_link_and_wipes_the_secret_from_its_address(vi
         "runs": [{"method": "fedavg", "num-rounds": 1}],
     }
     config.write_text(tomli_w.dumps(table))
-    with running(work.folder / "broker" / "mosquitto.conf", work.plan.web_port), served(config) as url:
+    with run_mosquitto(work.folder / "broker" / "mosquitto.conf", work.plan.web_port), served(config) as url:
         stranger = visit(url, size=PHONE, touch=True, any_certificate=True)
         assert "a link of this phone's own is needed" in text(stranger.page, "trouble", "link")
         guesser = visit(f"{url}#id={PHONE_ID}&secret=guessed", size=PHONE, touch=True, any_certificate=True)

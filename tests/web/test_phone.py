@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array
 from emulator.testbed import testbed_files as stage
-from emulator.testbed.processes import Children, Signals
+from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.browser import PHONE, Open, Visit
 from tests.support.phone_page import PATIENCE_MS, served, text
-from tests.support.process_fleet import Scene, until
+from tests.support.process_fleet import FleetScene, until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -41,9 +41,9 @@ def digits() -> tuple[Array, Array]:
     return raw.data.astype(np.float32), raw.target.astype(np.int64)
 
 
-def local(x: Array, y: Array) -> Local:
+def local(x: Array, y: Array) -> DeviceData:
     x = x.reshape(-1, 1, 8, 8) / SCALE
-    return Local(train=Dataset(x[:TRAIN], y[:TRAIN]), test=Dataset(x[TRAIN:], y[TRAIN:]))
+    return DeviceData(train=Dataset(x[:TRAIN], y[:TRAIN]), test=Dataset(x[TRAIN:], y[TRAIN:]))
 
 
 def csv(x: Array, y: Array) -> bytes:
@@ -52,40 +52,40 @@ def csv(x: Array, y: Array) -> bytes:
     return "\n".join([head, *rows]).encode()
 
 
-def prepare(scene: Scene) -> Path:
+def prepare(testbed: FleetScene) -> Path:
     """The coordinator's configuration, and two Python clients that wait for its broker."""
-    port = int(scene.broker.rpartition(":")[2])
-    scene.folder.mkdir(parents=True)
-    key = open_key(scene.folder).public.hex()
+    port = int(testbed.broker.rpartition(":")[2])
+    testbed.folder.mkdir(parents=True)
+    key = open_signing_key(testbed.folder).public.hex()
     x, y = digits()
     devices = []
     for i in range(2):
         part = slice(ON_PAPER + i * SAMPLES, ON_PAPER + (i + 1) * SAMPLES)
         files = stage.write_device(
-            scene.work, f"device-{i}", local(x[part], y[part]), engine="onnx", broker=scene.broker, key=key
+            testbed.work, f"device-{i}", local(x[part], y[part]), engine="onnx", broker=testbed.broker, key=key
         )
         devices.append(str(files.config))
-    config = scene.work / "coordinator.toml"
+    config = testbed.work / "coordinator.toml"
     stage.write_toml(
         config,
         {
-            "federation": stage.FEDERATION,
+            "federation": stage.DEMO_FEDERATION,
             "broker": f"mosquitto:{port}",
             "web-port": free_port(),
-            "folder": str(scene.folder.resolve()),
+            "folder": str(testbed.folder.resolve()),
             "min-devices": 3,
             "deadline-s": 120,
             "quorum": 1.0,
             "codec": "i8",
             "seed": 3,
             "formats": ["onnx"],
-            "model": {"name": stage.MODEL, "engines": ["onnx", "pt2"]},
+            "model": {"name": stage.DEMO_MODEL, "engines": ["onnx", "pt2"]},
             "runs": [RUN],
         },
     )
-    scene.start_coordinator()
-    until(lambda: listens(port), scene.children, "the coordinator's broker")
-    scene.children.python("devices", "-m", "emulator.testbed.threaded_fleet", *devices)
+    testbed.start_coordinator()
+    until(lambda: listens(port), testbed.children, "the coordinator's broker")
+    testbed.children.python("devices", "-m", "emulator.testbed.threaded_fleet", *devices)
     return config
 
 
@@ -154,9 +154,9 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
     visit: Open, tmp_path: Path
 ) -> None:
     broker = f"mqtt://127.0.0.1:{free_port()}"
-    with Signals() as signals, Children(tmp_path / "logs", signals) as children:
-        scene = Scene(tmp_path / "run", broker, children, (RUN,))
-        with served(prepare(scene)) as url:
+    with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
+        testbed = FleetScene(tmp_path / "run", broker, children, (RUN,))
+        with served(prepare(testbed)) as url:
             opened = visit(url, size=PHONE, touch=True)
             page = opened.page
             text(page, "link", "connected")
@@ -165,13 +165,13 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             page.get_by_role("button", name="Take part").click()
             text(page, "doing", "training|Sending|Sent")
             opened.shot("3-training")
-            scene.wait_for("bundle")
+            testbed.wait_for("bundle")
             me = page.locator("#name").inner_text()
-            assert [event["round"] for event in scene.of("round")] == [1, 2]
-            assert all(me in event["assignment"] for event in scene.of("round"))
+            assert [event["round"] for event in testbed.of("round")] == [1, 2]
+            assert all(me in event["assignment"] for event in testbed.of("round"))
             assert text(page, "rounds", "2") == "2"
             find_center(opened)
-            scene.wait_for("served")
+            testbed.wait_for("served")
             page.reload()
             text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
             text(page, "center", "suits you best")
@@ -179,4 +179,4 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             page.emulate_media(color_scheme="dark")
             opened.shot("5-dark")
             page.goto("about:blank")  # before the broker ends
-        children.leave(children.running)
+        children.wait_for_exit(children.running)

@@ -21,14 +21,14 @@ from starlette.testclient import TestClient
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
-from coordinator.identity.signing_key import open_key
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.phone import routes, vendored_files
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, ProtocolError, RuntimeMissing
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from tests.support import softmax_program
 
-PACKAGE = vendored_files.Package(
+PACKAGE = vendored_files.NpmPackage(
     name="thing", version="1.0.0", license="MIT", integrity="", archive_max=1 << 20, files=("a.mjs", "b.wasm")
 )
 
@@ -50,15 +50,15 @@ def third(tmp_path: Path) -> Path:
     """A folder that looks like the third-party files."""
     folder = tmp_path / "third"
     folder.mkdir()
-    for name in vendored_files.FILES:
+    for name in vendored_files.VENDORED_FILES:
         (folder / name).write_bytes(b"export {};")
         (folder / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
-    (folder / "packages.txt").write_text(vendored_files._stamp(vendored_files.PACKAGES))
+    (folder / "packages.txt").write_text(vendored_files._stamp(vendored_files.NPM_PACKAGES))
     return folder
 
 
 def client(folder: Path, third: Path, **more: object) -> TestClient:
-    app = Starlette(routes=routes.routes(config(folder, **more), third=third))
+    app = Starlette(routes=routes.phone_routes(config(folder, **more), third=third))
     return TestClient(app, base_url="http://127.0.0.1")
 
 
@@ -100,7 +100,7 @@ def test_nothing_else_is_served(name: str, tmp_path: Path, third: Path) -> None:
 
 
 def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: Path, third: Path) -> None:
-    web, key = client(tmp_path, third), open_key(tmp_path)
+    web, key = client(tmp_path, third), open_signing_key(tmp_path)
     said = web.get("/phone/join.json").json()
     assert said == {
         "federation": "demo",
@@ -111,8 +111,8 @@ def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: P
     }
     with closing(Store(tmp_path / "store")) as store:
         program = softmax_program.program()
-        named = store.blobs.put(canonical(program.to_json()))
-        store.remember("program", json.dumps({"program": named, "initial": named}))
+        named = store.blobs.put(canonical_json(program.to_json()))
+        store.put_fact("program", json.dumps({"program": named, "initial": named}))
     model = web.get("/phone/join.json").json()["model"]
     assert model == {
         "name": program.model,
@@ -130,14 +130,14 @@ def test_a_broker_elsewhere_is_dialled_by_the_address_that_was_set_and_its_phone
     assert (said["broker"], said["open"]) == ("wss://broker.example:8884", False)
     for wrong in ("https://broker.example", "wss://x; script-src *", "wss://"):
         with pytest.raises(ConfigError, match="web-broker"):
-            routes.routes(config(tmp_path, broker="mqtts://b", web_broker=wrong), third=third)
+            routes.phone_routes(config(tmp_path, broker="mqtts://b", web_broker=wrong), third=third)
     with pytest.raises(ConfigError, match="no broker that a browser can dial"):
-        routes.routes(config(tmp_path, web_port=0), third=third)
+        routes.phone_routes(config(tmp_path, web_port=0), third=third)
 
 
 def test_missing_files_say_how_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(RuntimeMissing, match="web-files"):
-        routes.routes(config(tmp_path), third=tmp_path)
+        routes.phone_routes(config(tmp_path), third=tmp_path)
 
 
 def archive(files: dict[str, bytes], change: Callable[[tarfile.TarInfo], None] = lambda _: None) -> bytes:
@@ -151,9 +151,9 @@ def archive(files: dict[str, bytes], change: Callable[[tarfile.TarInfo], None] =
     return out.getvalue()
 
 
-def pinned(data: bytes) -> vendored_files.Package:
+def pinned(data: bytes) -> vendored_files.NpmPackage:
     digest = base64.b64encode(hashlib.sha512(data).digest()).decode()
-    return vendored_files.Package(**{**vars(PACKAGE), "integrity": f"sha512-{digest}"})
+    return vendored_files.NpmPackage(**{**vars(PACKAGE), "integrity": f"sha512-{digest}"})
 
 
 WHOLE = {"package/dist/a.mjs": b"a", "package/dist/b.wasm": b"b", "package/dist/c.js": b"c", "../evil.mjs": b"e"}
@@ -186,9 +186,9 @@ def test_links_in_an_archive_are_no_files(tmp_path: Path) -> None:
 
 
 def test_links_become_codes_for_terminals_and_pages() -> None:
-    url = routes.link_of("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - nobody's
+    url = routes.phone_link("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - nobody's
     assert url == "http://127.0.0.1:8080/phone/#id=web-0001&secret=a_b-c"
-    assert routes.link_of("http://h") == "http://h/phone/"
+    assert routes.phone_link("http://h") == "http://h/phone/"
     terminal = routes.qr_terminal(url).splitlines()
     assert len(terminal) > 15
     assert len({len(line) for line in terminal}) == 1

@@ -28,7 +28,8 @@ console.log(JSON.stringify({{ tables, routes: kinds.ROUTES, err: kinds.ERR_CODES
 
 def test_fields_codes_and_limits_are_pythons() -> None:
     tables = {
-        kind: {name: needed for name, (_, needed) in table.items()} for kind, table in message_schemas.TABLES.items()
+        kind: {name: needed for name, (_, needed) in table.items()}
+        for kind, table in message_schemas.MESSAGE_TABLES.items()
     }
     for job in ("fit", "probe"):
         table = message_schemas.table_of("task", {"job": job}, down=True)
@@ -40,7 +41,7 @@ def test_fields_codes_and_limits_are_pythons() -> None:
     assert found["err"] == list(message_schemas.ERR_CODES)
     assert found["ack"] == list(message_schemas.ACK_STATUSES)
     assert found["nack"] == list(message_schemas.NACK_CODES)
-    assert found["limits"] == blocks.LIMITS
+    assert found["limits"] == blocks.KIND_LIMITS
     assert found["codecs"] == list(message_schemas.CODECS)
 
 

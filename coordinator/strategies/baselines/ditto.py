@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, Served, State
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
-from edge_client.protocol.task import OWN, ClientId, Flat, OwnModel, Schema
+from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range, sample_cohort
+from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
-SLOT = "personal"
+PERSONAL_SLOT = "personal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Ditto(FedAvg):
     def __post_init__(self) -> None:
         """Refuse a pull that diverges."""
         super().__post_init__()
-        check("lam", self.lam, least=0.0)
-        check("common-weight", self.common_weight, least=0.0, most=1.0)
+        check_range("lam", self.lam, low=0.0)
+        check_range("common-weight", self.common_weight, low=0.0, high=1.0)
         self.check_pull(self.lam, "every device", setting="lam")
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
@@ -42,20 +42,22 @@ class Ditto(FedAvg):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges with one cohort, over the same batches: the common model, then the personal ones."""
-        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         w, start = state.centers[0], state.extra["start"]
         replies = yield {c: self.fit(start=w, seed=seeds.of(c), center=0) for c in cohort}
-        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
+        centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
         yield {
-            c: self.fit(start=OWN, init=start, anchor=w, mu=self.lam, slot=SLOT, upload=False, seed=seeds.of(c))
+            c: self.fit(
+                start=OWN_MODEL, init=start, anchor=w, mu=self.lam, slot=PERSONAL_SLOT, upload=False, seed=seeds.of(c)
+            )
             for c in cohort
         }
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The device's personal model, and the common one by its weight; that alone for a device without one."""
         common, weight = state.centers[0], self.common_weight
         if who is None or weight == 1:
             return ((1.0, common),)
-        personal = OwnModel(slot=SLOT, init=common)
+        personal = OwnModel(slot=PERSONAL_SLOT, init=common)
         return ((1.0 - weight, personal), (weight, common)) if weight else ((1.0, personal),)

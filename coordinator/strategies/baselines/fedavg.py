@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, Served, State
-from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, Updates, sample
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.common.local_sgd import ClientUpdates, LocalSgd, TaskSeeds, sample_cohort
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 
@@ -21,17 +21,17 @@ class FedAvg(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange; silence leaves the center as it was."""
-        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
-        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
+        centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:  # noqa: ARG002 - everybody gets the same
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - everybody gets the same
         """The center."""
         return ((1.0, state.centers[0]),)
 
     def _task(self, center: Flat, seed: int) -> Fit:
         return self.fit(start=center, seed=seed, center=0)
 
-    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:
-        return self.reduced(centers, updates, np.ones((len(updates.clients), 1)), updates.n, schema)
+    def _reduce(self, centers: Array, updates: ClientUpdates, schema: Schema) -> Array:
+        return self.aggregate(centers, updates, np.ones((len(updates.clients), 1)), updates.n, schema)

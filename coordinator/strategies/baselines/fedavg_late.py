@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, State, late_of
+from coordinator.strategies.base import Fleet, Round, State, late_replies
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range, sample_cohort
 from edge_client.protocol.task import Schema
 
 
@@ -26,14 +26,14 @@ class FedAvgLate(FedAvg):
     def __post_init__(self) -> None:
         """Refuse a weight that is none."""
         super().__post_init__()
-        check("late-weight", self.late_weight, least=0.0, most=1.0)
+        check_range("late-weight", self.late_weight, low=0.0, high=1.0)
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """As FedAvg, over the answers and what came late before."""
-        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
-        now, before = (Updates.of(some, schema.size) for some in (replies, late_of(replies)))
-        everybody = Updates(
+        now, before = (ClientUpdates.from_replies(some, schema.size) for some in (replies, late_replies(replies)))
+        everybody = ClientUpdates(
             clients=(*now.clients, *before.clients),
             rows=np.concatenate([now.rows, before.rows]) if before.clients else now.rows,
             n=np.concatenate([now.n, self.late_weight * before.n]),

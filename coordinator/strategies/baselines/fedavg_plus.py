@@ -14,8 +14,8 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedprox import FedProx
-from coordinator.strategies.common.initial_centers import starts
-from coordinator.strategies.common.local_sgd import check
+from coordinator.strategies.common.initial_centers import initial_centers
+from coordinator.strategies.common.local_sgd import check_range
 from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
 
 
@@ -28,18 +28,18 @@ class FedAvgPlus(FedAvg):
     def __post_init__(self) -> None:
         """Refuse more models than a device can be asked to mix."""
         super().__post_init__()
-        check("runs", self.runs, least=1, most=MAX_MODELS)
+        check_range("runs", self.runs, low=1, high=MAX_MODELS)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model, and starts of their own for the other runs."""
-        return State(centers=starts(model, schema, self.runs, rng))
+        return State(centers=initial_centers(model, schema, self.runs, rng))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The runs' exchanges, one run after the other; each draws its own cohort."""
         centers = []
         for k in range(self.runs):
             one = replace(state, centers=state.centers[k : k + 1])
-            run = yield from _numbered(super().round(one, schema, fleet, rng), k)
+            run = yield from _for_center(super().round(one, schema, fleet, rng), k)
             centers.append(run.centers)
         return replace(state, centers=np.concatenate(centers))
 
@@ -48,7 +48,7 @@ class FedAvgPlus(FedAvg):
         return tuple((1.0 / self.runs, center) for center in state.centers)
 
 
-def _numbered(exchanges: Round, k: int) -> Round:
+def _for_center(exchanges: Round, k: int) -> Round:
     """The same exchanges, for center k."""
     exchange = next(exchanges)
     while True:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Everybody, Fleet, Round, State
+from coordinator.strategies.base import Fleet, RequireAll, Round, State
 from coordinator.strategies.baselines.fedprox import FedProx
-from coordinator.strategies.baselines.fedsgd import gradient_of, gradients
-from coordinator.strategies.common.local_sgd import Seeds, Updates, sample
+from coordinator.strategies.baselines.fedsgd import gradient_probe, gradient_updates
+from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, sample_cohort
 from edge_client.protocol.task import Schema
 
 
@@ -27,17 +27,17 @@ class FedDANE(FedProx):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: gradients, then fits. Without a gradient from S the round changes nothing."""
-        averaged, fitted = (sample(fleet, self.fraction_train, rng) for _ in range(2))
-        seeds, center = Seeds.from_rng(rng), state.centers[0]
+        averaged, fitted = (sample_cohort(fleet, self.fraction_train, rng) for _ in range(2))
+        seeds, center = TaskSeeds.from_rng(rng), state.centers[0]
         asked = sorted({*averaged, *fitted})
-        replies = yield Everybody({c: gradient_of(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked})
-        of_s = gradients({c: r for c, r in replies.items() if c in averaged}, schema)
-        of_fitted = gradients({c: r for c, r in replies.items() if c in fitted}, schema)
+        replies = yield RequireAll({c: gradient_probe(center, batch=self.batch_size, seed=seeds.of(c)) for c in asked})
+        of_s = gradient_updates({c: r for c, r in replies.items() if c in averaged}, schema)
+        of_fitted = gradient_updates({c: r for c, r in replies.items() if c in fitted}, schema)
         if not of_s.clients or not of_fitted.clients:
             return state
         zero, ones = np.zeros_like(of_s.rows[:1]), np.ones((len(of_s.clients), 1))
-        common = self.reduced(zero, of_s, ones, of_s.n, schema)[0]
+        common = self.aggregate(zero, of_s, ones, of_s.n, schema)[0]
         linear = dict(zip(of_fitted.clients, common - of_fitted.rows, strict=True))
         replies = yield {c: replace(self._task(center, seeds.of(c)), linear=linear[c]) for c in of_fitted.clients}
-        centers = self._reduce(state.centers, Updates.of(replies, schema.size), schema)
+        centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

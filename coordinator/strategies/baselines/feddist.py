@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import Updates, check, one_of
+from coordinator.strategies.common.local_sgd import ClientUpdates, check_choice, check_range
 from edge_client.protocol.task import Array, Schema
 
 
@@ -26,12 +26,12 @@ class FedDist(FedAvg):
     def __post_init__(self) -> None:
         """Refuse a step that moves nothing or overshoots."""
         super().__post_init__()
-        check("eps", self.eps, least=1e-9, most=1.0)
-        one_of("weights", self.weights, ("equal", "samples"))
+        check_range("eps", self.eps, low=1e-9, high=1.0)
+        check_choice("weights", self.weights, ("equal", "samples"))
 
-    def _reduce(self, centers: Array, updates: Updates, schema: Schema) -> Array:
+    def _reduce(self, centers: Array, updates: ClientUpdates, schema: Schema) -> Array:
         a = updates.n if self.weights == "samples" else np.ones(len(updates.n))
-        return self.reduced(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
+        return self.aggregate(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import check
+from coordinator.strategies.common.local_sgd import check_range
 from edge_client.protocol.task import Fit, Flat
 
 
@@ -18,7 +18,7 @@ class FedProx(FedAvg):
     def __post_init__(self) -> None:
         """Refuse a pull that diverges."""
         super().__post_init__()
-        check("mu", self.mu, least=0.0)
+        check_range("mu", self.mu, low=0.0)
         self.check_pull(self.mu, "every device", setting="mu")
 
     def _task(self, center: Flat, seed: int) -> Fit:

@@ -12,8 +12,8 @@ from typing import ClassVar
 import numpy as np
 
 from coordinator.aggregation.robust import weighted_mean
-from coordinator.strategies.base import Fleet, Mixture, Replies, Round, Serving, State
-from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from coordinator.strategies.base import Fleet, Mixture, Replies, Round, ServingOptions, State
+from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range, sample_cohort
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Flat, Probe, Schema
 
@@ -28,11 +28,14 @@ class FedSGD:
 
     def __post_init__(self) -> None:
         """Refuse settings that no device could carry out."""
-        check("learning-rate", self.learning_rate, least=0.0)
-        check("batch-size", self.batch_size, least=1, most=65_536)
-        check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
+        check_range("learning-rate", self.learning_rate, low=0.0)
+        check_range("batch-size", self.batch_size, low=1, high=65_536)
+        check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
 
-    serving: ClassVar[Serving] = {"buffers": "sent", "label_prior": "model"}  # a model that has buffers is refused
+    serving: ClassVar[ServingOptions] = {
+        "buffers": "sent",
+        "label_prior": "model",
+    }  # a model that has buffers is refused
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """The common model is the only center. Raises ConfigError for a model with buffers."""
@@ -45,9 +48,13 @@ class FedSGD:
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange, one step; silence leaves the center as it was."""
-        cohort, seeds, center = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng), state.centers[0]
-        replies = yield {c: gradient_of(center, batch=self.batch_size, seed=seeds.of(c)) for c in cohort}
-        found = gradients(replies, schema)
+        cohort, seeds, center = (
+            sample_cohort(fleet, self.fraction_train, rng),
+            TaskSeeds.from_rng(rng),
+            state.centers[0],
+        )
+        replies = yield {c: gradient_probe(center, batch=self.batch_size, seed=seeds.of(c)) for c in cohort}
+        found = gradient_updates(replies, schema)
         assignment = dict.fromkeys(sorted(fleet), 0)
         if not found.clients:
             return replace(state, assignment=assignment)
@@ -59,15 +66,15 @@ class FedSGD:
         return ((1.0, state.centers[0]),)
 
 
-def gradient_of(model: Flat, *, batch: int, seed: int) -> Probe:
+def gradient_probe(model: Flat, *, batch: int, seed: int) -> Probe:
     """Ask for the mean gradient at `model` [schema.size] over all training samples, `batch` of them at a time."""
     return Probe(models=[model], want=frozenset({"grad"}), batch=batch, seed=seed)
 
 
-def gradients(replies: Replies, schema: Schema) -> Updates:
+def gradient_updates(replies: Replies, schema: Schema) -> ClientUpdates:
     """The gradients of one exchange as rows [m, schema.size], zero for buffers; a reply without one is silence."""
     found = [(c, r.grad, r.n) for c, r in sorted(replies.items()) if r.grad is not None]
     rows = np.zeros((len(found), schema.size), dtype=np.result_type(np.float32, *(g for _, g, _ in found)))
     for row, (_, grad, _) in zip(rows, found, strict=True):
         row[: schema.n_params] = grad
-    return Updates(tuple(c for c, _, _ in found), rows, np.array([n for _, _, n in found], dtype=np.float64))
+    return ClientUpdates(tuple(c for c, _, _ in found), rows, np.array([n for _, _, n in found], dtype=np.float64))

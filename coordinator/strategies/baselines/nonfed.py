@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, Served, State
-from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, sample
-from edge_client.protocol.task import OWN, ClientId, Flat, OwnModel, Schema
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.common.local_sgd import LocalSgd, TaskSeeds, sample_cohort
+from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +25,11 @@ class NonFed(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's
         """One exchange; each device resumes its own model and keeps it."""
-        cohort, seeds = sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
-        yield {c: self.fit(start=OWN, init=state.centers[0], upload=False, seed=seeds.of(c)) for c in cohort}
+        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
+        yield {c: self.fit(start=OWN_MODEL, init=state.centers[0], upload=False, seed=seeds.of(c)) for c in cohort}
         return state
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The device's own model; the common start for one that never trained."""
         start = state.centers[0]
         return ((1.0, start if who is None else OwnModel(init=start)),)

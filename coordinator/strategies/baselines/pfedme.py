@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, Served, State
+from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import Seeds, Updates, check, sample
+from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range, sample_cohort
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
 
-SLOT = "personal"
+PERSONAL_SLOT = "personal"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +35,10 @@ class PFedMe(FedAvg):
     def __post_init__(self) -> None:
         """Refuse steps that diverge."""
         super().__post_init__()
-        check("lam", self.lam, least=1e-9)
-        check("eta", self.eta, least=0.0)
-        check("local-rounds", self.local_rounds, least=1)
-        check("beta", self.beta, least=1e-9, most=1.0)
+        check_range("lam", self.lam, low=1e-9)
+        check_range("eta", self.eta, low=0.0)
+        check_range("local-rounds", self.local_rounds, low=1)
+        check_range("beta", self.beta, low=1e-9, high=1.0)
         self.check_pull(self.lam, "every device", setting="lam")
         if self.eta * self.lam > 1:
             raise ConfigError(
@@ -48,23 +48,23 @@ class PFedMe(FedAvg):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """One exchange per local round with the devices that answered all before it."""
-        local: dict[ClientId, Flat] = dict.fromkeys(sample(fleet, self.fraction_train, rng), state.centers[0])
+        local: dict[ClientId, Flat] = dict.fromkeys(sample_cohort(fleet, self.fraction_train, rng), state.centers[0])
         for _ in range(self.local_rounds):
-            seeds = Seeds.from_rng(rng)
+            seeds = TaskSeeds.from_rng(rng)
             replies = yield {c: self._near(w_i, seeds.of(c)) for c, w_i in local.items()}
             theta = {c: r.update for c, r in sorted(replies.items()) if r.update is not None}
             n = np.array([replies[c].n for c in theta], dtype=np.float64)
             local = {c: local[c] - self.eta * self.lam * (local[c] - theta_i) for c, theta_i in theta.items()}
         if not local:
             return state
-        moved, ones = Updates(tuple(local), np.stack(list(local.values())), n), np.ones(len(local))
-        centers = self.reduced(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
+        moved, ones = ClientUpdates(tuple(local), np.stack(list(local.values())), n), np.ones(len(local))
+        centers = self.aggregate(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
-    def predictor(self, state: State, who: ClientId | None) -> Served:
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The device's theta_i; w for a device that has none."""
         common = state.centers[0]
-        return ((1.0, common if who is None else OwnModel(slot=SLOT, init=common)),)
+        return ((1.0, common if who is None else OwnModel(slot=PERSONAL_SLOT, init=common)),)
 
     def _near(self, w: Flat, seed: int) -> Fit:
-        return self.fit(start=w, anchor=w, mu=self.lam, slot=SLOT, seed=seed, center=0)
+        return self.fit(start=w, anchor=w, mu=self.lam, slot=PERSONAL_SLOT, seed=seed, center=0)

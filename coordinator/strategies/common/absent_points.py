@@ -10,27 +10,35 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from coordinator.strategies.common.local_sgd import by_client, of_clients
+from coordinator.strategies.common.local_sgd import pack_by_client, unpack_by_client
 from edge_client.protocol.task import Array, ClientId
 
-POINTS, AGES = "compared", "compared-rounds-ago"
-VALUES = 2**24  # 64 MiB of float32; a state is stored after every round
+POINTS_KEY, AGES_KEY = "compared", "compared-rounds-ago"
+MAX_VALUES = 2**24  # 64 MiB of float32; a state is stored after every round
 
 
-def recalled(extra: Mapping[str, Array], clients: Collection[ClientId], width: int) -> dict[ClientId, Array]:
+def recall_points(extra: Mapping[str, Array], clients: Collection[ClientId], width: int) -> dict[ClientId, Array]:
     """The remembered points of some of `clients`, sorted by client; none of another width."""
-    return {c: point for c, point in of_clients(extra, POINTS).items() if c in clients and point.shape == (width,)}
+    return {
+        c: point for c, point in unpack_by_client(extra, POINTS_KEY).items() if c in clients and point.shape == (width,)
+    }
 
 
-def remembering(extra: Mapping[str, Array], compared: Mapping[ClientId, Array], *, max_age: int) -> dict[str, Array]:
+def remember_points(
+    extra: Mapping[str, Array], compared: Mapping[ClientId, Array], *, max_age: int
+) -> dict[str, Array]:
     """`extra` one round later: these devices were compared now, and everybody else's point is a round older.
 
     A point is recalled in the `max_age` rounds that follow.
     """
-    points = {**of_clients(extra, POINTS), **compared}
-    ages = {c: int(age) + 1 for c, age in of_clients(extra, AGES).items()} | dict.fromkeys(compared, 0)
+    points = {**unpack_by_client(extra, POINTS_KEY), **compared}
+    ages = {c: int(age) + 1 for c, age in unpack_by_client(extra, AGES_KEY).items()} | dict.fromkeys(compared, 0)
     width = max((point.size for point in points.values()), default=1)
-    young = sorted((age, c) for c, age in ages.items() if age < max_age)[: VALUES // width]
-    rest = {name: array for name, array in extra.items() if name.partition("/")[0] not in (POINTS, AGES)}
+    young = sorted((age, c) for c, age in ages.items() if age < max_age)[: MAX_VALUES // width]
+    rest = {name: array for name, array in extra.items() if name.partition("/")[0] not in (POINTS_KEY, AGES_KEY)}
     kept = {c: points[c] for _, c in young}
-    return {**rest, **by_client(POINTS, kept), **by_client(AGES, {c: np.array(age) for age, c in young})}
+    return {
+        **rest,
+        **pack_by_client(POINTS_KEY, kept),
+        **pack_by_client(AGES_KEY, {c: np.array(age) for age, c in young}),
+    }

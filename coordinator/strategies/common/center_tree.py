@@ -14,19 +14,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import one_hot
-from coordinator.clustering.cosine_kmeans import by_direction, means_of
-from coordinator.strategies.base import Everybody, Exchange, Fleet, Mixture, Replies, Round, State
-from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, Updates, center_of, one_of, sample
-from coordinator.strategies.common.momentum import halted
-from coordinator.strategies.common.representation import REPRESENTATIONS, representation
+from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
+from coordinator.strategies.base import Exchange, Fleet, Mixture, Replies, RequireAll, Round, State
+from coordinator.strategies.common.local_sgd import (
+    ClientUpdates,
+    LocalSgd,
+    TaskSeeds,
+    check_choice,
+    sample_cohort,
+    serving_center,
+)
+from coordinator.strategies.common.momentum import reset_velocity
+from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 I64 = NDArray[np.int64]
-Ask = Callable[[Flat, ClientId], Fit]
+TaskFactory = Callable[[Flat, ClientId], Fit]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tree:
+class SplitTree:
     """Splits with a model each, `models` [s, size], and the branches that lead from them.
 
     Branch e leads from split `edges[e, 0]` to `edges[e, 1]`, a split or, below zero, the leaf ~edges[e, 1]; the updates
@@ -38,44 +45,44 @@ class Tree:
     directions: Array
 
     @staticmethod
-    def of(state: State) -> Tree:
+    def from_state(state: State) -> SplitTree:
         """The tree that a state keeps."""
         extra = state.extra
         if "tree/models" not in extra:
             size = state.centers.shape[1]
-            return Tree(models=np.empty((0, size)), edges=np.empty((0, 2), np.int64), directions=np.empty((0, 0)))
-        return Tree(models=extra["tree/models"], edges=extra["tree/edges"], directions=extra["tree/directions"])
+            return SplitTree(models=np.empty((0, size)), edges=np.empty((0, 2), np.int64), directions=np.empty((0, 0)))
+        return SplitTree(models=extra["tree/models"], edges=extra["tree/edges"], directions=extra["tree/directions"])
 
-    def kept(self) -> dict[str, Array]:
+    def to_extra(self) -> dict[str, Array]:
         """For State.extra; nothing without splits."""
         if not len(self.models):
             return {}
         return {"tree/models": self.models, "tree/edges": self.edges, "tree/directions": self.directions}
 
-    def split(self, leaf: int, model: Flat, leaves: Iterable[int], directions: Array) -> Tree:
+    def split(self, leaf: int, model: Flat, leaves: Iterable[int], directions: Array) -> SplitTree:
         """The leaf becomes a split with a branch to each of `leaves`; `directions` [len(leaves), d]."""
         number, old = len(self.models), self.edges.copy()
         old[old[:, 1] == ~leaf, 1] = number
         branches = np.array([[number, ~child] for child in leaves], dtype=np.int64)
         known = self.directions if number else directions[:0]
-        return Tree(
+        return SplitTree(
             models=np.concatenate([self.models, model[None]]) if number else model[None].copy(),
             edges=np.concatenate([old, branches]),
             directions=np.concatenate([known, directions]),
         )
 
     def walk(
-        self, clients: Iterable[ClientId], ask: Ask, compared: Callable[[Array], Array], size: int
+        self, clients: Iterable[ClientId], ask: TaskFactory, compared: Callable[[Array], Array], size: int
     ) -> Generator[Exchange, Replies, dict[ClientId, int]]:
         """The leaf of each client that answered all the way; one exchange per level. `compared`: deltas -> points."""
         at = dict.fromkeys(clients, 0 if len(self.models) else ~0)
         while walking := {c: s for c, s in at.items() if s >= 0}:
-            updates = Updates.of((yield {c: ask(self.models[s], c) for c, s in walking.items()}), size)
+            updates = ClientUpdates.from_replies((yield {c: ask(self.models[s], c) for c, s in walking.items()}), size)
             at = {c: s for c, s in at.items() if s < 0}
             for c, row in zip(updates.clients, updates.rows, strict=True):
                 point = compared((row - self.models[walking[c]])[None])
                 branches = np.flatnonzero(self.edges[:, 0] == walking[c])
-                at[c] = int(self.edges[branches[by_direction(point, self.directions[branches])[0]], 1])
+                at[c] = int(self.edges[branches[assign_by_cosine(point, self.directions[branches])[0]], 1])
         return {c: ~leaf for c, leaf in sorted(at.items())}
 
 
@@ -88,7 +95,7 @@ class TreeOfCenters(LocalSgd):
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
-        one_of("representation", self.representation, tuple(REPRESENTATIONS))
+        check_choice("representation", self.representation, tuple(REPRESENTATIONS))
 
     @property
     def clusters_together(self) -> bool:
@@ -102,24 +109,27 @@ class TreeOfCenters(LocalSgd):
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """New devices find their leaf; then the cohort trains, the tree may grow, each leaf takes its n-mean."""
         whole = self._needs_everybody(state)
-        cohort, seeds = sorted(fleet) if whole else sample(fleet, self.fraction_train, rng), Seeds.from_rng(rng)
+        cohort, seeds = (
+            sorted(fleet) if whole else sample_cohort(fleet, self.fraction_train, rng),
+            TaskSeeds.from_rng(rng),
+        )
         state = yield from self._prepare(state, schema, fleet, rng)
         leaf = {**state.assignment, **(yield from self._newcomers(state, schema, cohort, rng))}
         found = {c: leaf[c] for c in cohort if c in leaf}
         tasks = {c: self.fit(start=state.centers[k], seed=seeds.of(c), center=k) for c, k in found.items()}
-        replies = yield Everybody(tasks) if whole else tasks
-        updates = Updates.of(replies, schema.size)
+        replies = yield RequireAll(tasks) if whole else tasks
+        updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
             return state
         known = {**state.assignment, **{c: leaf[c] for c in updates.clients}}
         grown = self._grow(replace(state, assignment=known), schema, updates)
         labels = np.array([grown.assignment[c] for c in updates.clients], dtype=np.int64)
-        centers = self.reduced(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
+        centers = self.aggregate(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
         return replace(grown, centers=centers)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
         """The device's leaf; the most common one for a device that has none."""
-        return ((1.0, state.centers[center_of(state.assignment, who)]),)
+        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
     def _needs_everybody(self, state: State) -> bool:  # noqa: ARG002
         """Whether the whole fleet trains in this round, and not a cohort."""
@@ -130,7 +140,7 @@ class TreeOfCenters(LocalSgd):
         yield from ()
         return state
 
-    def _grow(self, state: State, schema: Schema, updates: Updates) -> State:  # noqa: ARG002
+    def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:  # noqa: ARG002
         """The state with new leaves, its centers not yet moved; everybody who answered has a leaf. As it was."""
         return state
 
@@ -139,13 +149,13 @@ class TreeOfCenters(LocalSgd):
         return self.fit(start=model, seed=seed)
 
     def _compared(self, schema: Schema) -> Callable[[Array], Array]:
-        return lambda deltas: representation(deltas, schema, self.representation)
+        return lambda deltas: represent(deltas, schema, self.representation)
 
     def _newcomers(
         self, state: State, schema: Schema, cohort: Iterable[ClientId], rng: np.random.Generator
     ) -> Generator[Exchange, Replies, dict[ClientId, int]]:
-        new, seeds = [c for c in cohort if c not in state.assignment], Seeds.from_rng(rng)
-        tree = Tree.of(state)
+        new, seeds = [c for c in cohort if c not in state.assignment], TaskSeeds.from_rng(rng)
+        tree = SplitTree.from_state(state)
         return (
             yield from tree.walk(
                 new, lambda model, c: self._first(model, seeds.of(c)), self._compared(schema), schema.size
@@ -153,7 +163,7 @@ class TreeOfCenters(LocalSgd):
         )
 
 
-def branch(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -> State:
+def split_leaf(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -> State:
     """Split `leaf` by `sides`, client -> 0..k-1, whose compared updates are `points` in the clients' sorted order.
 
     Side 0 keeps the leaf's number, the others get new ones; all begin at the leaf's center, and at rest. A device of
@@ -163,10 +173,10 @@ def branch(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -
     k, fresh = int(labels.max()) + 1, len(state.centers)
     leaves = [leaf, *range(fresh, fresh + k - 1)]
     model = state.centers[leaf]
-    tree = Tree.of(state).split(leaf, model, leaves, means_of(points, labels, k))
+    tree = SplitTree.from_state(state).split(leaf, model, leaves, unit_means(points, labels, k))
     stay = {c: number for c, number in state.assignment.items() if number != leaf}
     return State(
         centers=np.concatenate([state.centers, np.tile(model, (k - 1, 1))]),
         assignment={**stay, **{c: leaves[side] for c, side in sides.items()}},
-        extra={**halted(state.extra, leaf), **tree.kept()},
+        extra={**reset_velocity(state.extra, leaf), **tree.to_extra()},
     )

@@ -8,17 +8,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import one_hot
-from coordinator.clustering.gram import gram
+from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
-from coordinator.strategies.base import Everybody, Fleet, Round, State
-from coordinator.strategies.common.local_sgd import LocalSgd, Seeds, Updates, check, one_of
-from coordinator.strategies.common.representation import representation
+from coordinator.strategies.base import Fleet, RequireAll, Round, State
+from coordinator.strategies.common.local_sgd import ClientUpdates, LocalSgd, TaskSeeds, check_choice, check_range
+from coordinator.strategies.common.representation import represent
 from edge_client.protocol.task import MAX_MODELS, Array, Flat, Schema
 
-STARTS = ("groups", "k-means", "redraw")
+START_MODES = ("groups", "k-means", "redraw")
 
 
-def starts(model: Flat, schema: Schema, k: int, rng: np.random.Generator) -> Array:
+def initial_centers(model: Flat, schema: Schema, k: int, rng: np.random.Generator) -> Array:
     """[k, schema.size] different models to begin with: the common one, then k - 1 drawn anew, tensor by tensor.
 
     Each parameter tensor is drawn from the normal distribution with the mean and the spread of its values in `model`;
@@ -34,15 +34,15 @@ def starts(model: Flat, schema: Schema, k: int, rng: np.random.Generator) -> Arr
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeveralStarts(LocalSgd):
+class MultiStartSgd(LocalSgd):
     """`clusters` models that every device compares, and which therefore must differ before anybody trains.
 
     start "groups": in the first round the devices are dealt into random groups, and each group's mean after one fit
     from the common model is a start (as IFCA does for FEMNIST, over 20 rounds). They differ by what devices differ by,
     and none is far worse than another. "k-means": the same, with the groups that WeCFL's first clustering finds in the
     devices' last layers; a device rarely leaves such a group again, since no other start serves its labels. "redraw":
-    the common model and others drawn as `starts` says, without an exchange; the one that happens to be best may take
-    all devices at once.
+    the common model and others drawn as `initial_centers` says, without an exchange; the one that happens to be best
+    may take all devices at once.
     """
 
     clusters: int = 3
@@ -51,8 +51,8 @@ class SeveralStarts(LocalSgd):
     def __post_init__(self) -> None:
         """Refuse more models than a device can be asked to compare."""
         super().__post_init__()
-        check("clusters", self.clusters, least=1, most=MAX_MODELS)
-        one_of("start", self.start, STARTS)
+        check_range("clusters", self.clusters, low=1, high=MAX_MODELS)
+        check_choice("start", self.start, START_MODES)
 
     @property
     def clusters_together(self) -> bool:
@@ -62,27 +62,27 @@ class SeveralStarts(LocalSgd):
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
         """Different centers, and the common model in `extra`; nobody has a center yet."""
         due = {"ungrouped": np.array(1)} if self.start != "redraw" and self.clusters > 1 else {}
-        return State(centers=starts(model, schema, self.clusters, rng), extra={"start": model.copy(), **due})
+        return State(centers=initial_centers(model, schema, self.clusters, rng), extra={"start": model.copy(), **due})
 
-    def apart(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+    def separate_starts(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """To be yielded from first in every round: the exchange that makes starts of groups, once. Else nothing."""
         if "ungrouped" not in state.extra:
             return state
-        clients, seeds = sorted(fleet), Seeds.from_rng(rng)
+        clients, seeds = sorted(fleet), TaskSeeds.from_rng(rng)
         dealt = dict(zip(clients, rng.permutation(len(clients)) % self.clusters, strict=True))
         common = state.extra["start"]
-        replies = yield Everybody({c: self.fit(start=common, slot="start", seed=seeds.of(c)) for c in clients})
-        updates = Updates.of(replies, schema.size)
+        replies = yield RequireAll({c: self.fit(start=common, slot="start", seed=seeds.of(c)) for c in clients})
+        updates = ClientUpdates.from_replies(replies, schema.size)
         if not updates.clients:
             return state
         alike = self.start == "k-means"
         labels = self._alike(updates, schema, rng) if alike else np.array([dealt[c] for c in updates.clients])
         R = one_hot(labels, self.clusters)
-        means = self.reduced(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
+        means = self.aggregate(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
         centers = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of an empty group what was drawn
         return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
-    def _alike(self, updates: Updates, schema: Schema, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _alike(self, updates: ClientUpdates, schema: Schema, rng: np.random.Generator) -> NDArray[np.int64]:
         """[m] the clusters of the last layers of the devices' models, which weigh n_i."""
-        matrix = gram(representation(updates.rows, schema, "classifier"))
+        matrix = gram_matrix(represent(updates.rows, schema, "classifier"))
         return kmeans(matrix, self.clusters, rng, weights=updates.n).labels

@@ -16,18 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import Align, aggregate
-from coordinator.aggregation.privacy import release
-from coordinator.aggregation.robust import REDUCES, reducer
-from coordinator.strategies.base import Fleet, Replies, Serving
+from coordinator.aggregation.privacy import release_centers
+from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
+from coordinator.strategies.base import Fleet, Replies, ServingOptions
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import LABEL_PRIORS, Array, ClientId, Fit, Flat, Probe, Schema
 
-SEED_LIMIT = 2**53  # the protocol's: JSON numbers are exact below it
-UNSET: Mapping[str, Any] = {"setting": False}  # of a field that no user sets
-LARGEST_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
+MAX_SEED = 2**53  # the protocol's: JSON numbers are exact below it
+NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # of a field that no user sets
+MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
 
 
-BUFFERS: Mapping[str, str] = {  # policies for batch norm's running statistics; a center's are means by samples in each
+BUFFER_SOURCES: Mapping[
+    str, str
+] = {  # policies for batch norm's running statistics; a center's are means by samples in each
     "average": "sent",  # devices train on from the center's, and evaluate with them
     "local": "own",  # a device keeps its own and is served with them (as FedBN does, Li et al. 2021)
     "batch": "batch",  # evaluation takes the statistics of the device's training samples (Li et al. 2016)
@@ -54,23 +56,23 @@ class LocalSgd:
     privacy_noise: float = 0.0  # above 0 centers are differentially private: z of privacy.py
     privacy_clip: float = 1.0  # how far one device may pull the sum of its center
     privacy_delta: float = 1e-5
-    secret: bytes = field(default=b"", repr=False, metadata=UNSET)  # the key of the noise
+    secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
 
     def __post_init__(self) -> None:
         """Refuse settings that no device could carry out."""
-        check("local-steps", self.local_steps, least=1)
-        check("learning-rate", self.learning_rate, least=0.0)
-        check("momentum", self.momentum, least=0.0, most=1.0)
-        check("batch-size", self.batch_size, least=1, most=65_536)
-        check("fraction-train", self.fraction_train, least=1e-9, most=1.0)
-        one_of("batch-norm", self.batch_norm, tuple(BUFFERS))
-        one_of("label-prior", self.label_prior, tuple(sorted(LABEL_PRIORS)))
-        one_of("reduce", self.reduce, REDUCES)
-        check("trim-updates", self.trim_updates, least=0.0, most=0.49)
-        check("server-momentum", self.server_momentum, least=0.0, most=0.99)
-        check("privacy-noise", self.privacy_noise, least=0.0)
-        check("privacy-clip", self.privacy_clip, least=1e-9)
-        check("privacy-delta", self.privacy_delta, least=1e-12, most=0.1)
+        check_range("local-steps", self.local_steps, low=1)
+        check_range("learning-rate", self.learning_rate, low=0.0)
+        check_range("momentum", self.momentum, low=0.0, high=1.0)
+        check_range("batch-size", self.batch_size, low=1, high=65_536)
+        check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
+        check_choice("batch-norm", self.batch_norm, tuple(BUFFER_SOURCES))
+        check_choice("label-prior", self.label_prior, tuple(sorted(LABEL_PRIORS)))
+        check_choice("reduce", self.reduce, REDUCER_NAMES)
+        check_range("trim-updates", self.trim_updates, low=0.0, high=0.49)
+        check_range("server-momentum", self.server_momentum, low=0.0, high=0.99)
+        check_range("privacy-noise", self.privacy_noise, low=0.0)
+        check_range("privacy-clip", self.privacy_clip, low=1e-9)
+        check_range("privacy-delta", self.privacy_delta, low=1e-12, high=0.1)
         if self.privacy_noise and self.reduce != "mean":
             raise ConfigError(
                 f"reduce {self.reduce} with privacy-noise", hint="only the mean has a bound that noise could follow"
@@ -82,9 +84,9 @@ class LocalSgd:
         return False
 
     @property
-    def serving(self) -> Serving:
+    def serving(self) -> ServingOptions:
         """How devices evaluate models, whether they are asked about them or served them."""
-        return {"buffers": BUFFERS[self.batch_norm], "label_prior": self.label_prior}
+        return {"buffers": BUFFER_SOURCES[self.batch_norm], "label_prior": self.label_prior}
 
     def fit(  # noqa: PLR0913 - a task has these fields
         self,
@@ -128,10 +130,10 @@ class LocalSgd:
             **self.serving,
         )
 
-    def reduced(  # noqa: PLR0913 - the formula has these parts
+    def aggregate(  # noqa: PLR0913 - the formula has these parts
         self,
         centers: Array,
-        updates: Updates,
+        updates: ClientUpdates,
         R: Array,
         a: Array,
         schema: Schema,
@@ -145,14 +147,14 @@ class LocalSgd:
         """
         if self.privacy_noise:
             how = {"clip": self.privacy_clip, "noise": self.privacy_noise, "step": step}
-            return release(centers, updates.rows, R * (a != 0)[:, None], secret=self.secret, align=align, **how)
+            return release_centers(centers, updates.rows, R * (a != 0)[:, None], secret=self.secret, align=align, **how)
         return aggregate(
             centers,
             updates.rows,
             R,
             a,
             step=step,
-            reduce=reducer(self.reduce, trim=self.trim_updates),
+            reduce=make_reducer(self.reduce, trim=self.trim_updates),
             align=align,
             n_params=schema.n_params,
             n=updates.n,
@@ -160,27 +162,27 @@ class LocalSgd:
 
     def check_pull(self, mu: float, who: str, *, setting: str) -> None:
         """Refuse a proximal pull that plain SGD cannot follow."""
-        if self.learning_rate * mu > LARGEST_PULL:
+        if self.learning_rate * mu > MAX_PULL:
             raise ConfigError(
                 f"the proximal pull of {who} is mu = {mu:.4g}; with learning-rate {self.learning_rate} it diverges",
                 hint=f"learning-rate * mu must not exceed 2; lower `{setting}` or `learning-rate`",
             )
 
 
-def check(name: str, value: float, *, least: float, most: float = math.inf) -> None:
+def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
     """Raise ConfigError unless the setting is a finite number in [least, most]."""
-    if not (math.isfinite(value) and least <= value <= most):
-        span = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+    if not (math.isfinite(value) and low <= value <= high):
+        span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
         raise ConfigError(f"{name} is {value}", hint=f"use a number {span}")
 
 
-def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raise ConfigError unless the setting is one of the allowed words."""
     if value not in allowed:
         raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(allowed)}")
 
 
-def sample(fleet: Fleet, fraction: float, rng: np.random.Generator) -> list[ClientId]:
+def sample_cohort(fleet: Fleet, fraction: float, rng: np.random.Generator) -> list[ClientId]:
     """A sorted cohort of ceil(fraction * m) distinct clients; nothing is drawn when everybody is asked."""
     clients = sorted(fleet)
     count = math.ceil(fraction * len(clients))
@@ -190,24 +192,24 @@ def sample(fleet: Fleet, fraction: float, rng: np.random.Generator) -> list[Clie
 
 
 @dataclass(frozen=True)
-class Seeds:
+class TaskSeeds:
     """Task seeds of one exchange: they depend on one draw and the client's name, not on who else is asked."""
 
     draw: int
 
     @staticmethod
-    def from_rng(rng: np.random.Generator) -> Seeds:
+    def from_rng(rng: np.random.Generator) -> TaskSeeds:
         """One draw for the whole exchange."""
-        return Seeds(int(rng.integers(SEED_LIMIT)))
+        return TaskSeeds(int(rng.integers(MAX_SEED)))
 
     def of(self, client: ClientId) -> int:
         """A seed below SEED_LIMIT."""
         digest = hashlib.sha256(f"{self.draw}/{client}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") % SEED_LIMIT
+        return int.from_bytes(digest[:8], "little") % MAX_SEED
 
 
 @dataclass(frozen=True)
-class Updates:
+class ClientUpdates:
     """The fitted models of one exchange: client i has row `rows[i]` [schema.size] and `n[i]` training samples."""
 
     clients: tuple[ClientId, ...]
@@ -215,7 +217,7 @@ class Updates:
     n: NDArray[np.float64] = field(repr=False)
 
     @staticmethod
-    def of(replies: Replies, size: int) -> Updates:
+    def from_replies(replies: Replies, size: int) -> ClientUpdates:
         """Sorted by client; a reply without a model counts as silence. Each is read once, maybe from a disk."""
         clients, n, rows = list[ClientId](), list[float](), np.empty((0, size))
         for client in sorted(replies):
@@ -226,21 +228,21 @@ class Updates:
                 rows[len(clients)] = reply.update
                 clients.append(client)
                 n.append(reply.n)
-        return Updates(tuple(clients), rows[: len(clients)], np.array(n, dtype=np.float64))
+        return ClientUpdates(tuple(clients), rows[: len(clients)], np.array(n, dtype=np.float64))
 
 
-def by_client(name: str, values: Mapping[ClientId, Array]) -> dict[str, Array]:
-    """One array per client as entries of `State.extra`; `of_clients` reads them."""
+def pack_by_client(name: str, values: Mapping[ClientId, Array]) -> dict[str, Array]:
+    """One array per client as entries of `State.extra`; `unpack_by_client` reads them."""
     return {f"{name}/{c}": values[c] for c in sorted(values)}
 
 
-def of_clients(extra: Mapping[str, Array], name: str) -> dict[ClientId, Array]:
-    """What `by_client` wrote under this name, sorted by client."""
+def unpack_by_client(extra: Mapping[str, Array], name: str) -> dict[ClientId, Array]:
+    """What `pack_by_client` wrote under this name, sorted by client."""
     prefix = f"{name}/"
     return {key.removeprefix(prefix): extra[key] for key in sorted(extra) if key.startswith(prefix)}
 
 
-def fold(anchors: Array, mus: Sequence[float]) -> tuple[Flat | None, float]:
+def merge_anchors(anchors: Array, mus: Sequence[float]) -> tuple[Flat | None, float]:
     """Anchors [s, p] with pulls [s] -> one anchor and one pull with the same gradient; (None, 0) without any pull."""
     strength = np.asarray(mus, dtype=np.float64)
     total = float(strength.sum())
@@ -251,7 +253,7 @@ def fold(anchors: Array, mus: Sequence[float]) -> tuple[Flat | None, float]:
     return (strength @ anchors / total).astype(anchors.dtype), total
 
 
-def by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
+def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
     """The candidate with the least loss for every client that answered, by lot among equals; NaN is the worst."""
     told = {
         c: np.where(np.isnan(r.losses), np.inf, r.losses) for c, r in sorted(replies.items()) if r.losses is not None
@@ -260,7 +262,7 @@ def by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
     return {c: int(ks[0] if len(ks) == 1 else rng.choice(ks)) for c, ks in best.items()}
 
 
-def center_of(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:
+def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:
     """The center that serves `who`: its own, or for a device that has none the one with most devices."""
     counts = Counter(assignment.values())
     usual = min(counts, key=lambda k: (-counts[k], k), default=0)

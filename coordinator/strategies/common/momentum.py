@@ -22,18 +22,18 @@ from coordinator.strategies.base import Round, State, Strategy
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.protocol.task import Array, Schema
 
-VELOCITY = "server-velocity"  # in State.extra, [n_centers, n_params]; NaN: the center has not made its first move
+VELOCITY_KEY = "server-velocity"  # in State.extra, [n_centers, n_params]; NaN: the center has not made its first move
 
 
-def coasting(strategy: Strategy, before: State, schema: Schema, exchanges: Round) -> Round:
+def with_momentum(strategy: Strategy, before: State, schema: Schema, exchanges: Round) -> Round:
     """The round itself; where the method has `server_momentum`, its centers then go on as they went before."""
     after = yield from exchanges
     if not isinstance(strategy, LocalSgd) or not strategy.server_momentum:
         return after
-    return coasted(before, after, beta=strategy.server_momentum, n_params=schema.n_params)
+    return apply_momentum(before, after, beta=strategy.server_momentum, n_params=schema.n_params)
 
 
-def coasted(before: State, after: State, *, beta: float, n_params: int) -> State:
+def apply_momentum(before: State, after: State, *, beta: float, n_params: int) -> State:
     """The state `after` a round with its trained centers carried on by `beta` in [0, 1) times their last move."""
     old, centers = before.centers[:, :n_params], after.centers.copy()
     new = centers[: len(old), :n_params]  # a view; a method that grows centers appends them
@@ -42,17 +42,17 @@ def coasted(before: State, after: State, *, beta: float, n_params: int) -> State
         return after
     velocity = np.zeros((len(centers), n_params), centers.dtype)
     known = {**before.extra, **after.extra}  # a method need not carry on what it does not know
-    velocity[: len(old)] = known.get(VELOCITY, np.nan)
+    velocity[: len(old)] = known.get(VELOCITY_KEY, np.nan)
     going = trained & ~np.isnan(velocity[: len(old)]).any(axis=1)
     new[going] += beta * velocity[: len(old)][going]
     velocity[: len(old)][trained] = np.where(going[:, None], new - old, 0)[trained]
-    return replace(after, centers=centers, extra={**after.extra, VELOCITY: velocity})
+    return replace(after, centers=centers, extra={**after.extra, VELOCITY_KEY: velocity})
 
 
-def halted(extra: Mapping[str, Array], number: int) -> dict[str, Array]:
+def reset_velocity(extra: Mapping[str, Array], number: int) -> dict[str, Array]:
     """What a state keeps, with center `number` as if it had never moved: it now stands for other devices."""
-    if VELOCITY not in extra:
+    if VELOCITY_KEY not in extra:
         return dict(extra)
-    velocity = extra[VELOCITY].copy()
+    velocity = extra[VELOCITY_KEY].copy()
     velocity[number] = np.nan
-    return {**extra, VELOCITY: velocity}
+    return {**extra, VELOCITY_KEY: velocity}

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.strategies.common.local_sgd import one_of
+from coordinator.strategies.common.local_sgd import check_choice
 from edge_client.protocol.task import Array, Flat, Schema
 
 REPRESENTATIONS = {  # and why one would take it, for a run's configuration
@@ -17,10 +17,10 @@ REPRESENTATIONS = {  # and why one would take it, for a run's configuration
     "delta": "the direction of all parameters: who takes more or larger steps is no further away",
     "projection": "that direction in 1,024 numbers, for large models",
 }
-SKETCH = 1_024  # numbers that stand for a model in "projection"
+SKETCH_SIZE = 1_024  # numbers that stand for a model in "projection"
 
 
-def representation(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None = None) -> Array:
+def represent(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None = None) -> Array:
     """[m, schema.size] -> [m, d], a point for each model.
 
     REPRESENTATIONS says what for. "classifier" is what the public code of FeSEM and WeCFL compares. "delta" is measured
@@ -28,7 +28,7 @@ def representation(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | N
     1,024 numbers with a sign, place and sign drawn by a fixed seed (count sketch, Charikar 2002): cosines stay within
     about 0.03.
     """
-    one_of("representation", kind, tuple(REPRESENTATIONS))
+    check_choice("representation", kind, tuple(REPRESENTATIONS))
     if kind == "classifier" and schema.classifier:
         return np.concatenate([vectors[:, schema.slices[name]] for name in schema.classifier], axis=1)
     params = vectors[:, : schema.n_params]
@@ -41,7 +41,7 @@ def representation(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | N
     return points
 
 
-def explained(toml: str) -> str:
+def annotate_representations(toml: str) -> str:
     """The text of a configuration, with a comment behind each representation that says why one would take it."""
     lines = re.compile(r'^representation = "(\w+)"$', flags=re.MULTILINE)
     return lines.sub(lambda found: f"{found[0]}  # {REPRESENTATIONS[found[1]]}", toml)
@@ -50,11 +50,11 @@ def explained(toml: str) -> str:
 @lru_cache(maxsize=1)
 def _drawn(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Place and sign of each parameter; kept, since devices are compared one by one as they answer."""
-    rng = np.random.Generator(np.random.PCG64(SKETCH))
-    return rng.integers(SKETCH, size=size), rng.choice([-1.0, 1.0], size=size)
+    rng = np.random.Generator(np.random.PCG64(SKETCH_SIZE))
+    return rng.integers(SKETCH_SIZE, size=size), rng.choice([-1.0, 1.0], size=size)
 
 
 def _sketch(rows: Array) -> Array:
     """[m, p] -> [m, SKETCH] float64 by a projection that depends on p alone."""
     place, sign = _drawn(rows.shape[1])
-    return np.stack([np.bincount(place, weights=sign * row, minlength=SKETCH) for row in rows])
+    return np.stack([np.bincount(place, weights=sign * row, minlength=SKETCH_SIZE) for row in rows])

@@ -11,27 +11,27 @@ from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.blocks import LIMITS, Manifest
-from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.nearest.center_tree import EDGES, Tree
+from edge_client.protocol.blocks import KIND_LIMITS, Manifest
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 
 VERSION = 1
 MAX_CENTERS = 1024
-ENGINE_OR_FORMAT = validators.matching("[a-z0-9]{1,16}")
-FILES = validators.map_of(ENGINE_OR_FORMAT, validators.manifest("container"), 16)
-CENTER = validators.required(
+ENGINE_OR_FORMAT_FIELD = validators.matching("[a-z0-9]{1,16}")
+FILES_SCHEMA = validators.map_of(ENGINE_OR_FORMAT_FIELD, validators.manifest("container"), 16)
+CENTER_SCHEMA = validators.required(
     id=validators.integer(0, MAX_CENTERS - 1),
     model=validators.manifest("model"),
-    devices=validators.integer(0, validators.SAFE),
-    files=FILES,
+    devices=validators.integer(0, validators.MAX_SAFE_INTEGER),
+    files=FILES_SCHEMA,
 )
-CATALOG = validators.record(
+CATALOG_SCHEMA = validators.record(
     validators.required(
-        v=validators.integer(0, validators.SAFE),
-        ver=validators.integer(0, validators.SAFE),
+        v=validators.integer(0, validators.MAX_SAFE_INTEGER),
+        ver=validators.integer(0, validators.MAX_SAFE_INTEGER),
         program=validators.manifest("program"),
-        container=FILES,
-        centers=validators.list_of(validators.record(CENTER), 0, MAX_CENTERS),
+        container=FILES_SCHEMA,
+        centers=validators.list_of(validators.record(CENTER_SCHEMA), 0, MAX_CENTERS),
         abstain=validators.number(),
     )
     | validators.optional(
@@ -40,7 +40,7 @@ CATALOG = validators.record(
         tree=validators.or_null(
             validators.record(
                 validators.required(
-                    edges=EDGES, splits=validators.list_of(validators.manifest("model"), 1, MAX_CENTERS)
+                    edges=EDGES_FIELD, splits=validators.list_of(validators.manifest("model"), 1, MAX_CENTERS)
                 )
             )
         ),
@@ -72,7 +72,7 @@ class Catalog:
     abstain: float
     router: Manifest | None = None
     start: Manifest | None = None
-    tree: Tree | None = None
+    tree: CenterTree | None = None
     splits: tuple[Manifest, ...] = ()
 
     def to_bytes(self) -> bytes:
@@ -95,12 +95,12 @@ class Catalog:
             catalog["start"] = self.start.to_json()
         if self.tree is not None:
             catalog["tree"] = {"edges": self.tree.to_json(), "splits": [split.to_json() for split in self.splits]}
-        return canonical(catalog)
+        return canonical_json(catalog)
 
     @staticmethod
     def from_bytes(data: bytes) -> Catalog:
         """What `to_bytes` wrote, everything checked. Raises Malformed."""
-        raw = CATALOG(parse_json(data, LIMITS["catalog"]), "catalog")
+        raw = CATALOG_SCHEMA(parse_json(data, KIND_LIMITS["catalog"]), "catalog")
         if raw["v"] != VERSION:
             raise Malformed("bad_version", f"catalog version {raw['v']}; this side reads {VERSION}")
         if [center["id"] for center in raw["centers"]] != list(range(len(raw["centers"]))):
@@ -133,7 +133,7 @@ def _maybe(raw: Mapping[str, object] | None) -> Manifest | None:
 def _tree(raw: Mapping[str, Any] | None, centers: int) -> dict[str, Any]:
     if raw is None:
         return {}
-    tree, splits = Tree.from_json(raw["edges"], centers), tuple(map(Manifest.from_json, raw["splits"]))
+    tree, splits = CenterTree.from_json(raw["edges"], centers), tuple(map(Manifest.from_json, raw["splits"]))
     if len(splits) != tree.splits:
         raise Malformed("bad_field", f"a tree of {tree.splits} splits has {len(splits)} models")
     return {"tree": tree, "splits": splits}

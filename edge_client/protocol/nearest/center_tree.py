@@ -12,15 +12,15 @@ from typing import Any
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.message_schemas import CENTERS_MAX
+from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.task import Array
 
-NODE = validators.integer(-CENTERS_MAX, CENTERS_MAX - 1)
-EDGES = validators.list_of(validators.list_of(NODE, 2, 2), 2, 2 * CENTERS_MAX)
+NODE_FIELD = validators.integer(-MAX_CENTERS, MAX_CENTERS - 1)
+EDGES_FIELD = validators.list_of(validators.list_of(NODE_FIELD, 2, 2), 2, 2 * MAX_CENTERS)
 
 
 @dataclass(frozen=True)
-class Tree:
+class CenterTree:
     """The branches, each split's together and in order. Raises Malformed for what is no tree over these centers."""
 
     edges: tuple[tuple[int, int], ...]
@@ -55,6 +55,6 @@ class Tree:
         return [list(edge) for edge in self.edges]
 
     @staticmethod
-    def from_json(raw: Any, centers: int) -> Tree:  # noqa: ANN401 - JSON from anyone
+    def from_json(raw: Any, centers: int) -> CenterTree:  # noqa: ANN401 - JSON from anyone
         """What `to_json` gave, checked. Raises Malformed."""
-        return Tree(tuple((a, b) for a, b in EDGES(raw, "tree")), centers)
+        return CenterTree(tuple((a, b) for a, b in EDGES_FIELD(raw, "tree")), centers)

@@ -20,27 +20,29 @@ from numpy.typing import NDArray
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.blocks import LIMITS
-from edge_client.protocol.message_schemas import CENTERS_MAX
-from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.nearest.sketch import MOST
+from edge_client.protocol.blocks import KIND_LIMITS
+from edge_client.protocol.message_schemas import MAX_CENTERS
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
 from edge_client.protocol.task import Array
 
 F64 = NDArray[np.float64]
 VERSION = 1
-LEAST_SPREAD = 1e-12
+MIN_SPREAD = 1e-12
 FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round")
 NEED_LABELS = frozenset({"loss", "votes", "round"})
 Distances = Mapping[str, Sequence[float] | Array]  # feature -> [centers]
 
-_NUMBERS = validators.list_of(validators.number(-validators.SAFE, validators.SAFE), 1, 16)
-_NAME = validators.matching("[a-z-]{1,16}")
-_FEATURE = validators.one_of(*FEATURES)
-_POINTS = validators.record(
-    validators.required(size=validators.integer(1, MOST), centers=validators.text(CENTERS_MAX * MOST * 6))
+_NUMBERS_FIELD = validators.list_of(validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER), 1, 16)
+_NAME_FIELD = validators.matching("[a-z-]{1,16}")
+_FEATURE_FIELD = validators.one_of(*FEATURES)
+_POINTS_SCHEMA = validators.record(
+    validators.required(
+        size=validators.integer(1, MAX_SKETCH_SIZE), centers=validators.text(MAX_CENTERS * MAX_SKETCH_SIZE * 6)
+    )
     | validators.optional(
-        seed=validators.integer(0, validators.SAFE),
-        width=validators.number(1e-12, validators.SAFE),
+        seed=validators.integer(0, validators.MAX_SAFE_INTEGER),
+        width=validators.number(1e-12, validators.MAX_SAFE_INTEGER),
         representation=validators.matching("[a-z-]{1,32}"),
         lr=validators.number(),
         momentum=validators.number(0, 1),
@@ -48,33 +50,35 @@ _POINTS = validators.record(
         steps=validators.integer(1, 1_000_000),
     )
 )
-SHAPE = validators.record(
+ROUTER_SCHEMA = validators.record(
     validators.required(
-        v=validators.integer(0, validators.SAFE),
-        centers=validators.integer(1, CENTERS_MAX),
+        v=validators.integer(0, validators.MAX_SAFE_INTEGER),
+        centers=validators.integer(1, MAX_CENTERS),
         sizes=validators.list_of(validators.integer(1, 2**31), 1, 16),
         usual=validators.map_of(
-            _FEATURE, validators.record(validators.required(middle=_NUMBERS, spread=_NUMBERS)), len(FEATURES)
+            _FEATURE_FIELD,
+            validators.record(validators.required(middle=_NUMBERS_FIELD, spread=_NUMBERS_FIELD)),
+            len(FEATURES),
         ),
         ways=validators.map_of(
-            _NAME,
+            _NAME_FIELD,
             validators.record(
                 validators.required(
-                    features=validators.list_of(_FEATURE, 1, len(FEATURES)),
-                    weights=validators.list_of(_NUMBERS, 1, 16),
-                    none=_NUMBERS,
+                    features=validators.list_of(_FEATURE_FIELD, 1, len(FEATURES)),
+                    weights=validators.list_of(_NUMBERS_FIELD, 1, 16),
+                    none=_NUMBERS_FIELD,
                 )
             ),
             16,
         ),
-        sketch=validators.or_null(_POINTS),
-        round=validators.or_null(_POINTS),
+        sketch=validators.or_null(_POINTS_SCHEMA),
+        round=validators.or_null(_POINTS_SCHEMA),
     )
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Usual:
+class FeatureBaseline:
     """A feature as training devices have it at their own center: its middle and spread [sizes] each, spread > 0."""
 
     middle: F64
@@ -82,7 +86,7 @@ class Usual:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class FeatureRule:
     """Weights [sizes, features], none below zero; and how far above the usual is too far [sizes]."""
 
     features: tuple[str, ...]
@@ -117,41 +121,41 @@ class LocalRound:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Belief:
+class RouterPrediction:
     """How much each center is believed in [K], they sum to 1, and by how many spreads the best one is too far."""
 
-    shares: F64
-    strange: float  # above 0: none fits
+    probabilities: F64
+    outlier_score: float  # above 0: none fits
 
     @property
     def center(self) -> int | None:
         """The center that is believed in most, the lower one on a tie; None: none fits."""
-        return None if self.strange > 0 else self.best
+        return None if self.outlier_score > 0 else self.best
 
     @property
     def best(self) -> int:
         """The most believed one, whether it fits or not."""
-        return int(self.shares.argmax())
+        return int(self.probabilities.argmax())
 
     def candidates(self, most: int, belief: float) -> list[int]:
         """The fewest centers, best first, that hold this share of belief, at most so many."""
-        order = np.argsort(-self.shares, kind="stable")
-        enough = int(np.searchsorted(np.cumsum(self.shares[order]), belief)) + 1
+        order = np.argsort(-self.probabilities, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(self.probabilities[order]), belief)) + 1
         return [int(k) for k in order[: min(enough, most)]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guide:
+class Router:
     """See the module. `sizes` rise."""
 
     centers: int
     sizes: tuple[int, ...]
-    usual: Mapping[str, Usual]
-    ways: Mapping[str, Way]
+    usual: Mapping[str, FeatureBaseline]
+    ways: Mapping[str, FeatureRule]
     sketch: InputSketch | None = None
     round: LocalRound | None = field(default=None)
 
-    def believe(self, way: str, distances: Distances, n: int) -> Belief:
+    def predict(self, way: str, distances: Distances, n: int) -> RouterPrediction:
         """What to think after `n` samples. A center that was not measured has an infinite distance.
 
         A feature of the way that was not measured counts for nothing.
@@ -174,9 +178,9 @@ class Guide:
         shares /= shares.sum()
         best = int(shares.argmax())
         above = [(float(d[best]) - self._at(self.usual[name].middle, n)) / spread for name, d, spread in strange]
-        return Belief(shares=shares, strange=max(above) - self._at(rule.none, n))
+        return RouterPrediction(probabilities=shares, outlier_score=max(above) - self._at(rule.none, n))
 
-    def _rule(self, way: str) -> Way:
+    def _rule(self, way: str) -> FeatureRule:
         if way not in self.ways:
             raise Malformed("bad_field", f"this run has learned no way {way!r:.20}; it knows {', '.join(self.ways)}")
         return self.ways[way]
@@ -187,7 +191,7 @@ class Guide:
 
     def to_bytes(self) -> bytes:
         """Canonical JSON; equal guides give equal bytes. Numbers are rounded as float32."""
-        return canonical(
+        return canonical_json(
             {
                 "v": VERSION,
                 "centers": self.centers,
@@ -207,20 +211,21 @@ class Guide:
         )
 
     @staticmethod
-    def from_bytes(data: bytes) -> Guide:
+    def from_bytes(data: bytes) -> Router:
         """What `to_bytes` wrote, everything checked. Raises Malformed."""
-        raw = SHAPE(parse_json(data, LIMITS["router"]), "guide")
+        raw = ROUTER_SCHEMA(parse_json(data, KIND_LIMITS["router"]), "guide")
         if raw["v"] != VERSION:
             raise Malformed("bad_version", f"guide version {raw['v']}; this side reads {VERSION}")
         sizes, k = tuple(raw["sizes"]), int(raw["centers"])
         if list(sizes) != sorted(set(sizes)):
             raise Malformed("bad_field", "the sizes of a guide must rise")
         usual = {
-            f: Usual(middle=_row(u["middle"], sizes), spread=_row(u["spread"], sizes)) for f, u in raw["usual"].items()
+            f: FeatureBaseline(middle=_row(u["middle"], sizes), spread=_row(u["spread"], sizes))
+            for f, u in raw["usual"].items()
         }
-        if any((u.spread < LEAST_SPREAD).any() for u in usual.values()):
-            raise Malformed("bad_field", f"a spread of a guide is at least {LEAST_SPREAD}")
-        return Guide(
+        if any((u.spread < MIN_SPREAD).any() for u in usual.values()):
+            raise Malformed("bad_field", f"a spread of a guide is at least {MIN_SPREAD}")
+        return Router(
             centers=k,
             sizes=sizes,
             usual=usual,
@@ -232,7 +237,9 @@ class Guide:
         )
 
 
-def _way(name: str, raw: Mapping[str, Any], sizes: tuple[int, ...], usual: Mapping[str, Usual]) -> Way:
+def _way(
+    name: str, raw: Mapping[str, Any], sizes: tuple[int, ...], usual: Mapping[str, FeatureBaseline]
+) -> FeatureRule:
     features = tuple(raw["features"])
     if len(raw["weights"]) != len(sizes) or any(len(row) != len(features) for row in raw["weights"]):
         raise Malformed("bad_field", f"way {name!r} needs a weight for each of its features and sizes")
@@ -241,7 +248,7 @@ def _way(name: str, raw: Mapping[str, Any], sizes: tuple[int, ...], usual: Mappi
     weights = np.array(raw["weights"], dtype=np.float64)
     if (weights < 0).any():
         raise Malformed("bad_field", f"way {name!r} has a weight below 0")
-    return Way(features=features, weights=weights, none=_row(raw["none"], sizes))
+    return FeatureRule(features=features, weights=weights, none=_row(raw["none"], sizes))
 
 
 def _row(values: Sequence[float], sizes: tuple[int, ...]) -> F64:

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol.nearest.router import Belief
+from edge_client.protocol.nearest.router import RouterPrediction
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
-ALTERNATIVES = 8
+MAX_ALTERNATIVES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class CenterChoice:
     """The center of least distance, the lower one on a tie, or None; and the next best ones."""
 
     center: int | None
@@ -42,36 +42,38 @@ def guessing_loss(program: Program) -> float:
     return math.log(program.classes) if program.loss == "cross-entropy" else math.sqrt(np.finfo(np.float32).max)
 
 
-def by_distance(distances: Sequence[float] | Array, abstain: float) -> Choice:
+def choose_by_distance(distances: Sequence[float] | Array, abstain: float) -> CenterChoice:
     """Distances [K] -> the choice. Negative ones are nobody's measurement: they never fit and are not told."""
     order = [int(k) for k in np.argsort(distances, kind="stable")]
     best = order[0]
     fits = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
     others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if 0 <= distances[k] < math.inf]
-    return Choice(
+    return CenterChoice(
         center=best if fits else None,
         distance=max(0.0, float(distances[best])),
-        alternatives=tuple(others[:ALTERNATIVES]),
+        alternatives=tuple(others[:MAX_ALTERNATIVES]),
     )
 
 
-def by_belief(distances: Sequence[float] | Array, belief: Belief) -> Choice:
+def choose_by_prediction(distances: Sequence[float] | Array, prediction: RouterPrediction) -> CenterChoice:
     """Distances [K] and what a guide thinks of them -> the choice."""
     if np.min(distances) < 0:
-        return by_distance(distances, -1.0)
-    plain = by_distance(distances, math.inf if belief.center is not None else -1.0)
-    return replace(plain, confidence=float(belief.shares[belief.best]) if belief.center is not None else None)
+        return choose_by_distance(distances, -1.0)
+    plain = choose_by_distance(distances, math.inf if prediction.center is not None else -1.0)
+    return replace(
+        plain, confidence=float(prediction.probabilities[prediction.best]) if prediction.center is not None else None
+    )
 
 
-def by_votes(votes: Sequence[int] | Array) -> Choice:
+def choose_by_votes(votes: Sequence[int] | Array) -> CenterChoice:
     """Votes [K]: how many samples each center explains best (FedSoft, algorithm 1). Distance: 1 - its share."""
     counts = np.asarray(votes, dtype=np.float64)
     if counts.sum() <= 0:
         raise Malformed("bad_field", "votes count no sample")
-    return by_distance(1 - counts / counts.sum(), 1.0)
+    return choose_by_distance(1 - counts / counts.sum(), 1.0)
 
 
-def apart(point: Array, points: Array) -> Array:
+def sketch_distance(point: Array, points: Array) -> Array:
     """A sketch [d] and those of the centers [K, d] -> the root of their mean squared difference [K]."""
     if point.shape != points.shape[1:]:
         raise Malformed("bad_field", f"a sketch of {len(point)} numbers, the centers' have {points.shape[1]}")

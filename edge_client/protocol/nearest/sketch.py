@@ -1,7 +1,8 @@
 """Sketches: a few hundred numbers that stand for many, by projections that a seed draws. Pure; only numpy.
 
-`fold` shortens vectors and nearly keeps their angles. `features` turns samples into the means of random cosines: two
-devices whose inputs are distributed alike have nearly the same ones (a kernel mean embedding). Neither needs labels.
+`count_sketch` shortens vectors and nearly keeps their angles. `random_features` turns samples into the means of random
+cosines: two devices whose inputs are distributed alike have nearly the same ones (a kernel mean embedding). Neither
+needs labels.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from edge_client.protocol import tensors
 from edge_client.protocol.task import Array, Flat, Schema
 
 F64 = NDArray[np.float64]
-INPUT_SKETCH = 256  # numbers that stand for a device's inputs
-UPDATE_SKETCH = 384  # numbers that stand for a device's update; as a message of its own it stays below 2,048 bytes
-WIDEST = 1_024  # inputs of more values are folded to so many first, so that no board has to hold a large matrix
-MOST = 4_096  # numbers of a sketch that anyone may send
+INPUT_SKETCH_SIZE = 256  # numbers that stand for a device's inputs
+UPDATE_SKETCH_SIZE = 384  # numbers that stand for a device's update; as a message of its own it stays below 2,048 bytes
+MAX_INPUT_WIDTH = (
+    1_024  # inputs of more values are folded to so many first, so that no board has to hold a large matrix
+)
+MAX_SKETCH_SIZE = 4_096  # numbers of a sketch that anyone may send
 
 
-def fold(rows: Array, size: int) -> F64:
+def count_sketch(rows: Array, size: int) -> F64:
     """[m, p] -> [m, size]: each column is added to one of `size` numbers with a sign, place and sign drawn by a seed.
 
     A count sketch (Charikar, Chen, Farach-Colton 2002): cosines stay within about 1 / sqrt(size).
@@ -32,20 +35,20 @@ def fold(rows: Array, size: int) -> F64:
     return np.stack([np.bincount(place, weights=sign * row, minlength=size) for row in rows])
 
 
-def features(x: Array, *, seed: int, size: int, width: float) -> F64:
+def random_features(x: Array, *, seed: int, size: int, width: float) -> F64:
     """Samples [n, ...] -> [size], the mean over them of sqrt(2) cos(w . x / width + b), w normal and b uniform.
 
     Rahimi, Recht 2007, "Random Features for Large-Scale Kernel Machines": the mean square of the difference of two such
     vectors is the squared distance of the two distributions under a Gaussian kernel of this width.
     """
     flat = x.reshape(len(x), -1).astype(np.float64)
-    flat = flat if flat.shape[1] <= WIDEST else fold(flat, WIDEST)
+    flat = flat if flat.shape[1] <= MAX_INPUT_WIDTH else count_sketch(flat, MAX_INPUT_WIDTH)
     w, b = _waves(flat.shape[1], size, seed)
     mean: F64 = np.sqrt(2) * np.cos(flat @ w / width + b).mean(axis=0)
     return mean
 
 
-def direction(delta: Flat, schema: Schema, representation: str) -> F64:
+def update_direction(delta: Flat, schema: Schema, representation: str) -> F64:
     """An update [schema.size] -> [UPDATE_SKETCH] of length one: where it points to in what a run has compared.
 
     "classifier" looks at the last layer, anything else at every parameter (docs/methods.md). Zero stays zero.
@@ -53,24 +56,32 @@ def direction(delta: Flat, schema: Schema, representation: str) -> F64:
     parts = [delta[: schema.n_params]]
     if representation == "classifier" and schema.classifier:
         parts = [delta[schema.slices[name]] for name in schema.classifier]
-    point: F64 = fold(np.concatenate(parts)[None], UPDATE_SKETCH)[0]
+    point: F64 = count_sketch(np.concatenate(parts)[None], UPDATE_SKETCH_SIZE)[0]
     length = float(np.linalg.norm(point))
     return point if length == 0 else np.asarray(point / length)
 
 
-def to_bytes(sketch: Array, schema: Schema) -> bytes:
+def encode_sketch(sketch: Array, schema: Schema) -> bytes:
     """A sketch [d] as a tensor file of kind "sketch"."""
-    return tensors.pack({"sketch": np.asarray(sketch, np.float32)}, kind="sketch", codec="f32", schema=schema.sha256)
+    return tensors.pack_tensors(
+        {"sketch": np.asarray(sketch, np.float32)}, kind="sketch", codec="f32", schema=schema.sha256
+    )
 
 
-def from_bytes(data: bytes, schema: Schema) -> F64:
-    """What `to_bytes` wrote, from anyone. Raises Malformed."""
-    stored, meta = tensors.unpack(data)
+def decode_sketch(data: bytes, schema: Schema) -> F64:
+    """What `encode_sketch` wrote, from anyone. Raises Malformed."""
+    stored, meta = tensors.unpack_tensors(data)
     if meta.kind != "sketch" or meta.codec != "f32" or meta.schema != schema.sha256:
         raise Malformed("bad_schema", f"not a sketch in f32 of schema {schema.sha256}: {meta}")
     value: Any = stored.get("sketch")
-    if len(stored) != 1 or value is None or value.dtype != np.float32 or value.ndim != 1 or len(value) > MOST:
-        raise Malformed("bad_schema", f"a sketch is one tensor F32 of at most {MOST} numbers")
+    if (
+        len(stored) != 1
+        or value is None
+        or value.dtype != np.float32
+        or value.ndim != 1
+        or len(value) > MAX_SKETCH_SIZE
+    ):
+        raise Malformed("bad_schema", f"a sketch is one tensor F32 of at most {MAX_SKETCH_SIZE} numbers")
     if not np.isfinite(value).all():
         raise Malformed("not_finite", "a sketch holds NaN or infinity")
     return np.asarray(value, np.float64)

@@ -20,11 +20,11 @@ import numpy as np
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 
-VARIABLE = "FEDCENTERS_DATA"
-LIMIT_BYTES = 1 << 30  # of one file's content, unless its loader says otherwise
+FOLDER_VARIABLE = "FEDCENTERS_DATA"
+MAX_FILE_BYTES = 1 << 30  # of one file's content, unless its loader says otherwise
 CHUNK_BYTES = 1 << 20
 
-HOMES = {
+HOME_PAGES = {
     "fashion-mnist": "https://github.com/zalandoresearch/fashion-mnist",
     "mnist": "http://yann.lecun.com/exdb/mnist, and the extended labels from https://github.com/facebookresearch/qmnist",
     "cifar10": "https://www.cs.toronto.edu/~kriz/cifar.html, the binary version",
@@ -75,14 +75,14 @@ def data_folder(asked: Path | None = None) -> Path:
     """`asked`, else the variable FEDCENTERS_DATA, else fedcenters/data in the user's cache."""
     if asked is not None:
         return asked
-    if told := os.environ.get(VARIABLE):
+    if told := os.environ.get(FOLDER_VARIABLE):
         return Path(told)
     cache = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache) if cache else Path.home() / ".cache") / "fedcenters" / "data"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folder:
+class DataFolderReader:
     """A folder of data sets, one subfolder each; `known` maps a file's name to the sha256 of its content."""
 
     path: Path
@@ -93,14 +93,14 @@ class Folder:
         """Whether the file is there: as it is, as .gz, or in the archive that it is published in."""
         return self._found(name) is not None
 
-    def read(self, name: str, *, limit: int = LIMIT_BYTES) -> bytes:
+    def read(self, name: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
         """The content of `name` or `name`.gz, unpacked: at most `limit` bytes, the published ones if those are known.
 
         Raises ConfigError when it is missing, too large, damaged or altered.
         """
         path = self._found(name)
         if path is None:
-            raise self.missing(name)
+            raise self.missing_file_error(name)
         try:
             with path.open("rb") as raw, gzip.open(raw) if path.name.endswith(".gz") else raw as file:
                 content = file.read(limit + 1)
@@ -111,7 +111,7 @@ class Folder:
         self._check(name, path, hashlib.sha256(content).hexdigest())
         return content
 
-    def arrays(self, name: str, *, limit: int = LIMIT_BYTES) -> dict[str, Array]:
+    def arrays(self, name: str, *, limit: int = MAX_FILE_BYTES) -> dict[str, Array]:
         """The arrays of an .npz file; no pickle. Raises ConfigError as `read` does."""
         content = self.read(name, limit=limit)
         try:
@@ -122,16 +122,16 @@ class Folder:
             with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
                 found = dict(arrays)
         except (ValueError, OSError, EOFError, zipfile.BadZipFile) as wrong:
-            raise self.wrong(name, wrong) from wrong
+            raise self.format_error(name, wrong) from wrong
         if strange := [key for key, value in found.items() if not isinstance(value, np.ndarray)]:
-            raise self.wrong(name, f"members {strange} are no arrays")
+            raise self.format_error(name, f"members {strange} are no arrays")
         return found
 
-    def missing(self, name: str) -> ConfigError:
+    def missing_file_error(self, name: str) -> ConfigError:
         """The error that says which file is missing, from which folder, and where to get it."""
         return ConfigError(f"{name} is not in the data folder {self.path}", hint=self._hint(name))
 
-    def wrong(self, name: str, why: object) -> ConfigError:
+    def format_error(self, name: str, why: object) -> ConfigError:
         """The error for content that breaks its format."""
         return ConfigError(f"{self.path / name}: {why}", hint=self._hint(name))
 
@@ -172,8 +172,8 @@ class Folder:
 
     def _hint(self, name: str) -> str:
         place, _ = ARCHIVES.get(name.rpartition("/")[0], (name, ""))
-        return f"get it from {_home(name)}; put it at {place} in a folder named by --data or {VARIABLE}"
+        return f"get it from {_home(name)}; put it at {place} in a folder named by --data or {FOLDER_VARIABLE}"
 
 
 def _home(name: str) -> str:
-    return HOMES.get(name.partition("/")[0], "its publisher")
+    return HOME_PAGES.get(name.partition("/")[0], "its publisher")

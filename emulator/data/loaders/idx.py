@@ -12,20 +12,20 @@ import numpy as np
 
 from edge_client.protocol.task import Array
 
-TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+DTYPE_CODES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 MAX_DIMS = 4
 
 
-def parse(data: bytes) -> Array:
+def parse_idx(data: bytes) -> Array:
     """The array, in native byte order. Raises ValueError for anything but exactly one well-formed array."""
-    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in TYPES:  # noqa: PLR2004 - the magic number
+    if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in DTYPE_CODES:  # noqa: PLR2004 - the magic number
         raise ValueError(f"no IDX file: it begins with {data[:4].hex() or 'nothing'}")
     dims = data[3]
     begins = 4 + 4 * dims
     if not 1 <= dims <= MAX_DIMS or len(data) < begins:
         raise ValueError(f"{dims} dimensions in a header of {len(data)} bytes")
     shape = struct.unpack_from(f">{dims}I", data, 4)
-    kind = np.dtype(TYPES[data[2]])
+    kind = np.dtype(DTYPE_CODES[data[2]])
     expected = begins + math.prod(shape) * kind.itemsize  # whole numbers of any size: nothing overflows
     if len(data) != expected:
         raise ValueError(f"{len(data)} bytes, but shape {shape} needs {expected}")

@@ -14,8 +14,8 @@ import numpy as np
 
 from edge_client.errors import ConfigError, RuntimeMissing
 from edge_client.protocol.task import Array
-from emulator.data.loaders.folder import Folder
-from emulator.data.loaders.samples import DataSet, Samples, as_float, unit
+from emulator.data.loaders.folder import DataFolderReader
+from emulator.data.loaders.samples import DataSet, RawSamples, to_float, to_unit_range
 
 FILE_LIMIT_BYTES, IMAGE_LIMIT_BYTES = 4 << 30, 1 << 24
 FEMNIST_CLASSES, FEMNIST_PIXELS = 62, 28 * 28
@@ -23,12 +23,12 @@ CELEBA_SIDE, CELEBA_CLASSES = 84, 2
 IMAGES = "celeba/img_align_celeba"
 
 
-def femnist(folder: Folder) -> DataSet:
+def femnist(folder: DataFolderReader) -> DataSet:
     """Digits and letters by writer, [1, 28, 28], 0..1, 62 classes; a user is a writer."""
-    return _parts(folder, "femnist", FEMNIST_CLASSES, _femnist_image, ready=unit)
+    return _parts(folder, "femnist", FEMNIST_CLASSES, _femnist_image, ready=to_unit_range)
 
 
-def celeba(folder: Folder) -> DataSet:
+def celeba(folder: DataFolderReader) -> DataSet:
     """Smiling or not, by celebrity, [3, 84, 84], 0..255 as LEAF has it; a user is a celebrity."""
 
     def image(name: object) -> Array:
@@ -36,20 +36,20 @@ def celeba(folder: Folder) -> DataSet:
             raise ValueError(f"no image {name!r:.60} in {IMAGES} or {IMAGES}.zip")
         return _picture(name, folder.read(f"{IMAGES}/{name}", limit=IMAGE_LIMIT_BYTES))
 
-    return _parts(folder, "celeba", CELEBA_CLASSES, image, ready=as_float)
+    return _parts(folder, "celeba", CELEBA_CLASSES, image, ready=to_float)
 
 
-def _parts(folder: Folder, home: str, classes: int, image: Any, ready: Any) -> DataSet:  # noqa: ANN401 - two functions
+def _parts(folder: DataFolderReader, home: str, classes: int, image: Any, ready: Any) -> DataSet:  # noqa: ANN401 - two functions
     users: dict[str, int] = {}
     train, test = (_part(folder, f"{home}/{name}", classes, image, users) for name in ("train", "test"))
     return DataSet(train=train, test=test, ready=ready)
 
 
-def _part(folder: Folder, name: str, classes: int, image: Any, users: dict[str, int]) -> Samples:  # noqa: ANN401 - a function
+def _part(folder: DataFolderReader, name: str, classes: int, image: Any, users: dict[str, int]) -> RawSamples:  # noqa: ANN401 - a function
     """All .json files of one folder; `users` numbers users by their names and grows."""
     files = sorted((folder.path / name).glob("*.json")) if (folder.path / name).is_dir() else []
     if not files:
-        raise folder.missing(f"{name}/*.json")
+        raise folder.missing_file_error(f"{name}/*.json")
     x: list[Array] = []
     y: list[int] = []
     who: list[int] = []
@@ -68,10 +68,10 @@ def _part(folder: Folder, name: str, classes: int, image: Any, users: dict[str, 
         except ConfigError:
             raise
         except (ValueError, TypeError, KeyError, RecursionError) as wrong:
-            raise folder.wrong(relative, f"not LEAF's format: {wrong!r:.200}") from wrong
+            raise folder.format_error(relative, f"not LEAF's format: {wrong!r:.200}") from wrong
     if not x:
-        raise folder.wrong(name, "no samples")
-    return Samples(x=np.stack(x), y=np.array(y, np.int64), user=np.array(who, np.int64))
+        raise folder.format_error(name, "no samples")
+    return RawSamples(x=np.stack(x), y=np.array(y, np.int64), user=np.array(who, np.int64))
 
 
 def _label(value: object, classes: int) -> int:

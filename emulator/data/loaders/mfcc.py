@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 WINDOW_S, STRIDE_S = 0.040, 0.020
-BANDS, LOWEST_HZ, HIGHEST_HZ = 40, 20.0, 4_000.0
+MEL_BANDS, LOWEST_HZ, HIGHEST_HZ = 40, 20.0, 4_000.0
 COEFFICIENTS = 10
-FLOOR = 1e-6
-BLOCK = 128  # recordings at a time, so that their spectra stay below 100 MB
+MIN_ENERGY = 1e-6
+BLOCK_RECORDINGS = 128  # recordings at a time, so that their spectra stay below 100 MB
 
 
 def mfcc(sound: NDArray[np.floating], rate: int) -> NDArray[np.float32]:
@@ -30,7 +30,7 @@ def mfcc(sound: NDArray[np.floating], rate: int) -> NDArray[np.float32]:
     window = round(WINDOW_S * rate)
     if sound.ndim != 2 or sound.shape[1] < window:  # noqa: PLR2004 - recordings and their samples
         raise ValueError(f"sound of shape {sound.shape}, expected [n, at least {window}]")
-    blocks = [_block(sound[i : i + BLOCK], rate, window) for i in range(0, len(sound), BLOCK)]
+    blocks = [_block(sound[i : i + BLOCK_RECORDINGS], rate, window) for i in range(0, len(sound), BLOCK_RECORDINGS)]
     empty = np.empty((0, 1 + (sound.shape[1] - window) // round(STRIDE_S * rate), COEFFICIENTS), np.float32)
     return np.concatenate([empty, *blocks])
 
@@ -42,7 +42,7 @@ def _block(sound: NDArray[np.floating], rate: int, window: int) -> NDArray[np.fl
     frames = np.lib.stride_tricks.sliding_window_view(sound, window, axis=1)[:, ::stride]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / window)
     magnitudes = np.abs(rfft(frames * hann, n=length, axis=-1))
-    loudness = np.log(magnitudes @ mel_bands(length, rate).T + FLOOR)
+    loudness = np.log(magnitudes @ mel_bands(length, rate).T + MIN_ENERGY)
     coefficients = dct(loudness, type=2, norm="ortho", axis=-1)[..., :COEFFICIENTS]
     return np.asarray(coefficients, np.float32)
 
@@ -54,7 +54,7 @@ def mel_bands(length: int, rate: int) -> F64:
     A band rises from the middle of the one below to 1 at its own middle and falls to the middle of the one above. The
     constant term, below the lowest edge, is in none.
     """
-    edges = np.linspace(_mel(np.array(LOWEST_HZ)), _mel(np.array(min(HIGHEST_HZ, rate / 2))), BANDS + 2)
+    edges = np.linspace(_mel(np.array(LOWEST_HZ)), _mel(np.array(min(HIGHEST_HZ, rate / 2))), MEL_BANDS + 2)
     at = _mel(np.arange(length // 2 + 1) * rate / length)
     rises = (at - edges[:-2, None]) / (edges[1:-1] - edges[:-2])[:, None]
     falls = (edges[2:, None] - at) / (edges[2:] - edges[1:-1])[:, None]

@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Samples:
+class RawSamples:
     """`x` [n, ...] raw, `y`: [n] int64 classes or [n, width] float32 targets; [n] numbers of its user and domain.
 
     A domain is a distribution that samples come from (upper or lower case, one of two regressions): the truth that
@@ -40,27 +40,27 @@ class Samples:
     def __len__(self) -> int:
         return len(self.x)
 
-    def rows(self, index: Ints) -> Samples:
+    def rows(self, index: Ints) -> RawSamples:
         """The samples with these numbers, copied."""
         user = None if self.user is None else self.user[index]
-        return Samples(
+        return RawSamples(
             x=self.x[index], y=self.y[index], user=user, domain=None if self.domain is None else self.domain[index]
         )
 
 
-def as_float(x: Array) -> Array:
+def to_float(x: Array) -> Array:
     """Raw numbers as float32, unchanged."""
     return x.astype(np.float32)
 
 
-def unit(x: Array) -> Array:
+def to_unit_range(x: Array) -> Array:
     """Pixels 0..255 to 0..1, as LEAF does."""
     return x.astype(np.float32) / np.float32(255)
 
 
-def centered(x: Array) -> Array:
+def to_centered_range(x: Array) -> Array:
     """Pixels 0..255 to -1..1: mean 0.5 and deviation 0.5 per channel, as WeCFL does."""
-    return unit(x) * np.float32(2) - np.float32(1)
+    return to_unit_range(x) * np.float32(2) - np.float32(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,9 +70,9 @@ class DataSet:
     `ready` turns raw rows into float32 that a model takes; `note` is a caveat that belongs beside any result.
     """
 
-    train: Samples
-    test: Samples | None = None
-    ready: Callable[[Array], Array] = as_float
+    train: RawSamples
+    test: RawSamples | None = None
+    ready: Callable[[Array], Array] = to_float
     note: str = ""
 
     @property
@@ -80,16 +80,16 @@ class DataSet:
         """How many classes the labels name; 0 for targets."""
         return int(self.train.y.max()) + 1 if np.issubdtype(self.train.y.dtype, np.integer) else 0
 
-    def dataset(self, samples: Samples) -> Dataset:
+    def dataset(self, samples: RawSamples) -> Dataset:
         """Raw rows as a device holds them."""
         return Dataset(self.ready(samples.x), samples.y)
 
     def joined(self) -> DataSet:
         """One part that holds all samples, training before test."""
-        return self if self.test is None else replace(self, train=concatenated(self.train, self.test), test=None)
+        return self if self.test is None else replace(self, train=concatenate(self.train, self.test), test=None)
 
 
-def concatenated(*parts: Samples) -> Samples:
+def concatenate(*parts: RawSamples) -> RawSamples:
     """The samples of all parts in order; a user or domain column survives if every part has it."""
 
     def column(name: str) -> Ints | None:
@@ -97,4 +97,4 @@ def concatenated(*parts: Samples) -> Samples:
         return None if any(c is None for c in found) else np.concatenate(found)
 
     x, y = (np.concatenate([getattr(part, name) for part in parts]) for name in ("x", "y"))
-    return Samples(x=x, y=y, user=column("user"), domain=column("domain"))
+    return RawSamples(x=x, y=y, user=column("user"), domain=column("domain"))

@@ -9,15 +9,15 @@ import numpy as np
 
 from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Array
-from emulator.data.loaders.folder import Folder
-from emulator.data.loaders.samples import DataSet, Ints, Samples, concatenated
+from emulator.data.loaders.folder import DataFolderReader
+from emulator.data.loaders.samples import DataSet, Ints, RawSamples, concatenate
 
 FEATURES = 10
-POOL, TEST_POOL = 50_000, 1_000  # FedSoft's, for each of two thetas
+POOL_SAMPLES, TEST_POOL_SAMPLES = 50_000, 1_000  # FedSoft's, for each of two thetas
 MANY_POOL, MANY_TEST_POOL = 15_000, 5_000
-APART_SQUARED = 165.0  # ||theta_1 - theta_2||^2 of the draw behind FedSoft's Table 1, which its numbers pin down
-WINDOW = 80  # LEAF's: characters that a sample shows before the one to be predicted
-LEAST_SPEECHES = 20
+SQUARED_DISTANCE = 165.0  # ||theta_1 - theta_2||^2 of the draw behind FedSoft's Table 1, which its numbers pin down
+WINDOW_CHARS = 80  # LEAF's: characters that a sample shows before the one to be predicted
+MIN_SPEECHES = 20
 
 
 def digits() -> DataSet:
@@ -27,11 +27,11 @@ def digits() -> DataSet:
     except ImportError as missing:
         raise RuntimeMissing("scikit-learn is not installed", hint="pip install 'fedcenters[emulator]'") from missing
     raw = load_digits()
-    samples = Samples(x=raw.data.reshape(-1, 1, 8, 8).astype(np.float32), y=raw.target.astype(np.int64))
+    samples = RawSamples(x=raw.data.reshape(-1, 1, 8, 8).astype(np.float32), y=raw.target.astype(np.int64))
     return DataSet(train=samples, ready=lambda x: x / np.float32(16))
 
 
-def wisdm(folder: Folder) -> DataSet:
+def wisdm(folder: DataFolderReader) -> DataSet:
     """5,418 spans of ten seconds of a phone's accelerometer, 43 features, six activities, 36 users (Kwapisz 2010).
 
     Features are standardised over all users; a peak that the lab left undefined becomes the mean.
@@ -39,15 +39,15 @@ def wisdm(folder: Folder) -> DataSet:
     name = "wisdm/wisdm_v1.1_transformed.npz"
     held = folder.arrays(name, limit=1 << 26)
     if not {"x", "y", "user"} <= held.keys():
-        raise folder.wrong(name, f"arrays {sorted(held)}, expected x, y and user")
+        raise folder.format_error(name, f"arrays {sorted(held)}, expected x, y and user")
     x = held["x"].astype(np.float64)
     spread = np.nanstd(x, axis=0)
     standard = np.nan_to_num((x - np.nanmean(x, axis=0)) / np.where(spread > 0, spread, 1.0), nan=0.0)
     y, user = (held[key].astype(np.int64) for key in ("y", "user"))
-    return DataSet(train=Samples(x=standard.astype(np.float32), y=y, user=user))
+    return DataSet(train=RawSamples(x=standard.astype(np.float32), y=y, user=user))
 
 
-def shakespeare(folder: Folder) -> DataSet:
+def shakespeare(folder: DataFolderReader) -> DataSet:
     """The next character after 80, by speaking part; x [80] and y are numbers in the sorted alphabet of the file.
 
     A device's samples are floating point, so the character numbers are too; a model turns them back.
@@ -57,19 +57,19 @@ def shakespeare(folder: Folder) -> DataSet:
     try:
         text = data.decode("ascii")
     except UnicodeDecodeError as wrong:
-        raise folder.wrong(name, wrong) from wrong
+        raise folder.format_error(name, wrong) from wrong
     number = {char: i for i, char in enumerate(sorted(set(text)))}
-    parts = {who: said for who, said in sorted(_speeches(text).items()) if len(said) >= LEAST_SPEECHES}
+    parts = {who: said for who, said in sorted(_speeches(text).items()) if len(said) >= MIN_SPEECHES}
     rows, users = [], []
     for i, said in enumerate(parts.values()):
         codes = np.array([number[char] for char in "\n\n".join(said)], np.int64)
-        count = (len(codes) - 1) // WINDOW
-        rows.append(np.lib.stride_tricks.sliding_window_view(codes, WINDOW + 1)[::WINDOW][:count])
+        count = (len(codes) - 1) // WINDOW_CHARS
+        rows.append(np.lib.stride_tricks.sliding_window_view(codes, WINDOW_CHARS + 1)[::WINDOW_CHARS][:count])
         users.append(np.full(len(rows[-1]), i, np.int64))
     if not rows:
-        raise folder.wrong(name, f"no part with {LEAST_SPEECHES} speeches of the form NAME: speech")
+        raise folder.format_error(name, f"no part with {MIN_SPEECHES} speeches of the form NAME: speech")
     table = np.concatenate(rows)
-    return DataSet(train=Samples(x=table[:, :-1].astype(np.float32), y=table[:, -1], user=np.concatenate(users)))
+    return DataSet(train=RawSamples(x=table[:, :-1].astype(np.float32), y=table[:, -1], user=np.concatenate(users)))
 
 
 def regression(domains: int, seed: int) -> DataSet:
@@ -79,20 +79,20 @@ def regression(domains: int, seed: int) -> DataSet:
     """
     rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, domains])))
     theta = np.sqrt(10.0) * rng.standard_normal((domains, FEATURES))
-    pool, test_pool = (POOL, TEST_POOL) if domains == 2 else (MANY_POOL, MANY_TEST_POOL)  # noqa: PLR2004 - two thetas
+    pool, test_pool = (POOL_SAMPLES, TEST_POOL_SAMPLES) if domains == 2 else (MANY_POOL, MANY_TEST_POOL)  # noqa: PLR2004 - two thetas
     if domains == 2:  # noqa: PLR2004 - two thetas
         middle, half = theta.mean(axis=0), (theta[0] - theta[1]) / 2
-        half *= np.sqrt(APART_SQUARED) / (2 * np.linalg.norm(half))
+        half *= np.sqrt(SQUARED_DISTANCE) / (2 * np.linalg.norm(half))
         theta = np.stack([middle + half, middle - half])
-    train, test = (concatenated(*(_drawn(t, s, n, rng) for s, t in enumerate(theta))) for n in (pool, test_pool))
+    train, test = (concatenate(*(_drawn(t, s, n, rng) for s, t in enumerate(theta))) for n in (pool, test_pool))
     return DataSet(train=train, test=test)
 
 
-def _drawn(theta: Array, domain: int, n: int, rng: np.random.Generator) -> Samples:
+def _drawn(theta: Array, domain: int, n: int, rng: np.random.Generator) -> RawSamples:
     x = rng.standard_normal((n, FEATURES))
     y = (x @ theta + rng.standard_normal(n))[:, None]
     whole: Ints = np.full(n, domain, np.int64)
-    return Samples(x=x.astype(np.float32), y=y.astype(np.float32), domain=whole)
+    return RawSamples(x=x.astype(np.float32), y=y.astype(np.float32), domain=whole)
 
 
 def _speeches(text: str) -> dict[str, list[str]]:

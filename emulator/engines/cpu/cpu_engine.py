@@ -20,75 +20,75 @@ from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.training.learner import F64, Job, Trained, weighted_batches
-from edge_client.training.noise import noise
-from emulator.engines.cpu.flat import FlatModel, tensor_of
-from emulator.engines.cpu.fused_sgd import descend
+from edge_client.training.learner import F64, TrainedModel, TrainingJob, weighted_batches
+from edge_client.training.noise import step_noise
+from emulator.engines.cpu.flat import FlatModel, as_tensor
+from emulator.engines.cpu.fused_sgd import sgd_step
 from emulator.engines.cpu.inference import Inference
 from emulator.engines.cpu.malloc import keep_freed_memory
-from emulator.engines.cpu.samples import Samples
-from emulator.engines.cpu.steps import Step, losses_of, recorded_step, through_autograd
-from emulator.engines.pickling import by_value
-from export.compiler.program import manifest_of, source_of
-from export.compiler.program_functions import Source
-from export.diagnostics import sentence
+from emulator.engines.cpu.samples import SampleCache
+from emulator.engines.cpu.steps import Step, autograd_step, record_step, sample_losses
+from emulator.engines.pickling import pickle_by_value
+from export.compiler.program import make_source, program_without_containers
+from export.compiler.program_functions import TraceSource
+from export.diagnostics import first_sentence
 
 log = logging.getLogger(__name__)
-IMAGE = 3  # dimensions of one
+IMAGE_DIMENSIONS = 3  # dimensions of one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lean:
+class CpuRecipe:
     """See `Recipe`."""
 
-    source: Source
+    source: TraceSource
     program: Program
 
-    def open(self) -> LeanLearner:
+    def open(self) -> CpuLearner:
         """See `Recipe`. From here on torch uses one thread in this process, and freed memory stays with it."""
         torch.set_num_threads(1)
         keep_freed_memory()
-        return LeanLearner(self.source, self.program)
+        return CpuLearner(self.source, self.program)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return by_value(self)
+        return pickle_by_value(self)
 
 
-def lean(model: Model, *, dtype: str = "float32") -> Lean:
+def cpu_recipe(model: Model, *, dtype: str = "float32") -> CpuRecipe:
     """Nothing is compiled. Raises ProgramRefused for a model that is no training program, as the compiler does."""
-    source = source_of(
+    source = make_source(
         model.module, name=model.name, input=model.input, target=model.output, loss=model.loss, dtype=dtype
     )
-    return Lean(source=source, program=manifest_of(source))
+    return CpuRecipe(source=source, program=program_without_containers(source))
 
 
-class LeanLearner:
+class CpuLearner:
     """See `Learner`. One update at a time."""
 
     fixed_batch: int | None = None
 
-    def __init__(self, source: Source, program: Program) -> None:
+    def __init__(self, source: TraceSource, program: Program) -> None:
         self.program = program
-        turned = channels_last(source)
+        turned = prefers_channels_last(source)
         self._source, self._model = source, FlatModel(source.module, source.schema, channels_last=turned)
         self._velocity = torch.zeros_like(self._model.gradient)
-        self._samples = Samples(source.dtype, turned=turned)
+        self._samples = SampleCache(source.dtype, turned=turned)
         self._inference = Inference(source, channels_last=turned)
         self._steps: dict[tuple[int, torch.dtype], Step] = {}
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """One after the other, each without a pause."""
         for job in jobs:
             yield self._trained(job, between)
 
     @torch.no_grad()
-    def _trained(self, job: Job, between: Callable[[], None]) -> Trained:
+    def _trained(self, job: TrainingJob, between: Callable[[], None]) -> TrainedModel:
         model, task = self._model, job.task
         model.load(job.start)
         self._velocity.zero_()
         force = self._force(task)
         losses = []
-        batches = self._samples.of(job.data).batches(job.batches, job.weights)
+        batches = self._samples.tensors_of(job.data).batches(job.batches, job.weights)
         for k, (x, y, q) in enumerate(batches):
             between()
             if force is None:
@@ -96,7 +96,7 @@ class LeanLearner:
             else:
                 model.gradient.copy_(force)
             losses.append(torch.dot(self._step(x, y, q, seed=task.seed, number=k), q))
-            descend(
+            sgd_step(
                 model.weights[: self.program.schema.n_params],
                 model.gradient,
                 self._velocity,
@@ -104,20 +104,20 @@ class LeanLearner:
                 momentum=task.momentum,
                 decay=task.mu,
             )
-        return Trained(vector=model.ordered(model.weights), losses=torch.stack(losses).double().numpy())
+        return TrainedModel(vector=model.to_schema_order(model.weights), losses=torch.stack(losses).double().numpy())
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:  # noqa: ARG002 - ours suits the cache
         """In batches of our own size: no sample depends on the others here."""
-        held = self._samples.of(data)
+        held = self._samples.tensors_of(data)
         logits = self._inference.logits(models, held)
         with torch.inference_mode():
-            losses = torch.stack([losses_of(self.program.loss, out, held.y) for out in logits])
+            losses = torch.stack([sample_losses(self.program.loss, out, held.y) for out in logits])
         return losses.double().numpy(), logits.numpy()
 
     @torch.no_grad()
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
         """Summed over batches of the size that was asked for, as batch norm sees them."""
-        held, mine = self._samples.of(data), self._model
+        held, mine = self._samples.tensors_of(data), self._model
         mine.load(model)
         mine.gradient.zero_()
         indices = [index for index, _ in weighted_batches(self.program, len(data), batch, fixed=None)]
@@ -126,12 +126,12 @@ class LeanLearner:
             if k and self.program.schema.size > self.program.schema.n_params:
                 mine.load(model)
             self._step(x, y, q * float(share[k]), seed=seed, number=k)
-        return mine.ordered(mine.gradient)
+        return mine.to_schema_order(mine.gradient)
 
     def _step(self, x: Tensor, y: Tensor, q: Tensor, *, seed: int, number: int) -> Tensor:
         """Add a batch's gradient; -> losses [batch]."""
-        drawn = noise(self.program, seed, number, len(x))
-        numbers = tensor_of(drawn["noise"]) if drawn else None
+        drawn = step_noise(self.program, seed, number, len(x))
+        numbers = as_tensor(drawn["noise"]) if drawn else None
         key = len(x), y.dtype
         if key not in self._steps:
             self._steps[key] = self._made(x, y, numbers)
@@ -139,20 +139,24 @@ class LeanLearner:
 
     def _made(self, x: Tensor, y: Tensor, numbers: Tensor | None) -> Step:
         try:
-            return recorded_step(self._source, self._model, x, y, numbers)
+            return record_step(self._source, self._model, x, y, numbers)
         except Exception as wrong:  # noqa: BLE001 - torch raises many kinds for what it cannot record; autograd can do it
-            log.warning("model %s is not recorded, and trains more slowly: %s", self.program.model, sentence(wrong))
-            return through_autograd(self._source, self._model)
+            log.warning(
+                "model %s is not recorded, and trains more slowly: %s", self.program.model, first_sentence(wrong)
+            )
+            return autograd_step(self._source, self._model)
 
     def _force(self, task: Fit) -> Tensor | None:
         """[n_params] linear - mu anchor: with weight decay mu, what a step adds to the gradient. None: nothing."""
-        force = None if task.linear is None else self._model.arranged(task.linear)
+        force = None if task.linear is None else self._model.to_flat_order(task.linear)
         if task.mu == 0 or task.anchor is None:
             return force
-        pull = self._model.arranged(task.anchor).mul_(-task.mu)
+        pull = self._model.to_flat_order(task.anchor).mul_(-task.mu)
         return pull if force is None else pull.add_(force)
 
 
-def channels_last(source: Source) -> bool:
+def prefers_channels_last(source: TraceSource) -> bool:
     """Images that meet a convolution."""
-    return len(source.input) == IMAGE and any(isinstance(layer, nn.Conv2d) for layer in source.module.modules())
+    return len(source.input) == IMAGE_DIMENSIONS and any(
+        isinstance(layer, nn.Conv2d) for layer in source.module.modules()
+    )

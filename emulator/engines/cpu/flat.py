@@ -1,8 +1,8 @@
 """A torch module whose weights lie in one flat buffer, so that an update of all of them is one operator.
 
 Parameters come first, then buffers, in the schema's order, each a view. Weights of two-dimensional convolutions may lie
-channels-last within their slice; `load`, `arranged` and `ordered` go between that and the schema's own order. Knows no
-task, no data and no loss.
+channels-last within their slice; `load`, `to_flat_order` and `to_schema_order` go between that and the schema's own
+order. Knows no task, no data and no loss.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 
 
-def tensor_of(array: Array) -> Tensor:
+def as_tensor(array: Array) -> Tensor:
     """The same memory where torch can share it; a copy of what is read-only or has gaps."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
@@ -51,7 +51,7 @@ class FlatModel:
 
     def load(self, vector: Flat) -> None:
         """Take over weights and buffers [schema.size] in the schema's order."""
-        given = tensor_of(vector)
+        given = as_tensor(vector)
         self.weights.copy_(given)
         self._turn(given, self.weights)
 
@@ -60,7 +60,7 @@ class FlatModel:
         for name, view in self.gradients.items():
             self._members[name].grad = view
 
-    def settle(self) -> None:
+    def restore_buffers(self) -> None:
         """A forward that put other tensors in the place of buffers wrote them nevertheless."""
         for layer, name, mine in self._places:
             held = layer._buffers[name]  # noqa: SLF001 - setattr costs a hundred times as much
@@ -68,14 +68,14 @@ class FlatModel:
                 mine.copy_(held.detach())
                 layer._buffers[name] = mine  # noqa: SLF001
 
-    def arranged(self, vector: Flat) -> Tensor:
+    def to_flat_order(self, vector: Flat) -> Tensor:
         """[schema.size] in the schema's order -> a new tensor [schema.n_params] that lies like `gradient`."""
-        given = tensor_of(vector)
+        given = as_tensor(vector)
         out = given[: self.schema.n_params].to(self.weights.dtype, copy=True)
         self._turn(given, out)
         return out
 
-    def ordered(self, flat: Tensor) -> Array:
+    def to_schema_order(self, flat: Tensor) -> Array:
         """`weights` or `gradient` as an array of the caller's own in the schema's order."""
         out = flat.clone()
         for t in self._turned:

@@ -8,15 +8,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-FUSED = getattr(torch, "_fused_sgd_", None)  # private, so tests compare it with `plain` for the pinned torch
+FUSED_SGD = getattr(
+    torch, "_fused_sgd_", None
+)  # private, so tests compare it with `plain_sgd_step` for the pinned torch
 
 
-def descend(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:
+def sgd_step(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:
     """Move `w` and `velocity`, all [n]; without momentum `velocity` is not used."""
-    if FUSED is None:
-        plain(w, gradient, velocity, lr=lr, momentum=momentum, decay=decay)
+    if FUSED_SGD is None:
+        plain_sgd_step(w, gradient, velocity, lr=lr, momentum=momentum, decay=decay)
         return
-    FUSED(
+    FUSED_SGD(
         [w],
         [gradient],
         [velocity] if momentum else [],
@@ -30,7 +32,7 @@ def descend(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentu
     )
 
 
-def plain(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:
+def plain_sgd_step(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:
     """The same in operators that torch promises to keep; `gradient` is used up."""
     if decay:
         gradient.add_(w, alpha=decay)

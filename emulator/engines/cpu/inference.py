@@ -15,39 +15,39 @@ from torch import Tensor, fx
 
 from edge_client.protocol.task import Flat
 from emulator.engines.cpu.flat import FlatModel
-from emulator.engines.cpu.recording import aten, is_call, playable, recorded, without_unread, writes
-from emulator.engines.cpu.samples import Held
-from export.compiler.program_functions import Source, call
+from emulator.engines.cpu.recording import aten, compile_graph, drop_unread, is_call, is_mutating, record_operators
+from emulator.engines.cpu.samples import TorchSamples
+from export.compiler.program_functions import TraceSource, call_module
 
-WIDTH = 128  # samples at once
-GRAIN = 16  # a shorter batch is filled up to a multiple of this, so that few sizes are recorded
-NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)  # noqa: SLF001 - torch's name
-Play = Callable[..., Any]
+MAX_BATCH = 128  # samples at once
+BATCH_MULTIPLE = 16  # a shorter batch is filled up to a multiple of this, so that few sizes are recorded
+BATCH_NORM_OPERATORS = (aten.native_batch_norm.default, aten._native_batch_norm_legit_no_training.default)  # noqa: SLF001 - torch's name
+GraphFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parts:
+class SplitGraph:
     """`prepare(*state)` -> what `run(x, *prepared)` needs of the weights; run gives the logits."""
 
-    prepare: Play
-    run: Play
+    prepare: GraphFunction
+    run: GraphFunction
 
 
 class Inference:
     """Logits of one model after the other, on weights of its own."""
 
-    def __init__(self, source: Source, *, channels_last: bool) -> None:
+    def __init__(self, source: TraceSource, *, channels_last: bool) -> None:
         self._model = FlatModel(source.module, source.schema, channels_last=channels_last)
         self._model.module.eval()
-        self._parts: dict[int, Parts] = {}
+        self._parts: dict[int, SplitGraph] = {}
 
     @torch.inference_mode()
-    def logits(self, models: Sequence[Flat], held: Held) -> Tensor:
+    def logits(self, models: Sequence[Flat], held: TorchSamples) -> Tensor:
         """[models, n, *target]; samples that fill up a batch are dropped: no sample depends on the others here."""
-        batches = list(held.slices(WIDTH, GRAIN))
+        batches = list(held.slices(MAX_BATCH, BATCH_MULTIPLE))
         for x in batches:
             if len(x) not in self._parts:
-                self._parts[len(x)] = parts(self._model, x)
+                self._parts[len(x)] = split_forward(self._model, x)
         return torch.stack([self._of_one(model, batches)[: len(held.x)] for model in models])
 
     def _of_one(self, model: Flat, batches: Sequence[Tensor]) -> Tensor:
@@ -57,27 +57,27 @@ class Inference:
         return torch.cat([self._parts[len(x)].run(x, *prepared[len(x)]) for x in batches])
 
 
-def parts(model: FlatModel, x: Tensor) -> Parts:
+def split_forward(model: FlatModel, x: Tensor) -> SplitGraph:
     """Recorded for batches of this size; a forward that cannot be recorded is called as it is."""
     names = list(model.state)
 
     def infer(*flat: Tensor) -> Tensor:
-        return call(model.module, dict(zip(names, flat, strict=False)), flat[-1])[0]
+        return call_module(model.module, dict(zip(names, flat, strict=False)), flat[-1])[0]
 
     try:
-        graph = recorded(infer, [*model.state.values(), x])
+        graph = record_operators(infer, [*model.state.values(), x])
     except Exception:  # noqa: BLE001 - torch raises many kinds for what it cannot record
-        return Parts(prepare=lambda *_: (), run=model.module)
-    fold(graph)
-    return divided(graph)
+        return SplitGraph(prepare=lambda *_: (), run=model.module)
+    fold_batch_norm(graph)
+    return split_graph(graph)
 
 
-def fold(graph: fx.Graph) -> None:
+def fold_batch_norm(graph: fx.Graph) -> None:
     """Batch norm goes into the layer before it, where nobody else reads that layer."""
     of_weights = _of_weights(graph)
-    for norm in [node for node in graph.nodes if is_call(node, *NORMS)]:
+    for norm in [node for node in graph.nodes if is_call(node, *BATCH_NORM_OPERATORS)]:
         layer, *given = norm.args[:5]
-        inference = norm.target is NORMS[1] or norm.args[5] is False
+        inference = norm.target is BATCH_NORM_OPERATORS[1] or norm.args[5] is False
         known = all(value is None or value in of_weights for value in given) and given[2] is not None
         if not (inference and known) or set(layer.users) != {norm} or any(u.args[1] != 0 for u in norm.users):
             continue
@@ -85,7 +85,7 @@ def fold(graph: fx.Graph) -> None:
             made = _folded(graph, layer, given, eps=norm.args[-1], of_weights=of_weights)
         for user in list(norm.users) if made is not None else ():
             user.replace_all_uses_with(made)
-    without_unread(graph)
+    drop_unread(graph)
 
 
 def _folded(
@@ -122,7 +122,7 @@ def _folded(
     return do(aten.addmm.default, shift, x, weight)
 
 
-def divided(graph: fx.Graph) -> Parts:
+def split_graph(graph: fx.Graph) -> SplitGraph:
     """What depends on the weights alone, and the rest. The last placeholder is x."""
     known = _of_weights(graph)
     at_border = [n for n in graph.nodes if n in known and any(user not in known for user in n.users)]
@@ -136,14 +136,14 @@ def divided(graph: fx.Graph) -> Parts:
         elif node not in after:
             after[node] = second.node_copy(node, after.__getitem__)
     first.output(tuple(before[n] for n in at_border))
-    return Parts(prepare=playable(first), run=playable(second))
+    return SplitGraph(prepare=compile_graph(first), run=compile_graph(second))
 
 
 def _of_weights(graph: fx.Graph) -> set[fx.Node]:
     """Nodes that do not depend on the last placeholder; none but placeholders if anything writes."""
     *state, _ = [n for n in graph.nodes if n.op == "placeholder"]
     known = set(state)
-    if any(writes(node) for node in graph.nodes):
+    if any(is_mutating(node) for node in graph.nodes):
         return known
     for node in graph.nodes:
         if node.op in ("call_function", "get_attr") and all(n in known for n in node.all_input_nodes):

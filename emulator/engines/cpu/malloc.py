@@ -9,8 +9,8 @@ import ctypes
 import gc
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-KEPT_BYTES = 1 << 29
-LARGEST_BYTES = 1 << 25  # blocks above go back as before; glibc accepts no larger limit
+MAX_KEPT_BYTES = 1 << 29
+MAX_HEAP_BLOCK_BYTES = 1 << 25  # blocks above go back as before; glibc accepts no larger limit
 
 
 def keep_freed_memory() -> bool:
@@ -19,10 +19,10 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library; Windows has no handle of its own program
         return False
-    return bool(mallopt(TRIM_THRESHOLD, KEPT_BYTES)) and bool(mallopt(MMAP_THRESHOLD, LARGEST_BYTES))
+    return bool(mallopt(TRIM_THRESHOLD, MAX_KEPT_BYTES)) and bool(mallopt(MMAP_THRESHOLD, MAX_HEAP_BLOCK_BYTES))
 
 
-def tidy() -> None:
+def trim_heap() -> None:
     """Give back what lies between the blocks in use: a recording leaves 20 MB of cycles behind. Only glibc can."""
     gc.collect()
     try:

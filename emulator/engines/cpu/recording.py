@@ -14,40 +14,40 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from export.compiler.forward_overrides import Rewritten
+from export.compiler.forward_overrides import ForwardOverrides
 from export.compiler.tracing import quiet_warnings
 
 aten = torch.ops.aten
-ALIASES = (aten.detach.default, aten.alias.default)
-VIEWS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)  # noqa: SLF001 - torch's name
+ALIAS_OPERATORS = (aten.detach.default, aten.alias.default)
+VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.default)  # noqa: SLF001 - torch's name
 
 
-def recorded(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
+def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
     """The operators that `function` calls for tensors of these sizes and strides; their values are not looked at."""
-    with quiet_warnings(), torch.enable_grad(), single_values_normalised(), Rewritten():
+    with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides():
         graph = make_fx(function, tracing_mode="fake")(*given).graph
     graph.set_codegen(fx.graph.CodeGen())  # plain positional arguments
     for node in graph.nodes:
         same = _same(node)
         if same is not None:
             node.replace_all_uses_with(same)
-    without_unread(graph)
+    drop_unread(graph)
     return graph
 
 
-def single_values_normalised() -> AbstractContextManager[object]:
+def allow_single_value_norm() -> AbstractContextManager[object]:
     """Batch norm of one value per channel is no error of torch's here: as on a device, its variance is not a number."""
     return patch.object(torch.nn.functional, "_verify_batch_size", lambda _: None)
 
 
-def without_unread(graph: fx.Graph) -> None:
+def drop_unread(graph: fx.Graph) -> None:
     """Drop what nobody reads and what writes nothing."""
     for node in reversed(list(graph.nodes)):
-        if node.op in ("call_function", "get_attr") and not node.users and not writes(node):
+        if node.op in ("call_function", "get_attr") and not node.users and not is_mutating(node):
             graph.erase_node(node)
 
 
-def playable(graph: fx.Graph) -> Callable[..., Any]:
+def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
     """The graph as a function of its placeholders."""
     graph.lint()
     return fx.GraphModule({}, graph).forward
@@ -60,7 +60,7 @@ def is_call(node: object, *targets: object) -> bool:
 
 def _same(node: fx.Node) -> fx.Node | None:
     """The node that this one only repeats."""
-    if is_call(node, *ALIASES) or (is_call(node, *VIEWS) and _shape(node) == _shape(node.args[0])):
+    if is_call(node, *ALIAS_OPERATORS) or (is_call(node, *VIEW_OPERATORS) and _shape(node) == _shape(node.args[0])):
         return _node(node.args[0])
     if is_call(node, aten.t.default) and is_call(node.args[0], aten.t.default):
         return _node(_node(node.args[0]).args[0])
@@ -77,7 +77,7 @@ def _shape(node: object) -> tuple[int, ...]:
     return tuple(_node(node).meta["val"].shape)
 
 
-def writes(node: fx.Node) -> bool:
+def is_mutating(node: fx.Node) -> bool:
     """Does it change an argument, as far as torch says?"""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.data.dataset import Dataset
-from emulator.engines.cpu.flat import tensor_of
+from emulator.engines.cpu.flat import as_tensor
 
-CACHE_BYTES = 1 << 29
-GATHERED_BYTES = 1 << 24  # of samples brought together at once for the next steps
+MAX_CACHE_BYTES = 1 << 29
+MAX_GATHERED_BYTES = 1 << 24  # of samples brought together at once for the next steps
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held:
+class TorchSamples:
     """`x` [n, ...], channels last in memory where `turned`, and `y` [n] int64 labels or [n, ...] targets."""
 
     x: Tensor
@@ -40,12 +40,12 @@ class Held:
     def batches(self, indices: Sequence[NDArray[np.int64]], weights: NDArray[np.float64]) -> Iterator[Batch]:
         """x, y and the samples' weights [n] over the batch's size; several batches are brought together at once."""
         widest = max(map(len, indices), default=1)
-        at_once = max(1, GATHERED_BYTES // max(1, self.x[:1].nbytes * widest))
+        at_once = max(1, MAX_GATHERED_BYTES // max(1, self.x[:1].nbytes * widest))
         for first in range(0, len(indices), at_once):
             some = indices[first : first + at_once]
             index, sizes = np.concatenate(some), list(map(len, some))
-            q = tensor_of(weights[index] / np.repeat(sizes, sizes)).to(self.x.dtype)
-            picked = tensor_of(index)
+            q = as_tensor(weights[index] / np.repeat(sizes, sizes)).to(self.x.dtype)
+            picked = as_tensor(index)
             xs, ys, qs = (
                 torch.split(t, sizes) for t in (self.x.index_select(0, picked), self.y.index_select(0, picked), q)
             )
@@ -60,15 +60,15 @@ class Held:
         return self.x.nbytes + self.y.nbytes
 
 
-class Samples:
+class SampleCache:
     """Data sets in `dtype`; the least recently used are given up beyond `limit` bytes."""
 
-    def __init__(self, dtype: str, *, turned: bool, limit: int = CACHE_BYTES) -> None:
+    def __init__(self, dtype: str, *, turned: bool, limit: int = MAX_CACHE_BYTES) -> None:
         self._dtype, self._turned, self._limit = dtype, turned, limit
-        self._kept: OrderedDict[int, tuple[weakref.ref[Dataset], Held]] = OrderedDict()
+        self._kept: OrderedDict[int, tuple[weakref.ref[Dataset], TorchSamples]] = OrderedDict()
         self._bytes = 0
 
-    def of(self, data: Dataset) -> Held:
+    def tensors_of(self, data: Dataset) -> TorchSamples:
         """The same tensors as long as they are kept. The arrays of `data` must not change meanwhile."""
         key = id(data)
         if key not in self._kept:
@@ -89,9 +89,9 @@ class Samples:
         _, held = self._kept.pop(key)
         self._bytes -= held.nbytes
 
-    def _converted(self, data: Dataset) -> Held:
+    def _converted(self, data: Dataset) -> TorchSamples:
         labels = np.issubdtype(data.y.dtype, np.integer)
-        x = tensor_of(data.x.astype(self._dtype, copy=False))
+        x = as_tensor(data.x.astype(self._dtype, copy=False))
         x = x.permute(0, 2, 3, 1).contiguous() if self._turned else x
-        y = tensor_of(data.y.astype(np.int64 if labels else self._dtype, copy=False))
-        return Held(x=x, y=y, turned=self._turned)
+        y = as_tensor(data.y.astype(np.int64 if labels else self._dtype, copy=False))
+        return TorchSamples(x=x, y=y, turned=self._turned)

@@ -17,42 +17,49 @@ from torch import Tensor, fx
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from emulator.engines.cpu.flat import FlatModel
-from emulator.engines.cpu.recording import aten, is_call, playable, recorded, single_values_normalised, without_unread
-from export.compiler.program_functions import Loss, Source, call
-from export.compiler.random_ops import Draws
+from emulator.engines.cpu.recording import (
+    allow_single_value_norm,
+    aten,
+    compile_graph,
+    drop_unread,
+    is_call,
+    record_operators,
+)
+from export.compiler.program_functions import Loss, TraceSource, call_module
+from export.compiler.random_ops import NoiseReader
 
 Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 
 
-def losses_of(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
+def sample_losses(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     """[batch] losses of outputs [batch, ...]; y [batch] int64 labels, or [batch, ...] probabilities or targets."""
     if loss == "cross-entropy":
         return F.cross_entropy(out, y, reduction="none")
     return F.mse_loss(out, y, reduction="none").flatten(1).mean(1)
 
 
-def through_autograd(source: Source, model: FlatModel) -> Step:
+def autograd_step(source: TraceSource, model: FlatModel) -> Step:
     """For batches of any size."""
     model.module.train()
     model.with_gradients()
 
     def step(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
-        with torch.enable_grad(), single_values_normalised():
+        with torch.enable_grad(), allow_single_value_norm():
             if noise is None:
                 out = model.module(x)
             else:
-                with Draws(noise) as draws:
+                with NoiseReader(noise) as draws:
                     out = model.module(x)
                 draws.check()
-            losses = losses_of(source.loss, out, y)
+            losses = sample_losses(source.loss, out, y)
             torch.autograd.backward(losses, q)
-        model.settle()
+        model.restore_buffers()
         return losses.detach()
 
     return step
 
 
-def recorded_step(source: Source, model: FlatModel, x: Tensor, y: Tensor, noise: Tensor | None) -> Step:
+def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noise: Tensor | None) -> Step:
     """For batches like these. Raises what torch raises where a forward cannot be recorded."""
     model.module.train()
     names, drawn = list(model.state), () if noise is None else (noise,)
@@ -62,15 +69,15 @@ def recorded_step(source: Source, model: FlatModel, x: Tensor, y: Tensor, noise:
         x, y, q, *noise = rest
         trained = [state[name].requires_grad_() for name in source.params]
         out, after = _forward(model, state, x, noise)
-        losses = losses_of(source.loss, out, y)
+        losses = sample_losses(source.loss, out, y)
         gradients = torch.autograd.grad(losses, trained, q, allow_unused=True)
         written = [after[name] if after[name] is not state[name] else None for name in source.buffers]
         return (losses, *gradients, *written)
 
-    graph = recorded(step, [*model.state.values(), x, y, torch.ones(len(x), dtype=x.dtype), *drawn])
+    graph = record_operators(step, [*model.state.values(), x, y, torch.ones(len(x), dtype=x.dtype), *drawn])
     into = [*model.gradients.values()]
     _write(graph, len(source.params), {n: names.index(name) for n, name in enumerate(source.buffers)})
-    play, held = playable(graph), list(model.state.values())
+    play, held = compile_graph(graph), list(model.state.values())
 
     def played(x: Tensor, y: Tensor, q: Tensor, noise: Tensor | None) -> Tensor:
         with torch.inference_mode():
@@ -84,9 +91,9 @@ def _forward(
     model: FlatModel, state: Mapping[str, Tensor], x: Tensor, noise: Sequence[Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
     if not noise:
-        return call(model.module, state, x)
-    with Draws(noise[0]) as draws:
-        made = call(model.module, state, x)
+        return call_module(model.module, state, x)
+    with NoiseReader(noise[0]) as draws:
+        made = call_module(model.module, state, x)
     draws.check()
     return made
 
@@ -113,4 +120,4 @@ def _write(graph: fx.Graph, params: int, buffers: Mapping[int, int]) -> None:
         for n, node in enumerate(results[params:]):
             if node is not None:
                 graph.call_function(aten.copy_.default, (given[buffers[n]], node))
-    without_unread(graph)
+    drop_unread(graph)

@@ -19,12 +19,12 @@ from torch import Tensor
 
 from coordinator.models.registry import Model
 from edge_client.errors import RuntimeMissing
-from edge_client.training.learner import Job, Learner, Trained
-from edge_client.training.noise import noise
-from emulator.engines.gpu.objective import Objective, descend_, device_named, drawing, exact_kernels
-from emulator.engines.gpu.probing import Probing
-from emulator.engines.gpu.resident_data import Resident
-from emulator.engines.pickling import by_value
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob
+from edge_client.training.noise import step_noise
+from emulator.engines.gpu.objective import Objective, sgd_step_, torch_device, use_exact_kernels, use_noise
+from emulator.engines.gpu.probing import ProbeMixin
+from emulator.engines.gpu.resident_data import DeviceDataCache
+from emulator.engines.pickling import pickle_by_value
 
 LANES = 4
 WARM_UP = 3  # passes before a recording, in which libraries choose their kernels and allocate
@@ -33,7 +33,7 @@ Record = Callable[[Run], Run]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Graphs:
+class GraphRecipe:
     """See `graphs`."""
 
     model: Model
@@ -43,33 +43,33 @@ class Graphs:
 
     def open(self) -> Learner:
         """See `Recipe`. Raises RuntimeMissing without CUDA."""
-        device = device_named("cuda" if self.device == "auto" else self.device)
+        device = torch_device("cuda" if self.device == "auto" else self.device)
         if device.type != "cuda":
             raise RuntimeMissing(f"graphs are CUDA's, not {device}'s", hint="choose the engine lean, or device cuda")
         objective = Objective(self.model, device=device, dtype=self.dtype)
-        return GraphLearner(objective, lanes=self.lanes, record=recorded)
+        return GraphLearner(objective, lanes=self.lanes, record=record_graph)
 
     def __reduce__(self) -> Any:  # noqa: ANN401 - pickle's
-        return by_value(self)
+        return pickle_by_value(self)
 
 
-def graphs(model: Model, *, device: str = "cuda", dtype: str = "float32", lanes: int = LANES) -> Graphs:
+def graph_recipe(model: Model, *, device: str = "cuda", dtype: str = "float32", lanes: int = LANES) -> GraphRecipe:
     """A recipe. `lanes`: clients that train at the same time, each on its stream."""
-    return Graphs(model=model, device=device, dtype=dtype, lanes=lanes)
+    return GraphRecipe(model=model, device=device, dtype=dtype, lanes=lanes)
 
 
-def unrecorded(run: Run) -> Run:
+def run_unrecorded(run: Run) -> Run:
     """Each call runs the step itself."""
     return run
 
 
-def recorded(run: Run) -> Run:
+def record_graph(run: Run) -> Run:
     """The kernels of `run` on the current stream as one graph; a call replays them on the stream that is then current.
 
     The warm-up runs the step for real: what lies in its buffers is lost.
     """
     torch.cuda.synchronize()
-    with exact_kernels(torch.device("cuda"), search=True):
+    with use_exact_kernels(torch.device("cuda"), search=True):
         for _ in range(WARM_UP):
             run()
         torch.cuda.synchronize()
@@ -80,22 +80,22 @@ def recorded(run: Run) -> Run:
     return replay
 
 
-class GraphLearner(Probing):
+class GraphLearner(ProbeMixin):
     """See `Learner`."""
 
     def __init__(self, objective: Objective, *, lanes: int, record: Record) -> None:
         super().__init__(objective, stacks_batches=False, stacks_models=False)
-        resident = Resident(objective)
+        resident = DeviceDataCache(objective)
         self._lanes = [_Lane(objective, resident, record) for _ in range(lanes)]
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """A lane per job; when the longest of a group is done, the next group follows."""
         for at in range(0, len(jobs), len(self._lanes)):
-            with exact_kernels(self.objective.device):
+            with use_exact_kernels(self.objective.device):
                 done = self._together(jobs[at : at + len(self._lanes)], between)
             yield from done
 
-    def _together(self, jobs: Sequence[Job], between: Callable[[], None]) -> list[Trained]:
+    def _together(self, jobs: Sequence[TrainingJob], between: Callable[[], None]) -> list[TrainedModel]:
         self.objective.training()
         busy = list(zip(self._lanes, jobs, strict=False))
         for lane, job in busy:
@@ -121,7 +121,7 @@ class _Feed:
 class _Lane:
     """One client at a time, in buffers that never move."""
 
-    def __init__(self, objective: Objective, resident: Resident, record: Record) -> None:
+    def __init__(self, objective: Objective, resident: DeviceDataCache, record: Record) -> None:
         self.objective, self._resident, self._record = objective, resident, record
         on_cuda = objective.device.type == "cuda"
         self._stream = torch.cuda.Stream(objective.device) if on_cuda else None  # type: ignore[no-untyped-call]
@@ -132,7 +132,7 @@ class _Lane:
             self._b = zeros.new_zeros(objective.size - objective.n_params)
             self._lr, self._momentum, self._mu, self._loss = (zeros.new_zeros(()) for _ in range(4))
 
-    def load(self, job: Job) -> None:
+    def load(self, job: TrainingJob) -> None:
         """Become this client, before its first step."""
         with self._current():
             if any(len(index) == job.task.batch for index in job.batches) and job.task.batch not in self._recordings:
@@ -140,7 +140,7 @@ class _Lane:
                 self._recordings[job.task.batch] = feed, self._record(lambda: self._advance(feed))
             self._fill(job)
             self._job = job
-            self._x, self._y = self._resident.of(job.data)
+            self._x, self._y = self._resident.tensors_of(job.data)
             self._rows = torch.from_numpy(np.concatenate(job.batches)).to(self.objective.device)
             self._q = self.objective.tensor(np.concatenate([job.weights[index] / len(index) for index in job.batches]))
             self._ends = np.cumsum([len(index) for index in job.batches])
@@ -156,22 +156,22 @@ class _Lane:
             torch.index_select(self._y, 0, self._rows[uses], out=feed.y)
             feed.q.copy_(self._q[uses])
             if feed.noise is not None:
-                drawn = noise(self.objective.program, self._job.task.seed, k, batch)["noise"]
+                drawn = step_noise(self.objective.program, self._job.task.seed, k, batch)["noise"]
                 feed.noise.copy_(self.objective.tensor(drawn))
             run()
             self._losses[k] = self._loss
 
-    def read(self) -> Trained:
+    def read(self) -> TrainedModel:
         """Wait for the client's last step."""
         with self._current():
             losses = self._losses.double().cpu().numpy()
-            return Trained(vector=self.objective.vector(self._w, self._b), losses=losses)
+            return TrainedModel(vector=self.objective.vector(self._w, self._b), losses=losses)
 
     def _advance(self, feed: _Feed) -> None:
         """The step, as every engine here takes it: reads the feed, changes the lane's buffers."""
-        with drawing(feed.noise):
+        with use_noise(feed.noise):
             g, after, loss = self.objective.gradient(self._w, self._b, feed.x, feed.y, feed.q)
-        descend_(self._w, self._v, g, self._pull, self._lr, self._momentum, self._mu)
+        sgd_step_(self._w, self._v, g, self._pull, self._lr, self._momentum, self._mu)
         self._b.copy_(after)
         self._loss.copy_(loss)
 
@@ -184,7 +184,7 @@ class _Lane:
         drawn = new(batch, source.noise) if source.noise else None
         return _Feed(x=new(batch, *source.input), y=new(batch, *source.target), q=new(batch), noise=drawn)
 
-    def _fill(self, job: Job) -> None:
+    def _fill(self, job: TrainingJob) -> None:
         task, n = job.task, self.objective.n_params
         for scalar, value in ((self._lr, task.lr), (self._momentum, task.momentum), (self._mu, task.mu)):
             scalar.fill_(value)

@@ -23,24 +23,24 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from coordinator.models.registry import Model
 from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Flat, TensorSpec
-from export.compiler.program import manifest_of, source_of
-from export.compiler.program_functions import per_sample_loss, places
-from export.compiler.random_ops import Draws
+from export.compiler.program import make_source, program_without_containers
+from export.compiler.program_functions import per_sample_loss, tensor_places
+from export.compiler.random_ops import NoiseReader
 
 
 class Objective:
     """One model on one device; its module is a private copy, its numbers come with every call."""
 
     def __init__(self, model: Model, *, device: torch.device, dtype: str) -> None:
-        self.source = source_of(
+        self.source = make_source(
             model.module, name=model.name, input=model.input, target=model.output, loss=model.loss, dtype=dtype
         )
         self.device, self.dtype = device, getattr(torch, dtype)
-        self.program = manifest_of(self.source)
+        self.program = program_without_containers(self.source)
         self.n_params, self.size = self.source.schema.n_params, self.source.schema.size
         self._module: nn.Module = self.source.module
         self._constants = {name: value.to(device) for name, value in self.source.constants.items()}
-        self._places = places(self._module)
+        self._places = tensor_places(self._module)
         tensors = self.source.schema.tensors
         self._params = [t for t in tensors if t.role == "p"]
         self._buffers = [t for t in tensors if t.role == "b"]
@@ -95,7 +95,7 @@ class Objective:
         return flat
 
 
-def descend_(  # noqa: PLR0913, PLR0917 - the terms of the formula
+def sgd_step_(  # noqa: PLR0913, PLR0917 - the terms of the formula
     w: Tensor, v: Tensor, g: Tensor, pull: Tensor | None, lr: Tensor, momentum: Tensor, mu: Tensor
 ) -> None:
     """One step of SGD with momentum: changes w and v in place, nothing else, and allocates nothing of their size.
@@ -108,7 +108,7 @@ def descend_(  # noqa: PLR0913, PLR0917 - the terms of the formula
     w.addcmul_(lr, v, value=-1)
 
 
-def device_named(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
     """`auto` is the first CUDA device, else the CPU. Raises RuntimeMissing for a device that is not there."""
     there = torch.cuda.is_available()
     if name.startswith("cuda") and not there:
@@ -120,7 +120,7 @@ def device_named(name: str) -> torch.device:
 
 
 @contextmanager
-def exact_kernels(device: torch.device, *, search: bool = False) -> Iterator[None]:
+def use_exact_kernels(device: torch.device, *, search: bool = False) -> Iterator[None]:
     """Attention by its formula: vmap knows no other, and fused kernels draw random numbers of their own.
 
     On CUDA, convolutions in full float32: TF32, which torch allows by default, keeps 10 bits of 23. `search`: cuDNN
@@ -134,12 +134,12 @@ def exact_kernels(device: torch.device, *, search: bool = False) -> Iterator[Non
 
 
 @contextmanager
-def drawing(noise: Tensor | None) -> Iterator[None]:
+def use_noise(noise: Tensor | None) -> Iterator[None]:
     """Random operators take their numbers from noise [rows, numbers per sample]: all rows of all clients in order."""
     if noise is None:
         yield
         return
-    with Draws(noise) as draws:
+    with NoiseReader(noise) as draws:
         yield
     draws.check()
 

@@ -16,21 +16,21 @@ from edge_client.data.dataset import Dataset
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import F64, weighted_batches
-from edge_client.training.noise import noise
-from emulator.engines.gpu.objective import Objective, drawing, exact_kernels
-from emulator.engines.gpu.schedule import BATCHES_CUDA, CHUNK_CPU, targets
+from edge_client.training.noise import step_noise
+from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
+from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES, one_hot_targets
 
-ROWS_CUDA = 4096  # samples times models of one pass, so that a GPU has something to do; a CPU likes its caches
+MAX_CUDA_ROWS = 4096  # samples times models of one pass, so that a GPU has something to do; a CPU likes its caches
 
 
-class Probing:
+class ProbeMixin:
     """The part of a learner (edge_client/training/learner.py) that probes need; engines that train add `train`."""
 
     def __init__(self, objective: Objective, *, stacks_batches: bool, stacks_models: bool) -> None:
         """What is not stacked is done one by one: recurrent layers stack only while they train (torch 2.13)."""
         self.objective, self._stacks_batches, self._stacks_models = objective, stacks_batches, stacks_models
         on_cuda = objective.device.type == "cuda"
-        self._at_once = (BATCHES_CUDA if on_cuda else CHUNK_CPU) if stacks_batches else 1
+        self._at_once = (MAX_CUDA_BATCHES if on_cuda else MAX_CPU_CLIENTS) if stacks_batches else 1
 
     @property
     def program(self) -> Program:
@@ -45,14 +45,14 @@ class Probing:
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
         """-> [M, n] float64 and [M, n, classes]. In inference mode no sample sees another: `batch` is a lower bound."""
         objective, program = self.objective, self.program
-        rows = max(batch, ROWS_CUDA // len(models)) if objective.device.type == "cuda" else batch
+        rows = max(batch, MAX_CUDA_ROWS // len(models)) if objective.device.type == "cuda" else batch
         stacked = objective.tensor(np.stack(models))
         w, b = stacked[:, : objective.n_params], stacked[:, objective.n_params :]
         losses, logits = [], []
         for at in range(0, len(data), rows):
             x = objective.tensor(data.x[at : at + rows])
-            y = objective.tensor(targets(data.y[at : at + rows], program.classes))
-            with exact_kernels(objective.device):
+            y = objective.tensor(one_hot_targets(data.y[at : at + rows], program.classes))
+            with use_exact_kernels(objective.device):
                 out = self._logits(w, b, x)
                 losses.append(vmap(objective.losses, in_dims=(0, None))(out, y).double().cpu())
             logits.append(out.cpu())
@@ -62,7 +62,7 @@ class Probing:
         """[n_params] mean gradient over all samples; every batch starts from the model's buffers."""
         objective, program = self.objective, self.program
         parts = list(weighted_batches(program, len(data), batch, fixed=None))
-        drawn = [noise(program, seed, k, len(index)) for k, (index, _) in enumerate(parts)]
+        drawn = [step_noise(program, seed, k, len(index)) for k, (index, _) in enumerate(parts)]
         vector = objective.tensor(model)
         total = torch.zeros(objective.n_params, dtype=torch.float64, device=objective.device)
         objective.training()
@@ -70,9 +70,9 @@ class Probing:
             some = range(first, last)
             index = np.stack([parts[k][0] for k in some])
             q = np.stack([parts[k][1] for k in some]) / len(data)
-            x, y = data.x[index], targets(data.y[index.ravel()], program.classes)
+            x, y = data.x[index], one_hot_targets(data.y[index.ravel()], program.classes)
             numbers = np.concatenate([drawn[k]["noise"] for k in some]) if objective.source.noise else None
-            with exact_kernels(objective.device), drawing(None if numbers is None else objective.tensor(numbers)):
+            with use_exact_kernels(objective.device), use_noise(None if numbers is None else objective.tensor(numbers)):
                 y = y.reshape(*index.shape, *y.shape[1:])
                 total += self._summed(vector, objective.tensor(x), objective.tensor(y), objective.tensor(q))
         mean: Flat = total.cpu().numpy().astype(program.dtype)

@@ -15,15 +15,18 @@ from torch import Tensor
 from edge_client.data.dataset import Dataset
 from edge_client.training.learner import I64
 from emulator.engines.gpu.objective import Objective
-from emulator.engines.gpu.schedule import targets
+from emulator.engines.gpu.schedule import one_hot_targets
 
-LIMIT_CPU = 1 << 29  # bytes
-SHARE_CUDA = 0.25  # of the device's memory
+MAX_CPU_BYTES = 1 << 29  # bytes
+MAX_CUDA_SHARE = 0.25  # of the device's memory
 Pair = tuple[Tensor, Tensor]
 
 
-class Resident:
-    """`of` gives x [n, *input] and y [n, *target], one-hot for labels. The arrays of a data set must not change."""
+class DeviceDataCache:
+    """`tensors_of` gives x [n, *input] and y [n, *target], one-hot for labels.
+
+    The arrays of a data set must not change.
+    """
 
     def __init__(self, objective: Objective, *, limit: int | None = None) -> None:
         self._objective = objective
@@ -33,11 +36,11 @@ class Resident:
         self.nbytes = 0
 
     @property
-    def room(self) -> int:
+    def free_bytes(self) -> int:
         """Bytes that it may still take."""
         return max(0, self._limit - self.nbytes)
 
-    def of(self, data: Dataset) -> Pair:
+    def tensors_of(self, data: Dataset) -> Pair:
         """The same tensors while they are kept."""
         self._forget_the_dead()
         key = id(data)
@@ -51,19 +54,19 @@ class Resident:
             self._drop(next(iter(self._kept)))
         return pair
 
-    def gathered(self, parts: Sequence[tuple[Dataset, I64]]) -> Pair:
+    def gather(self, parts: Sequence[tuple[Dataset, I64]]) -> Pair:
         """The samples at these indices of several data sets, one after the other."""
         index = torch.cat([torch.from_numpy(rows) for _, rows in parts]).to(self._objective.device)
         xs, ys = [], []
         for (data, _), rows in zip(parts, torch.split(index, [len(rows) for _, rows in parts]), strict=True):
-            x, y = self.of(data)
+            x, y = self.tensors_of(data)
             xs.append(x.index_select(0, rows))
             ys.append(y.index_select(0, rows))
         return torch.cat(xs), torch.cat(ys)
 
     def _moved(self, data: Dataset) -> Pair:
         classes = self._objective.program.classes
-        pair = self._objective.tensor(data.x), self._objective.tensor(targets(data.y, classes))
+        pair = self._objective.tensor(data.x), self._objective.tensor(one_hot_targets(data.y, classes))
         self._wait()  # other streams will read it
         return pair
 
@@ -89,5 +92,5 @@ def _nbytes(pair: Pair) -> int:
 
 def _limit(device: torch.device) -> int:
     if device.type != "cuda":
-        return LIMIT_CPU
-    return int(SHARE_CUDA * torch.cuda.mem_get_info(device)[1])
+        return MAX_CPU_BYTES
+    return int(MAX_CUDA_SHARE * torch.cuda.mem_get_info(device)[1])

@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_client.protocol.task import Array
-from edge_client.training.learner import I64, Job
+from edge_client.training.learner import I64, TrainingJob
 
-CHUNK_CPU = 8  # more clients side by side leave the caches of a CPU: measured with up to 100
-CHUNK_CUDA = 1024  # beyond this many a GPU is long since busy
-BATCHES_CUDA = 32  # of one gradient at once
-SHARE = 0.8  # of the free memory; the rest is for the kernels' own work space
+MAX_CPU_CLIENTS = 8  # more clients side by side leave the caches of a CPU: measured with up to 100
+MAX_CUDA_CLIENTS = 1024  # beyond this many a GPU is long since busy
+MAX_CUDA_BATCHES = 32  # of one gradient at once
+MAX_MEMORY_SHARE = 0.8  # of the free memory; the rest is for the kernels' own work space
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class ScheduledStep:
     """The first `active` clients take a step, in these buckets."""
 
     active: int
@@ -51,19 +51,19 @@ class Schedule:
     `used[i]` are the indices of client i's samples that the stack holds, one client after the other.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[ScheduledStep, ...]
     rows: I64
     q: NDArray[np.float64]
     used: tuple[I64, ...]
 
 
-def in_order(jobs: Sequence[Job]) -> list[int]:
+def order_jobs(jobs: Sequence[TrainingJob]) -> list[int]:
     """Positions of the jobs, most steps first; equal sequences of batch sizes side by side."""
     return sorted(range(len(jobs)), key=lambda i: (-len(jobs[i].batches), _sizes(jobs[i])))
 
 
-def schedule(jobs: Sequence[Job]) -> Schedule:
-    """Of one stack, its jobs in the order of `in_order`."""
+def make_schedule(jobs: Sequence[TrainingJob]) -> Schedule:
+    """Of one stack, its jobs in the order of `order_jobs`."""
     used, places = zip(*(_compact(job) for job in jobs), strict=True)
     starts = np.concatenate([[0], np.cumsum([len(u) for u in used])])
     steps, rows, q, at = [], [], [], 0
@@ -76,22 +76,22 @@ def schedule(jobs: Sequence[Job]) -> Schedule:
             for i in who:
                 rows.append(starts[i] + places[i][k])
                 q.append(jobs[i].weights[jobs[i].batches[k]] / batch)
-        steps.append(Step(active=active, buckets=tuple(buckets)))
+        steps.append(ScheduledStep(active=active, buckets=tuple(buckets)))
     return Schedule(steps=tuple(steps), rows=np.concatenate(rows), q=np.concatenate(q), used=used)
 
 
-def targets(y: Array, classes: int) -> Array:
+def one_hot_targets(y: Array, classes: int) -> Array:
     """One-hot [n, classes] for class labels [n], the targets as they are otherwise."""
     return np.eye(classes)[y] if np.issubdtype(y.dtype, np.integer) else y
 
 
 def clients_at_once(clients: int, *, per_client: int, free: int, most: int) -> int:
     """How many of `clients` to stack: equal parts, none larger than `most` or than SHARE of `free` bytes holds."""
-    fit = max(1, min(most, int(SHARE * free) // max(1, per_client)))
+    fit = max(1, min(most, int(MAX_MEMORY_SHARE * free) // max(1, per_client)))
     return max(1, math.ceil(clients / math.ceil(max(1, clients) / fit)))
 
 
-def bytes_of(job: Job, *, size: int, target: int, activations: int, itemsize: int) -> int:
+def bytes_of(job: TrainingJob, *, size: int, target: int, activations: int, itemsize: int) -> int:
     """What one client needs: w, b, velocity, gradient and pull of a model of `size` values, its pass, its samples.
 
     `target`: values of a sample's target on the device, one-hot for labels; `activations`: bytes of a pass.
@@ -101,11 +101,11 @@ def bytes_of(job: Job, *, size: int, target: int, activations: int, itemsize: in
     return 4 * size * itemsize + activations + min(uses, len(job.data)) * sample * itemsize + 16 * uses
 
 
-def _sizes(job: Job) -> tuple[int, ...]:
+def _sizes(job: TrainingJob) -> tuple[int, ...]:
     return tuple(len(index) for index in job.batches)
 
 
-def _compact(job: Job) -> tuple[I64, list[I64]]:
+def _compact(job: TrainingJob) -> tuple[I64, list[I64]]:
     """The samples that a job uses, once each, and its batches as positions in them."""
     used, inverse = np.unique(np.concatenate(job.batches), return_inverse=True)
     return used, np.split(inverse, np.cumsum(_sizes(job))[:-1])

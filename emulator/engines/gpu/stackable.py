@@ -14,17 +14,20 @@ from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from edge_client.errors import ProgramRefused
-from emulator.engines.gpu.objective import Objective, drawing, exact_kernels
-from export.compiler.program_functions import Source, example, ports
-from export.diagnostics import sentence
+from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
+from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.diagnostics import first_sentence
 
 CLIENTS, BATCH = 2, 3
-NEAR = {torch.float64: 1e-9, torch.float32: 1e-2}  # of the largest number: rounding; mixed clients are wrong by about 1
-HINT = "choose the engine lean, which runs any module"
+STACKING_TOLERANCE = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-2,
+}  # of the largest number: rounding; mixed clients are wrong by about 1
+LEAN_HINT = "choose the engine lean, which runs any module"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
+class StackedPasses:
     """What some clients' passes need, stacked; `noise` [clients, batch, numbers per sample] may have no columns."""
 
     w: Tensor
@@ -34,33 +37,33 @@ class Passes:
     q: Tensor
     noise: Tensor
 
-    def together(self, objective: Objective) -> tuple[Tensor, ...]:
+    def run_stacked(self, objective: Objective) -> tuple[Tensor, ...]:
         """g, buffers and loss, each [clients, ...]."""
         objective.training()
-        with drawing(self.noise.flatten(0, 1) if self.noise.numel() else None):
+        with use_noise(self.noise.flatten(0, 1) if self.noise.numel() else None):
             return objective.gradients(self.w, self.b, self.x, self.y, self.q)
 
-    def alone(self, objective: Objective, i: int) -> tuple[Tensor, ...]:
+    def run_single(self, objective: Objective, i: int) -> tuple[Tensor, ...]:
         """Of one client, without the others."""
         objective.training()
-        with drawing(self.noise[i] if self.noise.numel() else None):
+        with use_noise(self.noise[i] if self.noise.numel() else None):
             return objective.gradient(self.w[i], self.b[i], self.x[i], self.y[i], self.q[i])
 
 
-def passes(objective: Objective, *, clients: int, batch: int) -> Passes:
+def random_passes(objective: Objective, *, clients: int, batch: int) -> StackedPasses:
     """Random ones, near the model's own weights."""
     source = objective.source
-    names = [port.name.partition("/")[0] for port in ports(source, "step").inputs]
+    names = [port.name.partition("/")[0] for port in function_ports(source, "step").inputs]
     each = [dict[str, list[Tensor]]() for _ in range(clients)]
     for i, found in enumerate(each):
-        for name, value in zip(names, example(source, "step", batch, seed=i), strict=True):
+        for name, value in zip(names, example_inputs(source, "step", batch, seed=i), strict=True):
             found.setdefault(name, []).append(value)
 
     def flat(name: str) -> Tensor:
         rows = [torch.cat([part.reshape(-1) for part in found.get(name, [torch.empty(0)])]) for found in each]
         return torch.stack(rows).to(objective.device, objective.dtype)
 
-    return Passes(
+    return StackedPasses(
         w=flat("w"),
         b=flat("buffers"),
         x=flat("x").view(clients, batch, *source.input),
@@ -74,31 +77,35 @@ def check_stackable(objective: Objective) -> None:
     """Raise ProgramRefused for a model that torch cannot stack, or that comes out differently when it is stacked."""
     name, other = objective.source.name, foreign_buffers(objective.source)
     if other:
-        raise ProgramRefused(f"model {name!r} has buffers that are not batch norm's: {', '.join(other)}", hint=HINT)
-    some = passes(objective, clients=CLIENTS, batch=BATCH)
-    with exact_kernels(objective.device):
+        raise ProgramRefused(
+            f"model {name!r} has buffers that are not batch norm's: {', '.join(other)}", hint=LEAN_HINT
+        )
+    some = random_passes(objective, clients=CLIENTS, batch=BATCH)
+    with use_exact_kernels(objective.device):
         try:
-            together = some.together(objective)
+            together = some.run_stacked(objective)
         except (RuntimeError, ValueError, TypeError) as wrong:
-            raise ProgramRefused(f"model {name!r} cannot be stacked: {sentence(wrong)}", hint=HINT) from wrong
+            raise ProgramRefused(
+                f"model {name!r} cannot be stacked: {first_sentence(wrong)}", hint=LEAN_HINT
+            ) from wrong
         for i in range(CLIENTS):
-            for stacked, single in zip(together, some.alone(objective, i), strict=True):
-                if not _error(stacked[i], single) <= NEAR[objective.dtype]:
-                    raise ProgramRefused(f"model {name!r} mixes the clients of a stack", hint=HINT)
+            for stacked, single in zip(together, some.run_single(objective, i), strict=True):
+                if not _error(stacked[i], single) <= STACKING_TOLERANCE[objective.dtype]:
+                    raise ProgramRefused(f"model {name!r} mixes the clients of a stack", hint=LEAN_HINT)
 
 
 def predicts_stacked(objective: Objective) -> bool:
     """Whether torch can also stack the model in inference mode, where it calls other operators."""
-    some = passes(objective, clients=CLIENTS, batch=BATCH)
+    some = random_passes(objective, clients=CLIENTS, batch=BATCH)
     try:
-        with exact_kernels(objective.device):
+        with use_exact_kernels(objective.device):
             vmap(objective.predictions, in_dims=(0, 0, None))(some.w, some.b, some.x[0])
     except RuntimeError:
         return False
     return True
 
 
-def foreign_buffers(source: Source) -> list[str]:
+def foreign_buffers(source: TraceSource) -> list[str]:
     """Names of trained buffers outside of batch norm layers: what a pass writes there is not known to stay apart."""
     norms = {name for name, layer in source.module.named_modules() if isinstance(layer, _BatchNorm)}
     return [name for name in source.buffers if name.rpartition(".")[0] not in norms]

@@ -18,28 +18,28 @@ from torch import Tensor
 
 from coordinator.models.registry import Model
 from edge_client.protocol.task import Flat
-from edge_client.training.learner import Job, Learner, Trained
-from edge_client.training.noise import noise
-from emulator.engines.gpu.objective import Objective, descend_, device_named, drawing, exact_kernels
-from emulator.engines.gpu.probing import Probing
-from emulator.engines.gpu.resident_data import Resident
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob
+from edge_client.training.noise import step_noise
+from emulator.engines.gpu.objective import Objective, sgd_step_, torch_device, use_exact_kernels, use_noise
+from emulator.engines.gpu.probing import ProbeMixin
+from emulator.engines.gpu.resident_data import DeviceDataCache
 from emulator.engines.gpu.schedule import (
-    CHUNK_CPU,
-    CHUNK_CUDA,
+    MAX_CPU_CLIENTS,
+    MAX_CUDA_CLIENTS,
     Bucket,
     bytes_of,
     clients_at_once,
-    in_order,
-    schedule,
+    make_schedule,
+    order_jobs,
 )
-from emulator.engines.gpu.stackable import check_stackable, passes, predicts_stacked
-from emulator.engines.pickling import by_value
+from emulator.engines.gpu.stackable import check_stackable, predicts_stacked, random_passes
+from emulator.engines.pickling import pickle_by_value
 
-PILOT = 4  # clients on which the memory of a pass is measured
+PILOT_CLIENTS = 4  # clients on which the memory of a pass is measured
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stacked:
+class StackedRecipe:
     """See `stacked`."""
 
     model: Model
@@ -49,7 +49,7 @@ class Stacked:
 
     def open(self) -> Learner:
         """See `Recipe`. Raises ProgramRefused for a model that torch cannot stack."""
-        device = device_named(self.device)
+        device = torch_device(self.device)
         if device.type == "cpu":
             torch.set_num_threads(1)
         objective = Objective(self.model, device=device, dtype=self.dtype)
@@ -57,40 +57,42 @@ class Stacked:
         return StackedLearner(objective, chunk=self.chunk, stacks_models=predicts_stacked(objective))
 
     def __reduce__(self) -> Any:  # noqa: ANN401 - pickle's
-        return by_value(self)
+        return pickle_by_value(self)
 
 
-def stacked(model: Model, *, device: str = "auto", dtype: str = "float32", chunk: int | None = None) -> Stacked:
+def stacked_recipe(
+    model: Model, *, device: str = "auto", dtype: str = "float32", chunk: int | None = None
+) -> StackedRecipe:
     """A recipe. `device`: torch's name, or `auto`: CUDA where there is one; `chunk`: clients at once, else planned."""
-    return Stacked(model=model, device=device, dtype=dtype, chunk=chunk)
+    return StackedRecipe(model=model, device=device, dtype=dtype, chunk=chunk)
 
 
-class StackedLearner(Probing):
+class StackedLearner(ProbeMixin):
     """See `Learner`."""
 
     def __init__(self, objective: Objective, *, chunk: int | None, stacks_models: bool) -> None:
         super().__init__(objective, stacks_batches=True, stacks_models=stacks_models)
-        self._chunk, self._resident = chunk, Resident(objective)
+        self._chunk, self._resident = chunk, DeviceDataCache(objective)
         self._activations: dict[int, int] = {}  # batch size -> bytes of one client's pass
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         """In the jobs' order, whatever the order of the work; a result waits for those before it."""
-        order, done, following = in_order(jobs), dict[int, Trained](), 0
+        order, done, following = order_jobs(jobs), dict[int, TrainedModel](), 0
         size = self._chunk or self._planned(jobs)
         for at in range(0, len(order), size):
             part = order[at : at + size]
             stack = _Stack(self.objective, self._resident, [jobs[i] for i in part])
-            with exact_kernels(self.objective.device):
+            with use_exact_kernels(self.objective.device):
                 done |= dict(zip(part, stack.run(between), strict=True))
             while following in done:
                 yield done.pop(following)
                 following += 1
 
-    def _planned(self, jobs: Sequence[Job]) -> int:
+    def _planned(self, jobs: Sequence[TrainingJob]) -> int:
         """Clients at once, for the largest job's memory."""
         objective = self.objective
         if objective.device.type != "cuda":
-            return CHUNK_CPU
+            return MAX_CPU_CLIENTS
         itemsize = objective.dtype.itemsize
         per_client = max(
             (
@@ -106,26 +108,26 @@ class StackedLearner(Probing):
             default=1,
         )
         held = torch.cuda.memory_reserved(objective.device) - torch.cuda.memory_allocated(objective.device)
-        free = torch.cuda.mem_get_info(objective.device)[0] + held - self._resident.room
-        return clients_at_once(len(jobs), per_client=per_client, free=free, most=CHUNK_CUDA)
+        free = torch.cuda.mem_get_info(objective.device)[0] + held - self._resident.free_bytes
+        return clients_at_once(len(jobs), per_client=per_client, free=free, most=MAX_CUDA_CLIENTS)
 
     def _bytes_of_pass(self, batch: int) -> int:
         """Of one client's forward and backward pass, measured once on a few clients."""
         if batch not in self._activations:
-            device, some = self.objective.device, passes(self.objective, clients=PILOT, batch=batch)
+            device, some = self.objective.device, random_passes(self.objective, clients=PILOT_CLIENTS, batch=batch)
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-            with exact_kernels(device):
-                some.together(self.objective)
-            self._activations[batch] = (torch.cuda.max_memory_allocated(device) - before) // PILOT
+            with use_exact_kernels(device):
+                some.run_stacked(self.objective)
+            self._activations[batch] = (torch.cuda.max_memory_allocated(device) - before) // PILOT_CLIENTS
         return self._activations[batch]
 
 
 class _Stack:
-    """Some clients from their first step to their last; they come in the order of `in_order`."""
+    """Some clients from their first step to their last; they come in the order of `order_jobs`."""
 
-    def __init__(self, objective: Objective, resident: Resident, jobs: Sequence[Job]) -> None:
-        self.objective, self.jobs, self.plan = objective, jobs, schedule(jobs)
+    def __init__(self, objective: Objective, resident: DeviceDataCache, jobs: Sequence[TrainingJob]) -> None:
+        self.objective, self.jobs, self.plan = objective, jobs, make_schedule(jobs)
         tensor, n = objective.tensor, objective.n_params
         start = _once_each(objective, [job.start for job in jobs])
         self.w, self.b = start[:, :n].clone(), start[:, n:].clone()
@@ -134,22 +136,22 @@ class _Stack:
             tensor([getattr(job.task, name) for job in jobs])[:, None] for name in ("lr", "momentum", "mu")
         )
         self.pull = self._pulls()
-        self.x, self.y = resident.gathered([(job.data, used) for job, used in zip(jobs, self.plan.used, strict=True)])
+        self.x, self.y = resident.gather([(job.data, used) for job, used in zip(jobs, self.plan.used, strict=True)])
         self.rows = torch.from_numpy(self.plan.rows).to(objective.device)
         self.q = tensor(self.plan.q)
         self.losses = torch.zeros(len(jobs), len(self.plan.steps), dtype=objective.dtype, device=objective.device)
 
-    def run(self, between: Callable[[], None]) -> list[Trained]:
+    def run(self, between: Callable[[], None]) -> list[TrainedModel]:
         self.objective.training()
         for k, step in enumerate(self.plan.steps):
             between()
             g = self._gradients(k, step.active, step.buckets)
             active = slice(0, step.active)
             pull = None if self.pull is None else self.pull[active]
-            descend_(self.w[active], self.v[active], g, pull, self.lr[active], self.momentum[active], self.mu[active])
+            sgd_step_(self.w[active], self.v[active], g, pull, self.lr[active], self.momentum[active], self.mu[active])
         vectors, losses = torch.cat([self.w, self.b], 1).cpu().numpy(), self.losses.double().cpu().numpy()
         return [
-            Trained(vector=vectors[i].copy(), losses=losses[i, : len(job.batches)].copy())
+            TrainedModel(vector=vectors[i].copy(), losses=losses[i, : len(job.batches)].copy())
             for i, job in enumerate(self.jobs)
         ]
 
@@ -160,7 +162,7 @@ class _Stack:
             who = bucket.who if isinstance(bucket.who, slice) else torch.from_numpy(bucket.who).to(self.w.device)
             uses = slice(bucket.at, bucket.at + bucket.clients * bucket.batch)
             rows = self.rows[uses].view(bucket.clients, bucket.batch)
-            with drawing(self._noise(k, bucket)):
+            with use_noise(self._noise(k, bucket)):
                 found, after, loss = self.objective.gradients(
                     self.w[who], self.b[who], self.x[rows], self.y[rows], self.q[uses].view_as(rows)
                 )
@@ -175,7 +177,7 @@ class _Stack:
         if not self.objective.source.noise:
             return None
         who = range(bucket.who.start, bucket.who.stop) if isinstance(bucket.who, slice) else bucket.who
-        drawn = [noise(program, self.jobs[i].task.seed, k, bucket.batch)["noise"] for i in who]
+        drawn = [step_noise(program, self.jobs[i].task.seed, k, bucket.batch)["noise"] for i in who]
         return self.objective.tensor(np.concatenate(drawn))
 
     def _pulls(self) -> Tensor | None:

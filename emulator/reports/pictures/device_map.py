@@ -15,17 +15,17 @@ from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from edge_client.protocol.task import Array
-from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, colour, cosines
+from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, center_colour, cosines
 
 Ints = NDArray[np.int64]
-NOBODY = -1  # no center yet, or no true group
-NO_COLOUR = "#9ca3af"
-THIN = "*."  # shapes that look smaller than the others
-LEAST_PERPLEXITY, USUAL_PERPLEXITY = 5, 30  # of the range that van der Maaten and Hinton (2008) recommend
+NO_GROUP = -1  # no center yet, or no true group
+UNASSIGNED_COLOUR = "#9ca3af"
+SMALL_MARKERS = "*."  # shapes that look smaller than the others
+MIN_PERPLEXITY, DEFAULT_PERPLEXITY = 5, 30  # of the range that van der Maaten and Hinton (2008) recommend
 MAX_ROWS = 120  # devices in a heat map
 
 
-def principal(points: Array) -> tuple[Array, tuple[float, float]]:
+def principal_components(points: Array) -> tuple[Array, tuple[float, float]]:
     """[n, d] -> [n, 2] and the shares of the variance that the two principal components hold; n and d at least 2."""
     from sklearn.decomposition import PCA
 
@@ -40,11 +40,11 @@ def principal(points: Array) -> tuple[Array, tuple[float, float]]:
 
 def perplexity(n: int) -> int | None:
     """What t-SNE of n points uses: at most a third of the other points, as its authors' code demands; None: too few."""
-    fits = min(USUAL_PERPLEXITY, (n - 1) // 3)
-    return fits if fits >= LEAST_PERPLEXITY else None
+    fits = min(DEFAULT_PERPLEXITY, (n - 1) // 3)
+    return fits if fits >= MIN_PERPLEXITY else None
 
 
-def neighbours(points: Array) -> Array:
+def tsne(points: Array) -> Array:
     """[n, d] -> [n, 2] by t-SNE, begun from the principal components; distances between far points mean nothing.
 
     Raises ValueError for fewer points than a perplexity of LEAST_PERPLEXITY needs.
@@ -55,7 +55,7 @@ def neighbours(points: Array) -> Array:
     if chosen is None:
         raise ValueError(f"{len(points)} points are too few for t-SNE")
     x = points.astype(np.float64)
-    begins = principal(x)[0]
+    begins = principal_components(x)[0]
     spread = begins[:, 0].std()
     init = begins / (spread if spread > 0 else 1.0) * 1e-4  # scikit-learn's scale for init="pca"
     plane: Array = TSNE(perplexity=chosen, init=init, random_state=0).fit_transform(x)
@@ -67,7 +67,7 @@ def draw_devices(axes: Axes, plane: Array, centers: Ints, groups: Ints, *, title
     for k, group in sorted(set(zip(centers.tolist(), groups.tolist(), strict=True))):
         here = plane[(centers == k) & (groups == group)]
         look: dict[str, Any] = {"color": _colour(k), "marker": _marker(group), "edgecolor": "white", "lw": 0.7}
-        axes.scatter(here[:, 0], here[:, 1], s=130 if look["marker"] in THIN else 55, alpha=0.9, **look)
+        axes.scatter(here[:, 0], here[:, 1], s=130 if look["marker"] in SMALL_MARKERS else 55, alpha=0.9, **look)
     axes.set(title=title, xticks=[], yticks=[])
     axes.margins(0.1)
 
@@ -79,12 +79,12 @@ def name_looks(axes: Axes, centers: Ints, groups: Ints) -> None:
         for k in sorted(set(centers.tolist()))[:MAX_NAMED_CLASSES]
     ]
     shape: dict[str, Any] = {"ls": "", "ms": 7, "color": "#374151"}
-    known = sorted(set(groups.tolist()) - {NOBODY})[:MAX_NAMED_CLASSES]
+    known = sorted(set(groups.tolist()) - {NO_GROUP})[:MAX_NAMED_CLASSES]
     handles += [Line2D([], [], marker=_marker(g), label=f"true group {g}", **shape) for g in known]
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5, handlelength=1.3)
 
 
-def by_center(centers: Ints, groups: Ints) -> Ints:
+def order_by_center(centers: Ints, groups: Ints) -> Ints:
     """The numbers of at most MAX_ROWS devices, sorted by center, then by group; a crowd is thinned out evenly."""
     order = np.lexsort((groups, centers))
     if len(order) <= MAX_ROWS:
@@ -92,7 +92,7 @@ def by_center(centers: Ints, groups: Ints) -> Ints:
     return order[np.linspace(0, len(order) - 1, MAX_ROWS).round().astype(np.int64)]
 
 
-def within(cos: Array, centers: Ints, k: int) -> float | None:
+def mean_within_cosine(cos: Array, centers: Ints, k: int) -> float | None:
     """The mean cosine [n, n] of two different devices of center k; None where there are no two."""
     here = np.flatnonzero(centers == k)
     if len(here) < 2:  # noqa: PLR2004 - a pair
@@ -106,7 +106,7 @@ def draw_within(axes: Axes, points: Array, centers: Ints, groups: Ints, *, title
 
     Within a center devices stand by their true group, so that a center of two groups shows them.
     """
-    rows = by_center(centers, groups)
+    rows = order_by_center(centers, groups)
     cos, sorted_centers = cosines(points[rows]), centers[rows]
     image = axes.imshow(cos, cmap="YlGnBu", vmin=float(cos.min()), vmax=1.0, interpolation="nearest")
     edges = [0, *(np.flatnonzero(np.diff(sorted_centers)) + 1).tolist(), len(rows)]
@@ -115,7 +115,7 @@ def draw_within(axes: Axes, points: Array, centers: Ints, groups: Ints, *, title
         axes.axvline(edge - 0.5, color="#D55E00", lw=1.1)
     middles = [(a + b - 1) / 2 for a, b in pairwise(edges)]
     held = [int(sorted_centers[a]) for a in edges[:-1]]
-    means = [within(cos, sorted_centers, k) for k in held]
+    means = [mean_within_cosine(cos, sorted_centers, k) for k in held]
     told = [
         _center_name(k) + ("" if mean is None else f"\nmean {mean:.3f}") for k, mean in zip(held, means, strict=True)
     ]
@@ -126,12 +126,12 @@ def draw_within(axes: Axes, points: Array, centers: Ints, groups: Ints, *, title
 
 
 def _center_name(k: int) -> str:
-    return "no center" if k == NOBODY else f"center {k}"
+    return "no center" if k == NO_GROUP else f"center {k}"
 
 
 def _colour(k: int) -> str:
-    return NO_COLOUR if k == NOBODY else colour(k)
+    return UNASSIGNED_COLOUR if k == NO_GROUP else center_colour(k)
 
 
 def _marker(group: int) -> str:
-    return "." if group == NOBODY else MARKERS[group % len(MARKERS)]
+    return "." if group == NO_GROUP else MARKERS[group % len(MARKERS)]

@@ -12,36 +12,36 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, ClientId
-from emulator.reports.pictures.records import Images
+from emulator.reports.pictures.records import CenterImages
 
 if TYPE_CHECKING:  # a run keeps images without loading a drawing library
     from matplotlib.axes import Axes
 
-PER_CENTER = 12
+MAX_IMAGES_PER_CENTER = 12
 MAX_CENTERS = 10
 SMALLEST_SIDE = 8
-CHANNELS = (1, 3)
+IMAGE_CHANNELS = (1, 3)
 GAP = 0.12  # of an image's side
 LABEL_ROOM = 0.35
 
 
-def picked(devices: Mapping[ClientId, Local], assignment: Mapping[ClientId, int]) -> Images | None:
+def pick_images(devices: Mapping[ClientId, DeviceData], assignment: Mapping[ClientId, int]) -> CenterImages | None:
     """Up to PER_CENTER training images of each center, taken from its devices in turn; None where there are none."""
     chosen: list[tuple[int, int, NDArray[np.uint8]]] = []
     for k in sorted(set(assignment.values()))[:MAX_CENTERS]:
         members = (devices[c].train for c in sorted(assignment) if assignment[c] == k and c in devices)
-        enough = islice((data for data in members if _is_image(data)), PER_CENTER)  # each gives one at least
+        enough = islice((data for data in members if _is_image(data)), MAX_IMAGES_PER_CENTER)  # each gives one at least
         for data, i in _in_turn(list(enough)):
             chosen.append((k, int(data.y[i]), _gray(data.x[i], data.x)))
     if not chosen:
         return None
     center, label = (np.array([row[i] for row in chosen], np.int64) for i in (0, 1))
-    return Images(pixels=np.stack([row[2] for row in chosen]), center=center, label=label)
+    return CenterImages(pixels=np.stack([row[2] for row in chosen]), center=center, label=label)
 
 
-def draw_images(axes: Axes, images: Images) -> None:
+def draw_images(axes: Axes, images: CenterImages) -> None:
     """One row of images per center, in the order they were kept, each over its label."""
     centers, side = sorted(set(images.center.tolist())), 1.0
     for row, k in enumerate(centers):
@@ -69,7 +69,7 @@ def draw_images(axes: Axes, images: Images) -> None:
 
 def _is_image(data: Dataset) -> bool:
     shape = data.x.shape[1:]
-    square = len(shape) == 3 and shape[0] in CHANNELS and shape[1] == shape[2] >= SMALLEST_SIDE  # noqa: PLR2004 - channels and two sides
+    square = len(shape) == 3 and shape[0] in IMAGE_CHANNELS and shape[1] == shape[2] >= SMALLEST_SIDE  # noqa: PLR2004 - channels and two sides
     return (
         square and len(data) > 0 and bool(np.issubdtype(data.y.dtype, np.integer)) and bool(np.isfinite(data.x).all())
     )
@@ -79,8 +79,8 @@ def _in_turn(members: list[Dataset]) -> list[tuple[Dataset, int]]:
     """The first image of each device, then the second of each, and so on."""
     depth = max((len(data) for data in members), default=0)
     found: list[tuple[Dataset, int]] = []
-    for i in range(min(depth, PER_CENTER)):
-        found += [(data, i) for data in members if i < len(data)][: PER_CENTER - len(found)]
+    for i in range(min(depth, MAX_IMAGES_PER_CENTER)):
+        found += [(data, i) for data in members if i < len(data)][: MAX_IMAGES_PER_CENTER - len(found)]
     return found
 
 

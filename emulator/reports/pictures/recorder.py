@@ -13,28 +13,36 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.strategies.base import Exchange, Fleet, Replies, State
-from coordinator.strategies.common.local_sgd import of_clients
-from coordinator.strategies.common.representation import REPRESENTATIONS, representation
+from coordinator.strategies.common.local_sgd import unpack_by_client
+from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
-from emulator.reports.pictures.records import MAX_DEVICES, MAX_TOLD, MAX_WIDTH, ROUNDS, Kept, Moment, Shares
+from emulator.reports.pictures.records import (
+    MAX_DEVICES,
+    MAX_KEPT_ROUNDS,
+    MAX_SHARE_ROUNDS,
+    MAX_WIDTH,
+    CenterShares,
+    PictureData,
+    RoundPoints,
+)
 from emulator.simulation import checkpoint
 
 Ask = Callable[[Exchange], Replies]
-SHARES = {"u": "importance weight u", "pi": "mixture weight π"}  # State.extra of FedSoft, of FedEM
-DEFAULT = "classifier"  # what is compared for a method that clusters nothing
+SHARE_LABELS = {"u": "importance weight u", "pi": "mixture weight π"}  # State.extra of FedSoft, of FedEM
+DEFAULT_REPRESENTATION = "classifier"  # what is compared for a method that clusters nothing
 
 
-class Hearing:
+class RunRecorder:
     """Hears a run of `rounds` rounds; `kind` is how its method compares models, if it does."""
 
-    def __init__(self, fleet: Fleet, schema: Schema, *, rounds: int, kind: object = DEFAULT) -> None:
-        self._schema, self._kind = schema, kind if kind in REPRESENTATIONS else DEFAULT
-        self._shown = frozenset(shown(fleet))
-        self._rounds, self._told = spread(rounds, ROUNDS), spread(rounds, MAX_TOLD)
+    def __init__(self, fleet: Fleet, schema: Schema, *, rounds: int, kind: object = DEFAULT_REPRESENTATION) -> None:
+        self._schema, self._kind = schema, kind if kind in REPRESENTATIONS else DEFAULT_REPRESENTATION
+        self._shown = frozenset(sample_shown(fleet))
+        self._rounds, self._told = spread_rounds(rounds, MAX_KEPT_ROUNDS), spread_rounds(rounds, MAX_SHARE_ROUNDS)
         self._points: dict[int, dict[ClientId, Array]] = {}
         self._shares: dict[str, dict[int, dict[ClientId, Array]]] = {}
 
-    def hearing(self, ask: Ask, number: int, state: State) -> Ask:
+    def record_exchanges(self, ask: Ask, number: int, state: State) -> Ask:
         """`ask` for round `number`, which begins with `state`; of several models of a device the last is noted."""
         if number not in self._rounds:
             return ask
@@ -49,32 +57,32 @@ class Hearing:
 
         return asked
 
-    def closed(self, number: int, state: State) -> None:
+    def record_round_end(self, number: int, state: State) -> None:
         """Note the shares that round `number` ended with."""
         if number in self._told:
-            for name in SHARES:
-                if found := {c: u for c, u in of_clients(state.extra, name).items() if c in self._shown}:
+            for name in SHARE_LABELS:
+                if found := {c: u for c, u in unpack_by_client(state.extra, name).items() if c in self._shown}:
                     self._shares.setdefault(name, {})[number] = found
 
-    def kept(self) -> Kept:
+    def picture_data(self) -> PictureData:
         """What was heard."""
         moments = [
-            Moment(round=number, who=tuple(sorted(points)), points=np.stack([points[c] for c in sorted(points)]))
+            RoundPoints(round=number, who=tuple(sorted(points)), points=np.stack([points[c] for c in sorted(points)]))
             for number, points in sorted(self._points.items())
         ]
-        shares = next((_table(SHARES[name], told) for name, told in self._shares.items()), None)
-        return Kept(representation=str(self._kind), moments=tuple(moments), shares=shares)
+        shares = next((_table(SHARE_LABELS[name], told) for name, told in self._shares.items()), None)
+        return PictureData(representation=str(self._kind), moments=tuple(moments), shares=shares)
 
     def keep(self, folder: Path) -> None:
         """What was heard so far, into `folder`."""
         told = {f"points/{number}": row for number, row in self._points.items()}
         told |= {f"shares/{name}/{number}": row for name, rows in self._shares.items() for number, row in rows.items()}
-        checkpoint.put(folder, "heard", {(who, slot): row[who] for slot, row in told.items() for who in row})
+        checkpoint.save_models(folder, "heard", {(who, slot): row[who] for slot, row in told.items() for who in row})
 
     def recall(self, folder: Path) -> None:
         """What `keep` wrote."""
         found: dict[tuple[ClientId, str], Array] = {}
-        checkpoint.fetch(folder, self._shown, found)
+        checkpoint.load_models(folder, self._shown, found)
         for (who, slot), value in found.items():
             kind, *name, number = slot.split("/")
             rows = self._points if kind == "points" else self._shares.setdefault(name[0], {})
@@ -82,10 +90,10 @@ class Hearing:
 
     def _point(self, model: Flat, state: State) -> Array:
         pivot = state.extra.get("start")
-        return narrowed(representation(model[None], self._schema, str(self._kind), pivot=pivot)[0])
+        return narrow_point(represent(model[None], self._schema, str(self._kind), pivot=pivot)[0])
 
 
-def shown(fleet: Fleet) -> list[ClientId]:
+def sample_shown(fleet: Fleet) -> list[ClientId]:
     """At most MAX_DEVICES devices, sorted; always the same ones. Chosen by lot, as groups often follow the names."""
     clients = sorted(fleet)
     if len(clients) <= MAX_DEVICES:
@@ -94,12 +102,12 @@ def shown(fleet: Fleet) -> list[ClientId]:
     return [clients[i] for i in sorted(rng.choice(len(clients), size=MAX_DEVICES, replace=False).tolist())]
 
 
-def spread(rounds: int, count: int) -> Sequence[int]:
+def spread_rounds(rounds: int, count: int) -> Sequence[int]:
     """At most `count` of the rounds 1..`rounds`, the first and the last among them, evenly spaced."""
     return sorted({int(number) for number in np.linspace(1, rounds, min(rounds, count)).round()})
 
 
-def narrowed(point: Array) -> Array:
+def narrow_point(point: Array) -> Array:
     """[d] -> [at most MAX_WIDTH] float32: itself, or its count sketch (Charikar 2002), which keeps inner products.
 
     Numbers are added up with signs, places and signs drawn by a fixed seed: a squared distance is off by some
@@ -117,7 +125,7 @@ def _drawn(size: int) -> tuple[Array, Array]:
     return rng.integers(MAX_WIDTH, size=size), rng.choice(np.array([-1.0, 1.0], np.float32), size=size)
 
 
-def _table(name: str, told: dict[int, dict[ClientId, Array]]) -> Shares:
+def _table(name: str, told: dict[int, dict[ClientId, Array]]) -> CenterShares:
     who = sorted({c for row in told.values() for c in row})
     centers = max(len(u) for row in told.values() for u in row.values())
     values = np.full((len(told), len(who), centers), np.nan, np.float32)
@@ -125,4 +133,4 @@ def _table(name: str, told: dict[int, dict[ClientId, Array]]) -> Shares:
         for i, c in enumerate(who):
             if c in told[number]:
                 values[t, i, : len(told[number][c])] = told[number][c]
-    return Shares(name=name, rounds=tuple(sorted(told)), who=tuple(who), values=values)
+    return CenterShares(name=name, rounds=tuple(sorted(told)), who=tuple(who), values=values)

@@ -19,18 +19,18 @@ from numpy.typing import NDArray
 
 from edge_client.protocol.task import Array, ClientId
 
-NAME = "pictures.npz"
-ROUNDS = 3  # the first, the middle and the last
+PICTURES_FILE = "pictures.npz"
+MAX_KEPT_ROUNDS = 3  # the first, the middle and the last
 MAX_DEVICES = 400  # as many as FeSEM's picture of local models shows
 MAX_WIDTH = 1_024  # numbers of a point
-MAX_TOLD = 100  # rounds of shares
-LIMIT_BYTES = 1 << 28  # of a file that is read
+MAX_SHARE_ROUNDS = 100  # rounds of shares
+MAX_FILE_BYTES = 1 << 28  # of a file that is read
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moment:
+class RoundPoints:
     """Where devices stood in one round: device `who[i]` sent a model whose point is `points[i]` [width] float32."""
 
     round: int
@@ -39,7 +39,7 @@ class Moment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shares:
+class CenterShares:
     """`values` [len(rounds), len(who), centers] float32: how much of each device a center stands for; NaN: unknown."""
 
     name: str
@@ -49,7 +49,7 @@ class Shares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class CenterImages:
     """Training images of devices of each center: `pixels` [n, channels, side, side] uint8, `center` and `label` [n]."""
 
     pixels: NDArray[np.uint8] = field(repr=False)
@@ -58,16 +58,16 @@ class Images:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class PictureData:
     """All that is kept of a run; `representation` says what the points are."""
 
     representation: str = ""
-    moments: tuple[Moment, ...] = ()
-    shares: Shares | None = None
-    images: Images | None = None
+    moments: tuple[RoundPoints, ...] = ()
+    shares: CenterShares | None = None
+    images: CenterImages | None = None
 
 
-def write(path: Path, kept: Kept) -> None:
+def write_picture_data(path: Path, kept: PictureData) -> None:
     """Write the file, replacing an earlier one."""
     arrays: dict[str, Any] = {"representation": np.array(kept.representation)}
     arrays["rounds"] = np.array([moment.round for moment in kept.moments], np.int64)
@@ -83,14 +83,17 @@ def write(path: Path, kept: Kept) -> None:
     np.savez_compressed(path, **arrays)
 
 
-def read(path: Path) -> Kept:
-    """What `write` wrote; nothing kept where there is no such file. Raises ValueError for anything else."""
+def read_picture_data(path: Path) -> PictureData:
+    """What `write_picture_data` wrote; nothing kept where there is no such file.
+
+    Raises ValueError for anything else.
+    """
     if not path.is_file():
-        return Kept()
+        return PictureData()
     try:
         with zipfile.ZipFile(path) as archive:
-            if sum(member.file_size for member in archive.infolist()) > LIMIT_BYTES:
-                raise ValueError(f"more than {LIMIT_BYTES} bytes")
+            if sum(member.file_size for member in archive.infolist()) > MAX_FILE_BYTES:
+                raise ValueError(f"more than {MAX_FILE_BYTES} bytes")
         with np.load(path, allow_pickle=False) as arrays:
             held = dict(arrays)
         return _of_arrays(held)
@@ -98,24 +101,24 @@ def read(path: Path) -> Kept:
         raise ValueError(f"{path.name}: {wrong!r}") from wrong
 
 
-def _of_arrays(held: Mapping[str, Array]) -> Kept:
+def _of_arrays(held: Mapping[str, Array]) -> PictureData:
     moments = []
     for number in held["rounds"].tolist():
         points = held[f"offsets-{number}"].astype(np.float32) * held[f"scale-{number}"] + held[f"middle-{number}"]
         who = _names(held[f"who-{number}"], len(points))
-        moments.append(Moment(round=number, who=who, points=points))
+        moments.append(RoundPoints(round=number, who=who, points=points))
     shares, images = None, None
     if "shares" in held:
         values, rounds = held["shares"].astype(np.float32), tuple(held["shares-rounds"].tolist())
         who = _names(held["shares-who"], values.shape[1])
         if values.ndim != 3 or len(rounds) != len(values):  # noqa: PLR2004 - rounds, devices, centers
             raise ValueError(f"shares of shape {values.shape} in {len(rounds)} rounds")
-        shares = Shares(name=str(held["shares-name"]), rounds=rounds, who=who, values=values)
+        shares = CenterShares(name=str(held["shares-name"]), rounds=rounds, who=who, values=values)
     if "images" in held:
-        images = Images(pixels=held["images"], center=held["image-center"], label=held["image-label"])
+        images = CenterImages(pixels=held["images"], center=held["image-center"], label=held["image-label"])
         if images.pixels.ndim != 4 or not len(images.pixels) == len(images.center) == len(images.label):  # noqa: PLR2004 - images, channels, two sides
             raise ValueError(f"images of shape {images.pixels.shape}")
-    return Kept(representation=str(held["representation"]), moments=tuple(moments), shares=shares, images=images)
+    return PictureData(representation=str(held["representation"]), moments=tuple(moments), shares=shares, images=images)
 
 
 def _names(array: Array, count: int) -> tuple[ClientId, ...]:

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from edge_client.protocol.task import Array
-from emulator.reports.plots import MAX_NAMED_CLASSES, colour, name_rounds
+from emulator.reports.plots import MAX_NAMED_CLASSES, center_colour, name_rounds
 
-BAND = (10, 90)  # percentiles of devices
+BAND_PERCENTILES = (10, 90)  # percentiles of devices
 MAX_MARKED_ROUNDS = 30
 
 
@@ -24,11 +24,11 @@ def draw_shares(axes: Axes, rounds: Sequence[int], values: Array, *, title: str)
         known = [t for t in range(len(rounds)) if np.isfinite(values[t, :, s]).any()]
         at = [rounds[t] for t in known]
         rows = [values[t, np.isfinite(values[t, :, s]), s] for t in known]
-        low, high = ([float(np.percentile(row, share)) for row in rows] for share in BAND)
-        axes.fill_between(at, low, high, color=colour(s), alpha=0.15, lw=0)
+        low, high = ([float(np.percentile(row, share)) for row in rows] for share in BAND_PERCENTILES)
+        axes.fill_between(at, low, high, color=center_colour(s), alpha=0.15, lw=0)
         marker = "o" if len(at) <= MAX_MARKED_ROUNDS else ""
         means = [float(row.mean()) for row in rows]
-        axes.plot(at, means, color=colour(s), lw=2, marker=marker, ms=3.5, label=f"center {s}")
+        axes.plot(at, means, color=center_colour(s), lw=2, marker=marker, ms=3.5, label=f"center {s}")
     axes.set(title=title, ylim=(-0.02, 1.02))
     name_rounds(axes, max(rounds))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
@@ -38,7 +38,7 @@ def draw_devices_shares(axes: Axes, values: Array, groups: NDArray[np.int64], *,
     """[devices, centers] of one round: a point per device and center, devices sorted by true group; NaN has none."""
     order = np.argsort(groups, kind="stable")
     for s in range(values.shape[1]):
-        axes.scatter(np.arange(len(order)), values[order, s], s=24, color=colour(s), lw=0, label=f"center {s}")
+        axes.scatter(np.arange(len(order)), values[order, s], s=24, color=center_colour(s), lw=0, label=f"center {s}")
     edges = np.flatnonzero(np.diff(groups[order])) + 1
     for edge in edges.tolist():
         axes.axvline(edge - 0.5, color="#111827", lw=0.7)

@@ -19,8 +19,8 @@ from export.compiler.decompositions import depthwise
 from export.compiler.decompositions import transposed as transposing
 
 aten = torch.ops.aten
-ENOUGH = 16  # channels, and values that a row of the kernel sees; below, a product has too little to do
-ROWS = 11  # of a kernel; those of a weight gradient's convolution can be as high as the image
+MIN_PRODUCT_SIZE = 16  # channels, and values that a row of the kernel sees; below, a product has too little to do
+MAX_KERNEL_ROWS = 11  # of a kernel; those of a weight gradient's convolution can be as high as the image
 
 
 def convolution(
@@ -37,8 +37,8 @@ def convolution(
     """Input [batch, in, *size], weight [out, in / groups, *kernel] -> [batch, out, *size]; others stay as they are."""
     if transposed and (_fixed(x, weight) or min(max(stride), max(dilation)) > 1):
         return transposing.convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
-    conv = Convolution(tuple(stride), tuple(padding), tuple(dilation), groups)
-    if transposed or not (_fixed(x, weight) and conv.goes_by_rows and _suits(weight)):
+    conv = ConvolutionSpec(tuple(stride), tuple(padding), tuple(dilation), groups)
+    if transposed or not (_fixed(x, weight) and conv.has_row_slices and _prefers_products(weight)):
         return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
     out = conv.by_rows(x, weight)
     return out if bias is None else out + bias.reshape([-1, 1, 1])
@@ -76,7 +76,7 @@ def convolution_backward(
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients for the input, the weight [out, in / groups, *kernel] and the bias, as far as they are asked."""
-    conv = Convolution(tuple(stride), tuple(padding), tuple(dilation), groups)
+    conv = ConvolutionSpec(tuple(stride), tuple(padding), tuple(dilation), groups)
     given, seen = (x, grad) if transposed else (grad, x)  # a transposed convolution takes what the other one gives
     to_input = conv.forward if transposed else conv.grad_input
     return (
@@ -86,7 +86,7 @@ def convolution_backward(
     )
 
 
-class Convolution:
+class ConvolutionSpec:
     """The numbers of one convolution, one per spatial dimension."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Convolution:
         self.zeros, self.ones = [0] * len(stride), [1] * len(stride)
 
     @property
-    def goes_by_rows(self) -> bool:
+    def has_row_slices(self) -> bool:
         """Two dimensions, one group, and windows that go down by single rows: `rows` are then plain slices."""
         return self.groups == 1 and len(self.stride) == 2 and self.stride[0] == 1  # noqa: PLR2004
 
@@ -132,7 +132,7 @@ class Convolution:
         # LiteRT turns a transposed convolution of unit stride into one with twice the padding: for the WeCFL CNN
         # 8.6 ms, as products 3.3; ONNX Runtime takes 2.4 against 3.6.
         if set(self.stride) == {1} and (self.groups > 1 or _fixed(x)):
-            return (self.by_columns if self.goes_by_rows else self.by_turned_kernel)(grad, x, weight)
+            return (self.by_columns if self.has_row_slices else self.by_turned_kernel)(grad, x, weight)
         return self.by_transposed(grad, x, weight)
 
     def by_transposed(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
@@ -175,7 +175,7 @@ class Convolution:
 
     def grad_weight(self, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         """Matrix products where they are faster, else a convolution of x with the gradient."""
-        if self.goes_by_rows and (_suits(weight) or not _fixed(x)):
+        if self.has_row_slices and (_prefers_products(weight) or not _fixed(x)):
             outs, ins, high, wide = weight.shape
             given = grad.permute([0, 2, 3, 1]).reshape([-1, outs])
             products = torch.cat([aten.mm.default(row, given) for row in self.rows(x, (high, wide))])
@@ -206,10 +206,10 @@ def _fixed(*tensors: Tensor) -> bool:
     return all(isinstance(size, int) for tensor in tensors for size in tensor.shape)
 
 
-def _suits(weight: Tensor) -> bool:
+def _prefers_products(weight: Tensor) -> bool:
     """Whether LiteRT is faster with products: enough to do in each of them, and few of them."""
     outs, ins, high, wide = weight.shape
-    return min(outs, ins * wide) >= ENOUGH and high <= ROWS
+    return min(outs, ins * wide) >= MIN_PRODUCT_SIZE and high <= MAX_KERNEL_ROWS
 
 
 def _convolution(

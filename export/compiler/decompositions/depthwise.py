@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 aten = torch.ops.aten
-IMAGES = 4  # dimensions of x
-BANDS = 3  # times as wide as the kernel: there a band is a third of its table
-PAIRS = 64  # values in a row of one group
+IMAGE_DIMENSIONS = 4  # dimensions of x
+MIN_BAND_RATIO = 3  # times as wide as the kernel: there a band is a third of its table
+MAX_ROW_VALUES = 64  # values in a row of one group
 
 
 def suits_bands(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether `convolution` covers it, and beats the runtime's."""
     alone = x.shape[1] == weight.shape[0] == groups > 1
-    return alone and x.dim() == IMAGES and x.shape[3] <= BANDS * weight.shape[3]
+    return alone and x.dim() == IMAGE_DIMENSIONS and x.shape[3] <= MIN_BAND_RATIO * weight.shape[3]
 
 
 def suits_pairs(x: Tensor, weight: Tensor, groups: int) -> bool:
     """Whether `grad_weight` covers it, and beats a convolution of x with the gradient."""
-    return groups > 1 and x.dim() == IMAGES and weight.shape[1] * x.shape[3] <= PAIRS
+    return groups > 1 and x.dim() == IMAGE_DIMENSIONS and weight.shape[1] * x.shape[3] <= MAX_ROW_VALUES
 
 
 def convolution(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from export.compiler.decompositions.norms import batch_norm_training
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 aten = torch.ops.aten
 
@@ -26,7 +26,7 @@ def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, 
     The row `padding` gets nothing (-1: there is none).
     """
     if by_frequency:
-        raise Unsupported("embedding_dense_backward", "scale_grad_by_freq is not covered")
+        raise UnsupportedOperator("embedding_dense_backward", "scale_grad_by_freq is not covered")
     tokens = torch.arange(count, device=grad.device, dtype=indices.dtype).reshape(1, -1)
     chosen = (indices.reshape(-1, 1) == tokens).to(grad.dtype)  # [tokens, count]
     if padding >= 0:
@@ -37,7 +37,7 @@ def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, 
 def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _end: int, step: int) -> Tensor:
     """Zeros around what the slice took."""
     if step != 1:
-        raise Unsupported("slice_backward", "the gradient of a slice with steps is not covered")
+        raise UnsupportedOperator("slice_backward", "the gradient of a slice with steps is not covered")
     size, first = sizes[dim], min(max(start + sizes[dim] if start < 0 else start, 0), sizes[dim])
     return _zeros_around(grad, dim, first, size - first - grad.shape[dim])
 
@@ -86,7 +86,7 @@ def batch_norm_without_statistics(
     return out, mean, rstd
 
 
-TABLE: Mapping[Any, Callable[..., Any]] = {
+INDEXING_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.embedding_dense_backward.default: embedding_backward,
     aten.slice_backward.default: slice_backward,
     aten.select_backward.default: select_backward,

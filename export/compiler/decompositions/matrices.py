@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 aten = torch.ops.aten
 Indices = Sequence[Tensor | None]
@@ -49,7 +49,9 @@ def index(x: Tensor, indices: Indices) -> Tensor:
 def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
     """The gradient of `index`: x plus the values where they were picked. A place picked twice gets both."""
     if not accumulate:
-        raise Unsupported("index_put", "assigning by index is not covered; write it as a sum or with torch.where")
+        raise UnsupportedOperator(
+            "index_put", "assigning by index is not covered; write it as a sum or with torch.where"
+        )
     first, picks, shape = _picks("index_put", x, indices)
     values = values.expand([*x.shape[:first], *shape, *x.shape[first + len(picks) :]])
     values = values.reshape([*x.shape[:first], *(p.shape[0] for p in picks), *x.shape[first + len(picks) :]])
@@ -63,13 +65,15 @@ def _picks(operator: str, x: Tensor, indices: Indices) -> tuple[int, list[Tensor
     at = [axis for axis, rows in enumerate(indices) if rows is not None]
     given = [rows for rows in indices if rows is not None]
     if not x.dtype.is_floating_point or any(rows.dtype not in {torch.int64, torch.int32} for rows in given):
-        raise Unsupported(operator, "only floating point tensors can be indexed, and only by whole numbers")
+        raise UnsupportedOperator(operator, "only floating point tensors can be indexed, and only by whole numbers")
     shape = list(torch.broadcast_shapes(*(rows.shape for rows in given)))  # type: ignore[no-untyped-call]
     # Where each varies, counted from the end: places that rise are rows, then columns, as in a grid.
     varies = [[d - rows.dim() for d, n in enumerate(rows.shape) if n != 1] for rows in given]
     grid = all(len(dims) == 1 for dims in varies) and all(a < b for a, b in pairwise(varies))
     if at != list(range(at[0], at[0] + len(at))) or not (grid or len(at) == 1):
-        raise Unsupported(operator, "indices of several axes at once are not covered; index one axis after the other")
+        raise UnsupportedOperator(
+            operator, "indices of several axes at once are not covered; index one axis after the other"
+        )
     return at[0], [_one_hot(rows.reshape(-1), x.shape[axis], x) for axis, rows in zip(at, given, strict=True)], shape
 
 
@@ -93,7 +97,7 @@ def _through(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
     return out.reshape([*last.shape[:-1], matrix.shape[0]]).movedim(-1, axis)
 
 
-TABLE: Mapping[Any, Callable[..., Any]] = {
+AXIS_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten._adaptive_avg_pool2d.default: adaptive_avg_pool2d,
     aten._adaptive_avg_pool2d_backward.default: adaptive_avg_pool2d_backward,
     aten.index.Tensor: index,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 
 def var_mean(
@@ -94,7 +94,9 @@ def batch_norm_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Through the batch's own statistics; gradients of x, weight and bias as far as they are asked."""
     if not train or mean is None or rstd is None:
-        raise Unsupported("native_batch_norm_backward", "training through frozen batch norm statistics is not covered")
+        raise UnsupportedOperator(
+            "native_batch_norm_backward", "training through frozen batch norm statistics is not covered"
+        )
     dims, count = _all_but_channel(x)
     scale = _channel(rstd, x)
     centred = x - _channel(mean, x)

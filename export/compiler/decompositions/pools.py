@@ -18,14 +18,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 aten = torch.ops.aten
 INFINITY = float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Windows:
+class PoolWindows:
     """Windows over rows [..., size, width]: place i of window o is row o * stride + i * dilation - padding."""
 
     size: int
@@ -179,11 +179,11 @@ def _axes(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
-) -> tuple[Windows, Windows]:
+) -> tuple[PoolWindows, PoolWindows]:
     """Windows over rows and over columns. Torch gives one number for both, and no stride for the kernel's."""
     stride = stride or kernel
     rows, columns = (
-        Windows(
+        PoolWindows(
             size=x.shape[at],
             kernel=kernel[at if len(kernel) > 1 else 0],
             stride=stride[at if len(stride) > 1 else 0],
@@ -199,14 +199,14 @@ def _axes(
 def _adaptive_kernel(x: Tensor, size: Sequence[int]) -> list[int]:
     have = list(x.shape[-2:])
     if any(h % s for h, s in zip(have, size, strict=True)):
-        raise Unsupported(
+        raise UnsupportedOperator(
             "adaptive_max_pool2d",
             f"{have} does not divide into {list(size)} equal windows; choose sizes that do, or AdaptiveAvgPool",
         )
     return [h // s for h, s in zip(have, size, strict=True)]
 
 
-def _share(total: Tensor, rows: Windows, columns: Windows, with_padding: bool, divisor: int | None) -> Tensor:
+def _share(total: Tensor, rows: PoolWindows, columns: PoolWindows, with_padding: bool, divisor: int | None) -> Tensor:
     """[..., windows, windows] divided by how many values each window averages over."""
     if divisor is not None:
         return total / divisor
@@ -240,7 +240,7 @@ def _fit(x: Tensor, size: int, value: float) -> Tensor:
     return x.narrow(-2, 0, size) if have > size else _pad(x, 0, size - have, value)
 
 
-TABLE: Mapping[Any, Callable[..., Any]] = {
+POOL_DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = {
     aten.max_pool2d_with_indices.default: max_pool2d,
     aten.max_pool2d_with_indices_backward.default: max_pool2d_backward,
     aten.adaptive_max_pool2d.default: adaptive_max_pool2d,

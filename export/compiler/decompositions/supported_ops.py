@@ -7,7 +7,7 @@ on a device. To add one: add its row, and a model that uses it to tests/conforma
 from __future__ import annotations
 
 
-class Unsupported(Exception):
+class UnsupportedOperator(Exception):
     """An operator in a form that no decomposition covers; `operator` and `reason` are for the person's message."""
 
     def __init__(self, operator: str, reason: str) -> None:

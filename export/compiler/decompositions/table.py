@@ -18,8 +18,8 @@ from torch import Tensor
 from torch._decomp import core_aten_decompositions, get_decompositions
 
 from export.compiler.decompositions.convolutions import convolution, convolution_backward, convolution_in_step
-from export.compiler.decompositions.indexing import TABLE as INDEXING
-from export.compiler.decompositions.matrices import TABLE as AXES
+from export.compiler.decompositions.indexing import INDEXING_DECOMPOSITIONS as INDEXING
+from export.compiler.decompositions.matrices import AXIS_DECOMPOSITIONS as AXES
 from export.compiler.decompositions.norms import (
     batch_norm_backward,
     batch_norm_inference,
@@ -28,7 +28,7 @@ from export.compiler.decompositions.norms import (
     group_norm_backward,
     var_mean,
 )
-from export.compiler.decompositions.pools import TABLE as POOLS
+from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
 
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
@@ -117,7 +117,7 @@ def trilinear(  # noqa: PLR0913, PLR0917 - torch's own signature
     return (parts[0] * parts[1] * parts[2]).sum(list(summed))
 
 
-OURS: Mapping[Any, Decomposition] = {
+OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
     **AXES,
     **POOLS,
     aten.convolution.default: convolution,
@@ -141,7 +141,7 @@ OURS: Mapping[Any, Decomposition] = {
 }
 
 
-def table(function: str) -> Mapping[Any, Decomposition]:
+def decompositions_for(function: str) -> Mapping[Any, Decomposition]:
     """Every rewriting for one function of a program, torch's and ours; ours win."""
-    whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OURS, **INDEXING}
+    whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OWN_DECOMPOSITIONS, **INDEXING}
     return whole | {aten.convolution.default: convolution_in_step} if function == "step" else whole

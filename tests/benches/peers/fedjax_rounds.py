@@ -28,7 +28,7 @@ def forward(x: Any) -> Any:  # noqa: ANN401 - jax arrays
     return hk.Sequential([hk.Flatten(), hk.Linear(200), jax.nn.relu, hk.Linear(10)])(x)
 
 
-class Rounds:
+class FedjaxRounds:
     """The server's state at the start and the clients, each with its batches in order."""
 
     def __init__(self, arrays: dict[str, Any]) -> None:
@@ -78,7 +78,7 @@ class Rounds:
 def main() -> None:
     fedjax.set_for_each_client_backend(sys.argv[2])
     with np.load(sys.argv[1], allow_pickle=False) as file:
-        rounds = Rounds(dict(file))
+        rounds = FedjaxRounds(dict(file))
     serve(rounds.turn, rounds.update, {p: importlib.metadata.version(p) for p in ("fedjax", "jax")})
 
 

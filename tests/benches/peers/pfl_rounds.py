@@ -44,7 +44,7 @@ class WithLoss(nn.Module):
         return {}
 
 
-class Rounds:
+class PflRounds:
     """A model and a cohort; every turn starts from the same values."""
 
     def __init__(self, arrays: dict[str, Any], net: nn.Module) -> None:
@@ -98,7 +98,7 @@ class Rounds:
 def main() -> None:
     torch.set_num_threads(1)
     with np.load(sys.argv[1], allow_pickle=False) as file:
-        rounds = Rounds(dict(file), getattr(zoo, sys.argv[2])())
+        rounds = PflRounds(dict(file), getattr(zoo, sys.argv[2])())
     serve(rounds.turn, rounds.update, {p: importlib.metadata.version(p) for p in ("pfl", "torch")})
 
 

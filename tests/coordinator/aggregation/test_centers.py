@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregation import centers as module
 from coordinator.aggregation.centers import aggregate, one_hot
-from coordinator.aggregation.robust import REDUCES, reducer, weighted_mean
+from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer, weighted_mean
 
 RNG = np.random.default_rng(0)
 ROWS, A = RNG.standard_normal((5, 3)), RNG.random(5) + 0.1
@@ -85,19 +85,19 @@ def test_rows_are_aligned_with_the_center_that_they_go_to() -> None:
     np.testing.assert_allclose(new, centers)
 
 
-@pytest.mark.parametrize("name", REDUCES)
+@pytest.mark.parametrize("name", REDUCER_NAMES)
 def test_the_width_of_a_block_of_columns_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, weights = RNG.standard_normal((5, 11)), (np.ones((5, 1)), A)
-    settings = {"reduce": reducer(name, trim=0.2), "n_params": 7, "n": np.arange(1.0, 6.0)}
+    settings = {"reduce": make_reducer(name, trim=0.2), "n_params": 7, "n": np.arange(1.0, 6.0)}
     whole = aggregate(np.zeros((1, 11)), rows, *weights, **settings)  # type: ignore[arg-type]
-    monkeypatch.setattr(module, "COLUMNS", 3)
+    monkeypatch.setattr(module, "COLUMN_BLOCK", 3)
     np.testing.assert_allclose(aggregate(np.zeros((1, 11)), rows, *weights, **settings), whole)  # type: ignore[arg-type]
 
 
 def test_a_robust_center_has_robust_buffers_whatever_samples_a_device_claims() -> None:
     rows = np.concatenate([RNG.standard_normal((8, 3)), np.full((2, 3), -1e9)])
     n = np.array([10.0] * 8 + [1e12] * 2)
-    new = aggregate(np.zeros((1, 3)), rows, np.ones((10, 1)), n, reduce=reducer("median"), n_params=2, n=n)
+    new = aggregate(np.zeros((1, 3)), rows, np.ones((10, 1)), n, reduce=make_reducer("median"), n_params=2, n=n)
     assert (new >= rows[:8].min(axis=0)).all()
 
 

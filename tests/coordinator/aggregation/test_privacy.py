@@ -15,16 +15,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
-from coordinator.aggregation.privacy import COUNT, epsilon, normals, release
+from coordinator.aggregation.privacy import COUNT_SHARE, epsilon_spent, release_centers, seeded_normals
 from coordinator.config import RunConfig
-from coordinator.rounds.privacy_accounting import RELEASES, counting, keyed, spent
-from coordinator.storage.privacy_noise_key import open_secret
-from coordinator.strategies.base import Answers, Exchange, Replies, State, drive
+from coordinator.rounds.privacy_accounting import RELEASES_KEY, count_releases, privacy_spent, with_noise_key
+from coordinator.storage.privacy_noise_key import open_noise_key
+from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
-from coordinator.strategies.common.local_sgd import of_clients
+from coordinator.strategies.common.local_sgd import unpack_by_client
 from coordinator.strategies.ifca import IFCA
-from coordinator.strategies.registry import METHODS, Setting, make, settings_of
+from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Probe, Reply
 from tests.support.methods import build, world
@@ -41,7 +41,7 @@ SILENT = 1e-12  # noise that can be neglected
 def released(
     rows: Array = ROWS, *, R: Array = R, noise: float = SILENT, clip: float = 1.0, secret: bytes = SECRET
 ) -> Array:
-    return release(CENTERS, rows, R, clip=clip, noise=noise, secret=secret)
+    return release_centers(CENTERS, rows, R, clip=clip, noise=noise, secret=secret)
 
 
 # ---- what is released ----
@@ -71,8 +71,8 @@ def test_sums_and_count_together_change_by_at_most_what_the_noise_is_made_for(se
     pulled = [
         released(mine, R=np.eye(2)[[k]], noise=1e-13)[k] - CENTERS[k] for k in (0, 1)
     ]  # each clipped to the bound
-    change = np.concatenate([given_[0, k] * np.append(pulled[k], COUNT) for k in (0, 1)])
-    assert np.linalg.norm(change) <= np.sqrt(1 + COUNT**2) + 1e-9
+    change = np.concatenate([given_[0, k] * np.append(pulled[k], COUNT_SHARE) for k in (0, 1)])
+    assert np.linalg.norm(change) <= np.sqrt(1 + COUNT_SHARE**2) + 1e-9
     together = released(mine, R=shares, noise=1e-13)
     np.testing.assert_allclose(together, CENTERS + np.array(pulled), atol=1e-9)
 
@@ -81,7 +81,7 @@ def test_a_center_of_nobody_is_not_told_from_one_of_few() -> None:
     few = np.zeros((40, 2))
     few[:, 0] = 1
     few[:2] = [0, 1]
-    kept = [release(CENTERS, ROWS, by, clip=1.0, noise=5.0, secret=SECRET)[1] for by in (few, few * [1, 0])]
+    kept = [release_centers(CENTERS, ROWS, by, clip=1.0, noise=5.0, secret=SECRET)[1] for by in (few, few * [1, 0])]
     np.testing.assert_array_equal(kept[0], kept[1])
     np.testing.assert_array_equal(kept[0], CENTERS[1])
 
@@ -90,20 +90,20 @@ def test_the_noise_has_the_variance_that_was_promised() -> None:
     """50,000 coordinates of one center, 400 devices that did not move: all that moves it is noise."""
     center = np.zeros((1, 50_000))
     rows = np.zeros((400, 50_000), np.float32)
-    new = release(center, rows, np.ones((400, 1)), clip=0.5, noise=2.0, secret=SECRET)[0]
-    spread = 2.0 * np.sqrt(1 + COUNT**2)
+    new = release_centers(center, rows, np.ones((400, 1)), clip=0.5, noise=2.0, secret=SECRET)[0]
+    spread = 2.0 * np.sqrt(1 + COUNT_SHARE**2)
     # The count is noisy too: 400 give or take a few deviations of 7.
-    assert new.std() == pytest.approx(0.5 * spread / 400, rel=4 * spread / COUNT / 400 + 0.02)
+    assert new.std() == pytest.approx(0.5 * spread / 400, rel=4 * spread / COUNT_SHARE / 400 + 0.02)
     assert kstest(new / new.std(), norm.cdf).pvalue > 0.01
     assert abs(new.mean()) < 5 * new.std() / np.sqrt(50_000)
 
 
 def test_normals_are_normal_and_follow_from_the_key_and_what_they_are_for() -> None:
-    drawn = normals(SECRET, b"this", 100_000)
+    drawn = seeded_normals(SECRET, b"this", 100_000)
     assert kstest(drawn, norm.cdf).pvalue > 0.01
     assert drawn.var() == pytest.approx(1.0, abs=0.02)  # 100,000 of them: 4 deviations of their variance
-    np.testing.assert_array_equal(drawn, normals(SECRET, b"this", 100_000))
-    for other in (normals(SECRET, b"that", 100_000), normals(OTHER, b"this", 100_000)):
+    np.testing.assert_array_equal(drawn, seeded_normals(SECRET, b"this", 100_000))
+    for other in (seeded_normals(SECRET, b"that", 100_000), seeded_normals(OTHER, b"this", 100_000)):
         assert abs(np.corrcoef(drawn, other)[0, 1]) < 0.02
 
 
@@ -141,14 +141,14 @@ def test_the_library_gives_the_published_figures_of_mnist(noise: float, epochs: 
     orders, divergences = np.array(accountant._orders), np.array(accountant._rdp)
     classic = float((divergences + np.log(1e5) / (orders - 1)).min())
     assert classic == pytest.approx(published, rel=0.01)  # two decimals, and their own set of orders
-    ours = epsilon(noise, steps, 1e-5, sampling=256 / 60_000)
+    ours = epsilon_spent(noise, steps, 1e-5, sampling=256 / 60_000)
     assert 0.7 * published < ours < published
 
 
 @pytest.mark.parametrize(("noise", "delta"), [(1.0, 1e-5), (0.5, 1e-6), (4.0, 1e-3)])
 def test_one_release_costs_what_the_exact_formula_of_a_gaussian_says(noise: float, delta: float) -> None:
     """Balle and Wang 2018, theorem 8: delta = Phi(1 / 2z - e z) - exp(e) Phi(-1 / 2z - e z)."""
-    e = epsilon(noise, 1, delta)
+    e = epsilon_spent(noise, 1, delta)
     found = norm.cdf(1 / (2 * noise) - e * noise) - np.exp(e) * norm.cdf(-1 / (2 * noise) - e * noise)
     assert found == pytest.approx(delta, rel=1e-3)
 
@@ -156,33 +156,35 @@ def test_one_release_costs_what_the_exact_formula_of_a_gaussian_says(noise: floa
 @given(noise=st.floats(0.5, 20.0), times=st.integers(1, 500))
 def test_many_releases_cost_as_much_as_one_with_noise_over_their_root(noise: float, times: int) -> None:
     """Dong, Roth and Su 2022, corollary 3.3."""
-    assert epsilon(noise, times, 1e-5) == pytest.approx(epsilon(noise / np.sqrt(times), 1, 1e-5), rel=1e-6)
-    assert epsilon(noise, times + 1, 1e-5) > epsilon(noise, times, 1e-5)
+    assert epsilon_spent(noise, times, 1e-5) == pytest.approx(epsilon_spent(noise / np.sqrt(times), 1, 1e-5), rel=1e-6)
+    assert epsilon_spent(noise, times + 1, 1e-5) > epsilon_spent(noise, times, 1e-5)
 
 
 def test_the_library_composes_to_no_less_and_secret_sampling_costs_less() -> None:
     accountant = RdpAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(4.0), 50)
-    assert epsilon(4.0, 50, 1e-5) <= accountant.get_epsilon(1e-5)
-    assert epsilon(4.0, 50, 1e-5, sampling=0.1) < epsilon(4.0, 50, 1e-5) / 3
-    assert epsilon(1.0, 0, 1e-5) == 0.0
+    assert epsilon_spent(4.0, 50, 1e-5) <= accountant.get_epsilon(1e-5)
+    assert epsilon_spent(4.0, 50, 1e-5, sampling=0.1) < epsilon_spent(4.0, 50, 1e-5) / 3
+    assert epsilon_spent(1.0, 0, 1e-5) == 0.0
 
 
 # ---- runs ----
 
 
-@pytest.mark.parametrize("name", sorted(name for name in METHODS if "privacy-noise" in settings_of(make(name))))
+@pytest.mark.parametrize(
+    "name", sorted(name for name in METHODS if "privacy-noise" in method_settings(make_method(name)))
+)
 def test_every_method_counts_what_each_devices_updates_were_used_for(name: str) -> None:
     more: dict[str, Setting] = {"privacy-noise": 0.01, "privacy-clip": 10.0, "reduce": "mean"}
     if name == "tkm":  # knows no mean
         with pytest.raises(ConfigError, match="reduce"):
             build(name, more)
         return
-    method = keyed(build(name, more), world(build(name), LOCAL).schema, lambda: SECRET)
+    method = with_noise_key(build(name, more), world(build(name), LOCAL).schema, lambda: SECRET)
     fleet = world(method, LOCAL)
     for _ in range(2):
         fleet.round(silent=["d03"])
-    told = spent(method, fleet.state)["privacy"]
+    told = privacy_spent(method, fleet.state)["privacy"]
     uploads = 2 * (1 if name != "nonfed" else 0)
     assert told["releases"] >= uploads
     assert (told["epsilon"] > 0) == bool(uploads)
@@ -195,13 +197,14 @@ LOCAL = grouped_fleet(6, 1)
 
 def test_updates_that_came_late_are_counted_too() -> None:
     fleet = world(FedAvg(), LOCAL)
-    method = keyed(FedAvgLate(privacy_noise=1.0), fleet.schema, lambda: SECRET)
+    method = with_noise_key(FedAvgLate(privacy_noise=1.0), fleet.schema, lambda: SECRET)
     state, update = fleet.state, np.ones(fleet.schema.size)
     for times in (("d00", "d01"), ("d01", "d00")):
         now, late = ({who: Reply(n=10, update=update)} for who in times)
         exchanges = method.round(state, fleet.schema, fleet.fleet, np.random.default_rng(0))
-        state = drive(counting(method, state, exchanges), lambda _, now=now, late=late: Answers(now, late))  # type: ignore[misc]
-    assert {c: int(n) for c, n in of_clients(state.extra, RELEASES).items()} == {"d00": 2, "d01": 2}
+        counted = count_releases(method, state, exchanges)
+        state = drive(counted, lambda _, now=now, late=late: RepliesWithLate(now, late))  # type: ignore[misc]
+    assert {c: int(n) for c, n in unpack_by_client(state.extra, RELEASES_KEY).items()} == {"d00": 2, "d01": 2}
 
 
 def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn() -> None:
@@ -224,11 +227,11 @@ def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn(
 @pytest.mark.parametrize(("start", "given"), [("groups", False), ("redraw", False), ("k-means", True)])
 def test_starts_by_k_means_compare_devices_and_say_so(start: str, given: bool) -> None:  # noqa: FBT001
     method = IFCA(start=start, privacy_noise=1.0)
-    assert spent(method, State(centers=np.zeros((3, 1))))["privacy"]["given_assignments"] is given
+    assert privacy_spent(method, State(centers=np.zeros((3, 1))))["privacy"]["given_assignments"] is given
 
 
 def test_a_private_method_still_learns_where_noise_is_small() -> None:
-    method = keyed(
+    method = with_noise_key(
         FedAvg(local_steps=6, privacy_noise=0.02, privacy_clip=5.0), world(FedAvg(), LOCAL).schema, lambda: SECRET
     )
     fleet = world(method, LOCAL)
@@ -241,12 +244,12 @@ def test_what_cannot_be_private_is_refused_with_a_hint() -> None:
     schema = world(FedAvg(), LOCAL).schema
     buffers = replace(schema.tensors[0], name="running", role="b")
     with pytest.raises(ConfigError, match="running statistics"):
-        keyed(FedAvg(privacy_noise=1.0), type(schema)((*schema.tensors, buffers)), lambda: SECRET)
+        with_noise_key(FedAvg(privacy_noise=1.0), type(schema)((*schema.tensors, buffers)), lambda: SECRET)
     with pytest.raises(ConfigError, match="reduce"):
         FedAvg(privacy_noise=1.0, reduce="median")
     plain = FedAvg()
-    assert keyed(plain, schema, lambda: pytest.fail("nobody needs the secret")) is plain
-    assert spent(plain, plain.begin(start_of(), schema, {}, np.random.default_rng(0))) == {}
+    assert with_noise_key(plain, schema, lambda: pytest.fail("nobody needs the secret")) is plain
+    assert privacy_spent(plain, plain.begin(start_of(), schema, {}, np.random.default_rng(0))) == {}
 
 
 def test_a_restart_of_a_private_run_changes_no_bit_and_another_key_all(tmp_path: Path) -> None:
@@ -268,24 +271,24 @@ def test_a_restart_of_a_private_run_changes_no_bit_and_another_key_all(tmp_path:
         fed.finish()
         fed.world.end()
         assert [r["privacy"]["releases"] for r in fed.rounds()] == [1, 2]
-        assert fed.rounds()[1]["privacy"]["epsilon"] == round(epsilon(0.1, 2, 1e-5), 4)
+        assert fed.rounds()[1]["privacy"]["epsilon"] == round(epsilon_spent(0.1, 2, 1e-5), 4)
         states.append(fed.final_states()["fedavg"])
     assert states[0] == states[1]
     assert states[0] != states[2]
 
 
 def test_the_key_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
-    key = open_secret(tmp_path)
-    assert open_secret(tmp_path) == key
+    key = open_noise_key(tmp_path)
+    assert open_noise_key(tmp_path) == key
     assert len(set(key)) > 8
     path = tmp_path / "noise.key"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
     with pytest.raises(ConfigError, match="others"):
-        open_secret(tmp_path)
+        open_noise_key(tmp_path)
     path.chmod(0o600)
     path.write_bytes(b"short")
     with pytest.raises(ConfigError, match="32"):
-        open_secret(tmp_path)
-    assert "secret" not in settings_of(make("fedavg"))
+        open_noise_key(tmp_path)
+    assert "secret" not in method_settings(make_method("fedavg"))
     assert repr(FedAvg(secret=SECRET)).count("secret") == 0

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from scipy.stats import trim_mean
 
 from coordinator.aggregation.centers import aggregate
-from coordinator.aggregation.robust import REDUCES, median, reducer, trimmed_mean, weighted_mean
+from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer, median, trimmed_mean, weighted_mean
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 
 RNG = np.random.default_rng(0)
 ROWS, A = RNG.standard_normal((5, 3)), RNG.random(5) + 0.1
-ROBUST = REDUCES[1:]
-every = pytest.mark.parametrize("name", REDUCES)
+ROBUST = REDUCER_NAMES[1:]
+every = pytest.mark.parametrize("name", REDUCER_NAMES)
 robust = pytest.mark.parametrize("name", ROBUST)
 SEEDS = st.integers(0, 9_999)
 FAR = st.sampled_from([3.0, 1e3, 1e9])  # where the hostile rows are, in units of the honest ones
@@ -32,7 +32,7 @@ def one(name: str, rows: Array, *, center: Array | None = None, R: Array | None 
     """What becomes of a single center [p]."""
     old = np.zeros_like(rows[:1]) if center is None else center[None]
     by = np.ones((len(rows), 1)) if R is None else R[:, None]
-    new: Array = aggregate(old, rows, by, np.ones(len(rows)), reduce=reducer(name, trim=trim))[0]
+    new: Array = aggregate(old, rows, by, np.ones(len(rows)), reduce=make_reducer(name, trim=trim))[0]
     return new
 
 
@@ -72,7 +72,7 @@ def test_moving_everything_moves_the_result(name: str, seed: int, m: int) -> Non
 @given(seed=SEEDS, m=st.integers(1, 9))
 def test_no_device_counts_more_for_the_samples_that_it_claims(name: str, seed: int, m: int) -> None:
     rows, claims = rows_of(seed, m), np.random.default_rng(seed).random(m) + 0.1
-    by = {"reduce": reducer(name, trim=0.2)}
+    by = {"reduce": make_reducer(name, trim=0.2)}
     old = np.zeros((1, 4))
     claimed = aggregate(old, rows, np.ones((m, 1)), claims, **by, n_params=2, n=claims)  # type: ignore[arg-type]
     np.testing.assert_array_equal(claimed, aggregate(old, rows, np.ones((m, 1)), np.ones(m), **by, n_params=2))  # type: ignore[arg-type]
@@ -175,12 +175,14 @@ def test_a_buffer_is_no_way_around_the_parameters(name: str) -> None:
         return
     rows = np.concatenate([RNG.standard_normal((8, 4)), np.zeros((2, 4))])
     rows[8:, 2:] = 1e9
-    new = aggregate(np.zeros((1, 4)), rows, np.ones((10, 1)), np.ones(10), reduce=reducer(name, trim=0.3), n_params=2)
+    new = aggregate(
+        np.zeros((1, 4)), rows, np.ones((10, 1)), np.ones(10), reduce=make_reducer(name, trim=0.3), n_params=2
+    )
     assert np.abs(new).max() < 10
 
 
 @pytest.mark.parametrize("wrong", [{"name": "max"}, {"name": "krum", "trim": 0.5}, {"name": "mean", "trim": -0.1}])
 def test_unknown_reduces_and_trims_that_leave_nothing_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError) as refused:
-        reducer(**wrong)  # type: ignore[arg-type]
+        make_reducer(**wrong)  # type: ignore[arg-type]
     assert refused.value.hint

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from coordinator.artifacts import bundle_source
-from coordinator.storage.run_reader import program_of
+from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol.signing import public_key
 from export.bundle import signature
-from export.bundle.run_source import kind_of
+from export.bundle.run_source import find_run_reader
 from tests.support.virtual_federation import Federation
 
 
@@ -28,13 +28,13 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_the_folder_is_known_by_what_it_holds(run: Path, tmp_path: Path) -> None:
-    assert kind_of(run).knows(run)
-    assert not bundle_source.knows(tmp_path / "elsewhere")
+    assert find_run_reader(run).is_run_folder(run)
+    assert not bundle_source.is_run_folder(tmp_path / "elsewhere")
 
 
 def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
-    found = bundle_source.material(run, method="", engines=(), data=None)
-    assert found.program == program_of(run)
+    found = bundle_source.bundle_source(run, method="", engines=(), data=None)
+    assert found.program == read_program(run)
     assert len(found.centers) == len(found.cards)
     assert all(center.shape == (found.program.schema.size,) for center in found.centers)
     assert sum(card["devices"] for card in found.cards) == 4
@@ -47,10 +47,10 @@ def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
 
 
 def test_its_bundles_are_signed_with_the_federations_key(run: Path) -> None:
-    found = bundle_source.material(run, method="", engines=(), data=None)
+    found = bundle_source.bundle_source(run, method="", engines=(), data=None)
     assert found.sign is not None
     key = public_key(bytes.fromhex((run / "signing.key").read_text().strip()))
-    assert signature.check(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
+    assert signature.check_manifest_signature(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
 
 
 def test_devices_samples_stayed_with_them(run: Path) -> None:
@@ -60,4 +60,4 @@ def test_devices_samples_stayed_with_them(run: Path) -> None:
 
 def test_a_run_that_is_not_there_is_named_with_those_that_are(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"no centers of ifca[\s\S]*fesem"):
-        bundle_source.material(run, method="ifca", engines=(), data=None)
+        bundle_source.bundle_source(run, method="ifca", engines=(), data=None)

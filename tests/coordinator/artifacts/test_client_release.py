@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import read
+from coordinator.config import read_config
 from edge_client.errors import ConfigError
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
-from edge_client.update.self_update import packed
+from edge_client.update.self_update import pack_release
 from tests.support.virtual_federation import FEDERATION, TOPICS, Federation
 
 FILES = {"edge_client/cli.py": b"", "edge_client/__init__.py": b'__version__ = "9.0"\n'}
@@ -18,15 +18,15 @@ FILES = {"edge_client/cli.py": b"", "edge_client/__init__.py": b'__version__ = "
 
 def test_the_record_names_a_signed_release_that_devices_may_fetch(tmp_path: Path) -> None:
     release = tmp_path / "client.tar"
-    release.write_bytes(packed(FILES, "9.0"))
+    release.write_bytes(pack_release(FILES, "9.0"))
     fed = Federation.of(tmp_path, release=release)
     fed.start_coordinator()
     fed.start_devices(4)
     fed.finish()
-    record = messages.read(fed.world.broker.retained[TOPICS.coord()], "coord")
+    record = messages.read_message(fed.world.broker.retained[TOPICS.coord()], "coord")
     fed.world.end()
     manifest = Manifest.from_json(record["release"]["file"])
-    public = bytes.fromhex((fed.config.keys / "signing.pub").read_text().strip())
+    public = bytes.fromhex((fed.config.signing_key_folder / "signing.pub").read_text().strip())
     signing.verify_manifest(manifest, [public], FEDERATION)
     assert (record["release"]["version"], manifest.kind) == ("9.0", "release")
 
@@ -49,4 +49,4 @@ def test_the_configuration_names_it_beside_the_file(tmp_path: Path) -> None:
         'federation = "home"\nbroker = "embedded"\nfolder = "run"\nformats = []\nrelease = "client.tar"\n'
         '[model]\nname = "digits-mlp"\nengines = ["onnx"]\n[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
     )
-    assert read(path).release == tmp_path / "client.tar"
+    assert read_config(path).release == tmp_path / "client.tar"

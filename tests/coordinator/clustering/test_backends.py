@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.clustering.backend import Backend, backend, best
-from coordinator.clustering.gram import Gram, gram
+from coordinator.clustering.backend import Backend, default_device, select_backend
+from coordinator.clustering.gram import GramMatrix, gram_matrix
 from coordinator.clustering.kmeans import kmeans
-from coordinator.clustering.numpy_backend import COLUMNS, TILE
+from coordinator.clustering.numpy_backend import COLUMN_BLOCK, TILE_ROWS
 
 DEVICES = ["cpu", "torch-cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
@@ -22,18 +22,20 @@ DEVICES = ["cpu", "torch-cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def where(request: pytest.FixtureRequest) -> Backend:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device here")
-    return backend(request.param)
+    return select_backend(request.param)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize(("n", "d"), [(1, 1), (2, 3), (TILE, 5), (TILE + 1, COLUMNS), (3 * TILE - 1, COLUMNS + 7)])
+@pytest.mark.parametrize(
+    ("n", "d"), [(1, 1), (2, 3), (TILE_ROWS, 5), (TILE_ROWS + 1, COLUMN_BLOCK), (3 * TILE_ROWS - 1, COLUMN_BLOCK + 7)]
+)
 def test_the_gram_matrix_is_the_exact_one(where: Backend, dtype: type[np.floating[Any]], n: int, d: int) -> None:
     rng = np.random.default_rng(0)
     points, pivot = rng.standard_normal((n, d)).astype(dtype), rng.standard_normal(d).astype(dtype)
     away = (points - pivot).astype(np.float64)
     # Sums of 2,048 float32 products are good to about 1e-6 of the lengths; of float64 ones to 1e-14.
     close = 2e-6 if dtype is np.float32 else 1e-13
-    np.testing.assert_allclose(gram(points, pivot, where=where), away @ away.T, rtol=0, atol=close * 2 * (d + 9))
+    np.testing.assert_allclose(gram_matrix(points, pivot, where=where), away @ away.T, rtol=0, atol=close * 2 * (d + 9))
 
 
 def test_products_and_sums_are_numpys_to_1e_9(where: Backend) -> None:
@@ -42,8 +44,8 @@ def test_products_and_sums_are_numpys_to_1e_9(where: Backend) -> None:
     matrix, left, index = half + half.T, rng.standard_normal((7, 20)), rng.integers(20, size=5)
     held = where.products(matrix)
     np.testing.assert_allclose(held.rows(index), matrix[index], atol=1e-9)
-    np.testing.assert_allclose(held.times(left), left @ matrix, atol=1e-9)
-    np.testing.assert_allclose(held.times(left[:, :5], index), left[:, :5] @ matrix[index], atol=1e-9)
+    np.testing.assert_allclose(held.multiply(left), left @ matrix, atol=1e-9)
+    np.testing.assert_allclose(held.multiply(left[:, :5], index), left[:, :5] @ matrix[index], atol=1e-9)
     for dtype in (np.float32, np.float64):
         rows = rng.standard_normal((20, 33)).astype(dtype)
         np.testing.assert_allclose(where.sums(left, rows), left @ rows.astype(np.float64), atol=1e-9)
@@ -53,15 +55,15 @@ def test_k_means_is_the_same_clustering_everywhere(where: Backend) -> None:
     for seed in range(10):
         rng = np.random.default_rng(seed)
         points, a = rng.standard_normal((60, 5)), rng.random(60) + 0.1
-        here = kmeans(gram(points), 4, np.random.default_rng(seed), weights=a, where=backend("cpu"))
-        there = kmeans(gram(points, where=where), 4, np.random.default_rng(seed), weights=a, where=where)
+        here = kmeans(gram_matrix(points), 4, np.random.default_rng(seed), weights=a, where=select_backend("cpu"))
+        there = kmeans(gram_matrix(points, where=where), 4, np.random.default_rng(seed), weights=a, where=where)
         assert there.labels.tolist() == here.labels.tolist()
         assert there.objective == pytest.approx(here.objective, rel=1e-9)
 
 
 def test_room_can_be_made_and_what_was_there_stays(where: Backend) -> None:
     points = np.random.default_rng(2).standard_normal((40, 9))
-    grown = Gram(np.zeros(9), 3, where=where)
+    grown = GramMatrix(np.zeros(9), 3, where=where)
     for point in points:
         if grown.n == grown.capacity:
             grown.grow(2 * grown.n)
@@ -71,9 +73,9 @@ def test_room_can_be_made_and_what_was_there_stays(where: Backend) -> None:
 
 @settings(max_examples=30)
 @given(
-    n=st.integers(2, 3 * TILE),
-    d=st.sampled_from([1, 10, 650, COLUMNS + 362]),
-    looks=st.sets(st.integers(0, 3 * TILE)),
+    n=st.integers(2, 3 * TILE_ROWS),
+    d=st.sampled_from([1, 10, 650, COLUMN_BLOCK + 362]),
+    looks=st.sets(st.integers(0, 3 * TILE_ROWS)),
     order=st.randoms(use_true_random=False),
     dtype=st.sampled_from([np.float32, np.float64]),
 )
@@ -83,24 +85,24 @@ def test_who_came_when_and_when_somebody_looked_changes_no_bit(
     points = np.random.default_rng(n).standard_normal((n, d)).astype(dtype)
     coming = list(range(n))
     order.shuffle(coming)  # type: ignore[attr-defined]
-    grown = Gram(np.zeros(d, dtype), n + 5, where=backend("cpu"))
+    grown = GramMatrix(np.zeros(d, dtype), n + 5, where=select_backend("cpu"))
     for count, i in enumerate(coming):
         grown.add(points[i])
         if count in looks:
             assert grown.matrix.shape == (count + 1, count + 1)
-    found = grown.among(np.argsort(coming))
-    placed = Gram(np.zeros(d, dtype), n, where=backend("cpu"))
+    found = grown.submatrix(np.argsort(coming))
+    placed = GramMatrix(np.zeros(d, dtype), n, where=select_backend("cpu"))
     for i in coming:
         assert placed.add(points[i], at=i) == i
-    np.testing.assert_array_equal(placed.among(np.arange(n)), found)
-    np.testing.assert_array_equal(found, gram(points, np.zeros(d, dtype), where=backend("cpu")))
+    np.testing.assert_array_equal(placed.submatrix(np.arange(n)), found)
+    np.testing.assert_array_equal(found, gram_matrix(points, np.zeros(d, dtype), where=select_backend("cpu")))
     assert (found == found.T).all()
 
 
 def test_the_choice_of_a_device_is_the_same_all_along() -> None:
-    assert best() == best() == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert default_device() == default_device() == ("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def test_an_unknown_device_is_refused() -> None:
     with pytest.raises(KeyError):
-        backend("tpu")
+        select_backend("tpu")

@@ -5,16 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.clustering.gram import Gram, gram, squared_distances
-from coordinator.clustering.numpy_backend import COLUMNS
+from coordinator.clustering.gram import GramMatrix, gram_matrix, squared_distances
+from coordinator.clustering.numpy_backend import COLUMN_BLOCK
 
 
-@given(n=st.integers(1, 8), d=st.sampled_from([1, 3, COLUMNS - 1, COLUMNS + 5]), seed=st.integers(0, 99))
+@given(n=st.integers(1, 8), d=st.sampled_from([1, 3, COLUMN_BLOCK - 1, COLUMN_BLOCK + 5]), seed=st.integers(0, 99))
 def test_it_is_the_direct_product_of_the_differences(n: int, d: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     points, pivot = rng.standard_normal((n, d)), rng.standard_normal(d)
     direct = (points - pivot) @ (points - pivot).T
-    matrix = gram(points, pivot)
+    matrix = gram_matrix(points, pivot)
     np.testing.assert_allclose(matrix, direct, atol=1e-9 * d)
     assert (matrix == matrix.T).all()
 
@@ -22,7 +22,7 @@ def test_it_is_the_direct_product_of_the_differences(n: int, d: int, seed: int) 
 def test_rows_may_arrive_one_by_one() -> None:
     rng = np.random.default_rng(0)
     points = rng.standard_normal((4, 7))
-    grown = Gram(np.zeros(7), capacity=4)
+    grown = GramMatrix(np.zeros(7), capacity=4)
     for i, point in enumerate(points):
         assert grown.add(point) == i
         np.testing.assert_allclose(grown.matrix, points[: i + 1] @ points[: i + 1].T, atol=1e-12)
@@ -36,7 +36,7 @@ def test_distances_do_not_depend_on_the_pivot_and_are_never_negative() -> None:
     every = np.arange(6)
     direct = ((points[:, None] - points[None]) ** 2).sum(axis=2)
     for pivot in (None, np.zeros(20), points[2]):
-        distance = squared_distances(gram(points, pivot), every, every)
+        distance = squared_distances(gram_matrix(points, pivot), every, every)
         np.testing.assert_allclose(distance, direct, atol=1e-12)
         assert (distance >= 0).all()
 
@@ -47,7 +47,7 @@ def test_small_differences_of_large_float32_weights_survive() -> None:
     points = (base + 5e-5 * rng.standard_normal((5, 10_000))).astype(np.float32)
     every = np.arange(5)
     exact = ((points[:, None].astype(np.float64) - points[None]) ** 2).sum(axis=2)
-    distance = squared_distances(gram(points), every, every)
+    distance = squared_distances(gram_matrix(points), every, every)
     away = ~np.eye(5, dtype=bool)
     # Float32 products of small differences are good to 1e-5; of the raw weights they would be wrong by far more.
     np.testing.assert_allclose(distance[away], exact[away], rtol=1e-5)
@@ -63,7 +63,7 @@ def test_updates_of_norm_1e_4_around_weights_of_norm_10_keep_their_distances(len
     away = (points.astype(np.float64) - sent).astype(np.float64)
     exact = squared_distances(away @ away.T, every, every)
     apart = ~np.eye(n, dtype=bool)
-    distance = squared_distances(gram(points, sent), every, every)
+    distance = squared_distances(gram_matrix(points, sent), every, every)
     # The differences to the pivot are exact; what is lost are digits of their float32 products: 1e-7 was seen.
     np.testing.assert_allclose(distance[apart], exact[apart], rtol=2e-6)
     raw = squared_distances((points @ points.T).astype(np.float64), every, every)

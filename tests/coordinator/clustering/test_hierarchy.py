@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.cluster import AgglomerativeClustering
 
-from coordinator.clustering.gram import gram
+from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative, bipartition, cosines
 from coordinator.rounds.metrics import ari
 
 
 def zero_gram(points: np.ndarray) -> np.ndarray:
-    return gram(points, np.zeros_like(points[0]))
+    return gram_matrix(points, np.zeros_like(points[0]))
 
 
 @given(n=st.integers(2, 7), seed=st.integers(0, 9_999))

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from coordinator.clustering.gram import gram
-from coordinator.clustering.kmeans import hartigan, kmeans, lloyd, objective, seeds
+from coordinator.clustering.gram import gram_matrix
+from coordinator.clustering.kmeans import hartigan, kmeans, lloyd, objective, seed_labels
 from coordinator.rounds.metrics import ari
 
 F64 = NDArray[np.float64]
@@ -33,15 +33,15 @@ def direct(points: F64, labels: NDArray[np.int64], a: F64) -> float:
 def test_the_objective_is_the_direct_sum_of_squares(n: int, d: int, k: int, seed: int) -> None:
     points, a, rng = drawn(n, d, seed)
     labels = rng.integers(k, size=n)
-    assert objective(gram(points), labels, k, a) == pytest.approx(direct(points, labels, a), abs=1e-9)
+    assert objective(gram_matrix(points), labels, k, a) == pytest.approx(direct(points, labels, a), abs=1e-9)
 
 
 @cases
 def test_lloyd_and_hartigan_never_raise_the_objective(n: int, d: int, k: int, seed: int) -> None:
     points, a, rng = drawn(n, d, seed)
     start = rng.integers(k, size=n)
-    after_lloyd = lloyd(gram(points), start, k, a)
-    after_both = hartigan(gram(points), after_lloyd, k, a)
+    after_lloyd = lloyd(gram_matrix(points), start, k, a)
+    after_both = hartigan(gram_matrix(points), after_lloyd, k, a)
     values = [direct(points, labels, a) for labels in (start, after_lloyd, after_both)]
     slack = 1e-9 * (1 + values[0])
     assert values[0] + slack >= values[1]
@@ -51,7 +51,7 @@ def test_lloyd_and_hartigan_never_raise_the_objective(n: int, d: int, k: int, se
 @cases
 def test_after_hartigan_no_single_move_helps(n: int, d: int, k: int, seed: int) -> None:
     points, a, rng = drawn(n, d, seed)
-    labels = hartigan(gram(points), rng.integers(k, size=n), k, a)
+    labels = hartigan(gram_matrix(points), rng.integers(k, size=n), k, a)
     best = direct(points, labels, a)
     for i in range(n):
         for c in range(k):
@@ -69,7 +69,7 @@ def test_never_above_scikit_learns_best_of_twenty(n: int, d: int, k: int, seed: 
     points, a, rng = drawn(n, d, seed)
     a = a if weighted else np.ones(n)
     theirs = KMeans(n_clusters=k, n_init=20, random_state=seed).fit(points, sample_weight=a)
-    ours = kmeans(gram(points), k, rng, weights=a)
+    ours = kmeans(gram_matrix(points), k, rng, weights=a)
     assert ours.objective <= float(theirs.inertia_) * (1 + 1e-9) + 1e-9
     assert ours.objective == pytest.approx(direct(points, ours.labels, a), abs=1e-9)
 
@@ -79,9 +79,9 @@ def test_clear_groups_in_high_dimension_are_found_where_lloyd_alone_gets_stuck()
     truth = np.arange(60) % 4
     # Noise ten times the separation: a point's own share of its centroid outweighs the centers' distance.
     points = rng.standard_normal((4, 20_000))[truth] + 8.0 * rng.standard_normal((60, 20_000))
-    matrix, a = gram(points), np.ones(60)
+    matrix, a = gram_matrix(points), np.ones(60)
     found = kmeans(matrix, 4, np.random.default_rng(1)).objective
-    alone = min(objective(matrix, lloyd(matrix, seeds(matrix, 4, a, rng), 4, a), 4, a) for _ in range(20))
+    alone = min(objective(matrix, lloyd(matrix, seed_labels(matrix, 4, a, rng), 4, a), 4, a) for _ in range(20))
     assert found <= objective(matrix, truth, 4, a) + 1e-6
     assert found < alone
 
@@ -91,8 +91,8 @@ def test_separated_groups_are_recovered_whatever_the_order() -> None:
     truth = rng.integers(5, size=50)
     points = 10.0 * rng.standard_normal((5, 8))[truth] + rng.standard_normal((50, 8))
     order = rng.permutation(50)
-    first = kmeans(gram(points), 5, np.random.default_rng(0))
-    second = kmeans(gram(points[order]), 5, np.random.default_rng(0))
+    first = kmeans(gram_matrix(points), 5, np.random.default_rng(0))
+    second = kmeans(gram_matrix(points[order]), 5, np.random.default_rng(0))
     assert ari(truth.tolist(), first.labels.tolist()) == 1.0
     assert ari(truth[order].tolist(), second.labels.tolist()) == 1.0
     assert first.objective == pytest.approx(second.objective)
@@ -101,13 +101,13 @@ def test_separated_groups_are_recovered_whatever_the_order() -> None:
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (1, 4), (3, 3), (3, 7)])
 def test_with_as_many_clusters_as_points_everyone_is_alone(n: int, k: int) -> None:
     points = np.random.default_rng(0).standard_normal((n, 4))
-    found = kmeans(gram(points), k, np.random.default_rng(0))
+    found = kmeans(gram_matrix(points), k, np.random.default_rng(0))
     assert len(set(found.labels.tolist())) == n
     assert found.objective == pytest.approx(0.0, abs=1e-12)
 
 
 def test_equal_points_are_one_cluster_without_an_error() -> None:
-    found = kmeans(gram(np.ones((6, 3))), 3, np.random.default_rng(0))
+    found = kmeans(gram_matrix(np.ones((6, 3))), 3, np.random.default_rng(0))
     assert found.objective == 0.0
 
 
@@ -115,15 +115,15 @@ def test_a_weight_counts_like_copies() -> None:
     rng = np.random.default_rng(5)
     points = rng.standard_normal((8, 3))
     copies = rng.integers(1, 4, size=8)
-    weighted = kmeans(gram(points), 3, np.random.default_rng(0), weights=copies.astype(np.float64))
-    repeated = kmeans(gram(np.repeat(points, copies, axis=0)), 3, np.random.default_rng(0))
+    weighted = kmeans(gram_matrix(points), 3, np.random.default_rng(0), weights=copies.astype(np.float64))
+    repeated = kmeans(gram_matrix(np.repeat(points, copies, axis=0)), 3, np.random.default_rng(0))
     assert weighted.objective == pytest.approx(repeated.objective)
 
 
 def test_given_labels_are_a_start_that_cannot_get_worse() -> None:
     points, a, rng = drawn(30, 4, 1)
     init = rng.integers(3, size=30)
-    assert kmeans(gram(points), 3, rng, weights=a, restarts=0, init=init).objective <= direct(points, init, a)
+    assert kmeans(gram_matrix(points), 3, rng, weights=a, restarts=0, init=init).objective <= direct(points, init, a)
 
 
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"restarts": 0}, {"weights": np.zeros(2)}, {"weights": np.ones(3)}])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.clustering.label_matching import canonical, match
+from coordinator.clustering.label_matching import canonical_labels, match_labels
 
 
 @given(old=st.integers(1, 5), new=st.integers(1, 5), seed=st.integers(0, 999))
@@ -15,9 +15,9 @@ def test_the_matching_has_the_least_total_distance(old: int, new: int, seed: int
     distances = np.random.default_rng(seed).random((old, new))
     if new > old:
         with pytest.raises(ValueError, match="old clusters"):
-            match(distances)
+            match_labels(distances)
         return
-    found = match(distances)
+    found = match_labels(distances)
     best = min(distances[list(p), range(new)].sum() for p in itertools.permutations(range(old), new))
     assert len(set(found.tolist())) == new
     assert distances[found, range(new)].sum() == pytest.approx(best)
@@ -26,12 +26,12 @@ def test_the_matching_has_the_least_total_distance(old: int, new: int, seed: int
 def test_a_shuffled_clustering_gets_its_old_names_back() -> None:
     centers = np.array([[0.0], [5.0], [9.0]])
     order = np.array([2, 0, 1])
-    assert (match((centers - centers[order].T) ** 2) == order).all()
+    assert (match_labels((centers - centers[order].T) ** 2) == order).all()
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.permutations(range(5)))
 def test_canonical_labels_depend_on_the_partition_only(labels: list[int], names: list[int]) -> None:
-    first = canonical(np.array(labels))
-    assert (first == canonical(np.array(names)[labels])).all()
+    first = canonical_labels(np.array(labels))
+    assert (first == canonical_labels(np.array(names)[labels])).all()
     assert first[0] == 0
     assert all(first[i] <= max(first[:i]) + 1 for i in range(1, len(first)))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from coordinator.clustering.neuron_matching import align, chain, orders, permuted
+from coordinator.clustering.neuron_matching import align_neurons, layer_chain, match_units, permute_units
 from coordinator.models.zoo import GnCnn, celeba_cnn, cifar_lenet, digits_mlp, linear_regression, wecfl_cnn
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat, Schema, TensorSpec
@@ -56,8 +56,8 @@ def drawn(seed: int) -> tuple[nn.Sequential, Schema, Flat, np.random.Generator]:
 
 
 def shuffled(vector: Flat, schema: Schema, rng: np.random.Generator) -> Flat:
-    layers = chain(schema)
-    return permuted(vector, schema, [rng.permutation(layer.width) for layer in layers[:-1]], layers)
+    layers = layer_chain(schema)
+    return permute_units(vector, schema, [rng.permutation(layer.width) for layer in layers[:-1]], layers)
 
 
 @settings(max_examples=20)
@@ -79,27 +79,27 @@ def test_matching_undoes_any_order_of_hidden_units_to_the_last_bit(seed: int) ->
     _, schema, vector, rng = drawn(seed)
     rows = np.stack([shuffled(vector, schema, rng) for _ in range(3)])
     assert not np.array_equal(rows[0], vector)
-    np.testing.assert_array_equal(align(rows, vector, schema), np.tile(vector, (3, 1)))
+    np.testing.assert_array_equal(align_neurons(rows, vector, schema), np.tile(vector, (3, 1)))
 
 
 def test_matching_undoes_an_order_that_some_training_followed() -> None:
     _, schema, vector, rng = drawn(1)
     moved = vector + 1e-3 * rng.standard_normal(vector.size)
-    np.testing.assert_array_equal(align(shuffled(moved, schema, rng)[None], vector, schema)[0], moved)
+    np.testing.assert_array_equal(align_neurons(shuffled(moved, schema, rng)[None], vector, schema)[0], moved)
 
 
 def test_float32_models_stay_float32() -> None:
     _, schema, vector, _ = drawn(2)
-    assert align(vector[None].astype(np.float32), vector.astype(np.float32), schema).dtype == np.float32
+    assert align_neurons(vector[None].astype(np.float32), vector.astype(np.float32), schema).dtype == np.float32
 
 
 @pytest.mark.parametrize("make", [digits_mlp, wecfl_cnn, cifar_lenet, celeba_cnn, linear_regression])
 def test_the_plain_networks_of_the_zoo_are_chains_and_like_themselves(make: object) -> None:
     module = make()  # type: ignore[operator]
     schema = schema_of(module)
-    layers = chain(schema)
+    layers = layer_chain(schema)
     vector = vector_of(module, schema)
-    for order in orders(vector, vector, schema, layers):
+    for order in match_units(vector, vector, schema, layers):
         assert order.tolist() == list(range(len(order)))
     assert [layer.weight for layer in layers] == [t.name for t in schema.tensors if t.role == "p" and len(t.shape) > 1]
 
@@ -119,5 +119,5 @@ def test_the_plain_networks_of_the_zoo_are_chains_and_like_themselves(make: obje
 )
 def test_what_is_no_plain_chain_is_refused_with_its_name(module: nn.Module) -> None:
     with pytest.raises(ConfigError) as refused:
-        chain(schema_of(module))
+        layer_chain(schema_of(module))
     assert "fesem" in refused.value.hint

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import silhouette_score
 
-from coordinator.clustering.gram import gram, squared_distances
+from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.silhouette import silhouette
 
 
@@ -15,7 +15,7 @@ from coordinator.clustering.silhouette import silhouette
 def test_the_silhouette_is_scikit_learns(n: int, k: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     points, labels = rng.standard_normal((n, 3)), rng.integers(k, size=n)
-    distances = np.sqrt(squared_distances(gram(points), np.arange(n), np.arange(n)))
+    distances = np.sqrt(squared_distances(gram_matrix(points), np.arange(n), np.arange(n)))
     np.fill_diagonal(distances, 0.0)
     if 1 < len(set(labels.tolist())) < n:
         expected = silhouette_score(distances, labels, metric="precomputed")

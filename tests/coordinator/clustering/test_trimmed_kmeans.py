@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.clustering import trimmed_kmeans as trimmed
-from coordinator.clustering.gram import gram
+from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
 from coordinator.rounds.metrics import ari
@@ -16,7 +16,7 @@ from coordinator.rounds.metrics import ari
 @given(n=st.integers(1, 25), k=st.integers(1, 5), seed=st.integers(0, 9_999), warm=st.booleans())
 def test_without_trimming_it_is_k_means_draw_for_draw(n: int, k: int, seed: int, warm: bool) -> None:  # noqa: FBT001
     rng = np.random.default_rng(seed)
-    matrix, init = gram(rng.standard_normal((n, 3))), rng.integers(k, size=n) if warm else None
+    matrix, init = gram_matrix(rng.standard_normal((n, 3))), rng.integers(k, size=n) if warm else None
     plain = kmeans(matrix, k, np.random.default_rng(seed), restarts=3, init=init)
     found = trimmed_kmeans(matrix, k, np.random.default_rng(seed), trim=0.0, restarts=3, init=init)
     assert found.labels.tolist() == plain.labels.tolist()
@@ -30,7 +30,7 @@ def test_as_many_as_asked_are_trimmed_and_none_of_them_is_nearer_than_a_kept_one
     n: int, k: int, trim: float, seed: int
 ) -> None:
     points = np.random.default_rng(seed).standard_normal((n, 3))
-    found = trimmed_kmeans(gram(points), k, np.random.default_rng(seed), trim=trim, restarts=4)
+    found = trimmed_kmeans(gram_matrix(points), k, np.random.default_rng(seed), trim=trim, restarts=4)
     assert (~found.kept).sum() == int(trim * n)
     used = [j for j in range(k) if (found.kept & (found.labels == j)).any()]
     centers = np.stack([points[found.kept & (found.labels == j)].mean(axis=0) for j in used])
@@ -48,7 +48,7 @@ def test_far_outliers_take_no_center_from_the_groups(together: bool) -> None:  #
     good = 5.0 * rng.standard_normal((3, 6))[truth] + 0.5 * rng.standard_normal((24, 6))
     bad = 300.0 * rng.standard_normal((1 if together else 6, 6)) + 0.5 * rng.standard_normal((6, 6))
     points = np.concatenate([good, bad])
-    matrix = gram(points)
+    matrix = gram_matrix(points)
     found = trimmed_kmeans(matrix, 3, np.random.default_rng(1), trim=0.2)
     assert found.kept.tolist() == [True] * 24 + [False] * 6
     assert ari(truth.tolist(), found.labels[:24].tolist()) == 1.0
@@ -59,9 +59,9 @@ def test_far_outliers_take_no_center_from_the_groups(together: bool) -> None:  #
 def test_who_is_trimmed_when_the_sweeps_run_out_is_of_a_cluster_that_still_has_a_kept_point(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trimmed, "SWEEPS", 1)
+    monkeypatch.setattr(trimmed, "MAX_LLOYD_SWEEPS", 1)
     points = np.array([[3.0], [3.0], [1.0], [1.0], [2.0], [1.0], [2.0], [0.0], [3.0], [3.0]])
-    found = trimmed_kmeans(gram(points), 4, np.random.default_rng(3064), trim=0.45, restarts=1)
+    found = trimmed_kmeans(gram_matrix(points), 4, np.random.default_rng(3064), trim=0.45, restarts=1)
     assert points[~found.kept].ravel().tolist() == [1.0, 1.0, 1.0, 0.0]  # a cluster of their own, of whom none is kept
     assert set(found.labels[~found.kept]) <= set(found.labels[found.kept])
 

@@ -18,21 +18,21 @@ import pytest
 from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.dashboard import event_hub as hubs
-from coordinator.dashboard.endpoint import LINK
-from coordinator.dashboard.join import joining
+from coordinator.dashboard.endpoint import LINK_FILE
+from coordinator.dashboard.join import join_info
 from coordinator.identity.certificate_authority import open_authority
-from coordinator.storage.store import Key
+from coordinator.storage.store import ExchangeKey
 from edge_client.errors import NetworkError
-from edge_client.transport.keys import open_private
+from edge_client.transport.keys import open_private_key
 from tests.coordinator.dashboard.test_endpoint import token
 from tests.coordinator.dashboard.test_metrics_view import EXCHANGE, joined, round_event, seen
-from tests.support.served_dashboard import Anything, Site, served
+from tests.support.served_dashboard import Anything, DashboardSite, serve_dashboard
 from tests.support.virtual_federation import config
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with served(tmp_path) as found:
+def site(tmp_path: Path) -> Iterator[DashboardSite]:
+    with serve_dashboard(tmp_path) as found:
         yield found
 
 
@@ -46,7 +46,7 @@ def messages(response: http.client.HTTPResponse, count: int) -> list[tuple[str, 
     return found
 
 
-def test_a_page_gets_a_snapshot_and_then_what_happens(site: Site) -> None:
+def test_a_page_gets_a_snapshot_and_then_what_happens(site: DashboardSite) -> None:
     site.hub.event(joined(1))
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)
     connection.request("GET", "/api/stream")
@@ -61,21 +61,21 @@ def test_a_page_gets_a_snapshot_and_then_what_happens(site: Site) -> None:
 
 
 def test_a_page_that_reads_nothing_is_left_behind_and_costs_nobody_else(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+    site: DashboardSite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hubs, "WAITING", 8)
+    monkeypatch.setattr(hubs, "MAX_QUEUED_MESSAGES", 8)
     with socket.create_connection(("127.0.0.1", site.port)) as deaf:
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.sendall(f"GET /api/stream HTTP/1.1\r\nHost: 127.0.0.1:{site.port}\r\n\r\n".encode())
         assert deaf.recv(15) == b"HTTP/1.1 200 OK"
         for _ in range(400):
-            site.hub.tell("event", {"event": "long", "text": "x" * 20_000})
+            site.hub.broadcast("event", {"event": "long", "text": "x" * 20_000})
         assert all(len(page._messages) <= 8 for page in site.hub._pages)
         assert site.ask("GET", "/")[0] == 200
 
 
-def test_there_is_room_for_so_many_pages_and_no_more(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hubs, "PAGES", 1)
+def test_there_is_room_for_so_many_pages_and_no_more(site: DashboardSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hubs, "MAX_PAGES", 1)
     connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=20)
     connection.request("GET", "/api/stream")
     messages(connection.getresponse(), 1)
@@ -83,30 +83,30 @@ def test_there_is_room_for_so_many_pages_and_no_more(site: Site, monkeypatch: py
     connection.close()
 
 
-def test_the_buttons_reach_the_coordinator(site: Site) -> None:
+def test_the_buttons_reach_the_coordinator(site: DashboardSite) -> None:
     assert [site.order({"do": do}) for do in ("pause", "resume", "stop")] == [200, 200, 200]
     assert site.buttons.asked == ["pause", "resume", "stop"]
 
 
-def test_only_the_exchange_that_was_seen_is_closed(site: Site) -> None:
+def test_only_the_exchange_that_was_seen_is_closed(site: DashboardSite) -> None:
     wanted = {"id": "1f", "round": 3, "exchange": 0}
     assert site.order({"do": "close", "exchange": wanted}) == 409
     site.hub.status(seen(exchange=EXCHANGE))
     assert site.order({"do": "close", "exchange": {**wanted, "round": 2}}) == 409
     assert site.order({"do": "close"}) == 400
     assert site.order({"do": "close", "exchange": wanted}) == 200
-    assert site.buttons.asked == [Key("1f", 3, 0)]
+    assert site.buttons.asked == [ExchangeKey("1f", 3, 0)]
 
 
 @pytest.mark.parametrize(
     "order", [{"do": "explode"}, {}, [], "pause", {"do": ["pause"]}, {"do": "close", "exchange": {"id": 1}}]
 )
-def test_what_is_no_order_is_refused(site: Site, order: Anything) -> None:
+def test_what_is_no_order_is_refused(site: DashboardSite, order: Anything) -> None:
     assert site.order(order) == 400
     assert site.buttons.asked == []
 
 
-def test_a_device_and_the_assignments_can_be_asked_for(site: Site) -> None:
+def test_a_device_and_the_assignments_can_be_asked_for(site: DashboardSite) -> None:
     site.hub.event(round_event(1, [0, 1]))
     status, _, body = site.ask("GET", "/api/device/d1")
     assert (status, json.loads(body)["runs"]["fesem"][0]["center"]) == (200, 1)
@@ -115,12 +115,12 @@ def test_a_device_and_the_assignments_can_be_asked_for(site: Site) -> None:
     assert site.ask("GET", "/api/grid?run=none")[0] == 404
 
 
-def test_a_round_without_a_map_has_none_and_says_so_without_an_error(site: Site) -> None:
+def test_a_round_without_a_map_has_none_and_says_so_without_an_error(site: DashboardSite) -> None:
     site.hub.event(round_event(1, [0, 1]))
     assert site.ask("GET", "/api/map?run=fesem")[2] == b'{"map":null}'
 
 
-def test_what_a_new_device_needs_holds_no_secret(site: Site) -> None:
+def test_what_a_new_device_needs_holds_no_secret(site: DashboardSite) -> None:
     told = json.loads(site.ask("GET", "/api/join")[2])
     assert 'federation = "test"' in told["config"]
     assert (site.folder / "signing.pub").read_text().strip() in told["config"]
@@ -128,8 +128,8 @@ def test_what_a_new_device_needs_holds_no_secret(site: Site) -> None:
 
 
 def test_the_link_lies_in_the_run_folder_for_its_owner_alone_and_goes_with_the_server(tmp_path: Path) -> None:
-    with served(tmp_path) as site:
-        path = site.folder / LINK
+    with serve_dashboard(tmp_path) as site:
+        path = site.folder / LINK_FILE
         assert path.read_text().strip() == site.link
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert not path.exists()
@@ -139,13 +139,16 @@ def test_the_link_lies_in_the_run_folder_for_its_owner_alone_and_goes_with_the_s
 def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path, free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)) as taken:
         assert taken
-        with pytest.raises(NetworkError, match="is the port in use"), served(tmp_path, dashboard=str(free_port)):
+        with (
+            pytest.raises(NetworkError, match="is the port in use"),
+            serve_dashboard(tmp_path, dashboard=str(free_port)),
+        ):
             raise AssertionError("it listens")
 
 
 def test_a_read_token_opens_reading_and_nothing_else(tmp_path: Path) -> None:
     tokens = {"dashboard_read_token": token(tmp_path, "read"), "dashboard_control_token": token(tmp_path, "control")}
-    with served(tmp_path, **tokens) as site:
+    with serve_dashboard(tmp_path, **tokens) as site:
         read = {"Authorization": f"Bearer {tokens['dashboard_read_token'].read_text()}"}
         assert site.ask("GET", "/")[0] == 200
         assert site.ask("GET", "/api/join")[0] == 401
@@ -158,7 +161,7 @@ def test_a_read_token_opens_reading_and_nothing_else(tmp_path: Path) -> None:
 def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> None:
     now = dt.datetime.now(dt.timezone.utc)
     authority = open_authority(tmp_path / "ca", "test", now)
-    private = open_private(tmp_path / "server.key")
+    private = open_private_key(tmp_path / "server.key")
     certificate = authority.issue_server(private.public_key(), "dashboard", ["127.0.0.1"], now)
     (tmp_path / "server.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
     settings = {
@@ -168,7 +171,7 @@ def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> 
         "dashboard_read_token": token(tmp_path, "read"),
         "dashboard_control_token": token(tmp_path, "control"),
     }
-    with served(tmp_path, **settings) as site:
+    with serve_dashboard(tmp_path, **settings) as site:
         trusted = ssl.create_default_context(cafile=str(authority.folder / "ca.crt"))
         connection = http.client.HTTPSConnection("127.0.0.1", site.port, timeout=20, context=trusted)
         answers = []
@@ -184,6 +187,8 @@ def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> 
 
 
 def test_a_page_for_phones_is_offered_with_the_address_by_which_one_came(tmp_path: Path) -> None:
-    told = joining(replace(config(tmp_path), broker="mqtt://127.0.0.1:1883"), "https://fleet.example:8443", phone=True)
+    told = join_info(
+        replace(config(tmp_path), broker="mqtt://127.0.0.1:1883"), "https://fleet.example:8443", phone=True
+    )
     assert told["phone"]["url"] == "https://fleet.example:8443/phone/"
     assert told["phone"]["svg"].startswith("<svg")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.dashboard.device_grid import STATES, missed, states
+from coordinator.dashboard.device_grid import DEVICE_STATES, device_states, late_devices
 
 
 def exchange(**groups: Sequence[str]) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def exchange(**groups: Sequence[str]) -> dict[str, Any]:
 def test_each_group_of_the_open_exchange_has_its_word() -> None:
     presence = dict.fromkeys("abcdefg", "on")
     open_now = exchange(answered=["a"], uploading=["b"], waiting=["c"], refused=["d"], open=["e"])
-    found = states(presence, open_now, {"f"})
+    found = device_states(presence, open_now, {"f"})
     assert found == {
         "a": "answered",
         "b": "uploading",
@@ -26,12 +26,12 @@ def test_each_group_of_the_open_exchange_has_its_word() -> None:
         "f": "late",
         "g": "idle",
     }
-    assert set(found.values()) <= set(STATES)
+    assert set(found.values()) <= set(DEVICE_STATES)
 
 
 def test_who_sleeps_or_is_gone_does_not_train() -> None:
     presence = {"a": "sleep", "b": "lost", "c": "off"}
-    assert states(presence, exchange(open=["a", "b", "c", "d"]), ()) == {
+    assert device_states(presence, exchange(open=["a", "b", "c", "d"]), ()) == {
         "a": "sleeping",
         "b": "away",
         "c": "away",
@@ -40,11 +40,11 @@ def test_who_sleeps_or_is_gone_does_not_train() -> None:
 
 
 def test_a_late_device_stays_late_until_it_answers() -> None:
-    late = missed(exchange(answered=["a"], open=["b"]), ())
+    late = late_devices(exchange(answered=["a"], open=["b"]), ())
     assert late == {"b"}
-    assert states({"b": "on"}, exchange(open=["b"]), late) == {"b": "late"}
-    assert missed(exchange(answered=["b"], open=["a"]), late) == {"a"}
+    assert device_states({"b": "on"}, exchange(open=["b"]), late) == {"b": "late"}
+    assert late_devices(exchange(answered=["b"], open=["a"]), late) == {"a"}
 
 
 def test_nobody_is_late_for_an_exchange_that_had_enough_answers() -> None:
-    assert missed(exchange(answered=["a", "b"], open=["c"]), ()) == frozenset()
+    assert late_devices(exchange(answered=["a", "b"], open=["c"]), ()) == frozenset()

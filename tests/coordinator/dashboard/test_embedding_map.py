@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from coordinator.dashboard import embedding_map as surveys
-from coordinator.dashboard.embedding_map import Survey, principal, survey
+from coordinator.dashboard.embedding_map import EmbeddingMap, make_embedding_map, principal_axes
 from edge_client.protocol.task import Array
 
 
@@ -18,9 +18,11 @@ def fleet(n: int, width: int, *, clusters: int = 3, seed: int = 0) -> tuple[Arra
     return models, centers, {f"d{i}": i % clusters for i in range(n)}
 
 
-def surveyed(models: Array, centers: Array, assignment: dict[str, int], before: Survey | None = None) -> Survey:
+def surveyed(
+    models: Array, centers: Array, assignment: dict[str, int], before: EmbeddingMap | None = None
+) -> EmbeddingMap:
     named = ((f"d{i}", model) for i, model in enumerate(models))
-    return survey(named, centers, assignment, count=len(models), before=before)
+    return make_embedding_map(named, centers, assignment, count=len(models), before=before)
 
 
 def test_the_axes_are_the_principal_components() -> None:
@@ -28,7 +30,7 @@ def test_the_axes_are_the_principal_components() -> None:
 
     models, *_ = fleet(30, 50)
     rows = (models - models.mean(axis=0)).astype(np.float32)
-    axes, shares = principal(rows)
+    axes, shares = principal_axes(rows)
     known = PCA(n_components=2, svd_solver="full").fit(models.astype(np.float64))
     assert np.abs((axes.T @ known.components_.T)[[0, 1], [0, 1]]) == pytest.approx([1, 1], abs=1e-4)  # float32
     assert shares == pytest.approx(tuple(known.explained_variance_ratio_), abs=1e-5)
@@ -37,9 +39,9 @@ def test_the_axes_are_the_principal_components() -> None:
 def test_a_crowd_has_the_same_axes_without_a_gram_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
     models, *_ = fleet(60, 50)
     rows = (models - models.mean(axis=0)).astype(np.float32)
-    exact, shares = principal(rows)
-    monkeypatch.setattr(surveys, "SMALL", 5)
-    axes, again = principal(rows)
+    exact, shares = principal_axes(rows)
+    monkeypatch.setattr(surveys, "GRAM_MAX_DEVICES", 5)
+    axes, again = principal_axes(rows)
     assert np.abs(np.diag(exact.T @ axes)) == pytest.approx([1, 1], abs=1e-4)
     assert again == pytest.approx(shares, abs=1e-5)
 
@@ -60,11 +62,11 @@ def test_distances_and_cosines_are_exact_and_clusters_lie_apart() -> None:
 def test_pressed_models_give_nearly_the_same_map(monkeypatch: pytest.MonkeyPatch) -> None:
     models, centers, assignment = fleet(24, 3_000)
     exact = surveyed(models, centers, assignment)
-    monkeypatch.setattr(surveys, "SKETCH_MAX", 512)
+    monkeypatch.setattr(surveys, "MAX_SKETCH_SIZE", 512)
     pressed = surveyed(models, centers, assignment, before=exact)
-    reach = np.abs(exact.plane).max()
+    reach = np.abs(exact.device_positions).max()
     # an inner product of s signs is off by about 1 / sqrt(s) of the lengths: 4 % here, and half as much on average
-    assert np.abs(pressed.plane - exact.plane).max() < 0.15 * reach
+    assert np.abs(pressed.device_positions - exact.device_positions).max() < 0.15 * reach
     assert pressed.distances == pytest.approx(exact.distances)
 
 
@@ -72,27 +74,27 @@ def test_a_map_is_turned_to_lie_on_the_one_before() -> None:
     models, centers, assignment = fleet(12, 40)
     first = surveyed(models, centers, assignment)
     mirror = np.diag([1.0, -1.0])
-    turned = Survey(
-        who=first.who,
-        plane=first.plane @ mirror,
-        middles=first.middles @ mirror,
+    turned = EmbeddingMap(
+        devices=first.devices,
+        device_positions=first.device_positions @ mirror,
+        center_positions=first.center_positions @ mirror,
         distances=first.distances,
         cosines=first.cosines,
         silhouette=None,
         shares=first.shares,
     )
     again = surveyed(models, centers, assignment, before=turned)
-    assert again.plane == pytest.approx(turned.plane, abs=1e-5)
+    assert again.device_positions == pytest.approx(turned.device_positions, abs=1e-5)
 
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_a_fleet_of_hardly_anybody_has_a_map_too(count: int) -> None:
     models, centers, assignment = fleet(count, 20, clusters=1)
     found = surveyed(models, centers, assignment)
-    assert found.plane.shape == (count, 2)
-    assert np.isfinite(found.plane).all()
+    assert found.device_positions.shape == (count, 2)
+    assert np.isfinite(found.device_positions).all()
     assert found.silhouette is None
-    told = found.told()
+    told = found.to_json()
     assert len(told["xy"]) == count
     assert told["cosine"] == [[1.0]]
 
@@ -100,5 +102,5 @@ def test_a_fleet_of_hardly_anybody_has_a_map_too(count: int) -> None:
 def test_devices_that_all_sent_the_same_lie_in_one_place() -> None:
     same = np.ones((5, 30), np.float32)
     found = surveyed(same, same[:1], {})
-    assert not found.plane.any()
+    assert not found.device_positions.any()
     assert found.shares == (0.0, 0.0)

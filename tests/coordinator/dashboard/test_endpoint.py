@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.dashboard.endpoint import where_of
+from coordinator.dashboard.endpoint import dashboard_endpoint
 from edge_client.errors import ConfigError
 from tests.support.virtual_federation import config
 
@@ -30,7 +30,7 @@ def token(folder: Path, name: str, text: str = "") -> Path:
     ],
 )
 def test_on_this_machine_a_port_is_enough(tmp_path: Path, text: str, host: str, port: int) -> None:
-    where = where_of(replace(config(tmp_path), dashboard=text))
+    where = dashboard_endpoint(replace(config(tmp_path), dashboard=text))
     assert (where.host, where.port, where.read) == (host, port, None)
     assert len(where.control) >= 32
     assert where.control in where.link(80)
@@ -40,7 +40,7 @@ def test_on_this_machine_a_port_is_enough(tmp_path: Path, text: str, host: str, 
 @pytest.mark.parametrize("text", ["", "host", "host:", "1:2:x", "host:70000", ":-1"])
 def test_what_is_no_address_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="dashboard is a port"):
-        where_of(replace(config(tmp_path), dashboard=text))
+        dashboard_endpoint(replace(config(tmp_path), dashboard=text))
 
 
 def test_elsewhere_both_tokens_and_tls_are_needed(tmp_path: Path) -> None:
@@ -51,25 +51,25 @@ def test_elsewhere_both_tokens_and_tls_are_needed(tmp_path: Path) -> None:
         address = f"[{host}]:8080" if ":" in host else f"{host}:8080"
         base = replace(config(tmp_path), dashboard=address)
         if not host:
-            assert where_of(base).host == "127.0.0.1"
+            assert dashboard_endpoint(base).host == "127.0.0.1"
             continue
         for less in ({}, tls, {**tls, "dashboard_read_token": read}):
             with pytest.raises(ConfigError, match="it needs two tokens"):
-                where_of(replace(base, **less))
+                dashboard_endpoint(replace(base, **less))
         with pytest.raises(ConfigError, match="it needs TLS"):
-            where_of(replace(base, **tokens))
-        assert where_of(replace(base, **tokens, **tls)).link(8080).startswith("https://")
+            dashboard_endpoint(replace(base, **tokens))
+        assert dashboard_endpoint(replace(base, **tokens, **tls)).link(8080).startswith("https://")
 
 
 def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
     read, control = token(tmp_path, "read", "a" * 40), token(tmp_path, "control", "a" * 40)
     base = replace(config(tmp_path), dashboard="8080")
     with pytest.raises(ConfigError, match="are the same"):
-        where_of(replace(base, dashboard_read_token=read, dashboard_control_token=control))
+        dashboard_endpoint(replace(base, dashboard_read_token=read, dashboard_control_token=control))
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = token(tmp_path, "read")
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="can be read by others"):
-        where_of(replace(config(tmp_path), dashboard="8080", dashboard_read_token=path))
+        dashboard_endpoint(replace(config(tmp_path), dashboard="8080", dashboard_read_token=path))

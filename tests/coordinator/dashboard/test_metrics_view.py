@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from coordinator.dashboard import metrics_view as views
 from coordinator.dashboard import round_history as histories
-from coordinator.dashboard.device_grid import STATES
-from coordinator.dashboard.metrics_view import View, replayed
+from coordinator.dashboard.device_grid import DEVICE_STATES
+from coordinator.dashboard.metrics_view import DashboardView, replay_events
 
 COUNT = 6
 Anything = Any  # what a test passes on
@@ -74,7 +74,7 @@ def seen(**changes: Anything) -> dict[str, Any]:
 
 
 def test_a_round_is_shown_with_the_numbers_of_its_event() -> None:
-    view = View()
+    view = DashboardView()
     view.event(round_event(1, [0, 0, 1, 1, 0, 0]))
     view.event(event := round_event(2, [0, 1, 1, 1, 0, -1]))
     (run,) = view.snapshot()["runs"]
@@ -87,13 +87,13 @@ def test_a_round_is_shown_with_the_numbers_of_its_event() -> None:
 
 @given(st.lists(st.lists(st.integers(-1, 2), min_size=COUNT, max_size=COUNT), max_size=8))
 def test_a_page_that_was_there_all_the_time_knows_what_a_new_one_is_told(rounds: list[list[int]]) -> None:
-    live = View()
+    live = DashboardView()
     page: dict[str, list[Any]] = {}
     events = [*(joined(i) for i in range(COUNT)), *(round_event(i, r) for i, r in enumerate(rounds, 1))]
     for event in events:
         for kind, data in live.event(event):
             page.setdefault(kind, []).append(data)
-    again = replayed(json.dumps(event) for event in events)
+    again = replay_events(json.dumps(event) for event in events)
     assert again.snapshot() == live.snapshot()
     runs = again.snapshot()["runs"]
     assert [one["line"] for one in page.get("round", [])] == (runs[0]["lines"] if runs else [])
@@ -101,24 +101,24 @@ def test_a_page_that_was_there_all_the_time_knows_what_a_new_one_is_told(rounds:
 
 
 def test_of_the_fleet_only_what_has_changed_is_told() -> None:
-    view = View()
+    view = DashboardView()
     first = dict(view.status(seen()))
-    codes = [STATES.index(state) for state in ("idle", "sleeping")]
+    codes = [DEVICE_STATES.index(state) for state in ("idle", "sleeping")]
     assert [code for code, _ in first["fleet"]["states"]] == codes
     assert view.status(seen(unix_ms=2)) == []
     ((kind, told),) = view.status(seen(unix_ms=3, presence={"d0": "on", "d1": "on"}))
-    assert (kind, told) == ("fleet", {"states": [[STATES.index("idle"), [1]]]})
+    assert (kind, told) == ("fleet", {"states": [[DEVICE_STATES.index("idle"), [1]]]})
 
 
 def test_the_open_exchange_is_counted_by_the_name_of_its_run() -> None:
-    view = View()
+    view = DashboardView()
     view.status(seen(exchange=EXCHANGE))
     now = view.snapshot()["now"]["exchange"]
     assert (now["run"], now["id"], now["answered"], now["open"], now["quorum"]) == ("fesem", "1f", 1, 1, 1)
 
 
 def test_a_device_has_its_history_and_the_reasons_why_answers_did_not_count() -> None:
-    view = View()
+    view = DashboardView()
     view.event(round_event(1, [0, 1]))
     view.event(round_event(2, [1, 1], refused={"d0": "late"}))
     about = view.device("d0")
@@ -132,16 +132,16 @@ def test_a_device_has_its_history_and_the_reasons_why_answers_did_not_count() ->
 
 
 def test_the_grid_is_sorted_by_the_newest_center() -> None:
-    view = View()
+    view = DashboardView()
     view.event(round_event(1, [1, 0, 2]))
     view.event(round_event(2, [2, 0, 1]))
     assert view.grid("fesem") == {"first": 1, "devices": ["d1", "d2", "d0"], "rows": ["00", "21", "12"], "of": 3}
 
 
 def test_a_run_of_any_length_and_a_fleet_of_any_size_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(histories, "CELLS", 30)
+    monkeypatch.setattr(histories, "MAX_CELLS", 30)
     monkeypatch.setattr(views, "MAX_DEVICES", 4)
-    view = View()
+    view = DashboardView()
     for number in range(1, 40):
         view.event(round_event(number, [0, 1, 0, 1, 0, 1]))
         view.event({"event": "served", "device": "x", "center": 0, "format": "onnx", "long": "x" * 10_000})
@@ -152,7 +152,7 @@ def test_a_run_of_any_length_and_a_fleet_of_any_size_fit(monkeypatch: pytest.Mon
 
 
 def test_devices_that_join_share_one_line() -> None:
-    view = View()
+    view = DashboardView()
     for number in range(500):
         view.event(joined(number))
     (line,) = view.snapshot()["events"]

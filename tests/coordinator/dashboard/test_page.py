@@ -13,7 +13,7 @@ from coordinator.phone import vendored_files
 from tests.coordinator.dashboard.test_endpoint import token
 from tests.coordinator.dashboard.test_metrics_view import EXCHANGE, joined, round_event, seen
 from tests.support.browser import PHONE, Open
-from tests.support.served_dashboard import Site, served
+from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 pytestmark = pytest.mark.browser
 LARGE = 5_000
@@ -25,8 +25,8 @@ UNNAMED = """() => [...document.querySelectorAll('a[href], button, input, select
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    with served(tmp_path) as found:
+def site(tmp_path: Path) -> Iterator[DashboardSite]:
+    with serve_dashboard(tmp_path) as found:
         for number in range(4):
             found.hub.event(joined(number))
         for number in (1, 2):
@@ -44,7 +44,7 @@ def focused(page: Page) -> str:
     return str(page.evaluate("document.activeElement.id || document.activeElement.textContent"))
 
 
-def test_everything_can_be_reached_and_pressed_with_keys_alone(site: Site, visit: Open) -> None:
+def test_everything_can_be_reached_and_pressed_with_keys_alone(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     expect(page.locator("#phase")).to_have_text("running")
     order = []
@@ -68,7 +68,7 @@ def test_everything_can_be_reached_and_pressed_with_keys_alone(site: Site, visit
     assert site.buttons.asked == ["stop", "pause"]
 
 
-def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: Site, visit: Open) -> None:
+def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     chart = page.locator("#accuracy")
     expect(chart.locator("path")).to_have_count(4)
@@ -79,7 +79,7 @@ def test_the_arrow_keys_read_a_chart_and_its_name_says_the_newest_values(site: S
     expect(page.locator("#loss path")).to_have_count(3)
 
 
-def test_every_control_and_picture_has_a_name(site: Site, visit: Open) -> None:
+def test_every_control_and_picture_has_a_name(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     expect(page.locator("#devices tbody tr")).to_have_count(4)
     assert page.evaluate(UNNAMED) == []
@@ -87,7 +87,7 @@ def test_every_control_and_picture_has_a_name(site: Site, visit: Open) -> None:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_a_phone_has_it_all_without_scrolling_sideways(site: Site, visit: Open, *, dark: bool) -> None:
+def test_a_phone_has_it_all_without_scrolling_sideways(site: DashboardSite, visit: Open, *, dark: bool) -> None:
     page = visit(site.link, size=PHONE, dark=dark, touch=True).page
     expect(page.locator("#devices tbody tr")).to_have_count(4)
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
@@ -99,14 +99,14 @@ def test_a_phone_has_it_all_without_scrolling_sideways(site: Site, visit: Open, 
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
 
 
-def test_the_link_leaves_no_token_in_the_address(site: Site, visit: Open) -> None:
+def test_the_link_leaves_no_token_in_the_address(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link).page
     expect(page.locator("#phase")).to_have_text("running")
     assert site.control not in page.url
     assert site.control not in page.content()
 
 
-def test_who_may_only_read_has_no_buttons_until_the_token_is_entered(site: Site, visit: Open) -> None:
+def test_who_may_only_read_has_no_buttons_until_the_token_is_entered(site: DashboardSite, visit: Open) -> None:
     page = visit(site.link.partition("#")[0]).page
     expect(page.get_by_role("button", name="Stop")).to_be_hidden()
     page.get_by_role("button", name="Enter token").click()
@@ -117,7 +117,7 @@ def test_who_may_only_read_has_no_buttons_until_the_token_is_entered(site: Site,
 
 def test_a_locked_page_asks_for_its_token_and_opens_with_it(tmp_path: Path, visit: Open) -> None:
     read = token(tmp_path, "read")
-    with served(tmp_path, dashboard_read_token=read) as site:
+    with serve_dashboard(tmp_path, dashboard_read_token=read) as site:
         site.hub.event(joined(1))
         visited = visit(site.link.partition("#")[0])
         page = visited.page
@@ -131,7 +131,7 @@ def test_a_locked_page_asks_for_its_token_and_opens_with_it(tmp_path: Path, visi
 
 
 def test_five_thousand_devices_are_shown_and_each_is_found(tmp_path: Path, visit: Open) -> None:
-    with served(tmp_path) as site:
+    with serve_dashboard(tmp_path) as site:
         for number in range(LARGE):
             site.hub.event(joined(number))
         site.hub.event(round_event(1, [number % 3 for number in range(LARGE)]))
@@ -152,12 +152,12 @@ def test_where_phones_can_join_the_page_shows_their_link_as_a_qr_code(
 ) -> None:
     third = tmp_path / "third"
     third.mkdir()
-    for name in vendored_files.FILES:
+    for name in vendored_files.VENDORED_FILES:
         (third / name).write_bytes(b"export {};")
         (third / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
-    (third / "packages.txt").write_text(vendored_files._stamp(vendored_files.PACKAGES))
-    monkeypatch.setenv(vendored_files.ENVIRONMENT, str(third))
-    with served(tmp_path, web_broker="ws://127.0.0.1:9001") as site:
+    (third / "packages.txt").write_text(vendored_files._stamp(vendored_files.NPM_PACKAGES))
+    monkeypatch.setenv(vendored_files.FOLDER_VARIABLE, str(third))
+    with serve_dashboard(tmp_path, web_broker="ws://127.0.0.1:9001") as site:
         page = visit(site.link).page
         code = page.get_by_role("img", name="QR code")
         expect(code).to_be_visible()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.runtime.server import Server
-from coordinator.storage.store import Key
+from coordinator.storage.store import ExchangeKey
 from edge_client.errors import NetworkError
 from tests.support.virtual_federation import Federation
 
@@ -19,9 +19,9 @@ def running(fed: Federation) -> Server:
     return fed.server
 
 
-def open_key(fed: Federation) -> Key | None:
+def open_key(fed: Federation) -> ExchangeKey | None:
     """Of the exchange that is open."""
-    live = running(fed).reception.live
+    live = running(fed).dispatcher.live
     return None if live is None else live.key
 
 

@@ -15,22 +15,22 @@ import pytest
 from cryptography import x509
 
 from coordinator.identity.cli import _facts
-from coordinator.identity.enrolment_server import EnrolmentServer, Registrar, open_server
-from coordinator.identity.provisioning import Provision
+from coordinator.identity.enrolment_server import EnrolmentServer, Registrar, open_enrolment_server
+from coordinator.identity.provisioning import Provisioner
 from edge_client.cli import main
-from edge_client.config import ClientConfig, load
+from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, NetworkError, ProtocolError
 from edge_client.runtime import enrolment
-from edge_client.transport.keys import open_private, request
+from edge_client.transport.keys import open_private_key, signing_request
 from edge_client.transport.tls import check_subject
-from tests.support.guarded_broker import FEDERATION, now, provisioned
+from tests.support.guarded_broker import FEDERATION, now, provision_federation
 
 
 @dataclass
 class Office:
     """A registrar with a clock that tests turn, and what it told its operator."""
 
-    work: Provision
+    work: Provisioner
     told: list[str] = field(default_factory=list)
     hours: float = 0.0
 
@@ -42,22 +42,22 @@ class Office:
         return Registrar(authority=self.work.authority, tokens=self.work.tokens, tell=self.told.append, now=clock)
 
     def token(self, cid: str) -> str:
-        self.work.token(cid)
+        self.work.add_token(cid)
         return (self.work.folder / "devices" / cid / "token").read_text().strip()
 
     def ask(self, token: str, csr: bytes) -> tuple[int, str]:
         """-> (status, the certificate or the error's code)."""
-        status, answer = self.registrar.answer(json.dumps({"token": token, "csr": csr.decode()}).encode())
+        status, answer = self.registrar.handle(json.dumps({"token": token, "csr": csr.decode()}).encode())
         return status, answer.get("certificate") or answer["error"]
 
 
 @pytest.fixture
 def office(tmp_path: Path) -> Office:
-    return Office(provisioned(tmp_path / "keys"))
+    return Office(provision_federation(tmp_path / "keys"))
 
 
 def csr(folder: Path, cid: str, *, key: str = "a.key", federation: str = FEDERATION) -> bytes:
-    return request(open_private(folder / key), cid, federation)
+    return signing_request(open_private_key(folder / key), cid, federation)
 
 
 def test_a_token_gives_its_device_a_certificate_for_the_devices_own_key(office: Office, tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_a_token_gives_its_device_a_certificate_for_the_devices_own_key(office: 
     (tmp_path / "made.crt").write_text(pem)
     check_subject(tmp_path / "made.crt", name="d1", federation=FEDERATION)
     made = x509.load_pem_x509_certificate(pem.encode())
-    assert made.public_key() == open_private(tmp_path / "a.key").public_key()
+    assert made.public_key() == open_private_key(tmp_path / "a.key").public_key()
     assert "d1 has a certificate until" in office.told[0]
 
 
@@ -76,7 +76,7 @@ def test_a_token_used_twice_is_refused_and_the_operator_is_told(office: Office, 
     assert office.ask(token, csr(tmp_path, "d1", key="thief.key")) == (403, "used")
     assert "used before, with another key" in office.told[-1]
     assert _facts(office.work)["tokens_tried_twice"] == ["d1"]
-    assert len(office.work.authority.issued("d1")) == 1
+    assert len(office.work.authority.certificates_of("d1")) == 1
 
 
 def test_a_lost_answer_is_given_again_to_the_same_key(office: Office, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_a_name_that_was_revoked_since_gets_no_certificate(office: Office, tmp_p
 
 
 @contextmanager
-def listening(work: Provision, told: list[str]) -> Iterator[EnrolmentServer]:
-    with open_server(work.folder, "127.0.0.1", tell=told.append, port=0) as server:
+def listening(work: Provisioner, told: list[str]) -> Iterator[EnrolmentServer]:
+    with open_enrolment_server(work.folder, "127.0.0.1", tell=told.append, port=0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield server
@@ -168,16 +168,16 @@ def address(server: EnrolmentServer) -> str:
     return f"https://localhost:{server.server_address[1]}"
 
 
-def config_of(work: Provision, cid: str, server: EnrolmentServer) -> ClientConfig:
+def config_of(work: Provisioner, cid: str, server: EnrolmentServer) -> ClientConfig:
     file = work.folder / "devices" / cid / "client.toml"
-    return load(file, {"FEDCENTERS_ENROL_URL": address(server)})
+    return load_config(file, {"FEDCENTERS_ENROL_URL": address(server)})
 
 
 def test_a_device_enrols_over_https_and_its_key_never_leaves_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    work, told = provisioned(tmp_path / "keys"), list[str]()
-    work.token("d1")
+    work, told = provision_federation(tmp_path / "keys"), list[str]()
+    work.add_token("d1")
     home = work.folder / "devices" / "d1"
     with listening(work, told) as server:
         monkeypatch.setenv("FEDCENTERS_ENROL_URL", address(server))
@@ -195,8 +195,8 @@ def test_a_device_enrols_over_https_and_its_key_never_leaves_it(
 def test_a_device_with_a_token_enrols_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    work = provisioned(tmp_path / "keys")
-    work.token("d1")
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
     home = work.folder / "devices" / "d1"
     with listening(work, []) as server:
         monkeypatch.setenv("FEDCENTERS_ENROL_URL", address(server))
@@ -206,8 +206,8 @@ def test_a_device_with_a_token_enrols_before_anything_else(
 
 
 def test_a_refusal_says_what_to_do_and_keeps_the_token(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys")
-    work.token("d1")
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
     file = work.folder / "devices" / "d1" / "token"
     file.write_text("A" * 43)
     with listening(work, []) as server, pytest.raises(ProtocolError, match="never made for d1") as wrong:
@@ -218,8 +218,8 @@ def test_a_refusal_says_what_to_do_and_keeps_the_token(tmp_path: Path) -> None:
 
 def test_an_impostor_gets_no_token(tmp_path: Path) -> None:
     """A listener whose certificate comes from elsewhere is refused in the handshake, before anything is said."""
-    work, strangers = provisioned(tmp_path / "keys"), provisioned(tmp_path / "strangers")
-    work.token("d1")
+    work, strangers = provision_federation(tmp_path / "keys"), provision_federation(tmp_path / "strangers")
+    work.add_token("d1")
     told: list[str] = []
     with listening(strangers, told) as server, pytest.raises(NetworkError, match="not from the authority in"):
         enrolment.enrol(config_of(work, "d1", server))
@@ -227,40 +227,42 @@ def test_an_impostor_gets_no_token(tmp_path: Path) -> None:
 
 
 def test_nobody_there_is_said_with_the_address(tmp_path: Path, free_port: int) -> None:
-    work = provisioned(tmp_path / "keys")
-    work.token("d1")
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
     file = work.folder / "devices" / "d1" / "client.toml"
-    config = load(file, {"FEDCENTERS_ENROL_URL": f"https://localhost:{free_port}"})
+    config = load_config(file, {"FEDCENTERS_ENROL_URL": f"https://localhost:{free_port}"})
     with pytest.raises(NetworkError, match=str(free_port)) as wrong:
         enrolment.enrol(config)
     assert "is running" in wrong.value.hint
 
 
 def test_a_configuration_that_is_not_whole_is_refused(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys")
-    work.token("d1")
-    config = load(work.folder / "devices" / "d1" / "client.toml", {})
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
+    config = load_config(work.folder / "devices" / "d1" / "client.toml", {})
     with pytest.raises(ConfigError, match="enrol-url, token, certificate and key"):
         enrolment.enrol(replace(config, enrol_url=""))
 
 
 def test_an_enrolment_needs_a_provisioned_folder(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not provisioned"):
-        open_server(tmp_path, "127.0.0.1", tell=lambda _: None)
+        open_enrolment_server(tmp_path, "127.0.0.1", tell=lambda _: None)
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys")
+    work = provision_federation(tmp_path / "keys")
     with listening(work, []) as server, pytest.raises(NetworkError, match="cannot listen on"):
-        open_server(work.folder, "127.0.0.1", tell=lambda _: None, port=int(server.server_address[1])).server_close()
+        open_enrolment_server(
+            work.folder, "127.0.0.1", tell=lambda _: None, port=int(server.server_address[1])
+        ).server_close()
 
 
 @pytest.mark.parametrize("url", ["http://host", "https://", "https://host/path", "host:8443", "ftp://h"])
 def test_a_token_is_only_ever_sent_over_https(tmp_path: Path, url: str) -> None:
-    work = provisioned(tmp_path / "keys")
-    work.token("d1")
+    work = provision_federation(tmp_path / "keys")
+    work.add_token("d1")
     with pytest.raises(ConfigError, match="enrol-url"):
-        load(work.folder / "devices" / "d1" / "client.toml", {"FEDCENTERS_ENROL_URL": url})
+        load_config(work.folder / "devices" / "d1" / "client.toml", {"FEDCENTERS_ENROL_URL": url})
 
 
 def test_now_is_a_time_with_a_zone() -> None:

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from coordinator.cli import app
-from coordinator.identity.broker_acl import COORDINATOR
-from coordinator.identity.certificate_authority import LEAF_DAYS, open_authority
-from coordinator.identity.provisioning import Plan, Provision, open_plan
-from coordinator.identity.signing_key import open_key
-from edge_client.config import load
+from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
+from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, open_authority
+from coordinator.identity.provisioning import Provisioner, ProvisionPlan, open_plan
+from coordinator.identity.signing_key import open_signing_key
+from edge_client.config import load_config
 from edge_client.errors import ConfigError
 from edge_client.transport.tls import read_certificate
-from tests.support.guarded_broker import now, provisioned
+from tests.support.guarded_broker import now, provision_federation
 
 SECRETS = ("ca.key", "coordinator.key", "server.key", "device.key", "signing.key", "token")
 
@@ -70,23 +70,23 @@ def test_every_secret_is_for_its_owner_alone_and_is_never_printed(tmp_path: Path
 
 
 def test_a_join_file_is_what_a_device_starts_from(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
-    config = load(work.folder / "devices" / "d1" / "client.toml", {})
+    work = provision_federation(tmp_path / "keys", "d1")
+    config = load_config(work.folder / "devices" / "d1" / "client.toml", {})
     assert (config.federation, config.device_id, config.broker) == ("demo", "d1", "mqtts://localhost:8883")
-    assert config.signing_keys == (open_key(work.folder / "coordinator").public,)
+    assert config.signing_keys == (open_signing_key(work.folder / "coordinator").public,)
     assert config.ca == work.folder / "devices" / "d1" / "ca.crt"
 
 
 def test_what_somebody_added_to_a_join_file_stays(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     file = work.folder / "devices" / "d1" / "client.toml"
     file.write_text(file.read_text() + 'engine = "litert"\n')
-    work.device("d1")
-    assert load(file, {}).engine == "litert"
+    work.add_device("d1")
+    assert load_config(file, {}).engine == "litert"
 
 
 def test_a_certificate_says_who_and_for_which_federation_and_no_more(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     device = read_certificate(work.folder / "devices" / "d1" / "device.crt")
     server = read_certificate(work.folder / "broker" / "server.crt")
     assert device.subject.rfc4514_string() == "CN=d1,O=demo"
@@ -95,7 +95,7 @@ def test_a_certificate_says_who_and_for_which_federation_and_no_more(tmp_path: P
     for leaf in (device, server):
         assert not leaf.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         assert leaf.not_valid_after_utc - work.now == pytest.approx(
-            dt.timedelta(days=LEAF_DAYS), abs=dt.timedelta(seconds=1)
+            dt.timedelta(days=CERTIFICATE_DAYS), abs=dt.timedelta(seconds=1)
         )
     names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert [str(name.value) for name in names] == ["localhost", "127.0.0.1"]
@@ -113,19 +113,19 @@ def test_a_certificate_never_outlives_its_authority(tmp_path: Path) -> None:
 
 
 def test_a_broker_that_is_dialled_by_another_name_gets_another_certificate(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     device = (work.folder / "devices" / "d1" / "device.crt").read_bytes()
-    moved = Provision(folder=work.folder, plan=Plan(federation="demo", hosts=("new.example",)), now=now())
-    moved.infrastructure()
-    moved.device("d1")
-    assert load(work.folder / "devices" / "d1" / "client.toml", {}).broker == "mqtts://new.example:8883"
+    moved = Provisioner(folder=work.folder, plan=ProvisionPlan(federation="demo", hosts=("new.example",)), now=now())
+    moved.write_infrastructure()
+    moved.add_device("d1")
+    assert load_config(work.folder / "devices" / "d1" / "client.toml", {}).broker == "mqtts://new.example:8883"
     assert (work.folder / "devices" / "d1" / "device.crt").read_bytes() == device
     names = read_certificate(work.folder / "broker" / "server.crt").extensions
     assert [str(n.value) for n in names.get_extension_for_class(x509.SubjectAlternativeName).value] == ["new.example"]
 
 
 def test_revoking_writes_the_list_and_takes_every_right(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1", "d2")
+    work = provision_federation(tmp_path / "keys", "d1", "d2")
     said = invoke(str(work.folder), "--revoke", "d1")
     assert said.exit_code == 0
     assert "SIGHUP" in said.stderr
@@ -143,11 +143,11 @@ def test_revoking_writes_the_list_and_takes_every_right(tmp_path: Path) -> None:
 
 def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
     """Of two lists a broker takes the later one; two revocations may come in one second."""
-    work = provisioned(tmp_path / "keys", "d1", "d2", "d3")
+    work = provision_federation(tmp_path / "keys", "d1", "d2", "d3")
     begins = []
     for cid in ("d1", "d2", "d3"):
         work.revoke(cid)
-        begins.append(x509.load_pem_x509_crl(work.authority.list_file.read_bytes()).last_update_utc)
+        begins.append(x509.load_pem_x509_crl(work.authority.crl_path.read_bytes()).last_update_utc)
     assert sorted(set(begins)) == begins
     assert begins[-1] < now()  # also for a broker whose clock is a little late
 
@@ -165,7 +165,7 @@ def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_file_is_named_and_never_replaced(tmp_path: Path, file: str, said: str) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     (work.folder / file).write_text("= damaged")
     result = invoke(str(work.folder), "--device", "d1")
     assert result.exit_code == ConfigError.exit_code
@@ -193,9 +193,9 @@ def test_a_fleet_is_provisioned_again_without_those_that_were_revoked(tmp_path: 
 
 
 def test_a_revoked_name_stays_revoked_and_a_stranger_cannot_be_revoked(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     work.revoke("d1")
-    for again in (work.device, work.token, work.renew):
+    for again in (work.add_device, work.add_token, work.renew):
         with pytest.raises(ConfigError, match="d1 was revoked"):
             again("d1")
     with pytest.raises(ConfigError, match="no certificate was made for 'd9'"):
@@ -203,7 +203,7 @@ def test_a_revoked_name_stays_revoked_and_a_stranger_cannot_be_revoked(tmp_path:
 
 
 def test_a_renewed_certificate_is_revoked_with_the_old_one(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     key = (work.folder / "devices" / "d1" / "device.key").read_bytes()
     work.renew("d1")
     assert (work.folder / "devices" / "d1" / "device.key").read_bytes() == key
@@ -213,35 +213,35 @@ def test_a_renewed_certificate_is_revoked_with_the_old_one(tmp_path: Path) -> No
 
 def test_whoever_ends_soon_is_told_and_renewed(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    plan = Plan(federation="demo", hosts=("h",))
-    old = Provision(folder=keys, plan=plan, now=now() - dt.timedelta(days=340))
-    old.infrastructure()
-    old.device("d1")
+    plan = ProvisionPlan(federation="demo", hosts=("h",))
+    old = Provisioner(folder=keys, plan=plan, now=now() - dt.timedelta(days=340))
+    old.write_infrastructure()
+    old.add_device("d1")
     failed = invoke(str(keys), "--check", "--json")
     assert failed.exit_code == ConfigError.exit_code
     ending = {each["name"] for each in json.loads(failed.stdout)["expiring"]}
-    assert ending == {"d1", COORDINATOR, "server.broker", "server.enrol"}
+    assert ending == {"d1", COORDINATOR_CLIENT_ID, "server.broker", "server.enrol"}
     assert "--renew expiring" in failed.stderr
     assert invoke(str(keys), "--renew", "expiring").exit_code == 0
     assert json.loads(invoke(str(keys), "--check", "--json").stdout)["expiring"] == []
 
 
 def test_a_device_pins_both_signing_keys_before_the_new_one_is_used(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     coordinator, join = work.folder / "coordinator", work.folder / "devices" / "d1" / "client.toml"
-    old = open_key(coordinator)
+    old = open_signing_key(coordinator)
     early = invoke(str(work.folder), "--switch-signing-key")
     assert early.exit_code == ConfigError.exit_code
     assert invoke(str(work.folder), "--next-signing-key").exit_code == 0
-    both = load(join, {}).signing_keys
-    assert both[0] == old.public == open_key(coordinator).public
+    both = load_config(join, {}).signing_keys
+    assert both[0] == old.public == open_signing_key(coordinator).public
     assert len(both) == 2
     assert invoke(str(work.folder), "--switch-signing-key").exit_code == 0
-    assert load(join, {}).signing_keys == (both[1],) == (open_key(coordinator).public,)
+    assert load_config(join, {}).signing_keys == (both[1],) == (open_signing_key(coordinator).public,)
 
 
 def test_one_folder_serves_one_federation(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys")
+    work = provision_federation(tmp_path / "keys")
     with pytest.raises(ConfigError, match="belongs to demo"):
         open_plan(work.folder, {"federation": "other"})
     with pytest.raises(ConfigError, match="not the authority of other"):
@@ -277,9 +277,9 @@ def test_a_list_names_the_devices(tmp_path: Path) -> None:
 
 
 def test_the_configuration_of_the_broker_says_where_its_files_will_be(tmp_path: Path) -> None:
-    plan = Plan(federation="demo", hosts=("h",), broker_folder="/etc/mosquitto/fedcenters", port=9000)
-    work = Provision(folder=tmp_path, plan=plan, now=now())
-    work.infrastructure()
+    plan = ProvisionPlan(federation="demo", hosts=("h",), broker_folder="/etc/mosquitto/fedcenters", port=9000)
+    work = Provisioner(folder=tmp_path, plan=plan, now=now())
+    work.write_infrastructure()
     lines = (tmp_path / "broker" / "mosquitto.conf").read_text().splitlines()
     told = dict(line.split(maxsplit=1) for line in lines if not line.startswith("#"))
     assert told["listener"] == "9000"
@@ -293,7 +293,7 @@ def test_the_configuration_of_the_broker_says_where_its_files_will_be(tmp_path: 
 
 
 def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     work.revoke("d1")
     lines = (work.folder / "broker" / "emqx.acl.conf").read_text().splitlines()
     writes = [f"fc/v1/demo/{topic}" for topic in ("st/${username}", "rq/${username}", "in/+/${username}/#")]
@@ -307,13 +307,13 @@ def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Provision:
-    plan = Plan(federation="demo", hosts=("h",))
-    return Provision(folder=tmp_path_factory.mktemp("bare") / "keys", plan=plan, now=now())
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Provisioner:
+    plan = ProvisionPlan(federation="demo", hosts=("h",))
+    return Provisioner(folder=tmp_path_factory.mktemp("bare") / "keys", plan=plan, now=now())
 
 
 @given(st.text(max_size=80) | st.from_regex(r"[a-zA-Z0-9_./*\\-]{0,70}"))
-def test_no_name_leaves_the_folder_of_devices(bare: Provision, name: str) -> None:
+def test_no_name_leaves_the_folder_of_devices(bare: Provisioner, name: str) -> None:
     try:
         place = bare._device_folder(name)
     except ConfigError:
@@ -323,7 +323,7 @@ def test_no_name_leaves_the_folder_of_devices(bare: Provision, name: str) -> Non
 
 
 def test_the_plan_is_kept_as_toml(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys")
+    work = provision_federation(tmp_path / "keys")
     kept = tomllib.loads((work.folder / "federation.toml").read_text())
     assert kept == {"federation": "demo", "hosts": ["localhost", "127.0.0.1"], "port": 8883, "enrol-port": 8443}
     assert open_plan(work.folder, {}) == work.plan

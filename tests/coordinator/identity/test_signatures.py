@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.identity import signing_key
-from coordinator.runtime.task_messages import Asked
+from coordinator.runtime.task_messages import PreparedTask
 from edge_client.config import ClientConfig
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
@@ -27,7 +27,7 @@ def test_every_vector_of_every_task_is_signed_and_so_is_the_catalog(tmp_path: Pa
     fed.start_coordinator()
     fed.start_devices(4)
     fed.finish()
-    key = signing_key.open_key(fed.config.keys)
+    key = signing_key.open_signing_key(fed.config.signing_key_folder)
     named = [m for task in spy.said("task") for m in task_manifests(task)]
     assert named
     for manifest in (*named, catalog_of(fed)[0]):
@@ -42,12 +42,12 @@ def test_after_a_change_of_keys_the_same_centers_are_offered_under_the_new_one(t
     fed.finish()
     fed.world.end()
     before = catalog_of(fed)[1]
-    signing_key.announce(fed.config.keys)
-    signing_key.switch(fed.config.keys)
+    signing_key.announce_next_key(fed.config.signing_key_folder)
+    signing_key.switch_key(fed.config.signing_key_folder)
     fed.start_coordinator()
     fed.finish()
     manifest, after = catalog_of(fed)
-    key = signing_key.open_key(fed.config.keys)
+    key = signing_key.open_signing_key(fed.config.signing_key_folder)
     verify_manifest(manifest, [key.public], FEDERATION)
     verify_manifest(after.program, [key.public], FEDERATION)
     assert replace(after, program=before.program) == before
@@ -65,8 +65,8 @@ def test_a_change_of_keys_in_the_middle_of_a_round_changes_no_bit_of_the_outcome
     calm.finish()
     calm.world.end()
     fed = Federation.of(tmp_path / "changed")
-    signing_key.announce(fed.config.keys)
-    both = tuple(bytes.fromhex(pin) for pin in signing_key.pins(fed.config.keys))
+    signing_key.announce_next_key(fed.config.signing_key_folder)
+    both = tuple(bytes.fromhex(pin) for pin in signing_key.trusted_keys(fed.config.signing_key_folder))
 
     def pinning(**fields: Any) -> ClientConfig:  # noqa: ANN401 - whatever the world says of a device
         return ClientConfig(**{**fields, "signing_keys": both})
@@ -75,10 +75,10 @@ def test_a_change_of_keys_in_the_middle_of_a_round_changes_no_bit_of_the_outcome
     victim = fed.start_coordinator(fatal=fatal)
     fed.start_devices(4)
     fed.world.run(lambda: victim.ended)
-    signing_key.switch(fed.config.keys)
+    signing_key.switch_key(fed.config.signing_key_folder)
     fed.start_coordinator()
     fed.finish()
-    assert signing_key.open_key(fed.config.keys).public == both[1]
+    assert signing_key.open_signing_key(fed.config.signing_key_folder).public == both[1]
     verify_manifest(catalog_of(fed)[0], [both[1]], FEDERATION)
     fed.world.end()
     assert fed.final_states() == calm.final_states()
@@ -86,7 +86,7 @@ def test_a_change_of_keys_in_the_middle_of_a_round_changes_no_bit_of_the_outcome
 
 
 def catalog_of(fed: Federation) -> tuple[Manifest, Catalog]:
-    message = messages.read(fed.world.broker.retained[TOPICS.catalog()], "cat")
+    message = messages.read_message(fed.world.broker.retained[TOPICS.catalog()], "cat")
     manifest = Manifest.from_json(message["catalog"])
     blobs = BlobFolder(fed.config.folder / "store" / "blobs")
     return manifest, Catalog.from_bytes(blobs.read(manifest.sha256))
@@ -95,13 +95,13 @@ def catalog_of(fed: Federation) -> tuple[Manifest, Catalog]:
 def test_a_task_is_the_same_task_whoever_signed_it(tmp_path: Path) -> None:
     manifest = Manifest(sha256="0" * 64, size=9, block=4096, kind="program")
     asked = [
-        Asked(
+        PreparedTask(
             fields={"seed": 1, "program": signed.to_json(), "models": [signed.to_json(), {"own": "main"}]},
             blobs=(),
-            question=None,  # type: ignore[arg-type]  # not asked for here
+            reply_spec=None,  # type: ignore[arg-type]  # not asked for here
             max_size=1,
         )
-        for signed in (signing.signed(manifest, bytes([n] * 32), "demo") for n in (1, 2))
+        for signed in (signing.sign_manifest(manifest, bytes([n] * 32), "demo") for n in (1, 2))
     ]
     assert asked[0].sha256 == asked[1].sha256
     other = replace(asked[0], fields={**asked[0].fields, "seed": 2})

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.nearest.answer import nearest
+from coordinator.nearest.answer import answer_near
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import manifest_of
@@ -39,7 +39,7 @@ def question(losses: list[float], **changes: Anything) -> dict[str, Any]:
 
 @given(st.lists(st.floats(0, 100), min_size=3, max_size=3))
 def test_the_nearest_center_is_that_of_least_loss_unless_none_fits(losses: list[float]) -> None:
-    answer = nearest(catalog(), question(losses), schema())
+    answer = answer_near(catalog(), question(losses), schema())
     assert answer["distance"] == min(losses)
     if min(losses) > 2.0:
         assert answer["center"] is None
@@ -50,14 +50,14 @@ def test_the_nearest_center_is_that_of_least_loss_unless_none_fits(losses: list[
 
 def test_a_question_that_cannot_be_answered_is_refused() -> None:
     with pytest.raises(Malformed, match="by loss"):
-        nearest(catalog(), question([1.0, 2.0, 3.0], how="round"), schema())
+        answer_near(catalog(), question([1.0, 2.0, 3.0], how="round"), schema())
     with pytest.raises(Malformed, match="candidates"):
-        nearest(catalog(), question([1.0, 2.0]), schema())
+        answer_near(catalog(), question([1.0, 2.0]), schema())
     with pytest.raises(Malformed, match="inline"):
-        nearest(catalog(), question([1.0] * 3, stats=manifest_of(b"x", "stats").to_json()), schema())
+        answer_near(catalog(), question([1.0] * 3, stats=manifest_of(b"x", "stats").to_json()), schema())
     votes = codecs.encode_stats(Reply(n=5, votes=np.array([1, 2, 2])), schema())
     with pytest.raises(Malformed, match="no losses"):
-        nearest(catalog(), question([0.0], stats=manifest_of(votes, "stats", inline=True).to_json()), schema())
+        answer_near(catalog(), question([0.0], stats=manifest_of(votes, "stats", inline=True).to_json()), schema())
 
 
 def test_a_center_that_only_guesses_does_not_fit() -> None:

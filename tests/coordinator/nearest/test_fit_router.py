@@ -9,18 +9,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.nearest.answer import nearest
-from coordinator.nearest.fit_router import REFUSED, Look, conformal, fitted, learn
+from coordinator.nearest.answer import answer_near
+from coordinator.nearest.fit_router import (
+    MAX_FALSE_REJECTIONS,
+    CenterMeasurement,
+    conformal_threshold,
+    fit_weights,
+    learn_router,
+)
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.nearest import sketch
-from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
+from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from tests.coordinator.nearest.test_answer import catalog, question
 from tests.support.softmax_program import schema
 from tests.support.virtual_federation import Federation
 
 
-def looks(count: int = 40, *, n: int = 20, seed: int = 0, noise: float = 0.3) -> list[Look]:
+def looks(count: int = 40, *, n: int = 20, seed: int = 0, noise: float = 0.3) -> list[CenterMeasurement]:
     """Devices of three centers: their own is near by loss, nearly so by sketch, and entropy says nothing."""
     rng, out = np.random.default_rng(seed), []
     for device in range(count):
@@ -31,33 +37,33 @@ def looks(count: int = 40, *, n: int = 20, seed: int = 0, noise: float = 0.3) ->
             "sketch": 0.1 + 0.5 * far + noise * rng.random(3),
             "entropy": rng.random(3),
         }
-        out.append(Look(device=device, n=n, distances=distances, own=own))
+        out.append(CenterMeasurement(device=device, n=n, distances=distances, own_center=own))
     return out
 
 
 def test_the_guide_finds_the_centers_of_devices_it_has_not_seen() -> None:
-    guide = learn(looks(), sizes=[20], centers=3)
+    guide = learn_router(looks(), sizes=[20], centers=3)
     others = looks(60, seed=1)
     for way in ("loss", "sketch", "labelled", "unlabelled"):
-        beliefs = [guide.believe(way, look.distances, 20) for look in others]
-        assert np.mean([b.best == look.own for b, look in zip(beliefs, others, strict=True)]) > 0.95
-    refused = [guide.believe("loss", look.distances, 20).center is None for look in others]
+        beliefs = [guide.predict(way, look.distances, 20) for look in others]
+        assert np.mean([b.best == look.own_center for b, look in zip(beliefs, others, strict=True)]) > 0.95
+    refused = [guide.predict("loss", look.distances, 20).center is None for look in others]
     assert np.mean(refused) < 0.2  # 5 % are meant; 40 devices fix the line no better
     far = {name: np.asarray(d) + 5.0 for name, d in others[0].distances.items()}
-    assert guide.believe("labelled", far, 20).center is None
+    assert guide.predict("labelled", far, 20).center is None
 
 
 def test_what_says_nothing_weighs_next_to_nothing() -> None:
-    way = learn(looks(120), sizes=[20], centers=3).ways["unlabelled"]
+    way = learn_router(looks(120), sizes=[20], centers=3).ways["unlabelled"]
     weight = dict(zip(way.features, way.weights[0], strict=True))
     assert weight["entropy"] < 0.1 * weight["sketch"]
     assert (way.weights >= 0).all()
 
 
 def test_sizes_have_numbers_of_their_own() -> None:
-    guide = learn(looks(n=1, noise=2.0) + looks(n=20), sizes=[1, 20], centers=3)
+    guide = learn_router(looks(n=1, noise=2.0) + looks(n=20), sizes=[1, 20], centers=3)
     assert guide.usual["loss"].spread[0] > guide.usual["loss"].spread[1]
-    sure = [guide.believe("loss", {"loss": [0.4, 1.4, 1.4]}, n).shares[0] for n in (1, 20)]
+    sure = [guide.predict("loss", {"loss": [0.4, 1.4, 1.4]}, n).probabilities[0] for n in (1, 20)]
     assert sure[0] < sure[1]
 
 
@@ -66,7 +72,7 @@ def test_sizes_have_numbers_of_their_own() -> None:
 def test_a_fit_is_where_no_small_step_is_better(seed: int, features: int) -> None:
     rng = np.random.default_rng(seed)
     z, own = rng.normal(size=(30, features, 4)), rng.integers(4, size=30)
-    w = fitted(z, own)
+    w = fit_weights(z, own)
 
     def value(at: np.ndarray) -> float:
         score = -np.einsum("f,rfk->rk", at, z)
@@ -82,15 +88,19 @@ def test_a_fit_is_where_no_small_step_is_better(seed: int, features: int) -> Non
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=200))
 def test_at_most_the_meant_share_lies_above_the_line(scores: list[float]) -> None:
-    line = conformal(np.array(scores), REFUSED)
-    assert np.mean(np.array(scores) > line) <= REFUSED
+    line = conformal_threshold(np.array(scores), MAX_FALSE_REJECTIONS)
+    assert np.mean(np.array(scores) > line) <= MAX_FALSE_REJECTIONS
     assert line in scores
 
 
 # -- what a coordinator answers with it
 
-GUIDE = learn(
-    looks() + [Look(device=i, n=20, distances={"round": np.where(np.arange(3) == i, 0.1, 1)}, own=i) for i in range(3)],
+GUIDE = learn_router(
+    looks()
+    + [
+        CenterMeasurement(device=i, n=20, distances={"round": np.where(np.arange(3) == i, 0.1, 1)}, own_center=i)
+        for i in range(3)
+    ],
     sizes=[20],
     centers=3,
     sketch=InputSketch(seed=1, width=1.0, centers=np.eye(3)),
@@ -99,36 +109,36 @@ GUIDE = learn(
 
 
 def sketched(point: list[float], how: str = "sketch") -> dict[str, object]:
-    manifest = manifest_of(sketch.to_bytes(np.array(point), schema()), "sketch", inline=True)
+    manifest = manifest_of(sketch.encode_sketch(np.array(point), schema()), "sketch", inline=True)
     return {"how": how, "sketch": manifest.to_json(), "n": 20}
 
 
 def test_a_sketch_is_answered_with_how_sure_that_is() -> None:
-    answer = nearest(catalog(), sketched([0.0, 1.0, 0.0]), schema(), GUIDE)
+    answer = answer_near(catalog(), sketched([0.0, 1.0, 0.0]), schema(), GUIDE)
     assert answer["center"] == 1
     assert answer["confidence"] > 0.5
-    assert nearest(catalog(), sketched([9.0, 9.0, 9.0]), schema(), GUIDE)["center"] is None
-    assert nearest(catalog(), sketched([0.0, 0.0, 1.0], "round"), schema(), GUIDE)["alternatives"]
+    assert answer_near(catalog(), sketched([9.0, 9.0, 9.0]), schema(), GUIDE)["center"] is None
+    assert answer_near(catalog(), sketched([0.0, 0.0, 1.0], "round"), schema(), GUIDE)["alternatives"]
 
 
 def test_losses_of_some_centers_are_an_answer_about_these() -> None:
-    answer = nearest(catalog(), question([0.3, 1.0], centers=[2, 0]), schema(), GUIDE)
+    answer = answer_near(catalog(), question([0.3, 1.0], centers=[2, 0]), schema(), GUIDE)
     assert answer["center"] == 2
     assert [a["center"] for a in answer["alternatives"]] == [0]
-    assert "confidence" not in nearest(catalog(), question([0.3, 1.0], centers=[2, 0]), schema())
+    assert "confidence" not in answer_near(catalog(), question([0.3, 1.0], centers=[2, 0]), schema())
 
 
 @pytest.mark.parametrize("centers", [[0, 0], [0, 3], [0]])
 def test_losses_that_name_no_such_centers_are_refused(centers: list[int]) -> None:
     with pytest.raises(Malformed):
-        nearest(catalog(), question([0.3, 1.0], centers=centers), schema(), GUIDE)
+        answer_near(catalog(), question([0.3, 1.0], centers=centers), schema(), GUIDE)
 
 
 def test_what_the_run_taught_nothing_about_is_refused() -> None:
     with pytest.raises(Malformed, match="ask by loss"):
-        nearest(catalog(), sketched([0.0, 1.0, 0.0]), schema())
+        answer_near(catalog(), sketched([0.0, 1.0, 0.0]), schema())
     with pytest.raises(Malformed, match="2 numbers"):
-        nearest(catalog(), sketched([0.0, 1.0]), schema(), GUIDE)
+        answer_near(catalog(), sketched([0.0, 1.0]), schema(), GUIDE)
 
 
 # -- over a whole federation
@@ -141,14 +151,14 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
         fed.start_coordinator()
         fed.start_devices(4)
         fed.finish()
-        catalog = None if fed.server is None else fed.server.reception.catalog
+        catalog = None if fed.server is None else fed.server.dispatcher.catalog
         assert catalog is not None
         routers[wanted] = catalog.router
         fed.world.end()
     assert routers[False] is None
     router = routers[True]
     assert router is not None
-    guide = Guide.from_bytes((tmp_path / "True" / "run" / "store" / "blobs" / router.sha256).read_bytes())
+    guide = Router.from_bytes((tmp_path / "True" / "run" / "store" / "blobs" / router.sha256).read_bytes())
     assert set(guide.ways) == {"loss"}
     assert guide.sketch is None
     assert guide.round is not None

@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from coordinator.rounds.exchange_rules import (
     CREDIT_IDLE_S,
-    GO_AGAIN_S,
-    QUEUE_LIMIT,
+    GO_REPEAT_S,
+    MAX_QUEUED_UPLOADS,
     Ack,
     Block,
     Busy,
@@ -140,8 +140,8 @@ def test_a_recomputed_result_replaces_the_one_that_was_offered() -> None:
 
 def test_a_silent_upload_is_told_to_go_on_and_then_loses_its_credit() -> None:
     exchange = after(opened(credits=1), Ready("x", A, 9), Ready("y", B, 9), now_s=0.0)
-    assert advance(exchange, Tick(), GO_AGAIN_S - 0.1)[1] == []
-    exchange, commands = advance(exchange, Tick(), GO_AGAIN_S)
+    assert advance(exchange, Tick(), GO_REPEAT_S - 0.1)[1] == []
+    exchange, commands = advance(exchange, Tick(), GO_REPEAT_S)
     assert commands == [Go("x", A)]
     exchange, commands = advance(exchange, Tick(), CREDIT_IDLE_S)
     assert commands == [Go("y", B)]
@@ -168,7 +168,7 @@ def test_blocks_keep_a_credit_alive() -> None:
 
 
 def test_a_full_queue_answers_busy() -> None:
-    waiting = {f"c{i}": Ready(f"c{i}", A, 9) for i in range(QUEUE_LIMIT)}
+    waiting = {f"c{i}": Ready(f"c{i}", A, 9) for i in range(MAX_QUEUED_UPLOADS)}
     exchange = replace(opened(credits=1), asked=frozenset("xyz") | waiting.keys(), queue=waiting)
     exchange = after(exchange, Ready("c0", A, 9))
     exchange = replace(exchange, queue=waiting)
@@ -214,7 +214,7 @@ def test_impossible_exchanges_are_refused() -> None:
         open_exchange(run="r", round=1, number=0, asked="x", quorum=1, now_s=0, deadline_s=1, accepted={"y": A})
 
 
-class Rounds(RuleBasedStateMachine):
+class RoundsMachine(RuleBasedStateMachine):
     """Any order of events, any delays: no client counts twice, credits are never exceeded, and the exchange ends."""
 
     @initialize(
@@ -310,4 +310,4 @@ class Rounds(RuleBasedStateMachine):
             assert self.exchange.closed
 
 
-TestRounds = Rounds.TestCase
+TestRounds = RoundsMachine.TestCase

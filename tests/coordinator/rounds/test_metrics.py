@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, confusion_matrix, f1_score
 
 from coordinator.rounds.metrics import (
-    Average,
+    FleetAverage,
     accuracy,
     ari,
     f1,
     last_rounds,
+    make_report,
     mean_and_deviation,
     nmi,
     purity,
-    report,
     round_record,
 )
 
@@ -34,16 +34,16 @@ def test_accuracy_and_f1_are_scikit_learns(pairs: list[tuple[int, int]]) -> None
 
 
 def test_micro_pools_samples_and_macro_counts_devices_equally() -> None:
-    outcome = report({"a": np.diag([3, 3]), "b": np.array([[1, 1], [0, 0]])}, {"a": 0, "b": 1}, n_centers=3)
-    assert outcome.accuracy == Average(micro=7 / 8, macro=3 / 4)
+    outcome = make_report({"a": np.diag([3, 3]), "b": np.array([[1, 1], [0, 0]])}, {"a": 0, "b": 1}, n_centers=3)
+    assert outcome.accuracy == FleetAverage(micro=7 / 8, macro=3 / 4)
     assert outcome.per_device == {"a": 1.0, "b": 0.5}
     assert outcome.per_center == (1.0, 0.5, None)
 
 
 def test_losses_are_averaged_like_accuracies_over_the_devices_that_told_theirs() -> None:
     matrices = {"a": np.diag([3, 3]), "b": np.diag([1, 1]), "c": np.diag([1, 1])}
-    outcome = report(matrices, {"a": 0, "b": 0, "c": 1}, n_centers=2, losses={"a": 1.0, "b": 2.0})
-    assert outcome.loss == Average(micro=(6 * 1.0 + 2 * 2.0) / 8, macro=1.5)
+    outcome = make_report(matrices, {"a": 0, "b": 0, "c": 1}, n_centers=2, losses={"a": 1.0, "b": 2.0})
+    assert outcome.loss == FleetAverage(micro=(6 * 1.0 + 2 * 2.0) / 8, macro=1.5)
     assert outcome.loss_per_center == (outcome.loss.micro, None)
     record = round_record(outcome, run="r", method="m", round=1, of=2, bytes_down=3, bytes_up=4, seconds=0.5)
     assert record["loss_per_center"] == [outcome.loss.micro, None]
@@ -52,10 +52,10 @@ def test_losses_are_averaged_like_accuracies_over_the_devices_that_told_theirs()
 def test_a_loss_that_no_sum_could_hold_counts_as_none() -> None:
     matrices = {c: np.diag([3, 3]) for c in "abcd"}
     told = {"a": 1.7e308, "b": float("inf"), "c": float("nan"), "d": 0.5}
-    outcome = report(matrices, dict.fromkeys("abcd", 0), n_centers=1, losses=told)
-    assert outcome.loss == Average(micro=0.5, macro=0.5)
+    outcome = make_report(matrices, dict.fromkeys("abcd", 0), n_centers=1, losses=told)
+    assert outcome.loss == FleetAverage(micro=0.5, macro=0.5)
     assert "loss" not in round_record(
-        report(matrices, {}, n_centers=1, losses={"a": 1e31}),
+        make_report(matrices, {}, n_centers=1, losses={"a": 1e31}),
         run="r",
         method="m",
         round=1,
@@ -68,15 +68,15 @@ def test_a_loss_that_no_sum_could_hold_counts_as_none() -> None:
 
 def test_relabelled_centers_change_no_score_and_permute_per_center() -> None:
     matrices = {c: np.random.default_rng(i).integers(1, 9, (3, 3)) for i, c in enumerate("abcd")}
-    first = report(matrices, dict(zip("abcd", [0, 1, 1, 0], strict=True)), n_centers=2)
-    second = report(matrices, dict(zip("abcd", [1, 0, 0, 1], strict=True)), n_centers=2)
+    first = make_report(matrices, dict(zip("abcd", [0, 1, 1, 0], strict=True)), n_centers=2)
+    second = make_report(matrices, dict(zip("abcd", [1, 0, 0, 1], strict=True)), n_centers=2)
     assert (first.accuracy, first.f1, first.per_device) == (second.accuracy, second.f1, second.per_device)
     assert first.per_center == second.per_center[::-1]
 
 
 def test_silence_gives_no_score_and_still_valid_json() -> None:
-    outcome = report({}, {"a": 0}, n_centers=1)
-    assert outcome.accuracy == Average(micro=None, macro=None)
+    outcome = make_report({}, {"a": 0}, n_centers=1)
+    assert outcome.accuracy == FleetAverage(micro=None, macro=None)
     record = round_record(outcome, run="r", method="m", round=1, of=2, bytes_down=3, bytes_up=4, seconds=0.5)
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     assert record["bytes"] == {"down": 3, "up": 4}
@@ -105,6 +105,6 @@ def test_a_tables_figure_is_the_mean_of_the_last_three_rounds_pooled() -> None:
 
 def test_local_steps_are_in_a_record_when_somebody_counts_them() -> None:
     facts = {"run": "r", "method": "m", "round": 1, "of": 2, "bytes_down": 3, "bytes_up": 4, "seconds": 0.5}
-    outcome = report({}, {}, n_centers=0)
+    outcome = make_report({}, {}, n_centers=0)
     assert "local_steps" not in round_record(outcome, **facts)  # type: ignore[arg-type]
     assert round_record(outcome, **facts, local_steps=7)["local_steps"] == 7  # type: ignore[arg-type]

@@ -5,8 +5,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from coordinator.rounds.round import Evaluation, one_round, round_rng, served
-from coordinator.strategies.base import Exchange, Mixture, Replies, Round, Serving, State, drive
+from coordinator.rounds.round import EvaluationPlan, round_rng, run_round, serving_probe
+from coordinator.strategies.base import Exchange, Mixture, Replies, Round, ServingOptions, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import ConfigError
@@ -33,7 +33,7 @@ def test_a_round_ends_with_everybody_testing_what_it_would_be_served() -> None:
         return {c: DEVICES.answer(c, task) for c, task in exchange.items()}
 
     state = METHOD.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
-    after, report = drive(one_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8), ask)
+    after, report = drive(run_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8), ask)
     assert len(seen) == 2
     for task in seen[1].values():
         assert isinstance(task, Probe)
@@ -46,7 +46,7 @@ def test_a_round_ends_with_everybody_testing_what_it_would_be_served() -> None:
 def test_devices_that_do_not_test_are_left_out_of_the_report() -> None:
     state = METHOD.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
     _, report = drive(
-        one_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8),
+        run_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8),
         lambda exchange: {c: DEVICES.answer(c, t) for c, t in exchange.items() if c != "d00"},
     )
     assert "d00" not in report.per_device
@@ -56,7 +56,7 @@ def test_devices_that_do_not_test_are_left_out_of_the_report() -> None:
 class Two:
     """Serves everybody a mixture."""
 
-    serving: ClassVar[Serving] = {"buffers": "sent", "label_prior": "model"}
+    serving: ClassVar[ServingOptions] = {"buffers": "sent", "label_prior": "model"}
 
     def begin(self, model: Flat, *_: object) -> State:
         return State(centers=model[None])
@@ -69,17 +69,17 @@ class Two:
 
 
 def test_a_mixture_travels_with_its_weights() -> None:
-    task = served(Two(), State(centers=start_of()[None]), "d00", batch=8)
+    task = serving_probe(Two(), State(centers=start_of()[None]), "d00", batch=8)
     assert task.prior == [0.25, 0.75]
     assert DEVICES.answer("d00", task).confusion.shape[0] == 1  # type: ignore[union-attr]
 
 
-def run(method: FedAvg | FeSEM, evaluation: Evaluation, of: int = 4) -> tuple[State, list[list[str]]]:
+def run(method: FedAvg | FeSEM, evaluation: EvaluationPlan, of: int = 4) -> tuple[State, list[list[str]]]:
     """The last state, and for each round who was tested (the report's devices)."""
     tested, state = [], method.begin(start_of(), SCHEMA, FLEET, round_rng(0, 0))
     for number in range(1, of + 1):
         rng = round_rng(0, number)
-        exchanges = one_round(method, state, SCHEMA, FLEET, rng, batch=8, evaluation=evaluation, round=number, of=of)
+        exchanges = run_round(method, state, SCHEMA, FLEET, rng, batch=8, evaluation=evaluation, round=number, of=of)
         state, report = drive(exchanges, lambda exchange: {c: DEVICES.answer(c, t) for c, t in exchange.items()})
         tested.append(sorted(report.per_device))
     return state, tested
@@ -87,9 +87,9 @@ def run(method: FedAvg | FeSEM, evaluation: Evaluation, of: int = 4) -> tuple[St
 
 def test_rounds_between_tests_have_none_and_the_last_one_always_has() -> None:
     everybody = sorted(FLEET)
-    assert run(METHOD, Evaluation())[1] == [everybody] * 4
-    assert run(METHOD, Evaluation(every=2), of=5)[1] == [[], everybody, [], everybody, everybody]
-    assert run(METHOD, Evaluation(every=100))[1] == [[], [], [], everybody]
+    assert run(METHOD, EvaluationPlan())[1] == [everybody] * 4
+    assert run(METHOD, EvaluationPlan(every=2), of=5)[1] == [[], everybody, [], everybody, everybody]
+    assert run(METHOD, EvaluationPlan(every=100))[1] == [[], [], [], everybody]
 
 
 def test_a_round_that_tests_nobody_has_one_exchange_less() -> None:
@@ -100,25 +100,25 @@ def test_a_round_that_tests_nobody_has_one_exchange_less() -> None:
         asked.append(exchange)
         return {}
 
-    never = Evaluation(every=3)
+    never = EvaluationPlan(every=3)
     _, report = drive(
-        one_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8, evaluation=never, round=1, of=3), ask
+        run_round(METHOD, state, SCHEMA, FLEET, round_rng(0, 1), batch=8, evaluation=never, round=1, of=3), ask
     )
     assert len(asked) == 1
     assert report.accuracy.micro is None
 
 
 def test_a_share_of_the_fleet_is_tested_another_in_each_round_and_in_the_last_everybody() -> None:
-    _, tested = run(METHOD, Evaluation(fraction=0.5), of=8)
+    _, tested = run(METHOD, EvaluationPlan(fraction=0.5), of=8)
     assert [len(who) for who in tested] == [2] * 7 + [4]
     assert len({tuple(who) for who in tested[:-1]}) > 1
 
 
 def test_whom_a_round_tests_is_the_same_for_every_method_and_changes_nothing_about_training() -> None:
     """With half of the fleet sampled, training draws from the round's generator; so would a careless evaluation."""
-    (half, tested), (everybody, _) = run(SAMPLED, Evaluation(fraction=0.5)), run(SAMPLED, Evaluation())
+    (half, tested), (everybody, _) = run(SAMPLED, EvaluationPlan(fraction=0.5)), run(SAMPLED, EvaluationPlan())
     np.testing.assert_array_equal(half.centers, everybody.centers)
-    assert run(FeSEM(clusters=2, local_steps=3, batch_size=8), Evaluation(fraction=0.5))[1] == tested
+    assert run(FeSEM(clusters=2, local_steps=3, batch_size=8), EvaluationPlan(fraction=0.5))[1] == tested
 
 
 @pytest.mark.parametrize(
@@ -127,4 +127,4 @@ def test_whom_a_round_tests_is_the_same_for_every_method_and_changes_nothing_abo
 )
 def test_an_evaluation_that_would_never_take_place_is_refused(wrong: dict[str, float], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        Evaluation(**wrong)  # type: ignore[arg-type]
+        EvaluationPlan(**wrong)  # type: ignore[arg-type]

@@ -9,11 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.rounds.update_validation import FEW, ZERO, Question, admit, judge, moved, strays
+from coordinator.rounds.update_validation import (
+    MIN_UPDATES_FOR_MEDIAN,
+    ZERO_BASE,
+    ReplySpec,
+    decode_reply,
+    outliers,
+    update_rms,
+    validate_reply,
+)
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.task import OWN, Fit, Flat, Probe, Reply, Task
+from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Probe, Reply, Task
 from tests.support.softmax_program import CLASSES, schema
 from tests.support.virtual_federation import Anything, Federation, Spy, program
 
@@ -24,13 +32,13 @@ DELTA: Flat = np.linspace(0, 0.5, SCHEMA.size, dtype=np.float32)
 FIT = Fit(start=START, steps=1, lr=0.1, batch=8, seed=0)
 
 
-def question(task: Task = FIT, **changes: Anything) -> Question:
+def question(task: Task = FIT, **changes: Anything) -> ReplySpec:
     fields: dict[str, Any] = {"codec": "f32", "base": BASE, "base_vector": START, "max_update_rms": 10.0}
-    return Question(task=task, schema=SCHEMA, samples=50, **(fields | changes))
+    return ReplySpec(task=task, schema=SCHEMA, samples=50, **(fields | changes))
 
 
 def delta(vector: Flat = DELTA, *, codec: str = "f32", base: str = BASE) -> bytes:
-    return codecs.encode(vector, SCHEMA, codec=codec, kind="delta", base=base)
+    return codecs.encode_vector(vector, SCHEMA, codec=codec, kind="delta", base=base)
 
 
 def probe(*want: str, models: int = 2, **more: Anything) -> Probe:
@@ -41,35 +49,35 @@ def stats(n: int = 10, **values: Anything) -> bytes:
     return codecs.encode_stats(Reply(n=n, **values), SCHEMA)
 
 
-def code_of(asked: Question, data: bytes, n: int = 10) -> str:
+def code_of(asked: ReplySpec, data: bytes, n: int = 10) -> str:
     with pytest.raises(Malformed) as refused:
-        admit(asked, data, n)
+        decode_reply(asked, data, n)
     return refused.value.code
 
 
 def test_an_update_is_the_base_plus_the_delta_in_float32() -> None:
-    reply = admit(question(), delta(), 30)
+    reply = decode_reply(question(), delta(), 30)
     assert reply.update is not None
     assert reply.update.dtype == np.float32
     np.testing.assert_array_equal(reply.update, START + DELTA)
 
 
 def test_no_device_weighs_more_than_the_samples_that_it_was_enrolled_with() -> None:
-    assert admit(question(), delta(), 2**31).n == 50
-    assert admit(question(), delta(), 7).n == 7
+    assert decode_reply(question(), delta(), 2**31).n == 50
+    assert decode_reply(question(), delta(), 7).n == 7
 
 
 def test_no_gradient_weighs_more_than_the_samples_that_its_device_was_enrolled_with() -> None:
     asked = question(probe("grad", models=1))
     grad = np.zeros(SCHEMA.n_params, dtype=np.float32)
-    assert admit(asked, stats(grad=grad), 2**31).n == 50
-    assert admit(asked, stats(grad=grad), 7).n == 7
+    assert decode_reply(asked, stats(grad=grad), 2**31).n == 50
+    assert decode_reply(asked, stats(grad=grad), 7).n == 7
 
 
 def test_a_huge_gradient_is_rejected_by_the_norm_bound_of_updates() -> None:
     asked = question(probe("grad", models=1))
     assert code_of(asked, stats(grad=np.full(SCHEMA.n_params, 11.0, np.float32)), 7) == "rejected"
-    assert admit(asked, stats(grad=np.full(SCHEMA.n_params, 9.0, np.float32)), 7).n == 7
+    assert decode_reply(asked, stats(grad=np.full(SCHEMA.n_params, 9.0, np.float32)), 7).n == 7
 
 
 def test_votes_of_more_samples_than_were_enrolled_are_refused() -> None:
@@ -79,13 +87,13 @@ def test_votes_of_more_samples_than_were_enrolled_are_refused() -> None:
 
 def test_held_out_samples_may_be_more_than_those_that_train() -> None:
     asked = question(probe("confusion", models=1, split="test"))
-    assert admit(asked, stats(n=70, confusion=np.array([[[60, 10], [0, 0]]])), 70).n == 70
+    assert decode_reply(asked, stats(n=70, confusion=np.array([[[60, 10], [0, 0]]])), 70).n == 70
 
 
 def test_a_fit_that_uploads_nothing_is_answered_by_its_loss_alone() -> None:
-    asked = question(Fit(start=OWN, init=START, steps=1, lr=0.1, batch=8, seed=0, upload=False))
-    assert asked.what == "stats"
-    reply = admit(asked, stats(losses=np.array([0.5])), 10)
+    asked = question(Fit(start=OWN_MODEL, init=START, steps=1, lr=0.1, batch=8, seed=0, upload=False))
+    assert asked.blob_kind == "stats"
+    reply = decode_reply(asked, stats(losses=np.array([0.5])), 10)
     assert reply.update is None
     assert reply.losses is not None
     assert reply.losses.tolist() == [0.5]
@@ -96,14 +104,14 @@ def test_a_fit_that_uploads_nothing_is_answered_by_its_loss_alone() -> None:
 
 def test_mean_responsibilities_sum_to_one() -> None:
     asked = question(probe("posterior"))
-    assert admit(asked, stats(posterior=np.array([0.25, 0.75])), 10).posterior is not None
+    assert decode_reply(asked, stats(posterior=np.array([0.25, 0.75])), 10).posterior is not None
     for wrong in ([0.0, 0.0], [1.0, 1.0], [0.5, 0.4]):
         assert code_of(asked, stats(posterior=np.array(wrong))) == "rejected"
 
 
 def test_a_delta_from_nothing_is_the_model_itself() -> None:
-    own = Fit(start=OWN, init=START, steps=1, lr=0.1, batch=8, seed=0)
-    reply = admit(question(own, base=ZERO, base_vector=None), delta(base=ZERO), 5)
+    own = Fit(start=OWN_MODEL, init=START, steps=1, lr=0.1, batch=8, seed=0)
+    reply = decode_reply(question(own, base=ZERO_BASE, base_vector=None), delta(base=ZERO_BASE), 5)
     assert reply.update is not None
     np.testing.assert_array_equal(reply.update, DELTA)
 
@@ -119,12 +127,12 @@ def test_another_codec_or_another_base_than_asked_is_bad_codec() -> None:
 
 
 def test_a_model_where_a_delta_was_asked_for_is_bad_schema() -> None:
-    assert code_of(question(), codecs.encode(DELTA, SCHEMA, codec="f32", kind="model")) == "bad_schema"
+    assert code_of(question(), codecs.encode_vector(DELTA, SCHEMA, codec="f32", kind="model")) == "bad_schema"
 
 
 def test_a_delta_that_is_not_finite_is_refused() -> None:
     split = dict(SCHEMA.split(np.where(np.arange(SCHEMA.size) == 3, np.nan, DELTA).astype(np.float32)))
-    data = tensors.pack(split, kind="delta", codec="f32", schema=SCHEMA.sha256, base=BASE)
+    data = tensors.pack_tensors(split, kind="delta", codec="f32", schema=SCHEMA.sha256, base=BASE)
     assert code_of(question(), data) == "not_finite"
 
 
@@ -141,7 +149,7 @@ def test_an_overflow_of_the_sum_is_not_finite() -> None:
 
 def test_statistics_hold_what_was_asked_for_and_nothing_else() -> None:
     losses, votes = np.array([0.5, 0.25]), np.array([4, 6])
-    reply = admit(question(probe("loss", "votes")), stats(losses=losses, votes=votes), 10)
+    reply = decode_reply(question(probe("loss", "votes")), stats(losses=losses, votes=votes), 10)
     np.testing.assert_array_equal(reply.losses, losses)
     np.testing.assert_array_equal(reply.votes, votes)
     assert code_of(question(probe("loss", "votes")), stats(losses=losses)) == "bad_schema"
@@ -153,7 +161,7 @@ def test_counts_add_up_to_the_claimed_samples() -> None:
     confusion = np.zeros((2, CLASSES, CLASSES), np.int64)
     confusion[:, 0, 0] = 10
     asked = question(probe("confusion"))
-    assert admit(asked, stats(confusion=confusion), 10).confusion is not None
+    assert decode_reply(asked, stats(confusion=confusion), 10).confusion is not None
     assert code_of(asked, stats(confusion=confusion), n=11) == "rejected"
     assert code_of(question(probe("votes")), stats(votes=np.array([3, 3])), n=10) == "rejected"
 
@@ -161,20 +169,20 @@ def test_counts_add_up_to_the_claimed_samples() -> None:
 def test_a_prior_asks_for_one_confusion_matrix_of_the_mixture() -> None:
     one = np.zeros((1, CLASSES, CLASSES), np.int64)
     one[0, 1, 1] = 10
-    assert admit(question(probe("confusion", prior=[0.5, 0.5])), stats(confusion=one), 10).confusion is not None
+    assert decode_reply(question(probe("confusion", prior=[0.5, 0.5])), stats(confusion=one), 10).confusion is not None
     assert code_of(question(probe("confusion")), stats(confusion=one)) == "bad_schema"
 
 
 def test_the_kind_of_answer_follows_from_the_question() -> None:
-    assert (question().what, question(probe("loss")).what) == ("delta", "stats")
+    assert (question().blob_kind, question(probe("loss")).blob_kind) == ("delta", "stats")
 
 
 # ---- what never was bytes ----
 
 
 def test_an_emulated_reply_is_judged_as_a_decoded_one() -> None:
-    sent = judge(question(), Reply(n=2**31, update=START + DELTA))
-    decoded = admit(question(), delta(), 2**31)
+    sent = validate_reply(question(), Reply(n=2**31, update=START + DELTA))
+    decoded = decode_reply(question(), delta(), 2**31)
     assert sent.n == decoded.n == 50
     np.testing.assert_array_equal(sent.update, decoded.update)
 
@@ -190,22 +198,22 @@ def test_an_emulated_reply_is_judged_as_a_decoded_one() -> None:
 )
 def test_an_emulated_model_that_no_device_could_send_is_refused(update: Flat | None, code: str) -> None:
     with pytest.raises(Malformed) as refused:
-        judge(question(), Reply(n=1, update=update))
+        validate_reply(question(), Reply(n=1, update=update))
     assert refused.value.code == code
 
 
 def test_how_far_a_reply_moves_is_told_by_kind() -> None:
-    own = question(Fit(start=OWN, init=START, steps=1, lr=0.1, batch=8, seed=0), base=ZERO, base_vector=None)
+    own = question(Fit(start=OWN_MODEL, init=START, steps=1, lr=0.1, batch=8, seed=0), base=ZERO_BASE, base_vector=None)
     ones = np.ones(SCHEMA.size, np.float32)
-    found = [moved(question(), Reply(n=1, update=START + 2 * ones)), moved(own, Reply(n=1, update=3 * ones))]
+    found = [update_rms(question(), Reply(n=1, update=START + 2 * ones)), update_rms(own, Reply(n=1, update=3 * ones))]
     assert [(what, round(far, 5)) for what, far in filter(None, found)] == [("delta", 2.0), ("model", 3.0)]
-    assert moved(question(probe("grad", models=1)), Reply(n=1, grad=ones[: SCHEMA.n_params])) == ("grad", 1.0)
-    assert moved(question(probe("loss")), Reply(n=1, losses=np.zeros(2))) is None
+    assert update_rms(question(probe("grad", models=1)), Reply(n=1, grad=ones[: SCHEMA.n_params])) == ("grad", 1.0)
+    assert update_rms(question(probe("loss")), Reply(n=1, losses=np.zeros(2))) is None
 
 
 # ---- out of line with the others ----
 
-MOVES = st.lists(st.floats(0.0, 100.0), min_size=FEW, max_size=12)
+MOVES = st.lists(st.floats(0.0, 100.0), min_size=MIN_UPDATES_FOR_MEDIAN, max_size=12)
 
 
 def cohort(*moves: float, what: str = "delta") -> dict[str, tuple[str, float]]:
@@ -213,7 +221,7 @@ def cohort(*moves: float, what: str = "delta") -> dict[str, tuple[str, float]]:
 
 
 def test_who_moves_far_more_than_the_cohort_is_named_with_the_reason() -> None:
-    refused, scales = strays(cohort(1.0, 1.2, 0.9, 50.0), {}, ratio=10.0)
+    refused, scales = outliers(cohort(1.0, 1.2, 0.9, 50.0), {}, ratio=10.0)
     assert refused == {"d03": "rejected: moved 45.5 times as far as is usual in this run, at most 10"}
     assert scales == {"delta": 1.1}
 
@@ -225,14 +233,14 @@ def test_it_is_decided_by_the_set_of_replies_and_not_by_their_order(
     known = {"delta": scale}
     shuffled = list(cohort(*moves).items())
     np.random.default_rng(seed).shuffle(shuffled)
-    assert strays(dict(shuffled), known, ratio=3.0) == strays(cohort(*moves), known, ratio=3.0)
+    assert outliers(dict(shuffled), known, ratio=3.0) == outliers(cohort(*moves), known, ratio=3.0)
 
 
 @given(honest=st.lists(st.floats(0.5, 1.5), min_size=3, max_size=8), far=st.floats(1.0, 1e6))
 def test_a_minority_can_neither_stay_beyond_the_ratio_nor_push_an_honest_device_out(
     honest: list[float], far: float
 ) -> None:
-    refused, scales = strays(cohort(*honest, *[far] * ((len(honest) - 1) // 2)), {}, ratio=4.0)
+    refused, scales = outliers(cohort(*honest, *[far] * ((len(honest) - 1) // 2)), {}, ratio=4.0)
     assert 0.5 <= scales["delta"] <= 1.5
     assert set(refused) == {
         who
@@ -243,17 +251,17 @@ def test_a_minority_can_neither_stay_beyond_the_ratio_nor_push_an_honest_device_
 
 
 def test_a_fleet_that_has_converged_still_takes_a_newcomer() -> None:
-    _, scales = strays(cohort(1.0, 1.1, 0.9), {}, ratio=10.0)
-    refused, after = strays(cohort(0.01, 0.011, 0.009, 1.2), scales, ratio=10.0)
+    _, scales = outliers(cohort(1.0, 1.1, 0.9), {}, ratio=10.0)
+    refused, after = outliers(cohort(0.01, 0.011, 0.009, 1.2), scales, ratio=10.0)
     assert not refused
     assert after == scales
 
 
 def test_two_updates_have_no_middle_and_kinds_are_not_compared() -> None:
-    assert strays(cohort(1.0, 1e6), {}, ratio=10.0) == ({}, {})
+    assert outliers(cohort(1.0, 1e6), {}, ratio=10.0) == ({}, {})
     mixed = {**cohort(1.0, 1.0, 1.0), "d09": ("model", 1e3)}
-    assert strays(mixed, {}, ratio=10.0)[0] == {}
-    assert strays(cohort(0.0, 0.0, 0.0, 1.0), {}, ratio=10.0)[0] == {}  # nobody moved: nothing is usual yet
+    assert outliers(mixed, {}, ratio=10.0)[0] == {}
+    assert outliers(cohort(0.0, 0.0, 0.0, 1.0), {}, ratio=10.0)[0] == {}  # nobody moved: nothing is usual yet
 
 
 # ---- over a broker ----
@@ -264,7 +272,7 @@ def forged(spy: Spy, cid: str, *, base: str | None = None, times: float = 1.0) -
     task, schema = spy.said("task", cid=cid)[-1], program().schema
     key = {name: task[name] for name in ("run", "round", "exchange")}
     flat = np.full(schema.size, times, np.float32)
-    data = codecs.encode(flat, schema, codec="f32", kind="delta", base=base or task["start"]["sha256"])
+    data = codecs.encode_vector(flat, schema, codec="f32", kind="delta", base=base or task["start"]["sha256"])
     update = manifest_of(data, "delta", inline=True)
     spy.say(cid, "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
     return str(task["start"]["sha256"])

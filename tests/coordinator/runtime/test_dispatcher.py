@@ -50,7 +50,7 @@ def delta_of(spy: Spy, cid: str) -> bytes:
     """A good answer: nothing was learned."""
     schema = program(ballast=BALLAST).schema
     base = task_of(spy, cid)["start"]["sha256"]
-    return codecs.encode(np.zeros(schema.size), schema, codec="f32", kind="delta", base=base)
+    return codecs.encode_vector(np.zeros(schema.size), schema, codec="f32", kind="delta", base=base)
 
 
 def answers(fed: Federation, spy: Spy, kind: str, cid: str, count: int = 1) -> list[dict[str, Any]]:
@@ -62,7 +62,7 @@ def send_blocks(spy: Spy, cid: str, data: bytes, indices: list[int], *, spoil: b
     manifest = manifest_of(data, "delta", block=BLOCK)
     for index in indices:
         start, stop = blocks.body_range(manifest, index)
-        message = blocks.pack(data[start:stop], index, manifest.total)
+        message = blocks.pack_block(data[start:stop], index, manifest.total)
         message = message[:-1] + bytes([message[-1] ^ 1]) if spoil else message
         spy.publish(TOPICS.upload(0, cid, manifest.sha256[:16], index), message)
 

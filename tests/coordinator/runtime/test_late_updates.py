@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.config import RunConfig
 from coordinator.storage.store import Store
-from coordinator.strategies.base import Answers, State
+from coordinator.strategies.base import RepliesWithLate, State
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
 from edge_client.protocol import blocks, codecs
 from edge_client.protocol.blocks import manifest_of
@@ -43,7 +43,7 @@ def late_answer(spy: Spy, ballast: int = BALLAST, *, value: float = 0.01) -> byt
     task = spy.said("task", cid="d03")[0]
     schema = program(ballast=ballast).schema
     vector, codec = np.full(schema.size, value), task["reply"]["codec"]
-    return codecs.encode(vector, schema, codec=codec, kind="delta", base=task["start"]["sha256"])
+    return codecs.encode_vector(vector, schema, codec=codec, kind="delta", base=task["start"]["sha256"])
 
 
 def announce(spy: Spy, ballast: int = BALLAST, *, inline: bool = False, value: float = 0.01) -> bytes:
@@ -59,7 +59,7 @@ def upload(spy: Spy, data: bytes) -> None:
     manifest = manifest_of(data, "delta", block=BLOCK)
     for index in range(manifest.total):
         start, stop = blocks.body_range(manifest, index)
-        message = blocks.pack(data[start:stop], index, manifest.total)
+        message = blocks.pack_block(data[start:stop], index, manifest.total)
         spy.publish(TOPICS.upload(0, "d03", manifest.sha256[:16], index), message)
 
 
@@ -70,7 +70,7 @@ def said(fed: Federation, spy: Spy, kind: str) -> list[dict[str, Any]]:
 
 def shown(fed: Federation, number: int) -> list[str]:
     store = Store(fed.config.folder / "store")
-    found = [reply.cid for reply in store.show_late(store.run_id("run", str), number)]
+    found = [reply.cid for reply in store.assign_late(store.run_id("run", str), number)]
     store.close()
     return found
 
@@ -167,5 +167,5 @@ def test_late_updates_weigh_less_and_never_beside_one_in_time() -> None:
     exchanges = method.round(state, schema, fleet, np.random.default_rng(0))
     next(exchanges)
     with pytest.raises(StopIteration) as done:
-        exchanges.send(Answers({"a": reply(1.0), "b": reply(2.0)}, {"b": reply(9.0), "c": reply(4.0)}))
+        exchanges.send(RepliesWithLate({"a": reply(1.0), "b": reply(2.0)}, {"b": reply(9.0), "c": reply(4.0)}))
     np.testing.assert_allclose(done.value.value.centers, np.full((1, size), (1 + 2 + 0.5 * 4) / 2.5))

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.runtime.presence import Fleet, Pace
+from coordinator.runtime.presence import FleetPresence, TokenBucket
 
 
 def born(bd: int, *, engine: str = "onnx", n: int = 10) -> dict[str, Any]:
@@ -13,46 +13,46 @@ def born(bd: int, *, engine: str = "onnx", n: int = 10) -> dict[str, Any]:
 
 
 def test_the_will_of_an_earlier_connection_changes_nothing() -> None:
-    fleet = Fleet(limit=10)
-    fleet.hear("a", born(1))
-    fleet.hear("a", born(2))
-    assert not fleet.hear("a", {"s": "lost", "bd": 1})
-    assert (fleet.here(), fleet.count(["a", "b"]), fleet.count(["b"])) == (["a"], 1, 0)
-    assert fleet.hear("a", {"s": "lost", "bd": 2})
-    assert (fleet.here(), fleet.count(["a", "b"])) == ([], 0)
+    fleet = FleetPresence(limit=10)
+    fleet.update("a", born(1))
+    fleet.update("a", born(2))
+    assert not fleet.update("a", {"s": "lost", "bd": 1})
+    assert (fleet.online(), fleet.count(["a", "b"]), fleet.count(["b"])) == (["a"], 1, 0)
+    assert fleet.update("a", {"s": "lost", "bd": 2})
+    assert (fleet.online(), fleet.count(["a", "b"])) == ([], 0)
 
 
 def test_a_device_that_only_said_goodbye_is_unknown() -> None:
-    fleet = Fleet(limit=10)
-    assert not fleet.hear("a", {"s": "off", "bd": 1})
+    fleet = FleetPresence(limit=10)
+    assert not fleet.update("a", {"s": "off", "bd": 1})
     assert fleet.devices == {}
 
 
 def test_a_device_that_lost_its_memory_is_welcome_again() -> None:
-    fleet = Fleet(limit=10)
-    fleet.hear("a", born(7))
-    fleet.hear("a", born(1))
+    fleet = FleetPresence(limit=10)
+    fleet.update("a", born(7))
+    fleet.update("a", born(1))
     assert fleet.devices["a"].birth == 1
 
 
 def test_only_devices_with_samples_and_a_compiled_engine_can_train() -> None:
-    fleet = Fleet(limit=10)
+    fleet = FleetPresence(limit=10)
     for cid, engine, n in (("d", "onnx", 5), ("c", "litert", 5), ("b", "onnx", 0), ("a", "onnx", 1)):
-        fleet.hear(cid, born(1, engine=engine, n=n))
+        fleet.update(cid, born(1, engine=engine, n=n))
     assert list(fleet.ready({"onnx": None})) == ["a", "d"]
 
 
 def test_beyond_the_limit_a_stranger_costs_one_counter() -> None:
-    fleet = Fleet(limit=2)
+    fleet = FleetPresence(limit=2)
     for i in range(1000):
-        fleet.hear(f"d{i}", born(1))
-    assert (len(fleet.devices), fleet.turned_away) == (2, 998)
-    assert fleet.hear("d0", born(2))
+        fleet.update(f"d{i}", born(1))
+    assert (len(fleet.devices), fleet.rejected) == (2, 998)
+    assert fleet.update("d0", born(2))
 
 
 @given(st.lists(st.floats(0, 1, allow_nan=False), max_size=300))
 def test_no_burst_gets_more_requests_through_than_the_pace_allows(gaps: list[float]) -> None:
-    pace, now_s, allowed = Pace(20.0, 40.0), 0.0, 0
+    pace, now_s, allowed = TokenBucket(20.0, 40.0), 0.0, 0
     for gap in gaps:
         now_s += gap
         allowed += pace.allow(now_s)
@@ -60,7 +60,7 @@ def test_no_burst_gets_more_requests_through_than_the_pace_allows(gaps: list[flo
 
 
 def test_a_refusal_is_told_once_until_something_was_allowed() -> None:
-    pace = Pace(1.0, 1.0)
+    pace = TokenBucket(1.0, 1.0)
     assert pace.allow(0.0)
     assert not pace.allow(0.0)
     assert [pace.first_refusal(), pace.first_refusal()] == [True, False]

@@ -27,7 +27,7 @@ def test_a_training_ends_with_centers_a_catalog_and_a_full_record(tmp_path: Path
         "center-0.safetensors",
         "center-1.safetensors",
     ]
-    assert messages.read(fed.world.broker.retained[TOPICS.catalog()], "cat")["ver"] == 1
+    assert messages.read_message(fed.world.broker.retained[TOPICS.catalog()], "cat")["ver"] == 1
     told = [json.loads(line)["event"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert told == ["start", "program", *["joined"] * 4, "round", "round", "run-done", "bundle", "done"]
     assert {r["device"] for r in fed.events if r["event"] == "joined"} == {"d00", "d01", "d02", "d03"}
@@ -73,7 +73,7 @@ def test_it_ends_by_itself_where_that_is_wanted(tmp_path: Path) -> None:
     fed.world.run(lambda: process.ended)
     fed.world.end()
     assert process.error is None
-    assert messages.read(fed.world.broker.retained[TOPICS.coord()], "coord")["online"] is False
+    assert messages.read_message(fed.world.broker.retained[TOPICS.coord()], "coord")["online"] is False
 
 
 def test_too_few_devices_are_told_after_the_time_to_start(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_device_without_an_engine_that_was_compiled_is_not_waited_for(tmp_path
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
     caps = {"engine": "litert", "n": 10}
-    spy.publish(TOPICS.state("d00"), messages.write("st", ident="x", t_ms=0, s="on", bd=1, caps=caps))
+    spy.publish(TOPICS.state("d00"), messages.write_message("st", ident="x", t_ms=0, s="on", bd=1, caps=caps))
     with pytest.raises(NetworkError, match="engines that can train: onnx"):
         fed.finish()
     fed.world.end()
@@ -117,7 +117,7 @@ def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
     fed.finish()
     fed.world.end()
     again = fed.world.broker.retained[TOPICS.catalog()]
-    assert messages.read(first, "cat")["catalog"] == messages.read(again, "cat")["catalog"]
+    assert messages.read_message(first, "cat")["catalog"] == messages.read_message(again, "cat")["catalog"]
     assert [event["event"] for event in fed.events].count("bundle") == 1
 
 

@@ -25,12 +25,12 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from coordinator.runtime.exchange_driver import LiveExchange, hold
-from coordinator.storage.store import Key
+from coordinator.runtime.exchange_driver import LiveExchange, run_exchange
+from coordinator.storage.store import ExchangeKey
 from edge_client.protocol.blocks import Bitmap
 from tests.support.virtual_federation import BALLAST
 from tests.support.virtual_time import Killed, VirtualClock
-from tests.support.wired_coordinator import DEVICES, SAMPLES, Coordinator
+from tests.support.wired_coordinator import DEVICES, SAMPLES, WiredCoordinator
 
 EXCHANGES = 3
 ANYONE = st.sampled_from(DEVICES)
@@ -48,7 +48,7 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 class Machine(RuleBasedStateMachine):
     """One run of three exchanges. `accepted` is what devices were told counts; it must be what counts."""
 
-    alive: Coordinator
+    alive: WiredCoordinator
 
     @initialize(ballast=st.sampled_from([0, BALLAST]), free=st.integers(1, 3), wanted=st.sampled_from([None, 3]))
     def start(self, ballast: int, free: int, wanted: int | None) -> None:
@@ -56,15 +56,15 @@ class Machine(RuleBasedStateMachine):
         self.clock = VirtualClock()
         self.ballast, self.credits, self.wanted = ballast, free, wanted
         self.number = 0
-        self.accepted: dict[tuple[Key, str], str] = {}
-        self.closings: dict[Key, list[str]] = {}
+        self.accepted: dict[tuple[ExchangeKey, str], str] = {}
+        self.closings: dict[ExchangeKey, list[str]] = {}
         self.granted: dict[str, dict[str, Any]] = {}  # device -> its last `go`
         self.lives = 0
         self.reopen()
 
     @property
-    def key(self) -> Key:
-        return Key("run1", 1, self.number)
+    def key(self) -> ExchangeKey:
+        return ExchangeKey("run1", 1, self.number)
 
     # -- what happens
 
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def the_broker_forgets(self) -> None:
-        live = self.alive.reception.live
+        live = self.alive.dispatcher.live
         if live is not None:
             self.survive(live.begin)
 
@@ -158,7 +158,7 @@ class Machine(RuleBasedStateMachine):
         while True:
             for cid in DEVICES:
                 self.deliver(cid)
-            assert self.alive.reception.live is None
+            assert self.alive.dispatcher.live is None
             self.read_back()
             if self.number + 1 == EXCHANGES:
                 return
@@ -169,7 +169,7 @@ class Machine(RuleBasedStateMachine):
         """What a method is given: once per device that the exchange closed with, start + the delta that was stored."""
         for number in range(self.number + 1):
             key = self.key._replace(exchange=number)
-            replies = hold(key, self.alive.tasks(key), self.wanted, self.alive.desk, _never)
+            replies = run_exchange(key, self.alive.tasks(key), self.wanted, self.alive.context, _never)
             assert sorted(replies) == self.closings.get(key, sorted(replies))
             stored = self.alive.store.replies(key)
             for cid, reply in replies.items():
@@ -212,12 +212,12 @@ class Machine(RuleBasedStateMachine):
 
     def tick(self) -> None:
         """The event loop's part: time, and the end of an exchange."""
-        live = self.alive.reception.live
+        live = self.alive.dispatcher.live
         self.clock.time_s += 0.1
         if live is not None and not live.closed and self.clock.time_s >= live.wakes_at_s:
             live.tick()
         if live is not None and live.closed:
-            self.alive.reception.live = None
+            self.alive.dispatcher.live = None
 
     def reopen(self) -> None:
         """What is on disk at this moment, as another process finds it."""
@@ -227,7 +227,7 @@ class Machine(RuleBasedStateMachine):
             shutil.copytree(self.folder / str(self.lives - 1), here)
             self.alive.store.close()
             shutil.rmtree(self.folder / str(self.lives - 1))
-        self.alive = Coordinator(here, self.clock, self.ballast, self.credits)
+        self.alive = WiredCoordinator(here, self.clock, self.ballast, self.credits)
         self.granted.clear()
         self.alive.ask(self.key, self.wanted)
         self.listen()
@@ -239,7 +239,7 @@ class Machine(RuleBasedStateMachine):
                 self.granted[cid] = message
             if message["k"] != "ack":
                 continue
-            key = Key(message["run"], message["round"], message["exchange"])
+            key = ExchangeKey(message["run"], message["round"], message["exchange"])
             sha256, status = message["sha256"], message["status"]
             known = self.accepted.get((key, cid))
             if status == "ok":

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.runtime.uploads import Uploads, have_field
+from coordinator.runtime.uploads import OpenUploads, have_field
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
-from edge_client.protocol.blocks import Bitmap, body_range, manifest_of, pack
+from edge_client.protocol.blocks import Bitmap, body_range, manifest_of, pack_block
 
 DATA = bytes(range(256)) * 80  # 5 blocks
 MANIFEST = manifest_of(DATA, "delta", block=4096)
@@ -21,7 +21,7 @@ CIDS = (f"d{i}" for i in itertools.count())
 
 def block(index: int, data: bytes = DATA) -> bytes:
     start, stop = body_range(MANIFEST, index)
-    return pack(data[start:stop], index, MANIFEST.total)
+    return pack_block(data[start:stop], index, MANIFEST.total)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 def test_no_order_and_no_repetition_of_blocks_changes_the_blob(
     store: Store, order: list[int], repeated: list[int]
 ) -> None:
-    uploads, cid = Uploads(store), next(CIDS)
+    uploads, cid = OpenUploads(store), next(CIDS)
     uploads.begin(cid, MANIFEST)
     whole: list[Path] = []
     for index in [*order[:-1], *(i for i in repeated if i != order[-1]), order[-1]]:
@@ -46,7 +46,7 @@ def test_no_order_and_no_repetition_of_blocks_changes_the_blob(
 
 
 def test_what_was_not_announced_is_counted_and_nothing_else(store: Store) -> None:
-    uploads = Uploads(store)
+    uploads = OpenUploads(store)
     assert not uploads.expects("stranger", LABEL)
     uploads.begin("known", MANIFEST)
     assert uploads.expects("known", LABEL)
@@ -56,7 +56,7 @@ def test_what_was_not_announced_is_counted_and_nothing_else(store: Store) -> Non
 
 
 def test_right_blocks_that_make_another_blob_are_a_bad_hash_and_are_forgotten(store: Store) -> None:
-    uploads = Uploads(store)
+    uploads = OpenUploads(store)
     uploads.begin("liar", MANIFEST)
     for index in range(MANIFEST.total - 1):
         uploads.take("liar", index, block(index, bytes(len(DATA))))
@@ -69,7 +69,7 @@ def test_right_blocks_that_make_another_blob_are_a_bad_hash_and_are_forgotten(st
 
 
 def test_another_announcement_replaces_the_one_before(store: Store) -> None:
-    uploads = Uploads(store)
+    uploads = OpenUploads(store)
     uploads.begin("d", MANIFEST)
     uploads.take("d", 0, block(0))
     other = manifest_of(DATA[::-1], "delta", block=4096)
@@ -80,7 +80,7 @@ def test_another_announcement_replaces_the_one_before(store: Store) -> None:
 
 
 def test_what_has_arrived_stays_when_nothing_more_is_expected(store: Store) -> None:
-    uploads = Uploads(store)
+    uploads = OpenUploads(store)
     uploads.begin("stays", MANIFEST)
     uploads.take("stays", 0, block(0))
     uploads.end_all()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.storage.experiment_trackers import numbers_of, opened
+from coordinator.storage.experiment_trackers import numeric_fields, open_trackers
 from edge_client.errors import ConfigError, NetworkError
 
 
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def test_a_round_in_numbers_leaves_out_devices_and_what_is_unknown() -> None:
-    assert numbers_of(round_event(1, 0.25)) == {
+    assert numeric_fields(round_event(1, 0.25)) == {
         "accuracy/micro": 0.25,
         "bytes/down": 10.0,
         "bytes/up": 4.0,
@@ -53,7 +53,7 @@ def test_tensorboards_own_reader_finds_every_round(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.util.tensor_util import make_ndarray
 
-    with opened("tensorboard", tmp_path, {}) as tell:
+    with open_trackers("tensorboard", tmp_path, {}) as tell:
         tell({"event": "start"})
         tell(round_event(1, 0.25))
         tell(round_event(2, 0.5))
@@ -67,7 +67,7 @@ def test_mlflow_has_the_rounds_and_the_configuration(tmp_path: Path, monkeypatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path}/mlruns")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     tracking = pytest.importorskip("mlflow.tracking")
-    with opened("mlflow:mine", tmp_path, {"method": "fesem"}) as tell:
+    with open_trackers("mlflow:mine", tmp_path, {"method": "fesem"}) as tell:
         tell(round_event(1, 0.25))
         tell(round_event(2, 0.5))
     client = tracking.MlflowClient()
@@ -81,11 +81,11 @@ def test_prometheus_reads_the_last_round_until_the_run_ends(tmp_path: Path) -> N
     pytest.importorskip("prometheus_client")
     port = free_port()
     url = f"http://127.0.0.1:{port}/metrics"
-    with opened(f"prometheus:{port}", tmp_path, {}) as tell:
+    with open_trackers(f"prometheus:{port}", tmp_path, {}) as tell:
         tell(round_event(1, 0.25))
         tell(round_event(2, 0.5))
         text = urllib.request.urlopen(url, timeout=10).read().decode()
-        with pytest.raises(NetworkError, match="cannot listen"), opened(f"prometheus:{port}", tmp_path, {}):
+        with pytest.raises(NetworkError, match="cannot listen"), open_trackers(f"prometheus:{port}", tmp_path, {}):
             pass
     assert 'fedcenters_round_value{name="accuracy/micro",run="fesem"} 0.5' in text
     assert 'fedcenters_round{run="fesem"} 2.0' in text
@@ -98,37 +98,37 @@ def test_a_tracker_that_fails_is_dropped_and_the_others_go_on(tmp_path: Path, mo
 
     heard: list[int] = []
 
-    class Broken:
+    class BrokenTracker:
         def __init__(self, *_: object) -> None:
             self.asked = 0
 
-        def take(self, _run: str, step: int, _numbers: object) -> None:
+        def log_round(self, _run: str, step: int, _numbers: object) -> None:
             heard.append(-step)
             raise OSError("no server")
 
         def close(self) -> None:
             heard.append(0)
 
-    class Good(Broken):
-        def take(self, _run: str, step: int, _numbers: object) -> None:
+    class Good(BrokenTracker):
+        def log_round(self, _run: str, step: int, _numbers: object) -> None:
             heard.append(step)
 
-    monkeypatch.setattr(experiment_trackers, "SINKS", {"broken": Broken, "good": Good})
-    with opened("broken,good", tmp_path, {}) as tell:
+    monkeypatch.setattr(experiment_trackers, "TRACKERS", {"broken": BrokenTracker, "good": Good})
+    with open_trackers("broken,good", tmp_path, {}) as tell:
         tell(round_event(1, 0.1))
         tell(round_event(2, 0.1))
     assert heard == [-1, 1, 2, 0, 0]
 
 
 def test_an_unknown_tracker_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown logger 'wandbb'"), opened("wandbb", tmp_path, {}):
+    with pytest.raises(ConfigError, match="unknown logger 'wandbb'"), open_trackers("wandbb", tmp_path, {}):
         pass
 
 
 def test_mlflow_without_a_server_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     pytest.importorskip("mlflow.tracking")
-    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI is not set"), opened("mlflow", tmp_path, {}):
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI is not set"), open_trackers("mlflow", tmp_path, {}):
         pass
 
 

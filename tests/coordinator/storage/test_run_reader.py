@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.storage.run_reader import program_of, reply_vectors
+from coordinator.storage.run_reader import read_program, reply_vectors
 from edge_client.errors import ConfigError
 from tests.support.virtual_federation import Federation, program
 
@@ -16,7 +16,7 @@ def test_what_the_devices_learned_in_a_round_can_be_read_back(tmp_path: Path) ->
     fed.start_devices(4)
     fed.finish()
     fed.world.end()
-    assert program_of(fed.config.folder).schema == program().schema
+    assert read_program(fed.config.folder).schema == program().schema
     vectors = reply_vectors(fed.config.folder, "fesem", 2)
     assert sorted(vectors) == ["d00", "d01", "d02", "d03"]
     apart = {cid: float(np.linalg.norm(vectors["d00"] - vector)) for cid, vector in vectors.items()}
@@ -26,4 +26,4 @@ def test_what_the_devices_learned_in_a_round_can_be_read_back(tmp_path: Path) ->
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no run folder"):
-        program_of(tmp_path)
+        read_program(tmp_path)

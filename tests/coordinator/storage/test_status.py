@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from coordinator.storage.status import FILE, folder_of, lines, painted, status, watched
+from coordinator.storage.status import (
+    STATUS_FILE,
+    follow_status,
+    read_status,
+    render_status,
+    run_folder_of,
+    status_lines,
+)
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
 from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
@@ -21,12 +28,12 @@ def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path
     fed.start_coordinator()
     fed.start_devices(4)
     fed.world.run(lambda: fed.happened("round"))
-    found = status(fed.config.folder)
+    found = read_status(fed.config.folder)
     assert (found["epoch"], found["devices"], found["connected"], found["done"]) == (1, 4, 4, False)
     assert [(run["name"], run["round"], run["of"]) for run in found["runs"]] == [("fesem", 1, 2)]
     fed.finish()
     fed.world.end()
-    assert status(fed.config.folder)["runs"][0]["accuracy"]["micro"] > 0.9
+    assert read_status(fed.config.folder)["runs"][0]["accuracy"]["micro"] > 0.9
 
 
 def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answered(tmp_path: Path) -> None:
@@ -42,12 +49,12 @@ def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answere
     update = manifest_of(b"x" * 3 * BLOCK, "delta", block=BLOCK)
     spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
     fed.world.run(lambda: fed.live_since(3.0))
-    found = status(fed.config.folder)
+    found = read_status(fed.config.folder)
     exchange = found["exchange"]
     assert found["phase"] == "asking"
     assert (exchange["run"], exchange["round"], exchange["asked"], exchange["wanted"]) == ("fesem", 1, 4, 4)
     assert (exchange["answered"], exchange["uploading"], exchange["open"]) == (["d00", "d01"], ["d03"], ["d02"])
-    assert "  uploading: 1 (d03)" in lines(found)
+    assert "  uploading: 1 (d03)" in status_lines(found)
     fed.world.end()
 
 
@@ -63,7 +70,7 @@ def test_an_update_that_does_not_count_is_named_with_the_reason_in_status_and_in
     update = manifest_of(b"no tensors", "delta", block=BLOCK, inline=True)
     spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
     fed.world.run(lambda: fed.happened("round"))
-    found = status(fed.config.folder)
+    found = read_status(fed.config.folder)
     reason = next(event for event in fed.events if event["event"] == "round")["refused"]["d03"]
     assert reason.startswith("bad_schema: ")
     assert found["runs"][0]["refused"] == {"d03": reason} or found["runs"][0]["refused"] == {}  # of round 2 already
@@ -83,9 +90,9 @@ def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
     spy.say("d03", "rdy", **key, attempt=1, n=40, what="delta", update=update, seconds=1.0)
     fed.world.run(lambda: bool(spy.said("ack", cid="d03")))
     assert spy.said("ack", cid="d03")[0]["status"] == "late"
-    found = status(fed.config.folder)
+    found = read_status(fed.config.folder)
     assert found["runs"][0]["late"] == ["d03"]
-    assert "  late: 1 (d03)" in lines(found)
+    assert "  late: 1 (d03)" in status_lines(found)
     fed.world.end()
 
 
@@ -96,17 +103,17 @@ def test_a_coordinator_that_stopped_and_one_that_was_killed_are_told_apart(tmp_p
     fed.world.run(lambda: process.ended)
     fed.world.end()
     folder = fed.config.folder
-    assert lines(status(folder))[0] == "federation test, epoch 1: stopped, all runs are done"
-    assert [found["phase"] for found in watched(folder)] == ["stopped"]
+    assert status_lines(read_status(folder))[0] == "federation test, epoch 1: stopped, all runs are done"
+    assert [found["phase"] for found in follow_status(folder)] == ["stopped"]
     console = Console(record=True, width=120, file=io.StringIO())
-    console.print(painted(status(folder)))
+    console.print(render_status(read_status(folder)))
     assert "stopped, all runs are done" in console.export_text()
-    left = json.loads((folder / FILE).read_text())
-    (folder / FILE).write_text(json.dumps({**left, "phase": "asking"}))
-    os.utime(folder / FILE, (1, 1))
-    assert "no sign of life for" in lines(status(folder))[0]
-    (folder / FILE).write_text("{")
-    assert status(folder)["phase"] == "not started"
+    left = json.loads((folder / STATUS_FILE).read_text())
+    (folder / STATUS_FILE).write_text(json.dumps({**left, "phase": "asking"}))
+    os.utime(folder / STATUS_FILE, (1, 1))
+    assert "no sign of life for" in status_lines(read_status(folder))[0]
+    (folder / STATUS_FILE).write_text("{")
+    assert read_status(folder)["phase"] == "not started"
 
 
 def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) -> None:
@@ -115,10 +122,10 @@ def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) ->
         'federation = "x"\nbroker = "embedded"\nfolder = "run"\n[model]\nname = "digits-mlp"\n'
         '[[runs]]\nmethod = "fedavg"\nnum-rounds = 1\n'
     )
-    assert folder_of(config) == tmp_path / "run"
-    assert folder_of(tmp_path) == tmp_path
+    assert run_folder_of(config) == tmp_path / "run"
+    assert run_folder_of(tmp_path) == tmp_path
     with pytest.raises(ConfigError, match="is no run folder"):
-        status(tmp_path)
+        read_status(tmp_path)
 
 
 def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_path: Path) -> None:
@@ -132,8 +139,8 @@ def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_p
     key = {name: task[name] for name in ("run", "round", "exchange")}
     hot = "cpu-thermal is at 84 °C, more than 80 °C"
     spy.say("d03", "nack", re=task["id"], **key, code="unavailable", detail=hot, retry_ms=120_000)
-    fed.world.run(lambda: status(fed.config.folder)["runs"][0]["refused"] != {})
-    told = [line for line in lines(status(fed.config.folder)) if "d03" in line]
+    fed.world.run(lambda: read_status(fed.config.folder)["runs"][0]["refused"] != {})
+    told = [line for line in status_lines(read_status(fed.config.folder)) if "d03" in line]
     assert f"  d03 did not count: unavailable: {hot}" in told
     fed.world.end()
 
@@ -148,12 +155,12 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     fed.start_mute_device("d04", runtime="onnxruntime 1.23.2", refused=[wrong])
     fed.start_mute_device("d05", n=0, engine="litert", runtime="ai-edge-litert 2.3.0", refused=[wrong])
     fed.world.run(lambda: fed.happened("round"))
-    found = status(fed.config.folder)
+    found = read_status(fed.config.folder)
     said = "onnxruntime 1.23.2 computes wrongly (off by 5.0e-01)"
     assert found["runtimes"] == {
         "d04": f"{said}; no other engine is left",
         "d05": f"{said}; it uses ai-edge-litert 2.3.0",
     }
-    assert f"  d04: {said}; no other engine is left" in lines(found)
+    assert f"  d04: {said}; no other engine is left" in status_lines(found)
     assert found["devices"] == 4
     fed.world.end()

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.storage.store import Key, Store, StoredReply
+from coordinator.storage.store import ExchangeKey, Store, StoredReply
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 
-KEY = Key("run1", 1, 0)
+KEY = ExchangeKey("run1", 1, 0)
 REPLY = StoredReply("a", "ab" * 32, 10, 40, "delta", "cd" * 32, 0.5)
 
 
@@ -43,7 +43,7 @@ def test_an_exchange_survives_with_its_tasks_replies_and_closing_set(store: Stor
     store.open_exchange(KEY, {"b": "2", "a": "1"}, 60.0)
     store.put_reply(KEY, REPLY)
     store = reopen()
-    assert store.knows(KEY)
+    assert store.has_exchange(KEY)
     assert store.task_hashes(KEY) == {"a": "1", "b": "2"}
     assert store.replies(KEY) == {"a": REPLY}
     assert store.closed_with(KEY) is None
@@ -55,7 +55,7 @@ def test_an_exchange_may_close_with_nobody(store: Store) -> None:
     store.open_exchange(KEY, {}, 60.0)
     store.close_exchange(KEY, [])
     assert store.closed_with(KEY) == []
-    assert store.closed_with(Key("run1", 1, 1)) is None
+    assert store.closed_with(ExchangeKey("run1", 1, 1)) is None
 
 
 def test_the_first_reply_of_a_key_stands(store: Store) -> None:
@@ -104,8 +104,8 @@ def test_epochs_grow_beyond_everything_that_was_seen(store: Store, reopen: Reope
 
 
 def test_facts_are_made_once(store: Store) -> None:
-    assert store.once("x", lambda: "first") == "first"
-    assert store.once("x", lambda: "second") == "first"
+    assert store.get_or_make_fact("x", lambda: "first") == "first"
+    assert store.get_or_make_fact("x", lambda: "second") == "first"
     assert store.run_id("fesem", lambda: "r1") == store.run_id("fesem", lambda: "r2") == "r1"
 
 
@@ -115,7 +115,7 @@ def test_a_folder_has_one_writer(store: Store) -> None:
 
 
 def test_a_folder_of_another_version_is_refused(store: Store, reopen: Reopen) -> None:
-    store.remember("schema", "999")
+    store.put_fact("schema", "999")
     with pytest.raises(ConfigError, match="another version of fedcenters"):
         reopen()
 
@@ -147,11 +147,11 @@ def test_why_an_answer_does_not_count_is_kept_until_it_does(store: Store, reopen
 def test_late_replies_are_shown_to_one_round_which_a_replay_shows_again(store: Store, reopen: Reopen) -> None:
     store.put_late(KEY, REPLY)
     store.put_late(KEY, REPLY._replace(sha256="ef" * 32))  # the first of a device stands
-    assert store.show_late("run1", 2) == [REPLY]
+    assert store.assign_late("run1", 2) == [REPLY]
     other = REPLY._replace(cid="b")
     store.put_late(KEY, other)
     again = reopen()
-    assert again.show_late("run1", 2) == [REPLY]
-    assert again.show_late("run1", 3) == [other]
-    assert again.show_late("run2", 3) == []
+    assert again.assign_late("run1", 2) == [REPLY]
+    assert again.assign_late("run1", 3) == [other]
+    assert again.assign_late("run2", 3) == []
     assert again.refusals("run1", 1) == {"a": "late", "b": "late"}

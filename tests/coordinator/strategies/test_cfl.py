@@ -11,7 +11,7 @@ from coordinator.rounds.metrics import ari
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.cfl import CFL
-from coordinator.strategies.common.center_tree import Tree
+from coordinator.strategies.common.center_tree import SplitTree
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, Reply
 from tests.support.softmax_program import grouped_fleet, play, schema
@@ -115,11 +115,11 @@ def test_leaves_with_other_numbers_lead_new_devices_to_the_same_models() -> None
 
 def test_the_tree_survives_being_stored() -> None:
     state, group = grown(), {**GROUP, "new": 2}
-    stored = state_codec.from_bytes(state_codec.to_bytes(state))
+    stored = state_codec.decode_state(state_codec.encode_state(state))
     one, other = one_round(state, group), one_round(stored, group)
     np.testing.assert_array_equal(one.centers, other.centers)
     assert one.assignment == other.assignment
-    assert len(Tree.of(stored).models) == 3
+    assert len(SplitTree.from_state(stored).models) == 3
 
 
 def test_a_leaf_waits_for_all_its_devices_unless_fewer_are_said_to_be_enough() -> None:

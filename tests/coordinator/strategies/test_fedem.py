@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.rounds.round import served
+from coordinator.rounds.round import serving_probe
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fedem import FedEM
 from edge_client.protocol.task import Probe
-from tests.support.driven_rounds import Driven
-from tests.support.regression import World, world
+from tests.support.driven_rounds import DrivenMethod
+from tests.support.regression import RegressionWorld, world
 from tests.support.regression import play as regress
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
@@ -30,7 +30,7 @@ def test_with_one_model_it_is_fedavg() -> None:
 def test_one_round_is_the_e_and_the_m_step_of_the_paper() -> None:
     """Against the formulas written out for linear regression: one full-batch step on every component."""
     on = world("10:90", 5, seed=3)
-    run = Driven(em(local_steps=1), on.devices, on.start)
+    run = DrivenMethod(em(local_steps=1), on.devices, on.start)
     for _ in range(2):  # the second round begins with a pi that is not uniform
         theta, pi = run.state.centers.copy(), dict(run.state.extra)
         run.play(1)
@@ -71,9 +71,9 @@ def test_no_seed_loses_a_model(partition: str, start: str) -> None:
         assert on.own_and_other(states[-1].centers)[0] < 1.02
 
 
-def half_way(on: World) -> Driven:
+def half_way(on: RegressionWorld) -> DrivenMethod:
     """d000 answers probes and never fits; d001 never answers at all."""
-    return Driven(
+    return DrivenMethod(
         em(), on.devices, on.start, answers=lambda _r, _e, c, t: c != "d001" and (c != "d000" or isinstance(t, Probe))
     )
 
@@ -82,7 +82,7 @@ def test_who_only_probes_has_a_mixture_and_no_part_in_the_models() -> None:
     on = world("10:90", 5, seed=0)
     run = half_way(on)
     run.play(1)
-    alone = Driven(em(), on.devices, on.start, answers=lambda _r, _e, c, _t: c not in ("d000", "d001"))
+    alone = DrivenMethod(em(), on.devices, on.start, answers=lambda _r, _e, c, _t: c not in ("d000", "d001"))
     alone.play(1)
     np.testing.assert_array_equal(run.state.centers, alone.state.centers)
     assert sorted(run.state.assignment) == ["d000", "d002", "d003", "d004"]
@@ -97,17 +97,17 @@ def test_a_newcomer_is_served_the_fleets_mean_mixture_and_a_device_its_own() -> 
     np.testing.assert_allclose(mixtures[None], pi.mean(axis=0))
     assert mixtures["d001"] == mixtures[None]
     np.testing.assert_allclose(mixtures["d002"], pi[1])
-    task = served(run.strategy, state, "d002", batch=8)
+    task = serving_probe(run.strategy, state, "d002", batch=8)
     assert task.prior == mixtures["d002"]
 
 
 def test_before_the_first_round_all_models_weigh_the_same() -> None:
-    run = Driven(em(clusters=4), devices_of(LOCAL), start_of())
+    run = DrivenMethod(em(clusters=4), devices_of(LOCAL), start_of())
     assert [weight for weight, _ in run.strategy.predictor(run.state, "d00")] == [0.25] * 4
 
 
 def test_a_fit_weighs_samples_by_the_shares_that_stayed_on_the_device() -> None:
-    run = Driven(em(clusters=3), devices_of(LOCAL), start_of())
+    run = DrivenMethod(em(clusters=3), devices_of(LOCAL), start_of())
     run.play(1)
     rows = [{task.rows for task in exchange.values()} for exchange in run.asked[0][1:]]  # type: ignore[union-attr]
     assert rows == [{"posterior:0"}, {"posterior:1"}, {"posterior:2"}]

@@ -8,8 +8,8 @@ import pytest
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fedsoft import FedSoft
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import OWN, Fit, OwnModel, Probe
-from tests.support.driven_rounds import Driven
+from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel, Probe
+from tests.support.driven_rounds import DrivenMethod
 from tests.support.regression import play as regress
 from tests.support.regression import world
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
@@ -64,7 +64,7 @@ def test_with_one_center_no_pull_and_everybody_it_is_fedavg() -> None:
 
 
 def test_shares_are_votes_with_a_floor_and_are_asked_every_tau_rounds() -> None:
-    run = Driven(soft(tau=3, sigma=0.01), devices_of(LOCAL), start_of())
+    run = DrivenMethod(soft(tau=3, sigma=0.01), devices_of(LOCAL), start_of())
     run.play(5)
     kinds = [[type(next(iter(exchange.values()))) for exchange in asked] for asked in run.asked]
     assert kinds == [[Probe, Fit], [Fit], [Fit], [Probe, Fit], [Fit]]
@@ -74,7 +74,7 @@ def test_shares_are_votes_with_a_floor_and_are_asked_every_tau_rounds() -> None:
 
 
 def test_the_task_pulls_like_all_centers_together() -> None:
-    run = Driven(soft(clusters=3, lam=0.7, sigma=0.05), devices_of(LOCAL), start_of())
+    run = DrivenMethod(soft(clusters=3, lam=0.7, sigma=0.05), devices_of(LOCAL), start_of())
     centers = run.state.centers.copy()
     run.play(1)
     w = np.linspace(-1, 1, start_of().size)
@@ -88,7 +88,7 @@ def test_the_task_pulls_like_all_centers_together() -> None:
 
 
 def test_everybodys_models_make_the_centers_weighed_by_v() -> None:
-    run = Driven(soft(), devices_of(LOCAL), start_of())
+    run = DrivenMethod(soft(), devices_of(LOCAL), start_of())
     run.play(1)
     replies = run.said[0][1]
     for s in range(2):
@@ -99,7 +99,7 @@ def test_everybodys_models_make_the_centers_weighed_by_v() -> None:
 
 def test_drawn_devices_make_the_centers_with_equal_weights() -> None:
     """Each center is the mean of exactly K of the fitted models; who is in no draw is not asked."""
-    run = Driven(soft(select=2), devices_of(LOCAL), start_of())
+    run = DrivenMethod(soft(select=2), devices_of(LOCAL), start_of())
     run.play(1)
     replies = {c: np.asarray(r.update) for c, r in run.said[0][1].items()}
     assert 2 <= len(replies) <= 4
@@ -122,20 +122,20 @@ def test_devices_are_drawn_by_their_share_without_replacement() -> None:
 
 
 def test_a_device_goes_on_from_its_own_last_model() -> None:
-    run = Driven(soft(lam=0.0), devices_of(LOCAL), start_of())
+    run = DrivenMethod(soft(lam=0.0), devices_of(LOCAL), start_of())
     run.play(1)
     before = {c: run.own(c, "main").copy() for c in LOCAL}
     run.play(1)
     for c, task in run.asked[1][0].items():
         assert isinstance(task, Fit)
-        assert task.start == OWN
+        assert task.start == OWN_MODEL
         np.testing.assert_array_equal(task.init, start_of())
         at_hand = Fit(start=before[c], steps=4, lr=task.lr, momentum=task.momentum, batch=8, seed=task.seed)
         np.testing.assert_array_equal(run.own(c, "main"), devices_of(LOCAL).answer(c, at_hand).update)
 
 
 def test_who_never_told_its_shares_does_not_train_and_who_falls_silent_keeps_them() -> None:
-    run = Driven(
+    run = DrivenMethod(
         soft(tau=1),
         devices_of(LOCAL),
         start_of(),
@@ -151,7 +151,7 @@ def test_who_never_told_its_shares_does_not_train_and_who_falls_silent_keeps_the
 
 
 def test_if_nobody_tells_its_shares_they_are_asked_for_again_at_once() -> None:
-    run = Driven(
+    run = DrivenMethod(
         soft(tau=5), devices_of(LOCAL), start_of(), answers=lambda r, _e, _c, t: r > 1 or not isinstance(t, Probe)
     )
     before = run.state
@@ -162,14 +162,14 @@ def test_if_nobody_tells_its_shares_they_are_asked_for_again_at_once() -> None:
 
 
 def test_more_devices_to_draw_than_there_are_means_everybody() -> None:
-    run = Driven(soft(select=50, clusters=4), devices_of({c: LOCAL[c] for c in ("d00", "d01")}), start_of())
+    run = DrivenMethod(soft(select=50, clusters=4), devices_of({c: LOCAL[c] for c in ("d00", "d01")}), start_of())
     state = run.play(2)
     assert np.isfinite(state.centers).all()
     np.testing.assert_allclose(state.centers, np.tile(state.centers[0], (4, 1)))
 
 
 def test_a_device_is_served_its_own_model_and_a_newcomer_the_most_common_center() -> None:
-    run = Driven(soft(), devices_of(LOCAL), start_of())
+    run = DrivenMethod(soft(), devices_of(LOCAL), start_of())
     state = run.play(2)
     ((_, served),) = run.strategy.predictor(state, "d00")
     assert isinstance(served, OwnModel)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from coordinator.clustering.neuron_matching import chain, permuted
+from coordinator.clustering.neuron_matching import layer_chain, permute_units
 from coordinator.strategies.base import State, drive
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.fesem_ma import FeSEMMA
@@ -31,7 +31,7 @@ def one_round(method: FeSEM, models: dict[str, Flat]) -> State:
 
 
 def shuffled(model: Flat) -> Flat:
-    return permuted(model, MLP, [RNG.permutation(7)], chain(MLP))
+    return permute_units(model, MLP, [RNG.permutation(7)], layer_chain(MLP))
 
 
 def test_devices_that_shuffled_their_hidden_units_average_as_if_they_had_not() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from coordinator.rounds.metrics import Report
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.rounds.metrics import RoundReport
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Replies, Strategy, drive
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.robust_tkm import TKM
-from edge_client.data.dataset import Local
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
@@ -22,7 +22,7 @@ HOSTILE = ("d04", "d07")
 STEPS = {"local_steps": 10, "batch_size": 8}
 
 
-def attacked(method: Strategy, attack: str, local: Mapping[str, Local]) -> tuple[Report, dict[str, int]]:
+def attacked(method: Strategy, attack: str, local: Mapping[str, DeviceData]) -> tuple[RoundReport, dict[str, int]]:
     """The fourth round's report and assignment when the hostile devices answer something else than they learned."""
     devices = devices_of(local)
     schema, fleet, lies = devices.program.schema, devices.fleet, np.random.default_rng(5)
@@ -43,11 +43,11 @@ def attacked(method: Strategy, attack: str, local: Mapping[str, Local]) -> tuple
         return replies
 
     for number in range(1, 5):
-        state, report = drive(one_round(method, state, schema, fleet, round_rng(0, number), batch=64), ask)
+        state, report = drive(run_round(method, state, schema, fleet, round_rng(0, number), batch=64), ask)
     return report, dict(state.assignment)
 
 
-def honest(report: Report) -> float:
+def honest(report: RoundReport) -> float:
     return float(np.mean([a for c, a in report.per_device.items() if c not in HOSTILE]))
 
 

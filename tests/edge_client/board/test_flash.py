@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.board.profiles import PROFILES
-from edge_client.board.systemd_unit import CONFIG, STATE
-from tests.support.flash_workstation import Desk, rootfs, stocked
-from tests.support.requirements import lacking
+from edge_client.board.profiles import BOARD_PROFILES
+from edge_client.board.systemd_unit import CONFIG_PATH, STATE_FOLDER
+from tests.support.flash_workstation import FlashSetup, rootfs, stocked
+from tests.support.requirements import skip_without
 
-TOKEN = f"{STATE}/identity/token"
-
-
-@pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+TOKEN = f"{STATE_FOLDER}/identity/token"
 
 
 @pytest.fixture
-def card(desk: Desk) -> Path:
+def desk(tmp_path: Path) -> FlashSetup:
+    return FlashSetup(tmp_path)
+
+
+@pytest.fixture
+def card(desk: FlashSetup) -> Path:
     return rootfs(desk.folder / "card", desk.profile)
 
 
@@ -36,7 +36,7 @@ def snapshot(root: Path) -> dict[str, tuple[int, int, bytes]]:
 
 
 def test_a_card_gets_everything_and_a_second_flash_changes_nothing(
-    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert desk.flash("--rootfs", str(card)) == 0
     before = snapshot(card)
@@ -49,7 +49,7 @@ def test_a_card_gets_everything_and_a_second_flash_changes_nothing(
     assert "nothing to change" in capsys.readouterr().err
 
 
-def test_a_flash_that_was_cut_is_finished_by_the_next_one(desk: Desk, card: Path) -> None:
+def test_a_flash_that_was_cut_is_finished_by_the_next_one(desk: FlashSetup, card: Path) -> None:
     assert desk.flash("--rootfs", str(card)) == 0
     whole = {name: content for name, (_, _, content) in snapshot(card).items()}
     for name in ("opt/fedcenters/MANIFEST", "opt/fedcenters/site/edge_client/cli.py", "etc/fedcenters/device.key"):
@@ -60,13 +60,13 @@ def test_a_flash_that_was_cut_is_finished_by_the_next_one(desk: Desk, card: Path
 
 
 def test_an_update_replaces_what_changed_removes_what_is_gone_and_keeps_the_state(
-    desk: Desk, card: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from edge_client.board import wheels
 
     monkeypatch.setattr(wheels, "_pip", lambda *_: pytest.fail("asked pip"))
     assert desk.flash("--rootfs", str(card)) == 0
-    learned = card / STATE[1:] / "state" / "state.json"
+    learned = card / STATE_FOLDER[1:] / "state" / "state.json"
     learned.parent.mkdir(parents=True)
     learned.write_text("learned")
     stale = card / "opt/fedcenters/site/old.py"
@@ -82,7 +82,7 @@ def test_an_update_replaces_what_changed_removes_what_is_gone_and_keeps_the_stat
     pinned = json.dumps({"install": [_item(line) for line in locks.splitlines()]})
     monkeypatch.setattr(wheels, "_pip", lambda *_: pinned)
     assert desk.flash("--rootfs", str(card), "--update") == 0
-    assert "threads = 2" in (card / CONFIG[1:]).read_text()
+    assert "threads = 2" in (card / CONFIG_PATH[1:]).read_text()
     assert learned.read_text() == "learned"
     assert not stale.exists()
 
@@ -99,7 +99,7 @@ def _item(line: str) -> dict[str, object]:
 
 
 def test_another_device_is_not_put_over_one_that_has_learned(
-    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert desk.flash("--rootfs", str(card)) == 0
     assert desk.flash("--rootfs", str(card), device="shed") == 3
@@ -107,7 +107,7 @@ def test_another_device_is_not_put_over_one_that_has_learned(
     assert "hint" in told
 
 
-def test_a_token_is_put_once_and_not_again_when_the_board_has_its_certificate(desk: Desk, card: Path) -> None:
+def test_a_token_is_put_once_and_not_again_when_the_board_has_its_certificate(desk: FlashSetup, card: Path) -> None:
     assert desk.flash("--rootfs", str(card), device="shed") == 0
     token = card / TOKEN[1:]
     assert token.stat().st_mode & 0o777 == 0o600
@@ -117,7 +117,9 @@ def test_a_token_is_put_once_and_not_again_when_the_board_has_its_certificate(de
     assert not token.exists()
 
 
-def test_a_dry_run_lists_every_file_and_writes_none(desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_lists_every_file_and_writes_none(
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = snapshot(card)
     assert desk.flash("--rootfs", str(card), "--dry-run", "--json") == 0
     listed = json.loads(capsys.readouterr().out)["list"]
@@ -133,9 +135,9 @@ def test_a_dry_run_lists_every_file_and_writes_none(desk: Desk, card: Path, caps
 
 
 @pytest.mark.parametrize("name", ["board.tar", "board.tar.zst"])
-def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Desk, card: Path, name: str) -> None:
+def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: FlashSetup, card: Path, name: str) -> None:
     if name.endswith("zst") and shutil.which("zstd") is None:
-        lacking("zstd is not installed (apt install zstd)")
+        skip_without("zstd is not installed (apt install zstd)")
     paths = [desk.folder / "1" / name, desk.folder / "2" / name]
     for path in paths:
         path.parent.mkdir()
@@ -154,60 +156,60 @@ def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Desk,
     assert {n: written[n][1:] for n in known} == {n: c[1:] for n, c in snapshot(unpacked).items()}
 
 
-def refusal(desk: Desk, capsys: pytest.CaptureFixture[str], *arguments: str, device: str = "porch") -> str:
-    assert desk.flash(*arguments, device=device) in (2, 3)
+def refusal(context: FlashSetup, capsys: pytest.CaptureFixture[str], *arguments: str, device: str = "porch") -> str:
+    assert context.flash(*arguments, device=device) in (2, 3)
     told = capsys.readouterr().err
     assert "hint: " in told
     return told
 
 
-def test_the_machines_own_root_is_refused(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_machines_own_root_is_refused(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is not a board's root" in refusal(desk, capsys, "--rootfs", "/")
 
 
-def test_a_boot_partition_is_refused(desk: Desk, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_boot_partition_is_refused(desk: FlashSetup, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "boot").mkdir()
     assert "take the root partition" in refusal(desk, capsys, "--rootfs", str(tmp_path / "boot"))
 
 
-def test_a_system_of_another_architecture_is_refused(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
-    card = rootfs(desk.folder / "pc", PROFILES["x86-64"])
+def test_a_system_of_another_architecture_is_refused(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:
+    card = rootfs(desk.folder / "pc", BOARD_PROFILES["x86-64"])
     assert "is a system for x86_64" in refusal(desk, capsys, "--rootfs", str(card))
 
 
 def test_a_system_without_a_python_that_is_new_enough_is_refused(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     card = rootfs(desk.folder / "old", desk.profile, python="3.9")
     assert "--python-home" in refusal(desk, capsys, "--rootfs", str(card))
 
 
 def test_a_jetson_needs_nvidias_files_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    desk = Desk(tmp_path, "jetson-orin")
-    card = rootfs(tmp_path / "card", desk.profile)
-    assert desk.flash("--rootfs", str(card)) == 0
+    context = FlashSetup(tmp_path, "jetson-orin")
+    card = rootfs(tmp_path / "card", context.profile)
+    assert context.flash("--rootfs", str(card)) == 0
     (card / "etc/nv_tegra_release").unlink()
-    assert "apply_binaries.sh" in refusal(desk, capsys, "--rootfs", str(card))
+    assert "apply_binaries.sh" in refusal(context, capsys, "--rootfs", str(card))
 
 
 def test_jetpack_5_says_that_it_needs_a_second_python_and_takes_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    desk = Desk(tmp_path, "jetson-xavier")
-    card = rootfs(tmp_path / "card", desk.profile, python="3.8")
-    assert "needs a second Python" in refusal(desk, capsys, "--rootfs", str(card))
+    context = FlashSetup(tmp_path, "jetson-xavier")
+    card = rootfs(tmp_path / "card", context.profile, python="3.8")
+    assert "needs a second Python" in refusal(context, capsys, "--rootfs", str(card))
     home = tmp_path / "cpython"
-    shutil.copytree(rootfs(tmp_path / "other", desk.profile) / "usr", home, symlinks=True)
+    shutil.copytree(rootfs(tmp_path / "other", context.profile) / "usr", home, symlinks=True)
     (home / "lib" / "python3.11").mkdir(parents=True)
     (home / "bin" / "python3.11").chmod(0o755)
-    assert desk.flash("--rootfs", str(card), "--python-home", str(home)) == 0
+    assert context.flash("--rootfs", str(card), "--python-home", str(home)) == 0
     unit = (card / "etc/systemd/system/fedcenters-edge.service").read_text()
     assert "ExecStart=/opt/fedcenters/python/bin/python3 /opt/fedcenters/launch.py" in unit
     assert (card / "opt/fedcenters/python/bin/python3").stat().st_mode & 0o111
 
 
 def test_a_link_that_leads_out_of_the_card_is_not_followed(
-    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (desk.folder / "host").mkdir()
     (card / "opt").symlink_to(desk.folder / "host")
@@ -215,23 +217,27 @@ def test_a_link_that_leads_out_of_the_card_is_not_followed(
     assert list((desk.folder / "host").iterdir()) == []
 
 
-def test_a_device_that_was_not_provisioned_is_named(desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_device_that_was_not_provisioned_is_named(
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     told = refusal(desk, capsys, "--rootfs", str(card), device="attic")
     assert "nothing was provisioned for attic" in told
     assert "fedcenters-coordinator provision" in told
 
 
 def test_an_address_replaces_the_join_files_and_must_be_of_the_same_federation(
-    desk: Desk, card: Path, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "is the federation 'other'" in refusal(
         desk, capsys, "--rootfs", str(card), "--federation", "mqtts://b.example:8883/other"
     )
     assert desk.flash("--rootfs", str(card), "--federation", "mqtts://10.0.0.1:8884/home") == 0
-    assert 'broker = "mqtts://10.0.0.1:8884"' in (card / CONFIG[1:]).read_text()
+    assert 'broker = "mqtts://10.0.0.1:8884"' in (card / CONFIG_PATH[1:]).read_text()
 
 
-def test_the_python_of_the_card_decides_which_wheels_are_taken(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_of_the_card_decides_which_wheels_are_taken(
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = rootfs(desk.folder / "trixie", desk.profile, python="3.13")
     stocked(desk.cache, desk.profile, "3.13")
     assert desk.flash("--rootfs", str(card), "--json") == 0
@@ -239,12 +245,16 @@ def test_the_python_of_the_card_decides_which_wheels_are_taken(desk: Desk, capsy
     assert "there is Python 3.13" in refusal(desk, capsys, "--rootfs", str(card), "--python", "3.11")
 
 
-def test_a_careful_umask_keeps_no_service_out(desk: Desk, card: Path) -> None:
+def test_a_careful_umask_keeps_no_service_out(desk: FlashSetup, card: Path) -> None:
     before = os.umask(0o077)
     try:
         assert desk.flash("--rootfs", str(card), device="shed") == 0
     finally:
         os.umask(before)
-    for name, mode in (("opt/fedcenters/site/edge_client", 0o755), ("etc/fedcenters", 0o755), (STATE[1:], 0o700)):
+    for name, mode in (
+        ("opt/fedcenters/site/edge_client", 0o755),
+        ("etc/fedcenters", 0o755),
+        (STATE_FOLDER[1:], 0o700),
+    ):
         assert (card / name).stat().st_mode & 0o777 == mode
-    assert (card / CONFIG[1:]).stat().st_mode & 0o777 == 0o644
+    assert (card / CONFIG_PATH[1:]).stat().st_mode & 0o777 == 0o644

@@ -10,10 +10,10 @@ import pytest
 
 from edge_client.board import remote
 from edge_client.board.flash import PACKAGE
-from edge_client.board.profiles import PROFILES
-from edge_client.board.remote import Board, Remote, check_board
+from edge_client.board.profiles import BOARD_PROFILES
+from edge_client.board.remote import BoardInfo, RemoteBoard, check_board
 from edge_client.errors import ConfigError, NetworkError
-from tests.support.flash_workstation import Desk
+from tests.support.flash_workstation import FlashSetup
 
 pytestmark = pytest.mark.skipif(shutil.which("sha256sum") is None, reason="sha256sum is not installed")
 SSH = """#!/bin/sh
@@ -27,7 +27,7 @@ echo "$(basename $0) $*" >> {log}
 
 
 @pytest.fixture
-def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FlashSetup:
     """`board` is a folder; systemd's programs only note what they are told."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -42,27 +42,27 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
     monkeypatch.setenv("PATH", f"{tools}:/usr/sbin:/usr/bin:/sbin:/bin")
     root = tmp_path / "board"
     (root / "etc").mkdir(parents=True)
-    monkeypatch.setattr(remote.Remote, "__init__", _rooted(str(root)))
-    return Desk(tmp_path)
+    monkeypatch.setattr(remote.RemoteBoard, "__init__", _rooted(str(root)))
+    return FlashSetup(tmp_path)
 
 
 def _rooted(root: str):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    def init(self: Remote, *, host: str) -> None:
+    def init(self: RemoteBoard, *, host: str) -> None:
         object.__setattr__(self, "host", host)
         object.__setattr__(self, "root", root)
 
     return init
 
 
-def told(desk: Desk) -> list[str]:
-    log = desk.folder / "log"
+def told(context: FlashSetup) -> list[str]:
+    log = context.folder / "log"
     lines = log.read_text().splitlines()
     log.write_text("")
     return lines
 
 
 def test_a_board_is_flashed_started_and_left_alone_the_second_time(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert desk.flash("--ssh", "board") == 0
     root = desk.folder / "board"
@@ -79,7 +79,7 @@ def test_a_board_is_flashed_started_and_left_alone_the_second_time(
 
 
 def test_a_file_that_was_damaged_on_the_board_is_seen_and_an_update_repairs_it(
-    desk: Desk, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert desk.flash("--ssh", "board") == 0
     damaged = desk.folder / "board/opt/fedcenters/site/edge_client/cli.py"
@@ -89,7 +89,7 @@ def test_a_file_that_was_damaged_on_the_board_is_seen_and_an_update_repairs_it(
     from edge_client.board import wheels
 
     text = next((desk.cache / "locks").iterdir()).read_text()
-    monkeypatch.setattr(wheels, "locked", lambda *_args, **_more: text)
+    monkeypatch.setattr(wheels, "lock_wheels", lambda *_args, **_more: text)
     state = desk.folder / "board/var/lib/fedcenters/state.json"
     state.parent.mkdir(parents=True)
     state.write_text("learned")
@@ -99,14 +99,14 @@ def test_a_file_that_was_damaged_on_the_board_is_seen_and_an_update_repairs_it(
 
 
 def test_a_board_that_does_not_answer_is_a_matter_of_the_network(
-    desk: Desk, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (desk.folder / "tools" / "ssh").write_text("#!/bin/sh\necho 'connection refused' >&2\nexit 255\n")
     assert desk.flash("--ssh", "board") == NetworkError.exit_code
     assert "connection refused" in capsys.readouterr().err
 
 
-def test_another_device_is_not_put_over_one_that_is_there(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_device_is_not_put_over_one_that_is_there(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:
     assert desk.flash("--ssh", "board") == 0
     assert desk.flash("--ssh", "board", device="shed") == 3
     assert "is porch of home" in capsys.readouterr().err
@@ -115,7 +115,7 @@ def test_another_device_is_not_put_over_one_that_is_there(desk: Desk, capsys: py
 @pytest.mark.parametrize("host", ["-oProxyCommand=evil", "a b", "", "x;y"])
 def test_what_is_no_host_never_reaches_ssh(host: str) -> None:
     with pytest.raises(ConfigError, match="is no user@host"):
-        Remote(host=host)
+        RemoteBoard(host=host)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +128,8 @@ def test_what_is_no_host_never_reaches_ssh(host: str) -> None:
     ],
 )
 def test_a_board_of_another_kind_is_refused(board: dict[str, str], profile: str, says: str) -> None:
-    usual = Board(machine="aarch64", python="3.11", tegra=False, root=True, config=b"", manifest=b"")
+    usual = BoardInfo(machine="aarch64", python="3.11", tegra=False, root=True, config=b"", manifest=b"")
     found = replace(usual, **board)  # type: ignore[arg-type]  # two of its texts
     with pytest.raises(ConfigError, match=says) as refused:
-        check_board(found, PROFILES[profile], "pi@board", own_python=False)
+        check_board(found, BOARD_PROFILES[profile], "pi@board", own_python=False)
     assert refused.value.hint

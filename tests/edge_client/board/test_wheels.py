@@ -9,9 +9,15 @@ from pathlib import Path
 import pytest
 
 from edge_client.board import wheels
-from edge_client.board.flash import LIGHT, PACKAGE
-from edge_client.board.profiles import PROFILES
-from edge_client.board.wheels import BASE, BASE_3_10, ENGINES, IMAGES, Wish
+from edge_client.board.flash import LIGHT_ENGINES, PACKAGE
+from edge_client.board.profiles import BOARD_PROFILES
+from edge_client.board.wheels import (
+    BASE_REQUIREMENTS,
+    BASE_REQUIREMENTS_3_10,
+    ENGINE_REQUIREMENTS,
+    IMAGE_REQUIREMENTS,
+    WheelSpec,
+)
 from edge_client.errors import ConfigError
 from tests.support.flash_workstation import wheel
 
@@ -21,7 +27,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[3]
-PI = PROFILES["raspberry-pi-5"]
+PI = BOARD_PROFILES["raspberry-pi-5"]
 CLIENT_MAX_BYTES = 600_000
 
 
@@ -31,22 +37,25 @@ def test_the_requirements_are_those_of_pyproject() -> None:
     extras = {
         name: [need.partition(";")[0] for need in needs] for name, needs in project["optional-dependencies"].items()
     }
-    assert plain == {*BASE, "tomli>=2"}
-    assert "tomli>=2" in BASE_3_10
-    assert (list(ENGINES["onnx"]), list(ENGINES["litert"])) == (extras["onnx"], extras["litert"])
-    assert list(IMAGES) == extras["images"]
+    assert plain == {*BASE_REQUIREMENTS, "tomli>=2"}
+    assert "tomli>=2" in BASE_REQUIREMENTS_3_10
+    assert (list(ENGINE_REQUIREMENTS["onnx"]), list(ENGINE_REQUIREMENTS["litert"])) == (
+        extras["onnx"],
+        extras["litert"],
+    )
+    assert list(IMAGE_REQUIREMENTS) == extras["images"]
 
 
 def test_a_wheel_of_ones_own_takes_the_place_of_the_index_one() -> None:
     own = Path("onnxruntime_gpu-1.23.0-cp310-cp310-linux_aarch64.whl")
-    wish = Wish(profile=PROFILES["jetson-orin"], python="3.10", engines=("onnx",), wheels=(own,))
-    assert not [need for need in wish.requirements() if need.startswith("onnxruntime")]
-    assert "tomli>=2" in wish.requirements()
+    spec = WheelSpec(profile=BOARD_PROFILES["jetson-orin"], python="3.10", engines=("onnx",), wheels=(own,))
+    assert not [need for need in spec.requirements() if need.startswith("onnxruntime")]
+    assert "tomli>=2" in spec.requirements()
 
 
-@pytest.mark.parametrize("board", PROFILES)
+@pytest.mark.parametrize("board", BOARD_PROFILES)
 def test_no_board_is_offered_wheels_for_a_newer_glibc_or_another_processor(board: str) -> None:
-    profile = PROFILES[board]
+    profile = BOARD_PROFILES[board]
     platforms = profile.platforms()
     assert all(name.endswith(f"_{profile.machine}") for name in platforms)
     assert f"manylinux_2_{profile.glibc[1]}_{profile.machine}" in platforms
@@ -66,7 +75,7 @@ def test_scripts_headers_and_tests_stay_out_and_libraries_of_a_data_folder_come_
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             archive.writestr(name, b"1")
-    found = {e.path.removeprefix("/opt/fedcenters/site/") for e in wheels.unpacked([path])}
+    found = {e.path.removeprefix("/opt/fedcenters/site/") for e in wheels.unpack_wheels([path])}
     assert found == {place for place in names.values() if place}
 
 
@@ -76,21 +85,21 @@ def test_a_wheel_that_reaches_out_of_its_folder_is_refused(tmp_path: Path, name:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(name, b"1")
     with pytest.raises(ConfigError, match="cannot be called"):
-        wheels.unpacked([path])
+        wheels.unpack_wheels([path])
 
 
 def test_what_is_no_wheel_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"no zip")
     with pytest.raises(ConfigError, match="is no wheel"):
-        wheels.unpacked([tmp_path / "x.whl"])
+        wheels.unpack_wheels([tmp_path / "x.whl"])
 
 
 def test_a_wheel_whose_bytes_changed_in_the_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.support.flash_workstation import stocked
 
     cache = stocked(tmp_path / "cache", PI)
-    wish = Wish(profile=PI, python="3.11", engines=("onnx",))
-    (good,) = wheels.fetched(wish, cache)
+    spec = WheelSpec(profile=PI, python="3.11", engines=("onnx",))
+    (good,) = wheels.fetch_wheels(spec, cache)
     wheel(good, numpy__init=b"evil")
     asked: list[tuple[str, ...]] = []
 
@@ -100,11 +109,11 @@ def test_a_wheel_whose_bytes_changed_in_the_cache_is_not_used(tmp_path: Path, mo
         return ""
 
     monkeypatch.setattr(wheels, "_pip", pip)
-    wheels.fetched(wish, cache)
+    wheels.fetch_wheels(spec, cache)
     assert asked[0][0] == "download"
     assert "--require-hashes" in asked[0]
 
 
 def test_the_client_itself_is_small() -> None:
-    size = sum(len(e.data) for e in wheels.client(PACKAGE, LIGHT) if e.path.endswith(".py"))
+    size = sum(len(e.data) for e in wheels.client_files(PACKAGE, LIGHT_ENGINES) if e.path.endswith(".py"))
     assert size < CLIENT_MAX_BYTES

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.data.dataset import Dataset, batches, load
+from edge_client.data.dataset import Dataset, batches, load_folder
 from edge_client.errors import ConfigError, Malformed
 
 
@@ -19,7 +19,7 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     x, y = np.ones((3, 2), np.float32), np.array([0, 2, 1])
     write(tmp_path, "train.npz", x=x, y=y)
     write(tmp_path, "test.npz", x=x[:1], y=y[:1])
-    local = load(tmp_path)
+    local = load_folder(tmp_path)
     assert local.test is not None
     assert (local.train.x == x).all()
     assert (local.train.y == y).all()
@@ -28,12 +28,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_held_out_samples_are_optional(tmp_path: Path) -> None:
     write(tmp_path, "train.npz", x=np.ones((3, 2)), y=np.zeros(3, np.int8))
-    assert load(tmp_path).test is None
+    assert load_folder(tmp_path).test is None
 
 
 def test_whole_numbers_become_floating_point_samples_and_labels_64_bits(tmp_path: Path) -> None:
     write(tmp_path, "train.npz", x=np.ones((3, 2), np.uint8), y=np.zeros(3, np.uint8))
-    train = load(tmp_path).train
+    train = load_folder(tmp_path).train
     assert train.x.dtype == np.dtype(np.float32)
     assert train.y.dtype == np.dtype(np.int64)
 
@@ -54,7 +54,7 @@ def test_a_wrong_folder_is_named_with_a_hint(tmp_path: Path, arrays: dict[str, n
     if arrays:
         write(tmp_path, "train.npz", **arrays)
     with pytest.raises(ConfigError, match=says) as wrong:
-        load(tmp_path)
+        load_folder(tmp_path)
     assert "train.npz" in wrong.value.message
     assert wrong.value.hint
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     for content in (b"", b"no zip", b"PK\x03\x04 broken", (tmp_path / "one.npy").read_bytes()):
         (tmp_path / "train.npz").write_bytes(content)
         with pytest.raises(ConfigError, match="cannot use"):
-            load(tmp_path)
+            load_folder(tmp_path)
 
 
 def test_targets_may_have_any_shape() -> None:

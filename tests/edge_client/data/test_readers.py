@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.data.dataset import Samples, load
+from edge_client.data.dataset import DataFolder, load_folder
 from edge_client.errors import ConfigError, RuntimeMissing
 from edge_client.protocol.task import Array
 from tests.support import softmax_program
-from tests.support.scripted_coordinator import Script, Stage
+from tests.support.scripted_coordinator import DeviceStage, Script
 
 CSV_SCHEMA = '[csv]\nfeatures = ["a", "b"]\nlabel = "kind"\nclasses = ["low", "high"]\n'
 IMAGE_SCHEMA = '[images]\nsize = [2, 3]\nchannels = 1\nclasses = ["cat", "dog"]\n'
@@ -48,7 +48,7 @@ def test_archives_and_pairs_of_arrays_are_read_in_the_order_of_their_age(tmp_pat
     np.save(folder / "a.y.npy", y[2:4])
     aged(folder / "a.x.npy", 2)
     write(tmp_path / "train.npz", at=3, x=x[4:], y=y[4:])
-    local = load(tmp_path)
+    local = load_folder(tmp_path)
     assert (local.train.x == x).all()
     assert (local.train.y == y).all()
 
@@ -62,7 +62,7 @@ def test_the_newest_samples_are_kept(sizes: list[int], most: int, tmp_path_facto
     for number, size in enumerate(sizes):
         write(folder / "train" / f"{number}.npz", at=number + 1, x=x[at : at + size], y=y[at : at + size])
         at += size
-    local = load(folder, most=most)
+    local = load_folder(folder, limit=most)
     assert (local.train.x == x[-most:]).all()
     assert (local.train.y == y[-most:]).all()
 
@@ -71,7 +71,7 @@ def test_a_table_is_read_as_its_schema_says(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text(CSV_SCHEMA + "mean = [1.0, 0.0]\nscale = 2.0\nshape = [1, 2]\n")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "t.csv").write_text("kind,b,unused,a\nhigh,4,x,3\nlow,8,y,-1\n\n")
-    train = load(tmp_path).train
+    train = load_folder(tmp_path).train
     assert train.x.tolist() == [[[1.0, 2.0]], [[-1.0, 4.0]]]
     assert train.y.tolist() == [1, 0]
 
@@ -80,7 +80,7 @@ def test_a_table_with_targets_is_a_regression(tmp_path: Path) -> None:
     (tmp_path / "schema.toml").write_text('[csv]\nfeatures = ["a"]\ntargets = ["b"]\n')
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "t.csv").write_text("a,b\n1,2\n3,4\n")
-    train = load(tmp_path).train
+    train = load_folder(tmp_path).train
     assert train.y.tolist() == [[2.0], [4.0]]
 
 
@@ -93,7 +93,7 @@ def test_pictures_become_samples_of_their_folders_class(tmp_path: Path) -> None:
         image.new("RGB", (6, 4), (value, value, value)).save(folder / "1.png")
         aged(folder / "1.png", at + 1)
     (tmp_path / "train" / "cat" / "notes.txt").write_text("no picture")
-    train = load(tmp_path).train
+    train = load_folder(tmp_path).train
     assert train.x.shape == (2, 1, 2, 3)
     assert train.y.tolist() == [1, 0]
     assert train.x[0].tolist() == np.ones((1, 2, 3)).tolist()
@@ -138,7 +138,7 @@ def test_a_table_that_is_wrong_is_named_with_a_hint(tmp_path: Path, schema: str,
         (tmp_path / "schema.toml").write_text(schema)
     (tmp_path / "train" / "t.csv").write_text(text)
     with pytest.raises(ConfigError, match=says) as wrong:
-        load(tmp_path)
+        load_folder(tmp_path)
     assert wrong.value.hint
 
 
@@ -146,31 +146,31 @@ def test_pieces_of_different_shapes_are_refused_by_name(tmp_path: Path) -> None:
     write(tmp_path / "train" / "a.npz", at=1, x=np.ones((2, 3)), y=np.zeros(2, int))
     write(tmp_path / "train" / "b.npz", at=2, x=np.ones((2, 4)), y=np.zeros(2, int))
     with pytest.raises(ConfigError, match=r"train/a.npz: samples are \[3\], others are \[4\]"):
-        load(tmp_path)
+        load_folder(tmp_path)
 
 
 def test_new_samples_are_seen_and_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     x, y = rows(0, 4)
     write(tmp_path / "train" / "a.npz", at=1, x=x[:2], y=y[:2])
-    samples = Samples(tmp_path, most=3)
+    samples = DataFolder(tmp_path, most=3)
     assert len(samples.load().train) == 2
-    assert samples.fresh() is None
+    assert samples.reload_if_changed() is None
     write(tmp_path / "train" / "b.npz", at=2, x=x[2:], y=y[2:])
-    fresh = samples.fresh()
+    fresh = samples.reload_if_changed()
     assert fresh is not None
     assert (fresh.train.x == x[1:]).all()
-    assert samples.fresh() is None
+    assert samples.reload_if_changed() is None
     (tmp_path / "train" / "c.npz").write_bytes(b"half")
-    assert samples.fresh() is None
+    assert samples.reload_if_changed() is None
     (tmp_path / "train" / "c.npz").unlink()
-    assert samples.fresh() is not None
+    assert samples.reload_if_changed() is not None
 
 
 def test_a_device_takes_new_samples_in_between_two_rounds_and_tells_how_many_it_has(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = DeviceStage(tmp_path)
     held = softmax_program.samples(np.random.default_rng(1), 20)
     write(tmp_path / "train" / "a.npz", at=1, x=held.x[:12], y=held.y[:12])
-    stage.samples = Samples(tmp_path)
+    stage.samples = DataFolder(tmp_path)
 
     def script() -> Script:
         yield

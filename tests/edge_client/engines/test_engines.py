@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import torch
 
-from edge_client.engines.base import ENGINES, open_engine, step
+from edge_client.engines.base import ENGINES, open_engine, run_step
 from edge_client.engines.onnx import PROVIDERS, runtime
-from edge_client.engines.pt2 import load
+from edge_client.engines.pt2 import load_graph
 from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
 from edge_client.protocol.program import Function
 from edge_client.protocol.task import Array
@@ -81,7 +81,7 @@ def test_a_runtime_that_is_installed_but_broken_is_passed_over_for_the_next(
 ) -> None:
     """tflite-runtime 2.14 under numpy 2 imports well, and raises SystemError when it makes an interpreter."""
 
-    class Broken:
+    class BrokenRuntime:
         def __init__(self, **_: object) -> None:
             raise SystemError("returned a result with an exception set")
 
@@ -93,13 +93,13 @@ def test_a_runtime_that_is_installed_but_broken_is_passed_over_for_the_next(
     from ai_edge_litert.interpreter import Interpreter
 
     program, files = compiled("digits-mlp").program, {"step": stored("litert", "step", tmp_path)}
-    named("ai_edge_litert.interpreter", Broken)
+    named("ai_edge_litert.interpreter", BrokenRuntime)
     named("tflite_runtime.interpreter", Interpreter)
     given = feeds(program, "step", batch=BATCH)
-    assert step(open_engine("litert", program, files), given).keys() == {
+    assert run_step(open_engine("litert", program, files), given).keys() == {
         p.name for p in program.functions["step"].outputs
     }
-    named("tflite_runtime.interpreter", Broken)
+    named("tflite_runtime.interpreter", BrokenRuntime)
     with pytest.raises(RuntimeMissing, match=r"tflite-runtime: returned a result[\s\S]*hint: pip install"):
         open_engine("litert", program, files)
 
@@ -128,7 +128,7 @@ def test_a_provider_that_is_listed_but_not_to_be_had_is_left_in_silence_or_refus
     program, files = compiled("digits-mlp").program, {"step": stored("onnx", "step", tmp_path)}
     with nullcontext() if device == "auto" else pytest.raises(RuntimeMissing, match="cannot use cuda"):
         given = feeds(program, "step", batch=BATCH)
-        step(open_engine("onnx", program, files, device=device), given)
+        run_step(open_engine("onnx", program, files, device=device), given)
     assert capfd.readouterr() == ("", "")
 
 
@@ -138,7 +138,7 @@ def test_a_torch_program_moves_to_its_device_as_a_whole(tmp_path: Path) -> None:
     (tmp_path / "step").write_bytes(made.files[made.program.containers["pt2"]["step"].sha256])
     given = feeds(made.program, "step", batch=BATCH)
     inputs = [torch.tensor(given[port.name], device="meta") for port in made.program.functions["step"].inputs]
-    results = load(tmp_path / "step", "meta")(*inputs)
+    results = load_graph(tmp_path / "step", "meta")(*inputs)
     assert {value.device.type for value in results} == {"meta"}
 
 
@@ -149,7 +149,7 @@ def test_an_update_on_a_gpu_is_torchs(name: str, engine: str, device: str, tmp_p
     made = compiled(name, engines=(engine,))
     (tmp_path / "step").write_bytes(made.files[made.program.containers[engine]["step"].sha256])
     given = feeds(made.program, "step", batch=BATCH)
-    first = step(open_engine(engine, made.program, {"step": tmp_path / "step"}, device=device), given)
+    first = run_step(open_engine(engine, made.program, {"step": tmp_path / "step"}, device=device), given)
     assert relative(first, torch_step(model(name).module, given)) < SINGLE_STEP
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.engines.base import ENGINES, KEPT, Engine, open_engine
+from edge_client.engines.base import ENGINES, KEPT_ON_BOARD, Engine, open_engine
 from edge_client.engines.golden_run import POOL, Numbers, golden_inputs, run_golden
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Program
@@ -47,7 +47,7 @@ def test_a_right_runtime_is_far_below_the_tolerance_each_time(engine: str, tmp_p
 
 
 @each_engine
-@pytest.mark.parametrize("group", KEPT)
+@pytest.mark.parametrize("group", KEPT_ON_BOARD)
 @pytest.mark.parametrize("by", ["zero", "noise"])
 def test_what_is_overwritten_after_it_was_lent_is_found(
     engine: str, group: str, by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -80,7 +80,7 @@ def test_a_command_that_trains_refuses_a_wrong_runtime_with_its_version_and_what
 
 @settings(deadline=None, max_examples=40)  # one process compiles first
 @given(
-    group=st.sampled_from(KEPT),
+    group=st.sampled_from(KEPT_ON_BOARD),
     share=st.one_of(st.floats(-1e3, 0.5, allow_subnormal=False), st.floats(1.5, 1e3)),
 )
 def test_a_term_that_is_half_as_large_again_is_found_whatever_the_term(

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from coordinator.nearest.fit_router import Look, learn
+from coordinator.nearest.fit_router import CenterMeasurement, learn_router
 from edge_client.data.dataset import Dataset
 from edge_client.errors import UsageError
 from edge_client.nearest import features
-from edge_client.nearest.choose_center import CANDIDATES, Chosen, choose
-from edge_client.nearest.personalise import personal
-from edge_client.protocol.nearest.center_tree import Tree
-from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound
-from edge_client.protocol.nearest.selection_rule import apart, guessing_loss
+from edge_client.nearest.choose_center import MAX_CANDIDATES, Selection, choose_center
+from edge_client.nearest.personalise import personalise
+from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
+from edge_client.protocol.nearest.selection_rule import guessing_loss, sketch_distance
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit, Flat
-from edge_client.training.fit_probe import fit
-from edge_client.training.learner import OverEngine
+from edge_client.training.fit_probe import run_fit
+from edge_client.training.learner import EngineLearner
 from tests.support import softmax_program
 
 K, N = 5, 40
@@ -40,12 +40,12 @@ def data_of(group: int, *, seed: int = 0, n: int = N) -> Dataset:
 
 
 @dataclass
-class Shelf:
+class CenterShelf:
     """An offer of centers that are here; what was fetched is noted."""
 
     vectors: list[Flat]
-    guide: Guide | None = None
-    tree: Tree | None = None
+    router: Router | None = None
+    tree: CenterTree | None = None
     splits: Sequence[Flat] = ()
     begin: Flat | None = None
     fetched: list[int] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Shelf:
     def centers(self) -> int:
         return len(self.vectors)
 
-    def learner(self, *, training: bool) -> OverEngine:
-        return OverEngine(softmax_program.SoftmaxEngine(), self.program)
+    def learner(self, *, training: bool) -> EngineLearner:
+        return EngineLearner(softmax_program.SoftmaxEngine(), self.program)
 
     def models(self, centers: Sequence[int]) -> list[Flat]:
         self.fetched += centers
@@ -71,35 +71,35 @@ class Shelf:
 
 
 def trained(data: Dataset) -> Flat:
-    learner = Shelf([]).learner(training=True)
+    learner = CenterShelf([]).learner(training=True)
     task = Fit(start=np.zeros(learner.program.schema.size), steps=200, lr=0.3, batch=len(data), seed=0)
-    return fit(learner, task, data).vector
+    return run_fit(learner, task, data).vector
 
 
 @pytest.fixture(scope="module")
-def shelf() -> Shelf:
+def shelf() -> CenterShelf:
     """Five centers, and a guide that two devices of each have taught."""
     centers = [trained(data_of(g)) for g in range(K)]
     begin = np.zeros(centers[0].size)
-    offer = Shelf(centers, begin=begin)
+    offer = CenterShelf(centers, begin=begin)
     learner = offer.learner(training=True)
-    about = replace(ABOUT, centers=np.stack([features.inputs(data_of(g), ABOUT) for g in range(K)]))
-    went = np.stack([features.update(learner, begin, data_of(g), ROUND) for g in range(K)])
+    about = replace(ABOUT, centers=np.stack([features.sketch_inputs(data_of(g), ABOUT) for g in range(K)]))
+    went = np.stack([features.sketch_local_round(learner, begin, data_of(g), ROUND) for g in range(K)])
     rounds = replace(ROUND, centers=went)
-    looks: list[Look] = []
+    looks: list[CenterMeasurement] = []
     for g in range(K):
         for seed in range(1, 5):
             data = data_of(g, seed=seed)
-            d = features.by_models(learner, centers, data, labels=True)
-            d["sketch"] = apart(features.inputs(data, about), about.centers)
-            d["round"] = apart(features.update(learner, begin, data, rounds), went)
-            looks.append(Look(device=len(looks), n=N, distances=d, own=g))
-    return replace(offer, guide=learn(looks, sizes=[N], centers=K, sketch=about, round=rounds))
+            d = features.model_distances(learner, centers, data, labels=True)
+            d["sketch"] = sketch_distance(features.sketch_inputs(data, about), about.centers)
+            d["round"] = sketch_distance(features.sketch_local_round(learner, begin, data, rounds), went)
+            looks.append(CenterMeasurement(device=len(looks), n=N, distances=d, own_center=g))
+    return replace(offer, router=learn_router(looks, sizes=[N], centers=K, sketch=about, round=rounds))
 
 
-def chosen(shelf: Shelf, data: Dataset, *, labels: bool = True, by: str = "auto") -> tuple[Chosen, list[int]]:
+def chosen(shelf: CenterShelf, data: Dataset, *, labels: bool = True, by: str = "auto") -> tuple[Selection, list[int]]:
     offer = replace(shelf, fetched=[])
-    return choose(offer, data, labels=labels, by=by), offer.fetched
+    return choose_center(offer, data, labels=labels, by=by), offer.fetched
 
 
 @pytest.mark.parametrize("group", range(K))
@@ -108,7 +108,7 @@ def chosen(shelf: Shelf, data: Dataset, *, labels: bool = True, by: str = "auto"
     [("auto", True), ("auto", False), ("loss", True), ("sketch", False), ("round", True), ("entropy", False)],
 )
 def test_each_way_ranks_every_center_and_most_find_the_right_one(
-    shelf: Shelf,
+    shelf: CenterShelf,
     group: int,
     by: str,
     labels: bool,  # noqa: FBT001 - a parameter of the case
@@ -116,23 +116,23 @@ def test_each_way_ranks_every_center_and_most_find_the_right_one(
     found, fetched = chosen(shelf, data_of(group, seed=9), labels=labels, by=by)
     assert sum(found.confidence.values()) == pytest.approx(1)
     assert found.ranking[0] == found.best
-    assert found.told
+    assert found.reasons
     if by != "entropy":  # how sure a linear model is says little about whose data it sees
         assert found.best == group
     if by == "auto":
-        assert len(fetched) <= CANDIDATES
+        assert len(fetched) <= MAX_CANDIDATES
     if by in ("sketch", "round"):
         assert fetched == []
 
 
-def test_unseen_inputs_and_unseen_labels_are_answered_none(shelf: Shelf) -> None:
+def test_unseen_inputs_and_unseen_labels_are_answered_none(shelf: CenterShelf) -> None:
     data = data_of(0, seed=9)
     assert chosen(shelf, Dataset(10 - 3 * data.x, data.y))[0].center is None
     assert chosen(shelf, Dataset(data.x, (data.y + 1) % softmax_program.CLASSES))[0].center is None
     assert chosen(shelf, Dataset(10 - 3 * data.x, data.y), labels=False)[0].center is None
 
 
-def test_votes_are_mixture_weights(shelf: Shelf) -> None:
+def test_votes_are_mixture_weights(shelf: CenterShelf) -> None:
     data = data_of(0, seed=9)
     losses, _ = shelf.learner(training=False).evaluate(shelf.vectors, data, batch=N)
     shares = np.bincount(losses.argmin(axis=0), minlength=K) / N
@@ -140,8 +140,8 @@ def test_votes_are_mixture_weights(shelf: Shelf) -> None:
     assert mixture == {k: pytest.approx(shares[k]) for k in range(K) if shares[k]}
 
 
-def test_without_a_guide_the_least_loss_wins_and_nobody_says_how_sure(shelf: Shelf) -> None:
-    bare = replace(shelf, guide=None)
+def test_without_a_guide_the_least_loss_wins_and_nobody_says_how_sure(shelf: CenterShelf) -> None:
+    bare = replace(shelf, router=None)
     found, _ = chosen(bare, data_of(2, seed=9))
     assert (found.center, found.way, dict(found.confidence)) == (2, "loss", {})
     assert chosen(bare, data_of(2, seed=9), labels=False)[0].way == "entropy"
@@ -149,47 +149,47 @@ def test_without_a_guide_the_least_loss_wins_and_nobody_says_how_sure(shelf: She
 
 
 @pytest.mark.parametrize("by", ["loss", "votes", "round"])
-def test_a_way_that_needs_labels_is_refused_without(shelf: Shelf, by: str) -> None:
+def test_a_way_that_needs_labels_is_refused_without(shelf: CenterShelf, by: str) -> None:
     with pytest.raises(UsageError, match="labels"):
         chosen(shelf, data_of(0), labels=False, by=by)
 
 
-def test_a_way_that_nobody_taught_is_refused(shelf: Shelf) -> None:
+def test_a_way_that_nobody_taught_is_refused(shelf: CenterShelf) -> None:
     for by in ("norms", "sketch", "round", "tree"):
         with pytest.raises(UsageError):
-            chosen(replace(shelf, guide=None), data_of(0), by=by)
+            chosen(replace(shelf, router=None), data_of(0), by=by)
 
 
-def test_no_centers_fit_nobody(shelf: Shelf) -> None:
-    assert choose(replace(shelf, vectors=[]), data_of(0), labels=True).center is None
+def test_no_centers_fit_nobody(shelf: CenterShelf) -> None:
+    assert choose_center(replace(shelf, vectors=[]), data_of(0), labels=True).center is None
 
 
-def test_a_walk_down_the_tree_ends_at_the_right_center(shelf: Shelf) -> None:
+def test_a_walk_down_the_tree_ends_at_the_right_center(shelf: CenterShelf) -> None:
     pairs = [
         trained(Dataset(*(np.concatenate([getattr(data_of(g), n) for g in gs]) for n in ("x", "y"))))
         for gs in ((0, 1), (2, 3))
     ]
-    tree = Tree(((0, 1), (0, 2), (1, ~0), (1, ~1), (2, ~2), (2, ~3)), 4)
-    offer = Shelf(shelf.vectors[:4], tree=tree, splits=[pairs[0], *pairs])
+    tree = CenterTree(((0, 1), (0, 2), (1, ~0), (1, ~1), (2, ~2), (2, ~3)), 4)
+    offer = CenterShelf(shelf.vectors[:4], tree=tree, splits=[pairs[0], *pairs])
     for group in range(4):
-        found = choose(offer, data_of(group, seed=9), labels=True, by="auto")
+        found = choose_center(offer, data_of(group, seed=9), labels=True, by="auto")
         assert (found.way, found.center) == ("tree", group)
     assert len(set(offer.fetched)) == 4
 
 
-def test_personal_steps_gain_and_stay_near(shelf: Shelf) -> None:
+def test_personal_steps_gain_and_stay_near(shelf: CenterShelf) -> None:
     data = data_of(0, seed=9)
     center = shelf.vectors[1]
-    mine = personal(shelf, center, data, 30)
+    mine = personalise(shelf, center, data, 30)
     learner = shelf.learner(training=False)
     losses, _ = learner.evaluate([center, mine], data, batch=N)
     assert losses[1].mean() < losses[0].mean()
-    held = personal(replace(shelf, guide=None), center, data, 30)
+    held = personalise(replace(shelf, router=None), center, data, 30)
     assert np.linalg.norm(held - center) < np.linalg.norm(mine - center)  # without a guide the rate is careful
 
 
-def test_a_few_samples_fill_whatever_batch_an_engine_takes(shelf: Shelf) -> None:
+def test_a_few_samples_fill_whatever_batch_an_engine_takes(shelf: CenterShelf) -> None:
     few = data_of(0, n=3)
-    learner = OverEngine(softmax_program.SoftmaxEngine(fixed_batch=8), softmax_program.program())
-    assert features.update(learner, shelf.vectors[0], few, ROUND).shape == (384,)
-    assert features.norms(learner, shelf.vectors, few) is None  # this model has no batch norm
+    learner = EngineLearner(softmax_program.SoftmaxEngine(fixed_batch=8), softmax_program.program())
+    assert features.sketch_local_round(learner, shelf.vectors[0], few, ROUND).shape == (384,)
+    assert features.norm_distances(learner, shelf.vectors, few) is None  # this model has no batch norm

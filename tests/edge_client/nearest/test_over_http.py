@@ -16,18 +16,18 @@ import pytest
 
 from edge_client.config import ClientConfig
 from edge_client.errors import Malformed, NetworkError, UsageError
-from edge_client.nearest.over_http import Keys, Site, SiteOffer, visit
+from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedKeys, find_nearest
 from edge_client.protocol import codecs, signing
-from edge_client.protocol.messages import canonical
+from edge_client.protocol.messages import canonical_json
 from edge_client.transport.blobs import BlobFolder
-from export.bundle.signature import signer
+from export.bundle.signature import make_signer
 from tests.support import softmax_program
 
 PRIVATE = bytes(range(32))
-KEYS = Keys(trusted=(signing.public_key(PRIVATE),))
+KEYS = TrustedKeys(trusted=(signing.public_key(PRIVATE),))
 
 
-class Handler(http.server.SimpleHTTPRequestHandler):
+class StaticSiteHandler(http.server.SimpleHTTPRequestHandler):
     """Files of a folder; /away leads elsewhere."""
 
     def do_GET(self) -> None:
@@ -42,7 +42,7 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         """Say nothing."""
 
 
-class Place:
+class StaticSite:
     """A static site on this machine, and what a device keeps."""
 
     def __init__(self, folder: Path, url: str) -> None:
@@ -51,8 +51,8 @@ class Place:
     def publish(self, *, sign: bool = True, **changes: Any) -> Path:  # noqa: ANN401 - of the manifest
         """A generation of two centers; -> its folder."""
         files = {
-            "program/program.json": canonical(softmax_program.program().to_json()),
-            "model": codecs.encode(
+            "program/program.json": canonical_json(softmax_program.program().to_json()),
+            "model": codecs.encode_vector(
                 np.zeros(softmax_program.schema().size), softmax_program.schema(), codec="f32", kind="model"
             ),
         }
@@ -75,12 +75,12 @@ class Place:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
         if sign:
-            (folder / "manifest.sig").write_text(signer(PRIVATE, "home")(raw))
+            (folder / "manifest.sig").write_text(make_signer(PRIVATE, "home")(raw))
         (self.root / "index.json").write_text(json.dumps({"v": 1, "generation": name}))
         return folder
 
-    def offer(self, keys: Keys = KEYS, url: str = "") -> SiteOffer:
-        return SiteOffer(Site(url or self.url, BlobFolder(self.state / "cache")), keys, self.config())
+    def offer(self, keys: TrustedKeys = KEYS, url: str = "") -> SiteCenterSource:
+        return SiteCenterSource(SiteClient(url or self.url, BlobFolder(self.state / "cache")), keys, self.config())
 
     def config(self) -> ClientConfig:
         return ClientConfig(
@@ -89,42 +89,42 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[StaticSite]:
     (tmp_path / "site").mkdir()
-    handler = functools.partial(Handler, directory=str(tmp_path / "site"))
+    handler = functools.partial(StaticSiteHandler, directory=str(tmp_path / "site"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
-        yield Place(tmp_path, f"http://127.0.0.1:{server.server_port}")
+        yield StaticSite(tmp_path, f"http://127.0.0.1:{server.server_port}")
         server.shutdown()
         thread.join()
 
 
-def test_a_signed_site_is_read_and_each_file_fetched_once(place: Place) -> None:
+def test_a_signed_site_is_read_and_each_file_fetched_once(place: StaticSite) -> None:
     place.publish()
     offer = place.offer()
-    assert (offer.signed_by, offer.centers, offer.guide) == ("home", 2, None)
+    assert (offer.signed_by, offer.centers, offer.router) == ("home", 2, None)
     assert [len(v) for v in offer.models([0, 1])] == [softmax_program.schema().size] * 2
-    site = Site(place.url, BlobFolder(place.state / "cache"))
-    again = SiteOffer(site, KEYS, place.config())
+    site = SiteClient(place.url, BlobFolder(place.state / "cache"))
+    again = SiteCenterSource(site, KEYS, place.config())
     before = site.fetched
     again.models([0, 1])
     assert site.fetched == before
 
 
-def test_what_nobody_trusted_signed_is_refused(place: Place) -> None:
+def test_what_nobody_trusted_signed_is_refused(place: StaticSite) -> None:
     place.publish()
     with pytest.raises(Malformed, match="not trusted"):
-        place.offer(Keys(trusted=(bytes(32),)))
+        place.offer(TrustedKeys(trusted=(bytes(32),)))
     with pytest.raises(UsageError, match="nobody is trusted"):
-        visit(place.url, Keys(), place.config(), None, None)  # type: ignore[arg-type]  # refused before they are looked at
+        find_nearest(place.url, TrustedKeys(), place.config(), None, None)  # type: ignore[arg-type]  # refused before they are looked at
     place.publish(sign=False, model="other")
     with pytest.raises(NetworkError, match="404"):
         place.offer()
-    assert place.offer(Keys(unsigned=True)).signed_by is None
+    assert place.offer(TrustedKeys(unsigned=True)).signed_by is None
 
 
-def test_a_changed_file_is_refused(place: Place) -> None:
+def test_a_changed_file_is_refused(place: StaticSite) -> None:
     folder = place.publish()
     (folder / "model").write_bytes((folder / "model").read_bytes()[:-1] + b"\1")
     with pytest.raises(Malformed, match="bad_hash"):
@@ -134,7 +134,7 @@ def test_a_changed_file_is_refused(place: Place) -> None:
         place.offer()
 
 
-def test_a_file_is_read_no_further_than_its_size(place: Place) -> None:
+def test_a_file_is_read_no_further_than_its_size(place: StaticSite) -> None:
     folder = place.publish()
     (folder / "model").write_bytes(bytes(1 << 20))
     with pytest.raises(Malformed, match="too_big"):
@@ -152,13 +152,15 @@ def test_a_file_is_read_no_further_than_its_size(place: Place) -> None:
         {"tree": {"edges": [[0, -1], [0, -1]], "splits": [{"path": "x", "sha256": "0" * 64, "size": 1}]}},
     ],
 )
-def test_a_manifest_that_breaks_a_rule_is_refused_although_it_is_signed(place: Place, changes: dict[str, Any]) -> None:
+def test_a_manifest_that_breaks_a_rule_is_refused_although_it_is_signed(
+    place: StaticSite, changes: dict[str, Any]
+) -> None:
     place.publish(**changes)
     with pytest.raises(Malformed):
         place.offer()
 
 
-def test_a_redirection_is_not_followed(place: Place) -> None:
+def test_a_redirection_is_not_followed(place: StaticSite) -> None:
     place.publish()
     with pytest.raises(NetworkError, match="302"):
         place.offer(url=f"{place.url}/away")
@@ -167,4 +169,4 @@ def test_a_redirection_is_not_followed(place: Place) -> None:
 @pytest.mark.parametrize("url", ["ftp://host", "http://", "file:///etc/passwd", "http://host/?x=1"])
 def test_what_is_no_address_is_refused(url: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no address"):
-        Site(url, BlobFolder(tmp_path))
+        SiteClient(url, BlobFolder(tmp_path))

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.nearest.answer import nearest
+from coordinator.nearest.answer import answer_near
 from edge_client.data.dataset import Dataset
 from edge_client.engines.center_file import run_file
 from edge_client.errors import Malformed, NetworkError, ProgramRefused
@@ -16,24 +16,34 @@ from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest import catalog as offered
 from edge_client.protocol.task import Array, Flat
-from edge_client.training.learner import OverEngine
+from edge_client.training.learner import EngineLearner
 from tests.support import softmax_program
-from tests.support.scripted_coordinator import CONTAINERS, DEVICE, FEDERATION, Engine, Script, Stage, program
+from tests.support.scripted_coordinator import (
+    CONTAINERS,
+    DEVICE,
+    FEDERATION,
+    BallastEngine,
+    DeviceStage,
+    Script,
+    program,
+)
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path, program=program(ballast=0))
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path, program=program(ballast=0))
 
 
-def good_model(stage: Stage, seed: int = 0) -> Flat:
+def good_model(stage: DeviceStage, seed: int = 0) -> Flat:
     """A center for this device's data: after thirty steps on it."""
     from edge_client.training import fit_probe
 
-    return fit_probe.fit(OverEngine(Engine(), stage.program), stage.fit(seed, steps=30), stage.local.train).vector
+    return fit_probe.run_fit(
+        EngineLearner(BallastEngine(), stage.program), stage.fit(seed, steps=30), stage.local.train
+    ).vector
 
 
-def onnx_file(stage: Stage, model: Flat) -> bytes:
+def onnx_file(stage: DeviceStage, model: Flat) -> bytes:
     """A center's self-contained file: x -> x W^T + b."""
     from onnx import TensorProto, helper, numpy_helper
 
@@ -52,7 +62,7 @@ def onnx_file(stage: Stage, model: Flat) -> bytes:
     return bytes(model_proto.SerializeToString())
 
 
-def catalog_of(stage: Stage, models: list[Flat], *, abstain: float = 1.4) -> offered.Catalog:
+def catalog_of(stage: DeviceStage, models: list[Flat], *, abstain: float = 1.4) -> offered.Catalog:
     centers = [
         offered.CatalogCenter(
             model=stage.put(model, "model"),
@@ -67,21 +77,21 @@ def catalog_of(stage: Stage, models: list[Flat], *, abstain: float = 1.4) -> off
     )
 
 
-def publish(stage: Stage, catalog: offered.Catalog) -> None:
+def publish(stage: DeviceStage, catalog: offered.Catalog) -> None:
     manifest = stage.blob(catalog.to_bytes(), "catalog")
-    message = messages.write("cat", ident="k", t_ms=0, epoch=1, ver=1, catalog=manifest)
+    message = messages.write_message("cat", ident="k", t_ms=0, epoch=1, ver=1, catalog=manifest)
     stage.desk.publish(stage.topics.catalog(), message, retain=True)
 
 
-def answering(stage: Stage, catalog: offered.Catalog) -> Script:
+def answering(stage: DeviceStage, catalog: offered.Catalog) -> Script:
     publish(stage, catalog)
     yield
     near = stage.last("near")
-    stage.tell("near", re=near["id"], **nearest(catalog, near, stage.schema))
+    stage.tell("near", re=near["id"], **answer_near(catalog, near, stage.schema))
     yield
 
 
-def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stage: Stage) -> None:
+def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stage: DeviceStage) -> None:
     models = [stage.model(1), good_model(stage), stage.model(2)]
     catalog = catalog_of(stage, models)
     answer = stage.visit(answering(stage, catalog))
@@ -97,7 +107,7 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     assert all(m["caps"]["n"] == 0 for m in stage.said("st") if m["s"] == "on")  # nobody will ask it to train
 
 
-def test_only_the_losses_leave_the_device(stage: Stage) -> None:
+def test_only_the_losses_leave_the_device(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [good_model(stage)])
     stage.visit(answering(stage, catalog))
     assert {m["k"] for m in stage.heard} == {"st", "get", "near", "served"}
@@ -106,7 +116,7 @@ def test_only_the_losses_leave_the_device(stage: Stage) -> None:
     assert len(stats.inline) < 500
 
 
-def test_a_device_that_no_center_fits_is_told_so(stage: Stage) -> None:
+def test_a_device_that_no_center_fits_is_told_so(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [stage.model(1), stage.model(2)], abstain=0.1)
     answer = stage.visit(answering(stage, catalog))
     assert answer.center is None
@@ -115,7 +125,7 @@ def test_a_device_that_no_center_fits_is_told_so(stage: Stage) -> None:
     assert stage.said("served") == []
 
 
-def test_a_lost_question_is_asked_again(stage: Stage) -> None:
+def test_a_lost_question_is_asked_again(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [good_model(stage)])
 
     def script() -> Script:
@@ -125,28 +135,28 @@ def test_a_lost_question_is_asked_again(stage: Stage) -> None:
         yield 1
         assert len(stage.said("near")) == 2
         near = stage.last("near")
-        stage.tell("near", re=near["id"], **nearest(catalog, near, stage.schema))
+        stage.tell("near", re=near["id"], **answer_near(catalog, near, stage.schema))
         yield
 
     assert stage.visit(script()).center == 0
 
 
-def test_a_catalog_that_does_not_come_is_told_with_a_hint(stage: Stage) -> None:
+def test_a_catalog_that_does_not_come_is_told_with_a_hint(stage: DeviceStage) -> None:
     with pytest.raises(NetworkError, match="did not send its catalog of centers") as wrong:
         stage.visit(iter(()))
     assert "when training is done" in wrong.value.hint
 
 
-def test_an_unsigned_program_in_a_catalog_is_refused(stage: Stage) -> None:
+def test_an_unsigned_program_in_a_catalog_is_refused(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [stage.model(1)])
-    forged = signing.signed(stage.manifest, bytes(32), FEDERATION)
+    forged = signing.sign_manifest(stage.manifest, bytes(32), FEDERATION)
     other = offered.Catalog(**{**vars(catalog), "program": forged})
     with pytest.raises(Malformed, match="bad_signature"):
         stage.visit(answering(stage, other))
     assert stage.opened == []
 
 
-def test_a_container_that_the_program_does_not_list_is_refused(stage: Stage) -> None:
+def test_a_container_that_the_program_does_not_list_is_refused(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [stage.model(1)])
     swapped = stage.blob(CONTAINERS["evaluate"][::-1], "container")
     other = offered.Catalog(**{**vars(catalog), "containers": {"onnx": swapped}})
@@ -154,13 +164,13 @@ def test_a_container_that_the_program_does_not_list_is_refused(stage: Stage) -> 
         stage.visit(answering(stage, other))
 
 
-def test_a_format_that_is_not_on_offer_is_named(stage: Stage) -> None:
+def test_a_format_that_is_not_on_offer_is_named(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [good_model(stage)])
     with pytest.raises(Malformed, match="no tflite file"):
         stage.visit(answering(stage, catalog), file_format="tflite")
 
 
-def test_a_coordinator_that_does_not_know_the_device_hears_it_again(stage: Stage) -> None:
+def test_a_coordinator_that_does_not_know_the_device_hears_it_again(stage: DeviceStage) -> None:
     catalog = catalog_of(stage, [good_model(stage)])
     stage.serve = False
 
@@ -171,7 +181,7 @@ def test_a_coordinator_that_does_not_know_the_device_hears_it_again(stage: Stage
         stage.serve = True
         yield
         near = stage.last("near")
-        stage.tell("near", re=near["id"], **nearest(catalog, near, stage.schema))
+        stage.tell("near", re=near["id"], **answer_near(catalog, near, stage.schema))
         yield
 
     assert stage.visit(script()).center == 0

@@ -17,16 +17,16 @@ from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import (
-    BLOB_MAX,
     HEADER,
-    LIMITS,
+    KIND_LIMITS,
+    MAX_BLOB_BYTES,
     Bitmap,
     Manifest,
     body_range,
-    from_base64,
+    decode_base64,
     manifest_of,
-    pack,
-    unpack,
+    pack_block,
+    unpack_block,
 )
 
 DATA = bytes(range(256)) * 40  # three blocks of 4,096
@@ -43,24 +43,26 @@ def test_blocks_in_any_order_and_repeated_give_the_blob_back(size: int, block: i
     rng.shuffle(order)
     for index in order:
         start, stop = body_range(manifest, index)
-        out[start:stop] = unpack(pack(data[start:stop], index, manifest.total), manifest, index)
+        out[start:stop] = unpack_block(pack_block(data[start:stop], index, manifest.total), manifest, index)
         bitmap.add(index)
     assert bitmap.complete
     assert hashlib.sha256(out).hexdigest() == manifest.sha256
 
 
-@given(st.binary(max_size=64) | st.binary(max_size=32).map(lambda b: pack(DATA[:4096], 0, 3)[: -len(b) or None] + b))
+@given(
+    st.binary(max_size=64) | st.binary(max_size=32).map(lambda b: pack_block(DATA[:4096], 0, 3)[: -len(b) or None] + b)
+)
 def test_any_bytes_are_the_block_or_refused(message: bytes) -> None:
     with suppress(Malformed):
-        assert unpack(message, M, 0) == DATA[:4096]
+        assert unpack_block(message, M, 0) == DATA[:4096]
 
 
 @given(st.integers(0, 16 + 4095), st.integers(0, 7))
 def test_one_flipped_bit_anywhere_is_noticed(at: int, bit: int) -> None:
-    message = bytearray(pack(DATA[:4096], 0, 3))
+    message = bytearray(pack_block(DATA[:4096], 0, 3))
     message[at] ^= 1 << bit
     with pytest.raises(Malformed):
-        unpack(bytes(message), M, 0)
+        unpack_block(bytes(message), M, 0)
 
 
 def with_header(version: int, flags: int, zero: int) -> bytes:
@@ -72,28 +74,28 @@ def with_header(version: int, flags: int, zero: int) -> bytes:
 @pytest.mark.parametrize(
     ("message", "index", "code"),
     [
-        (pack(DATA[:4096], 0, 3), 1, "bad_range"),
-        (pack(DATA[:4096], 0, 3), 3, "bad_range"),
-        (pack(DATA[:4096], 0, 4), 0, "bad_range"),
-        (pack(DATA[:4095], 0, 3), 0, "bad_field"),
-        (pack(DATA[:2047], 2, 3), 2, "bad_field"),
-        (b"\x02" + pack(DATA[:4096], 0, 3)[1:], 0, "bad_version"),
+        (pack_block(DATA[:4096], 0, 3), 1, "bad_range"),
+        (pack_block(DATA[:4096], 0, 3), 3, "bad_range"),
+        (pack_block(DATA[:4096], 0, 4), 0, "bad_range"),
+        (pack_block(DATA[:4095], 0, 3), 0, "bad_field"),
+        (pack_block(DATA[:2047], 2, 3), 2, "bad_field"),
+        (b"\x02" + pack_block(DATA[:4096], 0, 3)[1:], 0, "bad_version"),
         (with_header(1, 1, 0), 0, "bad_field"),
         (with_header(1, 0, 1), 0, "bad_field"),
-        (pack(DATA[:4096], 0, 3)[: HEADER.size - 1], 0, "bad_field"),
-        (pack(DATA[1:4097], 0, 3)[:16] + DATA[:4096], 0, "bad_hash"),
+        (pack_block(DATA[:4096], 0, 3)[: HEADER.size - 1], 0, "bad_field"),
+        (pack_block(DATA[1:4097], 0, 3)[:16] + DATA[:4096], 0, "bad_hash"),
     ],
 )
 def test_a_wrong_block_is_refused_by_name(message: bytes, index: int, code: str) -> None:
     with pytest.raises(Malformed) as refused:
-        unpack(message, M, index)
+        unpack_block(message, M, index)
     assert refused.value.code == code
 
 
 @pytest.mark.parametrize(("body", "index", "total"), [(b"", 0, 1), (b"x", 1, 1), (b"x", 0, 65_537), (b"x", -1, 2)])
 def test_no_impossible_block_is_packed(body: bytes, index: int, total: int) -> None:
     with pytest.raises(Malformed):
-        pack(body, index, total)
+        pack_block(body, index, total)
 
 
 @pytest.mark.parametrize("manifest", [M, SIGNED, manifest_of(b"small", "stats", inline=True)])
@@ -121,7 +123,7 @@ def test_only_small_blobs_travel_inline() -> None:
         ({"size": True}, "bad_field"),
         ({"size": 1.0}, "bad_field"),
         ({"size": 2**62}, "bad_field"),
-        ({"size": BLOB_MAX + 1}, "too_big"),
+        ({"size": MAX_BLOB_BYTES + 1}, "too_big"),
         ({"size": 4096 * 65_537}, "bad_field"),
         ({"block": 1}, "bad_field"),
         ({"block": 4097}, "bad_field"),
@@ -171,7 +173,7 @@ def test_any_object_is_a_manifest_or_refused(change: dict[str, Any]) -> None:
         manifest = Manifest.from_json(M.to_json() | change)
     except Malformed:
         return
-    assert 1 <= manifest.size <= LIMITS[manifest.kind]
+    assert 1 <= manifest.size <= KIND_LIMITS[manifest.kind]
     assert manifest.total <= 65_536
 
 
@@ -225,4 +227,4 @@ def test_no_bitmap_is_sized_from_a_wild_number(total: int) -> None:
 @pytest.mark.parametrize("text", ["aGk", "aGk=\n", "aGl=", "aG-_", "ä", b"aGk=", None])
 def test_base64_has_one_spelling(text: object) -> None:
     with pytest.raises(Malformed):
-        from_base64(text, 100)
+        decode_base64(text, 100)

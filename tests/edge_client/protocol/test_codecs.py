@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from edge_client.errors import Malformed
 from edge_client.protocol import tensors
-from edge_client.protocol.codecs import decode, decode_stats, encode, encode_feedback, encode_stats
+from edge_client.protocol.codecs import decode_stats, decode_vector, encode_stats, encode_vector, encode_with_feedback
 from edge_client.protocol.task import Flat, Reply, Schema, TensorSpec
 from tests.support.sample_messages import SCHEMA
 
@@ -26,24 +26,27 @@ SMALL = hnp.arrays(F32, SCHEMA.size, elements=st.floats(-1, 1, width=32))
 
 
 def packed(stored: dict[str, Any], **meta: Any) -> bytes:  # noqa: ANN401 - one changed item of the metadata
-    return tensors.pack(stored, **{"kind": "model", "codec": "f32", "schema": SCHEMA.sha256} | meta)
+    return tensors.pack_tensors(stored, **{"kind": "model", "codec": "f32", "schema": SCHEMA.sha256} | meta)
 
 
 def refusal(data: bytes, **how: Any) -> str:  # noqa: ANN401 - arguments of decode
     with pytest.raises(Malformed) as refused:
-        decode(data, SCHEMA, **{"kind": "model"} | how)
+        decode_vector(data, SCHEMA, **{"kind": "model"} | how)
     return refused.value.code
 
 
 @given(VECTORS)
 def test_f32_loses_nothing(vector: Flat) -> None:
-    assert decode(encode(vector, SCHEMA, codec="f32", kind="model"), SCHEMA, kind="model").tobytes() == vector.tobytes()
+    assert (
+        decode_vector(encode_vector(vector, SCHEMA, codec="f32", kind="model"), SCHEMA, kind="model").tobytes()
+        == vector.tobytes()
+    )
 
 
 @given(VECTORS)
 def test_f16_loses_at_most_2_to_the_minus_11_of_each_tensors_largest_value(vector: Flat) -> None:
     # T/s is in (-1, 1), where float16 rounds by at most 2^-12; s is at most twice the largest value.
-    back = decode(encode(vector, SCHEMA, codec="f16", kind="model"), SCHEMA, kind="model")
+    back = decode_vector(encode_vector(vector, SCHEMA, codec="f16", kind="model"), SCHEMA, kind="model")
     for t in SCHEMA.tensors:
         value = vector[SCHEMA.slices[t.name]].astype(np.float64)
         largest = max(np.abs(value).max(), 2.0**-126)  # smaller tensors become zero
@@ -52,7 +55,7 @@ def test_f16_loses_at_most_2_to_the_minus_11_of_each_tensors_largest_value(vecto
 
 @given(VECTORS)
 def test_i8_loses_at_most_half_a_step_of_each_row(vector: Flat) -> None:
-    back = SCHEMA.split(decode(encode(vector, SCHEMA, codec="i8", kind="model"), SCHEMA, kind="model"))
+    back = SCHEMA.split(decode_vector(encode_vector(vector, SCHEMA, codec="i8", kind="model"), SCHEMA, kind="model"))
     for name, value in SCHEMA.split(vector).items():
         if value.ndim < 2:
             assert np.array_equal(back[name], value)
@@ -67,8 +70,8 @@ def test_i8_loses_at_most_half_a_step_of_each_row(vector: Flat) -> None:
 def test_with_feedback_the_sum_sent_stays_within_one_rounding_of_the_sum_meant(deltas: list[Flat]) -> None:
     residual, sent = None, np.zeros(SCHEMA.size)
     for delta in deltas:
-        data, residual = encode_feedback(delta, residual, SCHEMA, codec="i8", base=BASE)
-        sent += decode(data, SCHEMA, kind="delta", codec="i8", base=BASE)
+        data, residual = encode_with_feedback(delta, residual, SCHEMA, codec="i8", base=BASE)
+        sent += decode_vector(data, SCHEMA, kind="delta", codec="i8", base=BASE)
     assert residual is not None
     meant = np.sum(deltas, axis=0, dtype=np.float64)
     assert np.abs(sent + residual - meant).max() < 1e-5  # float32 sums of at most six values below 2
@@ -78,21 +81,21 @@ def test_with_feedback_the_sum_sent_stays_within_one_rounding_of_the_sum_meant(d
 def test_feedback_leaves_what_it_was_given_alone() -> None:
     delta, residual = np.full(SCHEMA.size, 0.3, F32), np.full(SCHEMA.size, 0.01, F32)
     kept = delta.copy(), residual.copy()
-    encode_feedback(delta, residual, SCHEMA, codec="i8", base="zero")
+    encode_with_feedback(delta, residual, SCHEMA, codec="i8", base="zero")
     assert np.array_equal(delta, kept[0])
     assert np.array_equal(residual, kept[1])
 
 
 def test_small_deltas_survive_f16() -> None:
     tiny = np.full(SCHEMA.size, 1e-30, F32)
-    back = decode(encode(tiny, SCHEMA, codec="f16", kind="delta", base="zero"), SCHEMA, kind="delta")
+    back = decode_vector(encode_vector(tiny, SCHEMA, codec="f16", kind="delta", base="zero"), SCHEMA, kind="delta")
     np.testing.assert_allclose(back, tiny, rtol=2.0**-11)
 
 
 @pytest.mark.parametrize("codec", ["f16", "i8"])
 def test_scales_below_the_normal_numbers_become_zero(codec: str) -> None:
-    data = encode(np.full(SCHEMA.size, 2.0**-130), SCHEMA, codec=codec, kind="model")
-    stored, _ = tensors.unpack(data)
+    data = encode_vector(np.full(SCHEMA.size, 2.0**-130), SCHEMA, codec=codec, kind="model")
+    stored, _ = tensors.unpack_tensors(data)
     assert not stored["fc.weight#s"].any()
     assert not stored["fc.weight"].any()
 
@@ -103,26 +106,26 @@ def test_nothing_infinite_is_sent(codec: str, wrong: float) -> None:
     vector = np.zeros(SCHEMA.size)
     vector[3] = wrong
     with pytest.raises(Malformed) as refused:
-        encode(vector, SCHEMA, codec=codec, kind="model")
+        encode_vector(vector, SCHEMA, codec=codec, kind="model")
     assert refused.value.code == "not_finite"
 
 
 @pytest.mark.parametrize("codec", ["f16", "i8"])
 def test_values_whose_rounding_could_overflow_are_refused_by_the_scaled_codecs(codec: str) -> None:
     with pytest.raises(Malformed) as refused:
-        encode(np.full(SCHEMA.size, np.finfo(F32).max), SCHEMA, codec=codec, kind="model")
+        encode_vector(np.full(SCHEMA.size, np.finfo(F32).max), SCHEMA, codec=codec, kind="model")
     assert refused.value.code == "not_finite"
 
 
 def test_a_file_must_be_what_the_task_asked_for() -> None:
-    data = encode(np.zeros(SCHEMA.size), SCHEMA, codec="f16", kind="delta", base=BASE)
+    data = encode_vector(np.zeros(SCHEMA.size), SCHEMA, codec="f16", kind="delta", base=BASE)
     assert refusal(data) == "bad_schema"
     assert refusal(data, kind="delta", codec="f32") == "bad_codec"
     assert refusal(data, kind="delta", base="zero") == "bad_codec"
     other = Schema((TensorSpec(name="w", role="p", shape=(SCHEMA.size,)),))
-    assert refusal(encode(np.zeros(SCHEMA.size), other, codec="f32", kind="model")) == "bad_schema"
+    assert refusal(encode_vector(np.zeros(SCHEMA.size), other, codec="f32", kind="model")) == "bad_schema"
     with pytest.raises(Malformed) as refused:
-        encode(np.zeros(SCHEMA.size), SCHEMA, codec="i4", kind="model")
+        encode_vector(np.zeros(SCHEMA.size), SCHEMA, codec="i4", kind="model")
     assert refused.value.code == "bad_codec"
 
 
@@ -149,7 +152,7 @@ def test_names_shapes_and_dtypes_must_be_the_schemas(stored: dict[str, Any]) -> 
 
 
 def quantised(scale: float, value: int) -> bytes:
-    stored, _ = tensors.unpack(encode(np.ones(SCHEMA.size), SCHEMA, codec="i8", kind="model"))
+    stored, _ = tensors.unpack_tensors(encode_vector(np.ones(SCHEMA.size), SCHEMA, codec="i8", kind="model"))
     stored["fc.weight#s"] = np.full(3, scale, F32)
     stored["fc.weight"] = np.full((3, 2), value, np.int8)
     return packed(stored, codec="i8")
@@ -172,7 +175,7 @@ def test_a_hostile_scale_is_found_after_decoding(scale: float, value: int, code:
 @given(st.binary(max_size=300))
 def test_any_bytes_decode_to_a_finite_vector_or_are_refused(data: bytes) -> None:
     with suppress(Malformed):
-        assert np.isfinite(decode(data, SCHEMA, kind="model")).all()
+        assert np.isfinite(decode_vector(data, SCHEMA, kind="model")).all()
 
 
 REPLY = Reply(

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.message_schemas import ACK_STATUSES, ERR_CODES, KINDS, NACK_CODES, ROUTES
-from edge_client.protocol.messages import canonical, parse_json, read, write
+from edge_client.protocol.message_schemas import ACK_STATUSES, ERR_CODES, MESSAGE_KINDS, NACK_CODES, ROUTES
+from edge_client.protocol.messages import canonical_json, parse_json, read_message, write_message
 from tests.support.sample_messages import ALL, FIT, NEAR_ANSWER, OTHER, PROBE, SHA, STATS, UP
 
 JSON = st.recursive(
@@ -34,14 +34,14 @@ def payload(kind: str, **fields: Any) -> bytes:  # noqa: ANN401 - any JSON value
 
 def code_of(data: bytes, route: str | None = None) -> str:
     with pytest.raises(Malformed) as refused:
-        read(data, route)
+        read_message(data, route)
     return refused.value.code
 
 
 @given(JSON)
 def test_what_is_written_canonically_is_read_back(value: object) -> None:
     with suppress(Malformed):  # lone surrogates in keys, depth
-        assert parse_json(canonical(value)) == value
+        assert parse_json(canonical_json(value)) == value
 
 
 @given(st.binary(max_size=40) | JSON.map(lambda v: json.dumps(v).encode()))
@@ -51,7 +51,7 @@ def test_any_bytes_are_parsed_to_plain_values_or_refused(data: bytes) -> None:
     except Malformed as refused:
         assert refused.code in {"bad_json", "too_big"}  # noqa: PT017 - either answer is right
         return
-    assert parse_json(canonical(value)) == value
+    assert parse_json(canonical_json(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_bytes_that_are_not_utf_8_are_refused(data: bytes) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, "\ud800", {1: "a", "b": 2}, object()])
 def test_nothing_that_could_not_be_read_is_written(value: object) -> None:
     with pytest.raises(Malformed):
-        canonical(value)
+        canonical_json(value)
 
 
 @pytest.mark.parametrize(("kind", "fields"), ALL)
 def test_every_kind_is_read_back_as_it_was_written(kind: str, fields: dict[str, Any]) -> None:
-    sent = write(kind, ident="x-1", t_ms=5, **fields)
-    assert read(sent) == {"v": 1, "k": kind, "id": "x-1", "t": 5} | fields
+    sent = write_message(kind, ident="x-1", t_ms=5, **fields)
+    assert read_message(sent) == {"v": 1, "k": kind, "id": "x-1", "t": 5} | fields
     routes = [route for route, kinds in ROUTES.items() if kind in kinds]
     wanted = routes if kind != "near" else ["t" if "re" in fields else "rq"]
-    assert all(read(sent, route) == read(sent) for route in wanted)
+    assert all(read_message(sent, route) == read_message(sent) for route in wanted)
 
 
 @pytest.mark.parametrize(("kind", "fields"), ALL)
@@ -118,16 +118,16 @@ def test_one_field_changed_to_anything_is_read_validly_or_refused(
 ) -> None:
     field = data.draw(st.sampled_from(["v", "k", "id", "t", *fields]))
     try:
-        message = read(payload(kind, **fields | {field: data.draw(JSON)}))
+        message = read_message(payload(kind, **fields | {field: data.draw(JSON)}))
     except Malformed:
         return
     kept = {k: v for k, v in message.items() if k not in {"v", "k", "id", "t"}}
-    assert read(write(message["k"], ident=message["id"], t_ms=message["t"], **kept)) == message
+    assert read_message(write_message(message["k"], ident=message["id"], t_ms=message["t"], **kept)) == message
 
 
 @pytest.mark.parametrize(("kind", "fields"), ALL)
 def test_unknown_fields_are_dropped_and_known_ones_needed(kind: str, fields: dict[str, Any]) -> None:
-    assert "future" not in read(payload(kind, future={"a": 1}, **fields))
+    assert "future" not in read_message(payload(kind, future={"a": 1}, **fields))
     assert code_of(json.dumps({"v": 1, "k": kind, "t": 0} | fields).encode()) == "bad_field"
 
 
@@ -166,12 +166,12 @@ def test_a_kind_on_the_wrong_topic_is_refused() -> None:
 def test_a_birth_tells_what_the_device_can_do_and_a_death_need_not() -> None:
     birth = {k: v for k, v in UP["st"].items() if k != "caps"}
     assert code_of(payload("st", **birth)) == "bad_field"
-    assert read(payload("st", **birth | {"s": "lost"}))["bd"] == 1
+    assert read_message(payload("st", **birth | {"s": "lost"}))["bd"] == 1
 
 
 def test_nothing_fits_is_an_answer_and_absent_is_not() -> None:
     answer = {"re": "d1-4", "center": None}
-    assert read(write("near", ident="x", t_ms=0, epoch=1, **answer))["center"] is None
+    assert read_message(write_message("near", ident="x", t_ms=0, epoch=1, **answer))["center"] is None
     assert code_of(payload("near", epoch=1, re="d1-4")) == "bad_field"
 
 
@@ -265,30 +265,30 @@ def test_what_we_send_is_held_to_the_same_table() -> None:
     get = UP["get"]
     for fields in (get | {"block": 1}, {"sha256": SHA}, get | {"colour": "red"}, get | {"v": 2}):
         with pytest.raises(Malformed) as refused:
-            write("get", ident="x", t_ms=0, **fields)
+            write_message("get", ident="x", t_ms=0, **fields)
         assert refused.value.code == "bad_field"
     with pytest.raises(Malformed) as refused:
-        write("order66", ident="x", t_ms=0)
+        write_message("order66", ident="x", t_ms=0)
     assert refused.value.code == "bad_kind"
 
 
 def test_absent_fields_may_be_given_as_none_and_manifests_as_objects() -> None:
     fields = UP["rdy"] | {"metrics": None, "update": Manifest.from_json(STATS)}
-    message = read(write("rdy", ident="x", t_ms=0, **fields))
+    message = read_message(write_message("rdy", ident="x", t_ms=0, **fields))
     assert "metrics" not in message
     assert message["update"] == STATS
 
 
 def test_a_message_above_the_limit_is_not_sent() -> None:
     big = [Manifest.from_json(OTHER).to_json() | {"sha256": f"{i:064x}"} for i in range(16)]
-    assert len(write("task", ident="x", t_ms=0, epoch=1, **PROBE | {"models": big, "prior": None})) < 8192
+    assert len(write_message("task", ident="x", t_ms=0, epoch=1, **PROBE | {"models": big, "prior": None})) < 8192
     crowded = [manifest_of(bytes([i]) * 2048, "model", inline=True) for i in range(16)]
     with pytest.raises(Malformed) as refused:
-        write("task", ident="x", t_ms=0, epoch=1, **PROBE | {"models": crowded, "prior": None})
+        write_message("task", ident="x", t_ms=0, epoch=1, **PROBE | {"models": crowded, "prior": None})
     assert refused.value.code == "too_big"
 
 
 def test_the_codes_have_one_list_each_and_no_name_twice() -> None:
     for codes in (ERR_CODES, ACK_STATUSES, NACK_CODES):
         assert len(set(codes)) == len(codes)
-    assert {kind for kind, _ in ALL} == KINDS
+    assert {kind for kind, _ in ALL} == MESSAGE_KINDS

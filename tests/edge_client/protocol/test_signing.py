@@ -8,11 +8,11 @@ import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.signing import key_id, public_key, sign, signed, verify, verify_manifest
+from edge_client.protocol.signing import key_id, public_key, sign, sign_manifest, verify, verify_manifest
 
 PRIVATE, OTHER = bytes(range(32)), bytes(32)
 PUBLIC = public_key(PRIVATE)
-MANIFEST = signed(manifest_of(b"program", "program"), PRIVATE, "demo")
+MANIFEST = sign_manifest(manifest_of(b"program", "program"), PRIVATE, "demo")
 
 
 def test_what_was_signed_is_accepted() -> None:

@@ -13,12 +13,28 @@ from hypothesis import strategies as st
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
-from edge_client.protocol.task import FIT_BUFFERS, LABEL_PRIORS, OWN, PROBE_BUFFERS, WANTS, Fit, Flat, OwnModel, Probe
-from edge_client.protocol.task_codec import functions_of, task_fields, task_from, task_manifests, without_spares
+from edge_client.protocol.task import (
+    FIT_BUFFERS,
+    LABEL_PRIORS,
+    OWN_MODEL,
+    PROBE_BUFFERS,
+    PROBE_QUANTITIES,
+    Fit,
+    Flat,
+    OwnModel,
+    Probe,
+)
+from edge_client.protocol.task_codec import (
+    container_functions,
+    read_task,
+    task_fields,
+    task_manifests,
+    without_unneeded_inits,
+)
 from tests.support.sample_messages import SCHEMA, TASK
 
 
-class Shelf:
+class BlobShelf:
     """A store of blobs in a dictionary; counts what is asked of it."""
 
     def __init__(self) -> None:
@@ -26,26 +42,26 @@ class Shelf:
         self.asked: list[str] = []
 
     def put(self, flat: Flat, kind: str) -> Manifest:
-        data = codecs.encode(flat, SCHEMA, codec="f32", kind=kind)
+        data = codecs.encode_vector(flat, SCHEMA, codec="f32", kind=kind)
         manifest = manifest_of(data, kind)
         self.blobs[manifest.sha256] = data
         return manifest
 
     def get(self, manifest: Manifest) -> Flat:
         self.asked.append(manifest.sha256)
-        return codecs.decode(self.blobs[manifest.sha256], SCHEMA, kind=manifest.kind)
+        return codecs.decode_vector(self.blobs[manifest.sha256], SCHEMA, kind=manifest.kind)
 
 
 def vector(fill: float) -> Flat:
     return np.full(SCHEMA.size, fill, np.float32)
 
 
-def over_the_wire(task: Fit | Probe, shelf: Shelf, base: str = "zero") -> dict[str, Any]:
+def over_the_wire(task: Fit | Probe, shelf: BlobShelf, base: str = "zero") -> dict[str, Any]:
     reply = {"codec": "f32", "base": base, "max_size": 1 << 20}
     job = task_fields(task, shelf.put)
-    files = dict.fromkeys(functions_of(job), TASK["container"])
-    sent = messages.write("task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **job, **files})
-    return messages.read(sent, "t")
+    files = dict.fromkeys(container_functions(job), TASK["container"])
+    sent = messages.write_message("task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **job, **files})
+    return messages.read_message(sent, "t")
 
 
 def same(a: object, b: object) -> bool:
@@ -60,7 +76,7 @@ def same(a: object, b: object) -> bool:
 
 FITS = st.builds(
     Fit,
-    start=st.sampled_from([vector(1), OWN]),
+    start=st.sampled_from([vector(1), OWN_MODEL]),
     init=st.sampled_from([None, vector(2)]),
     anchor=st.sampled_from([vector(3), vector(1)]),
     linear=st.sampled_from([None, vector(4)]),
@@ -80,7 +96,7 @@ PROBES = st.builds(
     models=st.permutations([vector(1), vector(2), OwnModel(init=vector(3)), OwnModel(slot="personal")]).map(
         lambda models: models[:3]
     ),
-    want=st.just(frozenset({"grad"})) | st.frozensets(st.sampled_from(sorted(WANTS - {"grad"})), min_size=1),
+    want=st.just(frozenset({"grad"})) | st.frozensets(st.sampled_from(sorted(PROBE_QUANTITIES - {"grad"})), min_size=1),
     batch=st.integers(1, 65_536),
     seed=st.integers(0, 2**53 - 1),
     prior=st.sampled_from([None, [0.25, 0.25, 0.5]]),
@@ -93,57 +109,60 @@ PROBES = st.builds(
 
 @given(FITS | PROBES)
 def test_a_task_arrives_as_it_was_asked(task: Fit | Probe) -> None:
-    shelf = Shelf()
-    arrived = task_from(over_the_wire(task, shelf), shelf.get)
+    shelf = BlobShelf()
+    arrived = read_task(over_the_wire(task, shelf), shelf.get)
     assert type(arrived) is type(task)
     assert [f.name for f in fields(task) if not same(getattr(task, f.name), getattr(arrived, f.name))] == []
 
 
 @given(FITS | PROBES)
 def test_a_device_fetches_each_blob_once(task: Fit | Probe) -> None:
-    shelf = Shelf()
+    shelf = BlobShelf()
     message = over_the_wire(task, shelf)
-    task_from(message, shelf.get)
+    read_task(message, shelf.get)
     assert sorted(shelf.asked) == sorted(m.sha256 for m in task_manifests(message)) == sorted(shelf.blobs)
 
 
 @given(FITS | PROBES)
 def test_the_same_task_gives_the_same_bytes(task: Fit | Probe) -> None:
-    one, two = (messages.canonical(task_fields(task, Shelf().put)) for _ in range(2))
+    one, two = (messages.canonical_json(task_fields(task, BlobShelf().put)) for _ in range(2))
     assert one == two
 
 
 def test_the_model_that_stands_in_for_an_own_one_is_fetched_only_by_a_device_that_has_none() -> None:
-    shelf, w = Shelf(), vector(1)
+    shelf, w = BlobShelf(), vector(1)
     own = [OwnModel(slot="a", init=vector(2)), OwnModel(slot="b", init=vector(3))]
     probe = over_the_wire(Probe(models=[w, *own], want=frozenset({"loss"}), batch=2, seed=0), shelf)
-    fit = over_the_wire(Fit(start=OWN, init=vector(2), steps=1, lr=0.1, batch=2, seed=0, slot="a"), shelf)
-    kept = task_from(without_spares(probe, {"a"}.__contains__), shelf.get)
+    fit = over_the_wire(Fit(start=OWN_MODEL, init=vector(2), steps=1, lr=0.1, batch=2, seed=0, slot="a"), shelf)
+    kept = read_task(without_unneeded_inits(probe, {"a"}.__contains__), shelf.get)
     assert isinstance(kept, Probe)
     assert same(kept.models, [w, OwnModel(slot="a"), own[1]])
-    assert len(task_manifests(without_spares(probe, {"a", "b"}.__contains__))) == 1
+    assert len(task_manifests(without_unneeded_inits(probe, {"a", "b"}.__contains__))) == 1
     assert len(task_manifests(probe)) == 3
-    assert task_manifests(without_spares(fit, {"a"}.__contains__)) == []
-    assert len(task_manifests(without_spares(fit, {"b"}.__contains__))) == 1
+    assert task_manifests(without_unneeded_inits(fit, {"a"}.__contains__)) == []
+    assert len(task_manifests(without_unneeded_inits(fit, {"b"}.__contains__))) == 1
 
 
 def test_a_fit_from_a_sent_start_keeps_what_it_needs() -> None:
-    fit = over_the_wire(Fit(start=vector(1), init=vector(2), steps=1, lr=0.1, batch=2, seed=0), Shelf())
-    assert without_spares(fit, lambda _: True) == fit
+    fit = over_the_wire(Fit(start=vector(1), init=vector(2), steps=1, lr=0.1, batch=2, seed=0), BlobShelf())
+    assert without_unneeded_inits(fit, lambda _: True) == fit
 
 
 @pytest.mark.parametrize("slot", ["", "A", "a/b", "..", "x" * 33, "x" * 5_000, "a\n"])
 def test_a_slot_is_a_short_plain_name(slot: str) -> None:
-    for make in (lambda: OwnModel(slot=slot), lambda: Fit(start=OWN, steps=1, lr=0.1, batch=2, seed=0, slot=slot)):
+    for make in (
+        lambda: OwnModel(slot=slot),
+        lambda: Fit(start=OWN_MODEL, steps=1, lr=0.1, batch=2, seed=0, slot=slot),
+    ):
         with pytest.raises(ValueError, match="slot must have the form"):
             make()
 
 
 def test_an_anchor_that_is_the_start_is_named_and_stays_one_array() -> None:
-    start, shelf = vector(1), Shelf()
+    start, shelf = vector(1), BlobShelf()
     message = over_the_wire(Fit(start=start, anchor=start, mu=1, steps=1, lr=0.1, batch=2, seed=0), shelf, "start")
     assert message["anchor"] == "start"
-    task = task_from(message, shelf.get)
+    task = read_task(message, shelf.get)
     assert isinstance(task, Fit)
     assert task.anchor is task.start
 
@@ -152,17 +171,17 @@ def test_numbers_of_numpy_are_written_as_plain_ones() -> None:
     three, four, prior = np.array([3, 4, 1.0])
     fit = Fit(start=vector(1), steps=1, lr=np.float64(three), momentum=prior, batch=2, seed=0)
     probe = Probe(models=[vector(1)], want=frozenset({"loss"}), batch=int(three), seed=int(four), prior=[prior])
-    assert over_the_wire(fit, Shelf())["lr"] == 3.0
-    fields = over_the_wire(probe, Shelf())
+    assert over_the_wire(fit, BlobShelf())["lr"] == 3.0
+    fields = over_the_wire(probe, BlobShelf())
     assert (fields["batch"], fields["seed"], fields["prior"]) == (3, 4, [1.0])
 
 
 def test_vectors_of_two_sizes_are_a_bad_task() -> None:
-    shelf = Shelf()
+    shelf = BlobShelf()
     message = over_the_wire(Fit(start=vector(1), anchor=vector(2), steps=1, lr=0.1, batch=2, seed=0), shelf)
     sizes = iter((3, 4))
     with pytest.raises(Malformed) as refused:
-        task_from(message, lambda _: np.zeros(next(sizes)))
+        read_task(message, lambda _: np.zeros(next(sizes)))
     assert refused.value.code == "bad_task"
 
 
@@ -178,14 +197,16 @@ def test_vectors_of_two_sizes_are_a_bad_task() -> None:
 )
 def test_a_probe_names_the_functions_that_it_needs(want: set[str], buffers: str, files: dict[str, str]) -> None:
     probe = Probe(models=[vector(1)], want=frozenset(want), batch=1, seed=0, buffers=buffers)
-    assert functions_of(task_fields(probe, Shelf().put)) == files
+    assert container_functions(task_fields(probe, BlobShelf().put)) == files
 
 
 def test_statistics_of_a_batch_without_the_file_of_a_step_are_a_bad_task() -> None:
-    job = task_fields(Probe(models=[vector(1)], want=frozenset({"loss"}), batch=1, seed=0), Shelf().put)
+    job = task_fields(Probe(models=[vector(1)], want=frozenset({"loss"}), batch=1, seed=0), BlobShelf().put)
     reply = {"codec": "f32", "base": "zero", "max_size": 1 << 20}
     with pytest.raises(Malformed, match="need the step's file"):
-        messages.write("task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **job, "buffers": "batch"})
+        messages.write_message(
+            "task", ident="x", t_ms=0, epoch=1, **{**TASK, "reply": reply, **job, "buffers": "batch"}
+        )
 
 
 def test_a_gradient_is_not_asked_for_beside_anything_else() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_client.errors import Malformed
-from edge_client.protocol.tensors import Meta, pack, unpack
+from edge_client.protocol.tensors import TensorFileMeta, pack_tensors, unpack_tensors
 
 SCHEMA = "0" * 64
 FC: dict[str, Any] = {"kind": "model", "codec": "f32", "schema": SCHEMA, "v": 1}
@@ -43,15 +43,15 @@ def entry(dtype: str = "F32", shape: object = (2,), offsets: object = (0, 8)) ->
 
 def refusal(data: bytes) -> str:
     with pytest.raises(Malformed) as refused:
-        unpack(data)
+        unpack_tensors(data)
     return refused.value.code
 
 
 @given(TENSORS)
 def test_tensors_are_unpacked_bit_by_bit(tensors: dict[str, Any]) -> None:
-    data = pack(tensors, kind="delta", codec="f32", schema=SCHEMA, base="zero")
-    back, meta = unpack(data)
-    assert meta == Meta(kind="delta", codec="f32", schema=SCHEMA, base="zero")
+    data = pack_tensors(tensors, kind="delta", codec="f32", schema=SCHEMA, base="zero")
+    back, meta = unpack_tensors(data)
+    assert meta == TensorFileMeta(kind="delta", codec="f32", schema=SCHEMA, base="zero")
     assert set(back) == set(tensors)
     for name, array in tensors.items():
         assert (back[name].dtype, back[name].shape) == (array.dtype, array.shape)
@@ -61,7 +61,7 @@ def test_tensors_are_unpacked_bit_by_bit(tensors: dict[str, Any]) -> None:
 @given(TENSORS)
 def test_the_order_of_the_tensors_given_changes_no_byte(tensors: dict[str, Any]) -> None:
     backwards = dict(reversed(tensors.items()))
-    given_, again = (pack(t, kind="model", codec="f32", schema=SCHEMA) for t in (tensors, backwards))
+    given_, again = (pack_tensors(t, kind="model", codec="f32", schema=SCHEMA) for t in (tensors, backwards))
     assert given_ == again
 
 
@@ -73,7 +73,7 @@ GOOD = file_of({"a": entry()})
 )
 def test_any_bytes_are_a_tensor_file_or_refused(data: bytes) -> None:
     try:
-        tensors, _ = unpack(data)
+        tensors, _ = unpack_tensors(data)
     except Malformed:
         return
     assert sum(array.nbytes for array in tensors.values()) <= len(data)
@@ -84,7 +84,7 @@ def splice(at: int, data: bytes) -> bytes:
 
 
 def test_a_file_by_hand_is_read() -> None:
-    tensors, meta = unpack(GOOD)
+    tensors, meta = unpack_tensors(GOOD)
     assert tensors["a"].tolist() == [0, 0]
     assert meta.base is None
 
@@ -179,10 +179,10 @@ def test_a_file_without_its_frame_is_a_bad_schema(data: bytes) -> None:
 )
 def test_nothing_is_packed_that_would_be_refused(tensors: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
-        pack(tensors, kind="model", codec="f32", schema=SCHEMA)
+        pack_tensors(tensors, kind="model", codec="f32", schema=SCHEMA)
 
 
 def test_a_transposed_array_is_packed_in_its_own_order() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T
-    back, _ = unpack(pack({"a": array}, kind="model", codec="f32", schema=SCHEMA))
+    back, _ = unpack_tensors(pack_tensors({"a": array}, kind="model", codec="f32", schema=SCHEMA))
     assert np.array_equal(back["a"], array)

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
 from edge_client.protocol.topics import (
-    LIMIT_BYTES,
-    LIMIT_SLASHES,
+    MAX_TOPIC_BYTES,
+    MAX_TOPIC_SLASHES,
     Route,
     Topics,
     check_cid,
     check_federation,
     check_run,
-    label,
-    shard_of,
+    client_shard,
+    routing_label,
 )
 
 CIDS = st.from_regex(r"[A-Za-z0-9_-]{1,64}", fullmatch=True)
@@ -49,8 +49,8 @@ def test_every_topic_is_read_back_as_what_it_was_built_from(cid: str, label: str
 
 def test_the_longest_topic_stays_below_every_brokers_bounds() -> None:
     built = all_topics(LONGEST, "c" * 64, "0" * 16, 65_535, 65_535)
-    assert max(len(topic) for topic in built) == 135 < LIMIT_BYTES
-    assert max(topic.count("/") for topic in built) == LIMIT_SLASHES
+    assert max(len(topic) for topic in built) == 135 < MAX_TOPIC_BYTES
+    assert max(topic.count("/") for topic in built) == MAX_TOPIC_SLASHES
 
 
 @given(st.text(max_size=300) | st.text(alphabet="fcv1demo/strqinb+#0129", max_size=80).map("fc/v1/demo/".__add__))
@@ -113,15 +113,15 @@ def test_filters_are_the_fewest_that_cover_a_role() -> None:
 
 @given(CIDS, st.integers(1, 65_536))
 def test_a_device_has_one_shard(cid: str, shards: int) -> None:
-    assert shard_of(cid, shards) == zlib.crc32(cid.encode()) % shards
+    assert client_shard(cid, shards) == zlib.crc32(cid.encode()) % shards
 
 
 @pytest.mark.parametrize("shards", [0, -1, 65_537])
 def test_there_is_at_least_one_shard_and_no_more_than_topics_can_name(shards: int) -> None:
     with pytest.raises(Malformed):
-        shard_of("dev-1", shards)
+        client_shard("dev-1", shards)
 
 
 def test_a_label_needs_a_whole_hash() -> None:
     with pytest.raises(Malformed):
-        label("e96760a87768717b")
+        routing_label("e96760a87768717b")

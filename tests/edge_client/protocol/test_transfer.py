@@ -6,37 +6,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.protocol.blocks import Bitmap, Manifest
-from edge_client.protocol.transfer import TIMEOUTS_IN_A_ROW, WINDOW_MAX, WINDOW_START, Pull, still_missing
+from edge_client.protocol.transfer import INITIAL_WINDOW, MAX_TIMEOUTS_IN_A_ROW, MAX_WINDOW, BlobPull, missing_blocks
 
 
-def asked(pull: Pull, now_s: float = 0.0) -> list[int]:
-    return [index for first, count in pull.ask(now_s) for index in range(first, first + count)]
+def asked(pull: BlobPull, now_s: float = 0.0) -> list[int]:
+    return [index for first, count in pull.next_request(now_s) for index in range(first, first + count)]
 
 
 def test_it_begins_with_four_blocks_and_asks_again_when_half_of_them_are_there() -> None:
-    pull = Pull(Bitmap(100))
+    pull = BlobPull(Bitmap(100))
     assert asked(pull) == [0, 1, 2, 3]
     assert asked(pull) == []
     for index in (0, 1):
         pull.bitmap.add(index)
-        pull.arrived(index)
+        pull.mark_arrived(index)
     assert asked(pull) == [4, 5]
 
 
 def test_the_window_grows_by_one_for_each_window_that_arrives_up_to_sixteen() -> None:
-    pull = Pull(Bitmap(1_000))
+    pull = BlobPull(Bitmap(1_000))
     windows = []
     for index in range(500):
         asked(pull)
         pull.bitmap.add(index)
-        pull.arrived(index)
+        pull.mark_arrived(index)
         windows.append(pull.window)
     assert windows == sorted(windows)
-    assert (windows[3], windows[8], windows[-1]) == (WINDOW_START + 1, WINDOW_START + 2, WINDOW_MAX)
+    assert (windows[3], windows[8], windows[-1]) == (INITIAL_WINDOW + 1, INITIAL_WINDOW + 2, MAX_WINDOW)
 
 
 def test_a_timeout_halves_the_window_and_the_next_one_waits_longer() -> None:
-    pull = Pull(Bitmap(100))
+    pull = BlobPull(Bitmap(100))
     waits = []
     now_s = 0.0
     while not pull.exhausted:
@@ -51,20 +51,20 @@ def test_a_timeout_halves_the_window_and_the_next_one_waits_longer() -> None:
 
 
 def test_a_single_block_in_between_forgives_the_timeouts() -> None:
-    pull = Pull(Bitmap(100))
+    pull = BlobPull(Bitmap(100))
     asked(pull, 0.0)
     asked(pull, 8.0)
     assert pull.timeouts == 1
-    pull.arrived(0)
+    pull.mark_arrived(0)
     assert pull.timeouts == 0
 
 
 def test_a_lost_link_is_no_timeout() -> None:
-    pull = Pull(Bitmap(100))
+    pull = BlobPull(Bitmap(100))
     first = asked(pull)
     pull.forget_asked()
     assert asked(pull) == first
-    assert (pull.timeouts, pull.window) == (0, WINDOW_START)
+    assert (pull.timeouts, pull.window) == (0, INITIAL_WINDOW)
 
 
 @given(
@@ -75,18 +75,18 @@ def test_a_lost_link_is_no_timeout() -> None:
 def test_every_block_is_asked_for_and_never_more_than_the_window_at_once(
     total: int, cap: int, losses: list[bool]
 ) -> None:
-    pull, lost, now_s = Pull(Bitmap(total), window_max=cap), iter(losses), 0.0
+    pull, lost, now_s = BlobPull(Bitmap(total), window_max=cap), iter(losses), 0.0
     under_way: set[int] = set()
     while not pull.bitmap.complete:
         under_way |= set(asked(pull, now_s))
         if pull.exhausted:
-            assert pull.timeouts == TIMEOUTS_IN_A_ROW
+            assert pull.timeouts == MAX_TIMEOUTS_IN_A_ROW
             return
         assert 0 < len(under_way) <= cap
         survivors = [index for index in sorted(under_way) if not next(lost, False)]
         for index in survivors:
             pull.bitmap.add(index)
-            pull.arrived(index)
+            pull.mark_arrived(index)
         if not survivors:
             now_s = pull.next_due_s() or now_s
         under_way = set() if not survivors else under_way - set(survivors)
@@ -103,5 +103,5 @@ def test_an_upload_owes_exactly_what_the_credit_does_not_have(total: int, have: 
     for index in have:
         if index < total:
             bitmap.add(index)
-    assert list(still_missing(manifest, bitmap.to_base64())) == [i for i in range(total) if i not in have]
-    assert list(still_missing(manifest, None)) == list(range(total))
+    assert list(missing_blocks(manifest, bitmap.to_base64())) == [i for i in range(total) if i not in have]
+    assert list(missing_blocks(manifest, None)) == list(range(total))

@@ -10,40 +10,40 @@ import pytest
 from edge_client.errors import ProtocolError
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Bitmap
-from edge_client.protocol.task import OWN, Fit, Flat, Probe
+from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Probe
 from edge_client.training import fit_probe
-from edge_client.training.learner import OverEngine
+from edge_client.training.learner import EngineLearner
 from edge_client.transport.memory import MemoryTransport
 from tests.support import softmax_program
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, Engine, Script, Stage
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, BallastEngine, DeviceStage, Script
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path)
 
 
-def trained_here(stage: Stage, task: Fit, own: Flat | None = None) -> Flat:
+def trained_here(stage: DeviceStage, task: Fit, own: Flat | None = None) -> Flat:
     """What the task gives when it is run by hand, float32."""
-    learner = OverEngine(Engine(), stage.program)
-    vector: Flat = fit_probe.fit(learner, task, stage.local.train, own=own).vector
+    learner = EngineLearner(BallastEngine(), stage.program)
+    vector: Flat = fit_probe.run_fit(learner, task, stage.local.train, own=own).vector
     return vector.astype(np.float32)
 
 
 # -- presence
 
 
-def test_a_device_announces_itself_with_what_it_can_do_and_leaves_with_off(stage: Stage) -> None:
+def test_a_device_announces_itself_with_what_it_can_do_and_leaves_with_off(stage: DeviceStage) -> None:
     stage.play(iter(()))
     first, last = stage.said("st")
     assert (first["s"], first["caps"]["engine"], first["caps"]["n"]) == ("on", "onnx", 30)
     assert (last["s"], last["bd"]) == ("off", first["bd"])
 
 
-def test_every_connection_is_a_birth_and_the_will_carries_its_number(stage: Stage) -> None:
+def test_every_connection_is_a_birth_and_the_will_carries_its_number(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
-        stage.broker.cut(f"{FEDERATION}.{DEVICE}")
+        stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}")
         yield
 
     stage.play(script())
@@ -52,7 +52,7 @@ def test_every_connection_is_a_birth_and_the_will_carries_its_number(stage: Stag
     assert states == [("on", 1), ("lost", 1), ("on", 2), ("off", 2), ("on", 3), ("off", 3)]
 
 
-def test_rebirth_is_answered_with_presence(stage: Stage) -> None:
+def test_rebirth_is_answered_with_presence(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.tell("rebirth")
@@ -65,7 +65,7 @@ def test_rebirth_is_answered_with_presence(stage: Stage) -> None:
 # -- a task from beginning to end
 
 
-def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(stage: Stage) -> None:
+def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(stage: DeviceStage) -> None:
     task = stage.fit()
 
     def script() -> Script:
@@ -79,7 +79,7 @@ def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(s
 
     device = stage.play(script())
     start = stage.put(np.asarray(task.start), "model")
-    delta = codecs.decode(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
+    delta = codecs.decode_vector(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
     assert np.array_equal(delta, trained_here(stage, task) - task.start)
     rdy = stage.last("rdy")
     assert (rdy["n"], rdy["what"], rdy["attempt"]) == (30, "delta", 0)
@@ -88,7 +88,7 @@ def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(s
     assert device.state.result.status == "ok"
 
 
-def test_a_probe_is_answered_in_one_message(stage: Stage) -> None:
+def test_a_probe_is_answered_in_one_message(stage: DeviceStage) -> None:
     models = [stage.model(k) for k in range(3)]
 
     def script() -> Script:
@@ -100,14 +100,16 @@ def test_a_probe_is_answered_in_one_message(stage: Stage) -> None:
     rdy = stage.last("rdy")
     reply = codecs.decode_stats(stage.uploaded(), stage.schema, rdy["n"], models=3)
     assert (rdy["what"], rdy["n"]) == ("stats", 10)
-    losses, _ = OverEngine(Engine(), stage.program).evaluate(models, stage.local.test or stage.local.train, batch=8)
+    losses, _ = EngineLearner(BallastEngine(), stage.program).evaluate(
+        models, stage.local.test or stage.local.train, batch=8
+    )
     assert reply.losses is not None
     assert np.array_equal(reply.losses, losses.mean(axis=1))
     assert reply.confusion is not None
     assert reply.confusion.sum() == 30
 
 
-def test_a_gradient_is_taken_with_the_step_alone(stage: Stage) -> None:
+def test_a_gradient_is_taken_with_the_step_alone(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         wanted = Probe(models=[stage.model(1)], want=frozenset({"grad"}), batch=8, seed=1)
@@ -123,9 +125,9 @@ def test_a_gradient_is_taken_with_the_step_alone(stage: Stage) -> None:
     assert reply.grad.shape == (stage.schema.n_params,)
 
 
-def test_own_models_are_kept_per_run_and_slot(stage: Stage) -> None:
+def test_own_models_are_kept_per_run_and_slot(stage: DeviceStage) -> None:
     first = stage.fit(1, slot="a")
-    later = stage.fit(start=OWN, init=stage.model(2), slot="a")
+    later = stage.fit(start=OWN_MODEL, init=stage.model(2), slot="a")
 
     def script() -> Script:
         yield
@@ -141,12 +143,12 @@ def test_own_models_are_kept_per_run_and_slot(stage: Stage) -> None:
     results: list[bytes] = []
     stage.play(script())
     own = trained_here(stage, first)
-    _, second, third = (codecs.decode(data, stage.schema, kind="delta") for data in results)
+    _, second, third = (codecs.decode_vector(data, stage.schema, kind="delta") for data in results)
     assert np.array_equal(second, trained_here(stage, later, own))  # goes on from the first
     assert np.array_equal(third, trained_here(stage, later))  # another run: from `init`
 
 
-def test_programs_and_containers_are_fetched_once(stage: Stage) -> None:
+def test_programs_and_containers_are_fetched_once(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         for round_ in (1, 2):
@@ -164,7 +166,7 @@ def test_programs_and_containers_are_fetched_once(stage: Stage) -> None:
     assert stage.opened == ["step"]
 
 
-def test_upload_blocks_that_the_coordinator_has_are_not_sent_again(stage: Stage) -> None:
+def test_upload_blocks_that_the_coordinator_has_are_not_sent_again(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -182,7 +184,7 @@ def test_upload_blocks_that_the_coordinator_has_are_not_sent_again(stage: Stage)
 # -- who leads
 
 
-def test_a_coordinator_with_an_old_epoch_is_told_so_and_ignored_even_after_a_restart(stage: Stage) -> None:
+def test_a_coordinator_with_an_old_epoch_is_told_so_and_ignored_even_after_a_restart(stage: DeviceStage) -> None:
     stage.epoch = 5
 
     def script() -> Script:
@@ -202,7 +204,7 @@ def test_a_coordinator_with_an_old_epoch_is_told_so_and_ignored_even_after_a_res
     assert stage.said("rdy") == []
 
 
-def test_a_device_that_is_not_enrolled_ends_with_an_error(stage: Stage) -> None:
+def test_a_device_that_is_not_enrolled_ends_with_an_error(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.tell("err", code="not_member")
@@ -215,7 +217,7 @@ def test_a_device_that_is_not_enrolled_ends_with_an_error(stage: Stage) -> None:
 # -- compression with error feedback
 
 
-def int8_round(stage: Stage, round_: int, status: str) -> Script:
+def int8_round(stage: DeviceStage, round_: int, status: str) -> Script:
     stage.arrived.clear()
     stage.ask(stage.fit(round_), round_=round_, codec="i8", center=0)
     yield
@@ -228,31 +230,31 @@ def int8_round(stage: Stage, round_: int, status: str) -> Script:
 def test_what_int8_loses_is_added_to_the_next_update_once_the_first_was_taken(tmp_path: Path) -> None:
     sent = {}
     for status in ("ok", "late"):
-        stage = Stage(tmp_path / status)
+        stage = DeviceStage(tmp_path / status)
 
-        def script(stage: Stage = stage, status: str = status) -> Script:
+        def script(stage: DeviceStage = stage, status: str = status) -> Script:
             yield
             yield from int8_round(stage, 1, status)
             yield from int8_round(stage, 2, "ok")
 
         (tmp_path / status).mkdir()
         stage.play(script())
-        sent[status] = codecs.decode(stage.uploaded(), stage.schema, kind="delta")
+        sent[status] = codecs.decode_vector(stage.uploaded(), stage.schema, kind="delta")
     task = stage.fit(2)
     delta = trained_here(stage, task) - task.start
     name = "zero"  # only the quantised values matter here
-    without, _ = codecs.encode_feedback(delta, None, stage.schema, codec="i8", base=name)
+    without, _ = codecs.encode_with_feedback(delta, None, stage.schema, codec="i8", base=name)
     first = stage.fit(1)
-    _, rest = codecs.encode_feedback(
+    _, rest = codecs.encode_with_feedback(
         trained_here(stage, first) - first.start, None, stage.schema, codec="i8", base=name
     )
-    with_rest, _ = codecs.encode_feedback(delta, rest, stage.schema, codec="i8", base=name)
-    assert np.array_equal(sent["late"], codecs.decode(without, stage.schema, kind="delta"))
-    assert np.array_equal(sent["ok"], codecs.decode(with_rest, stage.schema, kind="delta"))
+    with_rest, _ = codecs.encode_with_feedback(delta, rest, stage.schema, codec="i8", base=name)
+    assert np.array_equal(sent["late"], codecs.decode_vector(without, stage.schema, kind="delta"))
+    assert np.array_equal(sent["ok"], codecs.decode_vector(with_rest, stage.schema, kind="delta"))
     assert not np.array_equal(sent["late"], sent["ok"])
 
 
-def test_the_labels_of_a_device_stay_on_it(stage: Stage) -> None:
+def test_the_labels_of_a_device_stay_on_it(stage: DeviceStage) -> None:
     """Nothing that it sends holds a sample: not the bytes of any row of x, in float32 or float64."""
     sent: list[bytes] = []
     publish = stage.broker.publish

@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Fit, Probe
 from edge_client.transport.memory import MemoryTransport
 from tests.support import softmax_program
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, Script, Stage
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script
 
 SENTINEL = 1234.56789
 BASE64 = re.compile(rb"[A-Za-z0-9+/]{16,}={0,2}")
@@ -54,9 +54,9 @@ def layers(payload: bytes) -> list[bytes]:
 
 @pytest.mark.parametrize("codec", ["f32", "f16", "i8"])
 def test_no_sample_is_in_what_a_device_sends(tmp_path: Path, codec: str) -> None:
-    stage = Stage(tmp_path)
+    stage = DeviceStage(tmp_path)
     data = marked(1, 24)
-    stage.local = Local(train=data, test=marked(2, 8))
+    stage.local = DeviceData(train=data, test=marked(2, 8))
     written: list[bytes] = []
     publish = stage.broker.publish
 

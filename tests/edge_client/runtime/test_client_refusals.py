@@ -12,18 +12,18 @@ import pytest
 from edge_client.config import ClientConfig
 from edge_client.errors import DeviceRefused
 from edge_client.protocol import signing
-from edge_client.protocol.task import OWN, Fit, Probe
+from edge_client.protocol.task import OWN_MODEL, Fit, Probe
 from edge_client.runtime import client as client_module
 from edge_client.training import fit_probe
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, Script, Stage, program
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script, program
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path)
 
 
-def refusal(stage: Stage, task: Fit | Probe, **fields: Any) -> str:  # noqa: ANN401
+def refusal(stage: DeviceStage, task: Fit | Probe, **fields: Any) -> str:  # noqa: ANN401
     def script() -> Script:
         yield
         stage.ask(task, **fields)
@@ -36,78 +36,82 @@ def refusal(stage: Stage, task: Fit | Probe, **fields: Any) -> str:  # noqa: ANN
     return str(nack["code"])
 
 
-def test_a_program_signed_by_a_stranger_is_refused_before_a_byte_of_it_is_fetched(stage: Stage) -> None:
-    forged = signing.signed(stage.manifest, bytes(32), FEDERATION)
+def test_a_program_signed_by_a_stranger_is_refused_before_a_byte_of_it_is_fetched(stage: DeviceStage) -> None:
+    forged = signing.sign_manifest(stage.manifest, bytes(32), FEDERATION)
     assert refusal(stage, stage.fit(), program=forged) == "bad_signature"
     assert stage.said("get") == []
 
 
-def test_a_program_signed_for_another_federation_is_refused(stage: Stage) -> None:
-    forged = signing.signed(stage.manifest, bytes(range(32)), "other")
+def test_a_program_signed_for_another_federation_is_refused(stage: DeviceStage) -> None:
+    forged = signing.sign_manifest(stage.manifest, bytes(range(32)), "other")
     assert refusal(stage, stage.fit(), program=forged) == "bad_signature"
 
 
-def test_a_container_that_the_signed_program_does_not_list_is_never_fetched(stage: Stage) -> None:
+def test_a_container_that_the_signed_program_does_not_list_is_never_fetched(stage: DeviceStage) -> None:
     swapped = stage.blob(b"something else", "container")
     assert refusal(stage, stage.fit(), container=swapped) == "bad_program"
     assert swapped.sha256 not in [m["sha256"] for m in stage.said("get")]
 
 
-def test_the_container_of_another_function_is_refused(stage: Stage) -> None:
+def test_the_container_of_another_function_is_refused(stage: DeviceStage) -> None:
     assert refusal(stage, stage.fit(), container=stage.containers["evaluate"]) == "bad_program"
 
 
-def test_a_program_that_is_no_program_is_refused(stage: Stage) -> None:
-    garbage = signing.signed(stage.blob(b'{"v":1}', "program"), bytes(range(32)), FEDERATION)
+def test_a_program_that_is_no_program_is_refused(stage: DeviceStage) -> None:
+    garbage = signing.sign_manifest(stage.blob(b'{"v":1}', "program"), bytes(range(32)), FEDERATION)
     assert refusal(stage, stage.fit(), program=garbage) == "bad_program"
 
 
-def test_another_schema_is_refused(stage: Stage) -> None:
+def test_another_schema_is_refused(stage: DeviceStage) -> None:
     assert refusal(stage, stage.fit(), schema="0" * 64) == "bad_schema"
 
 
-def test_a_model_that_is_pickle_is_refused(stage: Stage) -> None:
+def test_a_model_that_is_pickle_is_refused(stage: DeviceStage) -> None:
     pickled = stage.blob(b"\x80\x05." * 100, "model")
     assert refusal(stage, stage.fit(), start=pickled.to_json()) == "bad_schema"
 
 
-def test_own_without_anything_kept_is_refused(stage: Stage) -> None:
-    assert refusal(stage, stage.fit(start=OWN), base="zero") == "no_own_model"
+def test_own_without_anything_kept_is_refused(stage: DeviceStage) -> None:
+    assert refusal(stage, stage.fit(start=OWN_MODEL), base="zero") == "no_own_model"
 
 
-def test_a_rate_at_which_training_diverges_is_reported(stage: Stage) -> None:
+def test_a_rate_at_which_training_diverges_is_reported(stage: DeviceStage) -> None:
     with np.errstate(all="ignore"):
         assert refusal(stage, stage.fit(lr=1e300, steps=20)) == "not_finite"
 
 
-def test_an_update_above_the_allowed_size_is_not_announced(stage: Stage) -> None:
+def test_an_update_above_the_allowed_size_is_not_announced(stage: DeviceStage) -> None:
     assert refusal(stage, stage.fit(), reply={"codec": "f32", "base": "start", "max_size": 100}) == "too_big"
 
 
-def test_a_task_without_time_is_refused_without_training(stage: Stage) -> None:
+def test_a_task_without_time_is_refused_without_training(stage: DeviceStage) -> None:
     assert refusal(stage, stage.fit(), left_ms=0) == "deadline"
     assert stage.opened == []
 
 
-def test_a_program_without_this_engine_is_refused(stage: Stage, tmp_path: Path) -> None:
-    other = Stage(tmp_path / "b", program=replace(program(), containers={"litert": stage.program.containers["onnx"]}))
+def test_a_program_without_this_engine_is_refused(stage: DeviceStage, tmp_path: Path) -> None:
+    other = DeviceStage(
+        tmp_path / "b", program=replace(program(), containers={"litert": stage.program.containers["onnx"]})
+    )
     (tmp_path / "b").mkdir()
     assert refusal(other, other.fit()) == "no_engine"
 
 
-def test_a_low_battery_is_unavailable_with_a_time_to_ask_again(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_battery_is_unavailable_with_a_time_to_ask_again(
+    stage: DeviceStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def low(_config: ClientConfig) -> None:
         raise DeviceRefused("battery is at 3 %", retry_s=600)
 
-    monkeypatch.setattr(client_module, "may_train", low)
+    monkeypatch.setattr(client_module, "check_may_train", low)
     assert refusal(stage, stage.fit()) == "unavailable"
     assert stage.last("nack")["retry_ms"] == 600_000
 
 
 def test_our_own_bug_is_answered_internal_and_the_device_lives_on(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
+    stage: DeviceStage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit_probe, "fit", lambda *_args, **_more: 1 / 0)
+    monkeypatch.setattr(fit_probe, "run_fit", lambda *_args, **_more: 1 / 0)
     assert refusal(stage, stage.fit()) == "internal"
     monkeypatch.undo()
 
@@ -120,7 +124,7 @@ def test_our_own_bug_is_answered_internal_and_the_device_lives_on(
     assert len(stage.said("rdy")) == 1
 
 
-def test_a_task_whose_fields_contradict_is_answered_bad_task(stage: Stage) -> None:
+def test_a_task_whose_fields_contradict_is_answered_bad_task(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         payload = (
@@ -134,7 +138,7 @@ def test_a_task_whose_fields_contradict_is_answered_bad_task(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"[]", b"{", b"[" * 8_000, b'{"v":1,"k":"nonsense","id":7}'])
-def test_garbage_on_its_topics_does_not_end_a_device(stage: Stage, payload: bytes) -> None:
+def test_garbage_on_its_topics_does_not_end_a_device(stage: DeviceStage, payload: bytes) -> None:
     def script() -> Script:
         yield
         for topic in (stage.topics.down(DEVICE), stage.topics.coord(), stage.topics.down_block(DEVICE, "0" * 16, 0)):

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripted_coordinator import DEVICE, FEDERATION, Script, Stage
+from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path)
 
 
-def test_a_task_that_is_done_is_announced_again_and_not_trained_again(stage: Stage) -> None:
+def test_a_task_that_is_done_is_announced_again_and_not_trained_again(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -29,7 +29,7 @@ def test_a_task_that_is_done_is_announced_again_and_not_trained_again(stage: Sta
     assert first["attempt"] == second["attempt"] == 0
 
 
-def test_a_result_that_nobody_answers_is_announced_again_after_a_minute(stage: Stage) -> None:
+def test_a_result_that_nobody_answers_is_announced_again_after_a_minute(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -41,7 +41,7 @@ def test_a_result_that_nobody_answers_is_announced_again_after_a_minute(stage: S
     stage.play(script())
 
 
-def test_an_acknowledged_result_is_not_announced_again(stage: Stage) -> None:
+def test_an_acknowledged_result_is_not_announced_again(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -54,7 +54,7 @@ def test_an_acknowledged_result_is_not_announced_again(stage: Stage) -> None:
     assert len(stage.said("rdy")) == 1
 
 
-def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is_back(stage: Stage) -> None:
+def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is_back(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -68,12 +68,12 @@ def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is
     assert stage.opened == []
 
 
-def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: Stage) -> None:
+def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
         yield
-        stage.broker.cut(f"{FEDERATION}.{DEVICE}")
+        stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}")
         yield
         stage.go()
         yield
@@ -83,7 +83,7 @@ def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: S
     stage.uploaded()
 
 
-def test_a_new_boot_makes_the_device_announce_again_within_the_spread(stage: Stage) -> None:
+def test_a_new_boot_makes_the_device_announce_again_within_the_spread(stage: DeviceStage) -> None:
     def script() -> Script:
         stage.lead(1)
         yield
@@ -98,7 +98,7 @@ def test_a_new_boot_makes_the_device_announce_again_within_the_spread(stage: Sta
     stage.play(script())
 
 
-def test_an_old_task_that_comes_late_is_ignored(stage: Stage) -> None:
+def test_an_old_task_that_comes_late_is_ignored(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit(), round_=2)
@@ -110,7 +110,7 @@ def test_an_old_task_that_comes_late_is_ignored(stage: Stage) -> None:
     assert [m["round"] for m in stage.said("rdy")] == [2]
 
 
-def test_retry_and_busy_are_obeyed_after_the_time_they_name(stage: Stage) -> None:
+def test_retry_and_busy_are_obeyed_after_the_time_they_name(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -129,7 +129,7 @@ def test_retry_and_busy_are_obeyed_after_the_time_they_name(stage: Stage) -> Non
     stage.play(script())
 
 
-def test_a_wrong_hash_is_sent_again_once(stage: Stage) -> None:
+def test_a_wrong_hash_is_sent_again_once(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -144,7 +144,7 @@ def test_a_wrong_hash_is_sent_again_once(stage: Stage) -> None:
     assert len(stage.said("rdy")) == 2
 
 
-def test_a_forged_acknowledgement_of_another_update_changes_nothing(stage: Stage) -> None:
+def test_a_forged_acknowledgement_of_another_update_changes_nothing(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -157,7 +157,7 @@ def test_a_forged_acknowledgement_of_another_update_changes_nothing(stage: Stage
     assert device.state.result.status is None
 
 
-def test_stop_drops_a_task_that_is_being_fetched(stage: Stage) -> None:
+def test_stop_drops_a_task_that_is_being_fetched(stage: DeviceStage) -> None:
     stage.serve = False
 
     def script() -> Script:
@@ -171,7 +171,7 @@ def test_stop_drops_a_task_that_is_being_fetched(stage: Stage) -> None:
     assert stage.said("rdy") == stage.said("nack") == []
 
 
-def test_stop_drops_a_task_in_the_middle_of_its_training(stage: Stage) -> None:
+def test_stop_drops_a_task_in_the_middle_of_its_training(stage: DeviceStage) -> None:
     steps: list[float] = []
 
     def stop_at_the_third() -> None:
@@ -193,7 +193,7 @@ def test_stop_drops_a_task_in_the_middle_of_its_training(stage: Stage) -> None:
     assert device.state.result is None
 
 
-def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: Stage) -> None:
+def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: DeviceStage) -> None:
     steps: list[int] = []
 
     def leave_at_the_third() -> None:
@@ -213,7 +213,7 @@ def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: Stag
     assert stage.said("rdy") == stage.said("nack") == []
 
 
-def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: Stage) -> None:
+def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: DeviceStage) -> None:
     def a_minute_passes() -> None:
         stage.clock.time_s += 60
 
@@ -228,7 +228,7 @@ def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: Stage) -> N
     assert [m["code"] for m in stage.said("nack")] == ["deadline"]
 
 
-def test_stop_ends_the_announcing(stage: Stage) -> None:
+def test_stop_ends_the_announcing(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
@@ -240,7 +240,7 @@ def test_stop_ends_the_announcing(stage: Stage) -> None:
     assert len(stage.said("rdy")) == 1
 
 
-def test_a_newer_task_replaces_the_one_being_fetched(stage: Stage) -> None:
+def test_a_newer_task_replaces_the_one_being_fetched(stage: DeviceStage) -> None:
     stage.serve = False
 
     def script() -> Script:

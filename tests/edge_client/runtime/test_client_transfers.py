@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.scripted_coordinator import BLOCK, DEVICE, FEDERATION, Script, Stage
+from tests.support.scripted_coordinator import BLOCK, DEVICE, FEDERATION, DeviceStage, Script
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path)
 
 
-def test_lost_blocks_are_asked_for_again_and_three_timeouts_give_up(stage: Stage) -> None:
+def test_lost_blocks_are_asked_for_again_and_three_timeouts_give_up(stage: DeviceStage) -> None:
     stage.serve = False
 
     def script() -> Script:
@@ -29,7 +29,7 @@ def test_lost_blocks_are_asked_for_again_and_three_timeouts_give_up(stage: Stage
     assert stage.last("nack")["code"] == "unreachable"
 
 
-def test_damaged_blocks_are_dropped_and_fetched_again(stage: Stage) -> None:
+def test_damaged_blocks_are_dropped_and_fetched_again(stage: DeviceStage) -> None:
     stage.serve = False
 
     def script() -> Script:
@@ -45,7 +45,7 @@ def test_damaged_blocks_are_dropped_and_fetched_again(stage: Stage) -> None:
     assert len(stage.said("rdy")) == 1
 
 
-def test_a_blob_with_good_blocks_and_a_wrong_hash_is_refused_after_a_second_try(stage: Stage) -> None:
+def test_a_blob_with_good_blocks_and_a_wrong_hash_is_refused_after_a_second_try(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         other = stage.blob(b"x" * len(stage.blobs[stage.containers["step"].sha256]), "container")
@@ -58,7 +58,7 @@ def test_a_blob_with_good_blocks_and_a_wrong_hash_is_refused_after_a_second_try(
     assert stage.opened == []
 
 
-def test_a_broken_link_asks_again_at_once(stage: Stage) -> None:
+def test_a_broken_link_asks_again_at_once(stage: DeviceStage) -> None:
     stage.serve = False
 
     def script() -> Script:
@@ -66,7 +66,7 @@ def test_a_broken_link_asks_again_at_once(stage: Stage) -> None:
         stage.ask(stage.fit())
         yield
         stage.serve = True
-        stage.broker.cut(f"{FEDERATION}.{DEVICE}")
+        stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}")
         yield
 
     stage.play(script())
@@ -74,7 +74,7 @@ def test_a_broken_link_asks_again_at_once(stage: Stage) -> None:
     assert len(stage.said("rdy")) == 1
 
 
-def test_a_partial_download_survives_a_restart(stage: Stage) -> None:
+def test_a_partial_download_survives_a_restart(stage: DeviceStage) -> None:
     stage.serve = False
 
     def script() -> Script:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.engines.installed import PACKAGES, version_of
+from edge_client.engines.installed import RUNTIME_PACKAGES, version_of
 from edge_client.protocol import codecs
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.message_schemas import RUNTIME
@@ -25,10 +25,10 @@ from edge_client.protocol.task import Fit, Probe
 from edge_client.runtime import engine_selection, task_runner
 from edge_client.runtime.engine_selection import FAR, FILE, KEPT_MAX, LIMIT_BYTES, Vetting
 from edge_client.training import fit_probe
-from edge_client.training.learner import OverEngine
+from edge_client.training.learner import EngineLearner
 from tests.edge_client.engines.broken import break_engine
 from tests.support.programs import BATCH, compiled
-from tests.support.scripted_coordinator import Script, Stage
+from tests.support.scripted_coordinator import DeviceStage, Script
 
 SHA = "ab" * 32
 OFF = 0.5
@@ -125,7 +125,7 @@ def test_the_file_stays_small(tmp_path: Path, program: Program) -> None:
     assert len(parse_json(data, LIMIT_BYTES)["found"]) == KEPT_MAX
 
 
-@pytest.mark.parametrize("engine", PACKAGES)
+@pytest.mark.parametrize("engine", RUNTIME_PACKAGES)
 def test_a_runtime_is_named_in_the_words_that_a_presence_message_takes(engine: str) -> None:
     assert re.fullmatch(RUNTIME, version_of(engine) or "")
 
@@ -133,7 +133,7 @@ def test_a_runtime_is_named_in_the_words_that_a_presence_message_takes(engine: s
 # -- a device's rounds
 
 
-class RealStage(Stage):
+class RealStage(DeviceStage):
     """A stage with a compiled program, real runtimes, and the containers of every engine to fetch."""
 
     def __post_init__(self) -> None:
@@ -145,7 +145,7 @@ class RealStage(Stage):
         self.containers = dict(self.of["onnx"])
         rng = np.random.default_rng(3)
         data = Dataset(rng.standard_normal((20, *self.program.input)).astype(np.float32), rng.integers(10, size=20))
-        self.local = Local(train=data, test=data)
+        self.local = DeviceData(train=data, test=data)
         self.started: list[str] = []
 
     def open_engine(self, name: str, program: Program, files: Mapping[str, Path], **settings: Any) -> Any:  # type: ignore[override]  # noqa: ANN401
@@ -171,7 +171,7 @@ class RealStage(Stage):
         path = self.folder / "by hand"
         path.write_bytes(self.blobs[step])
         here = open_engine(engine, self.program, {"step": path}, device="cpu")
-        return fit_probe.fit(OverEngine(here, self.program), self.task, self.local.train).vector
+        return fit_probe.run_fit(EngineLearner(here, self.program), self.task, self.local.train).vector
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def stage(tmp_path: Path) -> RealStage:
     return RealStage(tmp_path)
 
 
-def caps(stage: Stage) -> dict[str, Any]:
+def caps(stage: DeviceStage) -> dict[str, Any]:
     return next(m["caps"] for m in reversed(stage.said("st")) if m["s"] == "on")
 
 
@@ -198,7 +198,7 @@ def test_a_wrong_runtime_gives_way_to_another_engine_for_a_whole_round(
     break_engine(monkeypatch, "onnx", "anchor", lambda a: np.full_like(a, 7.0))
     stage.play(stage.round(1))
     start = stage.put(np.asarray(stage.task.start), "model")
-    delta = codecs.decode(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
+    delta = codecs.decode_vector(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
     assert np.array_equal(delta, expected.astype(np.float32) - stage.task.start)
     (refused,) = caps(stage)["refused"]
     assert (caps(stage)["engine"], caps(stage)["runtime"]) == ("litert", version_of("litert"))

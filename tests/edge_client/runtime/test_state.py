@@ -14,7 +14,7 @@ import pytest
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.task import Flat, Schema, TensorSpec
-from edge_client.runtime.state import Key, Result, State, residual_name
+from edge_client.runtime.state import DeviceState, StoredResult, TaskKey, residual_name
 from edge_client.transport import blobs
 
 SCHEMA = Schema((TensorSpec(name="w", role="p", shape=(3,)),))
@@ -24,36 +24,36 @@ class PowerCut(BaseException):
     """Everything stops here."""
 
 
-def open_state(folder: Path) -> State:
-    return State(folder, federation="test", device_id="dev-1")
+def open_state(folder: Path) -> DeviceState:
+    return DeviceState(folder, federation="test", device_id="dev-1")
 
 
 def flat(*values: float) -> Flat:
     return np.array(values, dtype=np.float32)
 
 
-def result_of(number: int, update: bytes) -> Result:
-    key = Key(run="r1", round=number, exchange=0)
+def result_of(number: int, update: bytes) -> StoredResult:
+    key = TaskKey(run="r1", round=number, exchange=0)
     manifest = manifest_of(update, "delta", inline=True)
-    return Result(key=key, n=7, what="delta", update=manifest, seconds=0.5, metrics={"loss": 0.25})
+    return StoredResult(key=key, n=7, what="delta", update=manifest, seconds=0.5, metrics={"loss": 0.25})
 
 
-def finish(state: State, number: int) -> None:
+def finish(state: DeviceState, number: int) -> None:
     """A task with an own model, a residual and responsibilities, all different from round to round."""
     update = b"update %d" % number
     rest = state.keep_residual(flat(number, 0, 0), SCHEMA)
     done = replace(result_of(number, update), residual=residual_name("r1", 0, SCHEMA), residual_sha256=rest)
     shares = np.full((2, 4), number / 8)
-    state.finish(done, update, SCHEMA, own=("main", flat(number, number, number)), posterior=shares)
+    state.store_result(done, update, SCHEMA, own=("main", flat(number, number, number)), posterior=shares)
 
 
 def seen(folder: Path) -> tuple[object, ...]:
     """Everything that a fresh process finds."""
     state = open_state(folder)
-    own, result = state.own("r1", "main", SCHEMA), state.result
-    rest = state.residual(Key(run="r1", round=3, exchange=0), 0, SCHEMA)
-    update = None if result is None else state.kept.read(result.update.sha256)
-    shares = [state.posterior(Key(run="r1", round=r, exchange=1)) for r in (1, 2)]
+    own, result = state.own_model("r1", "main", SCHEMA), state.result
+    rest = state.residual(TaskKey(run="r1", round=3, exchange=0), 0, SCHEMA)
+    update = None if result is None else state.pending_result.read(result.update.sha256)
+    shares = [state.posterior(TaskKey(run="r1", round=r, exchange=1)) for r in (1, 2)]
     return (
         state.epoch,
         [None if found is None else found.tolist() for found in shares],
@@ -66,9 +66,9 @@ def seen(folder: Path) -> tuple[object, ...]:
 
 def test_a_result_comes_back_as_it_was(tmp_path: Path) -> None:
     state = open_state(tmp_path)
-    done = state.finish(result_of(1, b"bytes"), b"bytes", SCHEMA, own=None)
+    done = state.store_result(result_of(1, b"bytes"), b"bytes", SCHEMA, own=None)
     assert open_state(tmp_path).result == done
-    assert open_state(tmp_path).kept.read(done.update.sha256) == b"bytes"
+    assert open_state(tmp_path).pending_result.read(done.update.sha256) == b"bytes"
 
 
 def test_births_are_counted_over_restarts(tmp_path: Path) -> None:
@@ -88,54 +88,54 @@ def test_a_model_of_another_run_slot_or_schema_is_not_ours(tmp_path: Path) -> No
     state = open_state(tmp_path)
     finish(state, 1)
     other = Schema((TensorSpec(name="w", role="p", shape=(4,)),))
-    assert state.own("r1", "main", SCHEMA) is not None
-    assert state.own("r2", "main", SCHEMA) is None
-    assert state.own("r1", "other", SCHEMA) is None
-    assert state.own("r1", "main", other) is None
+    assert state.own_model("r1", "main", SCHEMA) is not None
+    assert state.own_model("r2", "main", SCHEMA) is None
+    assert state.own_model("r1", "other", SCHEMA) is None
+    assert state.own_model("r1", "main", other) is None
 
 
 def test_responsibilities_are_those_of_this_run_and_round_bit_by_bit(tmp_path: Path) -> None:
     shares = np.random.default_rng(0).random((3, 5))
-    open_state(tmp_path).finish(result_of(2, b"bytes"), b"bytes", SCHEMA, own=None, posterior=shares)
+    open_state(tmp_path).store_result(result_of(2, b"bytes"), b"bytes", SCHEMA, own=None, posterior=shares)
     again = open_state(tmp_path)
-    found = again.posterior(Key(run="r1", round=2, exchange=3))
+    found = again.posterior(TaskKey(run="r1", round=2, exchange=3))
     assert found is not None
     np.testing.assert_array_equal(found, shares)
-    assert again.posterior(Key(run="r1", round=3, exchange=0)) is None
-    assert again.posterior(Key(run="r2", round=2, exchange=3)) is None
+    assert again.posterior(TaskKey(run="r1", round=3, exchange=0)) is None
+    assert again.posterior(TaskKey(run="r2", round=2, exchange=3)) is None
 
 
 @pytest.mark.parametrize(("status", "kept"), [("ok", True), ("dup", True), ("late", False), ("rejected", False)])
 def test_a_residual_is_committed_only_when_its_update_was_taken(tmp_path: Path, status: str, kept: bool) -> None:  # noqa: FBT001
     state = open_state(tmp_path)
     finish(state, 1)
-    state.acknowledged(status)
-    found = open_state(tmp_path).residual(Key(run="r1", round=2, exchange=0), 0, SCHEMA)
+    state.commit_acknowledgement(status)
+    found = open_state(tmp_path).residual(TaskKey(run="r1", round=2, exchange=0), 0, SCHEMA)
     assert (found is not None) == kept
 
 
 def test_a_residual_is_halved_for_each_round_that_the_device_sat_out(tmp_path: Path) -> None:
     state = open_state(tmp_path)
     finish(state, 1)
-    state.acknowledged("ok")
-    rests = [state.residual(Key(run="r1", round=r, exchange=0), 0, SCHEMA) for r in (2, 3, 4)]
+    state.commit_acknowledgement("ok")
+    rests = [state.residual(TaskKey(run="r1", round=r, exchange=0), 0, SCHEMA) for r in (2, 3, 4)]
     assert [rest[0] for rest in rests if rest is not None] == [1.0, 0.5, 0.25]
 
 
 def test_an_acknowledgement_counts_once(tmp_path: Path) -> None:
     state = open_state(tmp_path)
     finish(state, 1)
-    state.acknowledged("late")
-    state.acknowledged("ok")
+    state.commit_acknowledgement("late")
+    state.commit_acknowledgement("ok")
     assert state.result is not None
     assert state.result.status == "late"
-    assert state.residual(Key(run="r1", round=2, exchange=0), 0, SCHEMA) is None
+    assert state.residual(TaskKey(run="r1", round=2, exchange=0), 0, SCHEMA) is None
 
 
 def test_a_folder_belongs_to_one_device(tmp_path: Path) -> None:
     open_state(tmp_path).see_epoch(1)
     with pytest.raises(ConfigError, match="belongs to device dev-1 of federation test"):
-        State(tmp_path, federation="test", device_id="dev-2")
+        DeviceState(tmp_path, federation="test", device_id="dev-2")
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"\xff\xfe", b"[]"])
@@ -150,22 +150,22 @@ def test_a_damaged_model_is_a_model_that_was_never_kept(tmp_path: Path) -> None:
     finish(state, 1)
     named = json.loads((tmp_path / "state.json").read_bytes())["own"]["r1/main"][0]
     (tmp_path / "kept" / named).write_bytes(b"rot")
-    assert open_state(tmp_path).own("r1", "main", SCHEMA) is None
+    assert open_state(tmp_path).own_model("r1", "main", SCHEMA) is None
 
 
 def test_nothing_unnamed_stays_on_disk(tmp_path: Path) -> None:
     state = open_state(tmp_path)
     for number in range(1, 6):
         finish(state, number)
-        state.acknowledged("ok")
+        state.commit_acknowledgement("ok")
     files = {f.name for f in (tmp_path / "kept").iterdir() if f.is_file()}
     assert hashlib.sha256(b"update 5").hexdigest() in files
     assert len(files) == 4  # the update, the own model, the residual, the responsibilities
 
 
-STEPS: dict[str, Callable[[State], object]] = {
+STEPS: dict[str, Callable[[DeviceState], object]] = {
     "finish": lambda state: finish(state, 2),
-    "acknowledge": lambda state: state.acknowledged("ok"),
+    "acknowledge": lambda state: state.commit_acknowledgement("ok"),
     "epoch": lambda state: state.see_epoch(9),
 }
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.runtime.systemd_watchdog import Watchdog
-from tests.support.scripted_coordinator import Script, Stage
+from tests.support.scripted_coordinator import DeviceStage, Script
 
 
 @contextmanager
@@ -40,22 +40,22 @@ def test_a_manager_hears_ready_and_signs_of_life_a_few_times_per_interval(tmp_pa
     where = ("\0" + name, "@" + name) if abstract else (str(tmp_path / "notify"),) * 2
     with manager(where[0]) as line:
         watchdog = Watchdog({"NOTIFY_SOCKET": where[1], "WATCHDOG_USEC": "180000000"})
-        watchdog.ready()
+        watchdog.notify_ready()
         for second in range(181):
-            watchdog.alive(float(second))
-        watchdog.stopping()
+            watchdog.notify_alive(float(second))
+        watchdog.notify_stopping()
         assert heard(line) == ["READY=1", *["WATCHDOG=1"] * 5, "STOPPING=1"]
 
 
 def test_without_a_manager_or_with_one_that_is_gone_nothing_happens(tmp_path: Path) -> None:
     for environment in ({}, {"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "1000000"}):
         watchdog = Watchdog(environment)
-        watchdog.ready()
-        watchdog.alive(0.0)
+        watchdog.notify_ready()
+        watchdog.notify_alive(0.0)
 
 
 def test_a_device_is_ready_once_it_lives_and_gives_signs_of_life_while_it_trains(tmp_path: Path) -> None:
-    stage = Stage(tmp_path)
+    stage = DeviceStage(tmp_path)
     with manager(str(tmp_path / "notify")) as line:
         stage.environment = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "4000000"}
         before: list[int] = []

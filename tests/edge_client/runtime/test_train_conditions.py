@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.config import ClientConfig, minutes_of
+from edge_client.config import ClientConfig, parse_hours
 from edge_client.errors import DeviceRefused
 from edge_client.runtime import train_conditions
-from edge_client.runtime.train_conditions import Readings, read, refusal
+from edge_client.runtime.train_conditions import DeviceStatus, read_device_status, training_refusal
 
 CONFIG = ClientConfig(
     federation="f", device_id="d", broker="mqtt://x", data=Path("x"), state=Path("x"), signing_keys=(b"k" * 32,)
@@ -34,13 +34,13 @@ def zone(root: Path, number: int, kind: str, temp: str) -> None:
     (folder / "temp").write_text(temp + "\n")
 
 
-def refused(found: Readings, **settings: Any) -> DeviceRefused | None:  # noqa: ANN401
-    return refusal(found, replace(CONFIG, **settings))
+def refused(status: DeviceStatus, **settings: Any) -> DeviceRefused | None:  # noqa: ANN401
+    return training_refusal(status, replace(CONFIG, **settings))
 
 
 def test_a_low_battery_that_is_not_charging_refuses_and_says_when_to_ask_again(tmp_path: Path) -> None:
     supply(tmp_path, "BAT0", type="Battery", capacity="12", status="Discharging")
-    why = refused(read(tmp_path))
+    why = refused(read_device_status(tmp_path))
     assert why is not None
     assert "battery BAT0 is at 12 %" in str(why)
     assert why.retry_s > 0
@@ -59,12 +59,12 @@ def test_a_low_battery_that_is_not_charging_refuses_and_says_when_to_ask_again(t
 )
 def test_a_charger_enough_charge_or_no_battery_of_its_own_may_train(tmp_path: Path, files: dict[str, str]) -> None:
     supply(tmp_path, "X", **files)
-    assert refused(read(tmp_path)) is None
+    assert refused(read_device_status(tmp_path)) is None
 
 
 def test_a_system_that_shows_nothing_may_train(tmp_path: Path) -> None:
-    found = read(tmp_path / "absent")
-    assert replace(found, minute=0) == Readings()
+    found = read_device_status(tmp_path / "absent")
+    assert replace(found, minute=0) == DeviceStatus()
     assert refused(found) is None
 
 
@@ -73,7 +73,7 @@ def test_the_hottest_sensor_decides_and_broken_ones_are_passed_over(tmp_path: Pa
     zone(tmp_path, 1, "gpu-thermal", "42000")
     zone(tmp_path, 2, "off", "-274000")
     zone(tmp_path, 3, "worse", "none")
-    found = read(tmp_path)
+    found = read_device_status(tmp_path)
     assert found.temperatures == (("cpu-thermal", 81.5), ("gpu-thermal", 42.0))
     why = refused(found, max_temperature=80)
     assert why is not None
@@ -85,7 +85,7 @@ def test_the_hottest_sensor_decides_and_broken_ones_are_passed_over(tmp_path: Pa
 def test_too_little_available_memory_refuses(tmp_path: Path) -> None:
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal:  900000 kB\nMemAvailable:   40960 kB\n")
-    found = read(tmp_path)
+    found = read_device_status(tmp_path)
     why = refused(found, min_free_memory_mib=64)
     assert why is not None
     assert why.reason == "40 MiB of memory are free, less than 64 MiB"
@@ -93,11 +93,11 @@ def test_too_little_available_memory_refuses(tmp_path: Path) -> None:
 
 
 def test_a_metered_link_waits_unless_it_is_allowed_and_an_unknown_one_is_used() -> None:
-    assert refused(Readings(metered=True)) is not None
-    assert refused(Readings(metered=True), allow_metered=True) is None
-    assert refused(Readings(metered=False)) is None
-    assert refused(Readings(metered=None)) is None
-    assert refused(Readings(metered=True), broker="mqtt://127.0.0.1:1883") is None
+    assert refused(DeviceStatus(metered=True)) is not None
+    assert refused(DeviceStatus(metered=True), allow_metered=True) is None
+    assert refused(DeviceStatus(metered=False)) is None
+    assert refused(DeviceStatus(metered=None)) is None
+    assert refused(DeviceStatus(metered=True), broker="mqtt://127.0.0.1:1883") is None
 
 
 @pytest.mark.parametrize(
@@ -110,24 +110,24 @@ def test_networkmanager_is_asked_whether_the_link_is_metered(
     (tmp_path / "busctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     (tmp_path / "run" / "NetworkManager").mkdir(parents=True)
-    train_conditions.metered.cache_clear()
-    assert read(tmp_path).metered is expected
-    train_conditions.metered.cache_clear()
+    train_conditions.is_metered.cache_clear()
+    assert read_device_status(tmp_path).metered is expected
+    train_conditions.is_metered.cache_clear()
 
 
 @given(minute=st.integers(0, 1439), begin=st.integers(0, 1439), length=st.integers(1, 1439))
 def test_quiet_hours_refuse_inside_and_say_when_they_end(minute: int, begin: int, length: int) -> None:
     end = (begin + length) % 1440
     hours = f"{begin // 60:02}:{begin % 60:02}-{end // 60:02}:{end % 60:02}"
-    why = refused(Readings(minute=minute), quiet_hours=hours)
+    why = refused(DeviceStatus(minute=minute), quiet_hours=hours)
     inside = (minute - begin) % 1440 < length
     assert (why is not None) == inside
     if why is not None:
-        after = Readings(minute=(minute + round(why.retry_s / 60)) % 1440)
+        after = DeviceStatus(minute=(minute + round(why.retry_s / 60)) % 1440)
         assert refused(after, quiet_hours=hours) is None
 
 
 @pytest.mark.parametrize("hours", ["22-6", "25:00-06:00", "22:00-22:00", "22:00", "22:60-06:00"])
 def test_hours_that_are_none_are_refused(hours: str) -> None:
     with pytest.raises(ValueError, match=r"expected|begin"):
-        minutes_of(hours)
+        parse_hours(hours)

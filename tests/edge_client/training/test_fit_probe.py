@@ -5,15 +5,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from edge_client.data.dataset import Dataset, Local, batches
+from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
-from edge_client.protocol.task import OWN, Array, Fit, Flat, Probe
-from edge_client.training.fit_probe import fit, probe, recalibrated, responsibilities, told, with_buffers
-from edge_client.training.learner import OverEngine
+from edge_client.protocol.task import OWN_MODEL, Array, Fit, Flat, Probe
+from edge_client.training.fit_probe import (
+    recalibrate,
+    responsibilities,
+    run_fit,
+    run_probe,
+    with_buffers,
+    with_label_prior,
+)
+from edge_client.training.learner import EngineLearner
 from tests.support.softmax_program import CLASSES, FEATURES, SoftmaxEngine, program, samples
 
 ENGINE, PROGRAM = SoftmaxEngine(), program()
-LEARNER = OverEngine(ENGINE, PROGRAM)
+LEARNER = EngineLearner(ENGINE, PROGRAM)
 SCHEMA = PROGRAM.schema
 RNG = np.random.default_rng(0)
 DATA = samples(RNG, 23)
@@ -40,65 +47,67 @@ def test_fit_is_sgd_with_momentum_a_linear_term_and_a_pull_to_the_anchor() -> No
         velocity = task.momentum * velocity + g
         w = w - task.lr * velocity
     # Central differences are good to about 1e-9 per step.
-    np.testing.assert_allclose(fit(LEARNER, task, DATA).vector, w, atol=1e-7)
+    np.testing.assert_allclose(run_fit(LEARNER, task, DATA).vector, w, atol=1e-7)
 
 
 def test_fit_leaves_the_task_and_the_data_alone_and_repeats_itself() -> None:
     start, x = np.array(TASK.start), DATA.x.copy()
-    first, second = fit(LEARNER, TASK, DATA), fit(LEARNER, TASK, DATA)
+    first, second = run_fit(LEARNER, TASK, DATA), run_fit(LEARNER, TASK, DATA)
     assert (first.vector == second.vector).all()
     np.testing.assert_array_equal(np.asarray(TASK.start), start)
     assert (DATA.x == x).all()
 
 
 def test_fit_reports_the_mean_loss_of_its_steps() -> None:
-    one = fit(LEARNER, replace(TASK, steps=1, lr=0.0, batch=64), DATA)
+    one = run_fit(LEARNER, replace(TASK, steps=1, lr=0.0, batch=64), DATA)
     assert one.loss == pytest.approx(LEARNER.evaluate([np.array(TASK.start)], DATA, batch=64)[0].mean())
 
 
 def test_own_resumes_the_devices_model_and_falls_back_to_init() -> None:
     own = RNG.standard_normal(SCHEMA.size)
-    resumed = fit(LEARNER, replace(TASK, start=OWN, init=np.array(TASK.start)), DATA, own=own)
-    fallen = fit(LEARNER, replace(TASK, start=OWN, init=np.array(TASK.start)), DATA)
-    assert (resumed.vector == fit(LEARNER, replace(TASK, start=own), DATA).vector).all()
-    assert (fallen.vector == fit(LEARNER, TASK, DATA).vector).all()
+    resumed = run_fit(LEARNER, replace(TASK, start=OWN_MODEL, init=np.array(TASK.start)), DATA, own=own)
+    fallen = run_fit(LEARNER, replace(TASK, start=OWN_MODEL, init=np.array(TASK.start)), DATA)
+    assert (resumed.vector == run_fit(LEARNER, replace(TASK, start=own), DATA).vector).all()
+    assert (fallen.vector == run_fit(LEARNER, TASK, DATA).vector).all()
 
 
 def test_row_weights_of_a_probe_scale_each_samples_loss() -> None:
     weights = RNG.random(len(DATA))
     posterior = np.stack([np.ones(len(DATA)), weights])
     task = replace(TASK, steps=1, batch=64, lr=1.0, rows="posterior:1")
-    moved = np.array(TASK.start) - fit(LEARNER, task, DATA, posterior=posterior).vector
+    moved = np.array(TASK.start) - run_fit(LEARNER, task, DATA, posterior=posterior).vector
     np.testing.assert_allclose(moved, gradient(np.array(TASK.start), DATA, weights / len(DATA)), atol=1e-8)
 
 
 def test_a_fit_resumes_the_running_statistics_that_the_device_keeps() -> None:
-    learner = OverEngine(ENGINE, program(buffered=True))
+    learner = EngineLearner(ENGINE, program(buffered=True))
     n, size = learner.program.schema.n_params, learner.program.schema.size
     sent, own = RNG.standard_normal(size), RNG.standard_normal(size)
     task = replace(TASK, start=sent, buffers="own")
     both = np.concatenate([sent[:n], own[n:]])
-    assert (fit(learner, task, DATA, own=own).vector == fit(learner, replace(TASK, start=both), DATA).vector).all()
-    assert (fit(learner, task, DATA).vector == fit(learner, replace(TASK, start=sent), DATA).vector).all()
+    assert (
+        run_fit(learner, task, DATA, own=own).vector == run_fit(learner, replace(TASK, start=both), DATA).vector
+    ).all()
+    assert (run_fit(learner, task, DATA).vector == run_fit(learner, replace(TASK, start=sent), DATA).vector).all()
 
 
 @pytest.mark.parametrize(("batch", "used"), [(8, 16), (64, 23)])
 def test_a_model_takes_the_mean_statistics_of_the_batches_of_the_samples(batch: int, used: int) -> None:
-    learner = OverEngine(ENGINE, program(buffered=True))
+    learner = EngineLearner(ENGINE, program(buffered=True))
     schema = learner.program.schema
-    found = recalibrated(learner, RNG.standard_normal(schema.size), DATA, batch=batch)
+    found = recalibrate(learner, RNG.standard_normal(schema.size), DATA, batch=batch)
     np.testing.assert_allclose(found[schema.slices["mean"]], DATA.x[:used].mean(axis=0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("buffers", ["own", "batch"])
 def test_a_probe_evaluates_with_the_statistics_that_it_names(buffers: str) -> None:
-    learner = OverEngine(ENGINE, program(buffered=True))
+    learner = EngineLearner(ENGINE, program(buffered=True))
     size = learner.program.schema.size
     sent, own = RNG.standard_normal(size), RNG.standard_normal(size)
     task = Probe(models=[sent], want=frozenset({"loss"}), batch=8, seed=0, buffers=buffers, split="test")
-    told = probe(learner, task, LOCAL, own={"main": own}.get).losses
+    told = run_probe(learner, task, LOCAL, own={"main": own}.get).losses
     with_own = with_buffers(learner.program, sent, own)
-    used = {"own": with_own, "batch": recalibrated(learner, sent, LOCAL.train, batch=8)}[buffers]
+    used = {"own": with_own, "batch": recalibrate(learner, sent, LOCAL.train, batch=8)}[buffers]
     assert LOCAL.test is not None
     np.testing.assert_array_equal(told, learner.evaluate([used], LOCAL.test, batch=8)[0].mean(axis=1))
 
@@ -112,7 +121,7 @@ def test_a_model_that_is_told_a_devices_labels_weighs_its_classes_by_them() -> N
     chance = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
     answers = []
     for prior, values in (("model", logits[0]), ("device", scores)):
-        reply = probe(LEARNER, replace(task, label_prior=prior), Local(train=train, test=test))
+        reply = run_probe(LEARNER, replace(task, label_prior=prior), DeviceData(train=train, test=test))
         expected = np.zeros((CLASSES, CLASSES))
         np.add.at(expected, (test.y, values.argmax(axis=1)), 1)
         np.testing.assert_array_equal(reply.confusion, [expected])
@@ -126,27 +135,27 @@ def test_soft_labels_count_by_their_shares() -> None:
     shares = np.eye(CLASSES)[DATA.y]
     model = RNG.standard_normal(SCHEMA.size)
     task = Probe(models=[model], want=frozenset({"loss", "confusion"}), batch=8, seed=0, label_prior="device")
-    hard, soft = (probe(LEARNER, task, Local(train=Dataset(DATA.x, y))) for y in (DATA.y, shares))
+    hard, soft = (run_probe(LEARNER, task, DeviceData(train=Dataset(DATA.x, y))) for y in (DATA.y, shares))
     assert hard.losses == pytest.approx(soft.losses, rel=1e-12)
     np.testing.assert_array_equal(hard.confusion, soft.confusion)
 
 
 def test_a_predictor_of_numbers_has_no_labels_to_be_told() -> None:
     with pytest.raises(Malformed, match="a label prior needs a classifier"):
-        told(replace(LEARNER.program, loss="squared-error"), np.zeros((1, 2, 3)), DATA, DATA)
+        with_label_prior(replace(LEARNER.program, loss="squared-error"), np.zeros((1, 2, 3)), DATA, DATA)
 
 
 def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> None:
     with_buffers = program(buffered=True)
     task = replace(TASK, start=np.zeros(with_buffers.schema.size), steps=1, batch=64)
-    result = fit(OverEngine(ENGINE, with_buffers), task, DATA).vector
+    result = run_fit(EngineLearner(ENGINE, with_buffers), task, DATA).vector
     np.testing.assert_allclose(result[with_buffers.schema.slices["mean"]], 0.1 * DATA.x.mean(axis=0))
 
 
 @pytest.mark.parametrize(
     ("code", "task", "data", "engine"),
     [
-        ("no_own_model", replace(TASK, start=OWN), DATA, ENGINE),
+        ("no_own_model", replace(TASK, start=OWN_MODEL), DATA, ENGINE),
         ("no_posterior", replace(TASK, rows="posterior:0"), DATA, ENGINE),
         ("bad_task", TASK, DATA, SoftmaxEngine(fixed_batch=4)),
         ("no_data", TASK, Dataset(DATA.x[:5], DATA.y[:5]), SoftmaxEngine(fixed_batch=8)),
@@ -166,12 +175,12 @@ def test_what_cannot_be_done_is_refused_by_the_protocols_code(
     code: str, task: Fit, data: Dataset, engine: SoftmaxEngine
 ) -> None:
     with np.errstate(all="ignore"), pytest.raises(Malformed) as refused:
-        fit(OverEngine(engine, PROGRAM), task, data)
+        run_fit(EngineLearner(engine, PROGRAM), task, data)
     assert refused.value.code == code
 
 
 MODELS = [RNG.standard_normal(SCHEMA.size) for _ in range(3)]
-LOCAL = Local(train=DATA, test=samples(RNG, 11))
+LOCAL = DeviceData(train=DATA, test=samples(RNG, 11))
 
 
 def asked(*want: str, **more: object) -> Probe:
@@ -180,20 +189,23 @@ def asked(*want: str, **more: object) -> Probe:
 
 def test_a_padded_fixed_batch_gives_what_a_free_one_gives() -> None:
     task = asked("loss", "votes", "posterior", "confusion")
-    free, fixed = probe(LEARNER, task, LOCAL), probe(OverEngine(SoftmaxEngine(fixed_batch=6), PROGRAM), task, LOCAL)
+    free, fixed = (
+        run_probe(LEARNER, task, LOCAL),
+        run_probe(EngineLearner(SoftmaxEngine(fixed_batch=6), PROGRAM), task, LOCAL),
+    )
     for name in ("losses", "votes", "posterior", "confusion"):
         np.testing.assert_allclose(getattr(free, name), getattr(fixed, name), rtol=1e-12)
 
 
 def test_padding_gives_every_sample_its_own_loss_and_logits() -> None:
     free = LEARNER.evaluate(MODELS, DATA, batch=64)
-    fixed = OverEngine(SoftmaxEngine(fixed_batch=6), PROGRAM).evaluate(MODELS, DATA, batch=64)
+    fixed = EngineLearner(SoftmaxEngine(fixed_batch=6), PROGRAM).evaluate(MODELS, DATA, batch=64)
     for ours, theirs in zip(fixed, free, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 def test_votes_and_confusions_count_every_sample_once() -> None:
-    reply = probe(LEARNER, asked("votes", "confusion", split="test"), LOCAL)
+    reply = run_probe(LEARNER, asked("votes", "confusion", split="test"), LOCAL)
     assert reply.votes is not None
     assert reply.confusion is not None
     assert reply.n == reply.votes.sum() == 11
@@ -203,7 +215,7 @@ def test_votes_and_confusions_count_every_sample_once() -> None:
 
 
 def test_only_what_was_asked_for_is_answered() -> None:
-    reply = probe(LEARNER, asked("loss"), LOCAL)
+    reply = run_probe(LEARNER, asked("loss"), LOCAL)
     assert reply.losses is not None
     assert [reply.votes, reply.posterior, reply.grad, reply.confusion, reply.update] == [None] * 5
 
@@ -215,8 +227,8 @@ def test_responsibilities_are_bayes_rule() -> None:
 
 
 def test_with_a_prior_the_confusion_is_that_of_the_mixture_of_probabilities() -> None:
-    one = probe(LEARNER, asked("confusion", prior=[1.0, 0.0, 0.0]), LOCAL).confusion
-    plain = probe(LEARNER, asked("confusion"), LOCAL).confusion
+    one = run_probe(LEARNER, asked("confusion", prior=[1.0, 0.0, 0.0]), LOCAL).confusion
+    plain = run_probe(LEARNER, asked("confusion"), LOCAL).confusion
     assert one is not None
     assert plain is not None
     assert one.shape == (1, CLASSES, CLASSES)
@@ -225,19 +237,19 @@ def test_with_a_prior_the_confusion_is_that_of_the_mixture_of_probabilities() ->
 
 @pytest.mark.parametrize("engine", [ENGINE, SoftmaxEngine(fixed_batch=6)])
 def test_the_gradient_is_that_of_the_mean_loss(engine: SoftmaxEngine) -> None:
-    reply = probe(OverEngine(engine, PROGRAM), asked("grad", models=MODELS[:1]), LOCAL)
+    reply = run_probe(EngineLearner(engine, PROGRAM), asked("grad", models=MODELS[:1]), LOCAL)
     expected = gradient(MODELS[0], DATA, np.full(len(DATA), 1 / len(DATA)))
     assert reply.grad is not None
     np.testing.assert_allclose(reply.grad, expected, atol=1e-8)
 
 
 def test_a_limit_takes_the_same_samples_for_the_same_seed() -> None:
-    first, again = (probe(LEARNER, asked("loss", limit=5), LOCAL) for _ in range(2))
+    first, again = (run_probe(LEARNER, asked("loss", limit=5), LOCAL) for _ in range(2))
     assert first.n == 5
     np.testing.assert_array_equal(first.losses, again.losses)
 
 
 def test_a_device_without_held_out_samples_says_so() -> None:
     with pytest.raises(Malformed) as refused:
-        probe(LEARNER, asked("confusion", split="test"), Local(train=DATA))
+        run_probe(LEARNER, asked("confusion", split="test"), DeviceData(train=DATA))
     assert refused.value.code == "no_data"

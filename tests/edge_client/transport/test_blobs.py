@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, body_range, manifest_of
 from edge_client.transport import blobs
-from edge_client.transport.blobs import BlobFolder, Partial, write_atomically
+from edge_client.transport.blobs import BlobFolder, PartialBlob, write_atomically
 
 BLOCK = 4_096
 DATA = bytes(range(256)) * 80  # five blocks
@@ -35,7 +35,7 @@ def body(index: int, data: bytes = DATA) -> bytes:
     return data[start:stop]
 
 
-def fill(partial: Partial, indices: Iterator[int] | range) -> None:
+def fill(partial: PartialBlob, indices: Iterator[int] | range) -> None:
     for index in indices:
         partial.write_block(index, body(index))
 

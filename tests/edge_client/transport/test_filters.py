@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.transport.filters import matches
+from edge_client.transport.filters import filter_matches
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from edge_client.transport.filters import matches
     ],
 )
 def test_examples(topic_filter: str, topic: str, covered: bool) -> None:  # noqa: FBT001
-    assert matches(topic_filter, topic) == covered
+    assert filter_matches(topic_filter, topic) == covered
 
 
 LEVELS = st.lists(st.text("ab", max_size=2), min_size=1, max_size=5)
@@ -37,5 +37,5 @@ LEVELS = st.lists(st.text("ab", max_size=2), min_size=1, max_size=5)
 @given(levels=LEVELS, wild=st.sets(st.integers(0, 4)), cut=st.integers(0, 5))
 def test_a_filter_made_from_a_topic_covers_it(levels: list[str], wild: set[int], cut: int) -> None:
     parts = ["+" if i in wild else level for i, level in enumerate(levels)]
-    assert matches("/".join(parts), "/".join(levels))
-    assert matches("/".join([*parts[:cut], "#"]), "/".join(levels))
+    assert filter_matches("/".join(parts), "/".join(levels))
+    assert filter_matches("/".join([*parts[:cut], "#"]), "/".join(levels))

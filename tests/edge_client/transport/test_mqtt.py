@@ -23,7 +23,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 from coordinator.local_broker import Broker, find_mosquitto, start_broker
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.transport import mqtt
-from edge_client.transport.base import Connected, Lost
+from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import MqttTransport, parse_url
 from edge_client.transport.tls import Credentials
 
@@ -132,7 +132,7 @@ def spoken(url: str) -> object:
     transport = MqttTransport(url, "x")
     transport.connect()
     transport.close()
-    return mqtt._spoken[url]
+    return mqtt._broker_versions[url]
 
 
 @pytest.mark.broker
@@ -150,7 +150,7 @@ def test_attempts_wait_with_full_jitter_that_doubles_and_is_bounded(mosquitto: B
     transport.connect()
     assert transport.receive(10) == Connected()
     mosquitto.stop()
-    assert isinstance(transport.receive(10), Lost)
+    assert isinstance(transport.receive(10), Disconnected)
     assert enough.wait(20)
     transport.close()
     assert [low for low, _ in spans] == [0.0] * len(spans)
@@ -164,7 +164,7 @@ def test_a_client_outlives_a_restart_of_its_broker(tmp_path: Path, free_port: in
     transport.connect()
     assert transport.receive(10) == Connected()
     first.stop()
-    assert isinstance(transport.receive(10), Lost)
+    assert isinstance(transport.receive(10), Disconnected)
     transport.publish("a", b"into the void")
     with start_broker(tmp_path / "two", "mosquitto", port=free_port):
         assert transport.receive(20) == Connected()

@@ -20,31 +20,38 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from coordinator.identity.provisioning import Provision
+from coordinator.identity.provisioning import Provisioner
 from edge_client.errors import ConfigError, NetworkError
-from edge_client.transport.keys import open_private
+from edge_client.transport.keys import open_private_key
 from edge_client.transport.mqtt import MqttTransport
-from edge_client.transport.tls import Credentials, context, expiring, explain, is_loopback, read_certificate
+from edge_client.transport.tls import (
+    Credentials,
+    client_context,
+    expiry_warnings,
+    explain_failure,
+    is_loopback,
+    read_certificate,
+)
 from tests.attacks.test_foreign_certificates import impostor
 from tests.edge_client.transport.test_mqtt import listening
-from tests.support.guarded_broker import now, provisioned
+from tests.support.guarded_broker import now, provision_federation
 
 YEAR = dt.timedelta(days=366)
 unclosed = pytest.mark.filterwarnings("ignore:unclosed <s:ResourceWarning")  # paho leaves a failed handshake's socket
 
 
 @pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Provision:
-    return provisioned(tmp_path_factory.mktemp("tls") / "keys", "d1", "d2")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Provisioner:
+    return provision_federation(tmp_path_factory.mktemp("tls") / "keys", "d1", "d2")
 
 
-def credentials(keys: Provision, cid: str = "d1") -> Credentials:
+def credentials(keys: Provisioner, cid: str = "d1") -> Credentials:
     home = keys.folder / "devices" / cid
     return Credentials(ca=home / "ca.crt", certificate=home / "device.crt", key=home / "device.key")
 
 
-def test_a_client_wants_the_name_the_authority_and_tls_1_2(keys: Provision) -> None:
-    made = context(credentials(keys), now())
+def test_a_client_wants_the_name_the_authority_and_tls_1_2(keys: Provisioner) -> None:
+    made = client_context(credentials(keys), now())
     assert made.check_hostname
     assert made.verify_mode == ssl.CERT_REQUIRED
     assert made.minimum_version == ssl.TLSVersion.TLSv1_2
@@ -52,64 +59,64 @@ def test_a_client_wants_the_name_the_authority_and_tls_1_2(keys: Provision) -> N
 
 
 @pytest.mark.parametrize("field", ["ca", "certificate", "key"])
-def test_a_file_that_is_missing_is_named(keys: Provision, tmp_path: Path, field: str) -> None:
+def test_a_file_that_is_missing_is_named(keys: Provisioner, tmp_path: Path, field: str) -> None:
     absent = tmp_path / "absent.pem"
     with pytest.raises(ConfigError, match=f"at {absent}") as wrong:
-        context(replace(credentials(keys), **{field: absent}), now())
+        client_context(replace(credentials(keys), **{field: absent}), now())
     assert f"`{field}`" in wrong.value.hint
 
 
 @pytest.mark.parametrize("field", ["ca", "certificate", "key"])
-def test_a_file_that_holds_something_else_is_named(keys: Provision, tmp_path: Path, field: str) -> None:
+def test_a_file_that_holds_something_else_is_named(keys: Provisioner, tmp_path: Path, field: str) -> None:
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("no PEM")
     garbage.chmod(0o600)
     with pytest.raises(ConfigError, match=str(garbage)):
-        context(replace(credentials(keys), **{field: garbage}), now())
+        client_context(replace(credentials(keys), **{field: garbage}), now())
 
 
-def test_a_key_that_others_can_read_is_refused(keys: Provision, tmp_path: Path) -> None:
+def test_a_key_that_others_can_read_is_refused(keys: Provisioner, tmp_path: Path) -> None:
     ours = credentials(keys)
     copy = tmp_path / "device.key"
     assert ours.key is not None
     copy.write_bytes(ours.key.read_bytes())
     copy.chmod(0o640)
     with pytest.raises(ConfigError, match=f"chmod 600 {copy}"):
-        context(replace(ours, key=copy), now())
+        client_context(replace(ours, key=copy), now())
 
 
-def test_a_key_of_another_certificate_is_refused(keys: Provision) -> None:
+def test_a_key_of_another_certificate_is_refused(keys: Provisioner) -> None:
     with pytest.raises(ConfigError, match="is not the key of"):
-        context(replace(credentials(keys), key=credentials(keys, "d2").key), now())
+        client_context(replace(credentials(keys), key=credentials(keys, "d2").key), now())
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(keys: Provision, tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(keys: Provisioner, tmp_path: Path) -> None:
     ours, locked = credentials(keys), tmp_path / "locked.key"
     assert ours.key is not None
     locked.write_bytes(
-        open_private(ours.key).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
+        open_private_key(ours.key).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     )
     locked.chmod(0o600)
     with pytest.raises(ConfigError, match="is not the key of"):
-        context(replace(ours, key=locked), now())
+        client_context(replace(ours, key=locked), now())
 
 
 @pytest.mark.parametrize("half", ["certificate", "key"])
-def test_half_a_name_is_refused(keys: Provision, half: str) -> None:
+def test_half_a_name_is_refused(keys: Provisioner, half: str) -> None:
     with pytest.raises(ConfigError, match="needs its key"):
-        context(replace(credentials(keys), **{half: None}), now())
+        client_context(replace(credentials(keys), **{half: None}), now())
 
 
 @pytest.mark.parametrize(("when", "said"), [(YEAR, "expired on"), (-YEAR, "is not yet valid")])
-def test_a_certificate_out_of_its_time_is_not_shown(keys: Provision, when: dt.timedelta, said: str) -> None:
+def test_a_certificate_out_of_its_time_is_not_shown(keys: Provisioner, when: dt.timedelta, said: str) -> None:
     with pytest.raises(ConfigError, match=said) as wrong:
-        context(credentials(keys), now() + when)
+        client_context(credentials(keys), now() + when)
     assert "clock" in wrong.value.hint
 
 
 @unclosed
 def test_a_renewed_certificate_is_shown_at_the_next_connection(tmp_path: Path) -> None:
-    work = provisioned(tmp_path / "keys", "d1")
+    work = provision_federation(tmp_path / "keys", "d1")
     home, shown, swapped = work.folder / "devices" / "d1", list[int](), threading.Event()
 
     def jitter(_low: float, _high: float) -> float:
@@ -134,7 +141,7 @@ def test_a_renewed_certificate_is_shown_at_the_next_connection(tmp_path: Path) -
 
 
 @contextmanager
-def asking(work: Provision, shown: list[int]) -> Iterator[str]:
+def asking(work: Provisioner, shown: list[int]) -> Iterator[str]:
     """A listener that wants a client certificate, notes its serial number, and closes the connection."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(work.folder / "broker" / "server.crt", work.folder / "broker" / "server.key")
@@ -160,10 +167,10 @@ def asking(work: Provision, shown: list[int]) -> Iterator[str]:
         thread.join(10)
 
 
-def test_a_warning_comes_thirty_days_before_the_end(keys: Provision) -> None:
-    assert expiring(credentials(keys), now()) == []
-    assert expiring(credentials(keys), now() + dt.timedelta(days=330)) == []
-    said = expiring(credentials(keys), now() + dt.timedelta(days=340))
+def test_a_warning_comes_thirty_days_before_the_end(keys: Provisioner) -> None:
+    assert expiry_warnings(credentials(keys), now()) == []
+    assert expiry_warnings(credentials(keys), now() + dt.timedelta(days=330)) == []
+    said = expiry_warnings(credentials(keys), now() + dt.timedelta(days=340))
     assert len(said) == 1
     assert "in 24 days" in said[0]  # of 365
 
@@ -172,9 +179,9 @@ def test_a_warning_comes_thirty_days_before_the_end(keys: Provision) -> None:
 def test_a_device_warns_in_its_log_when_it_dials(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, free_port: int
 ) -> None:
-    work = provisioned(tmp_path / "keys")
+    work = provision_federation(tmp_path / "keys")
     work.now -= dt.timedelta(days=340)
-    work.device("old")
+    work.add_device("old")
     home = work.folder / "devices" / "old"
     old = Credentials(ca=home / "ca.crt", certificate=home / "device.crt", key=home / "device.key")
     with caplog.at_level(logging.WARNING), pytest.raises(NetworkError):
@@ -193,11 +200,11 @@ def test_a_device_warns_in_its_log_when_it_dials(
     ],
 )
 def test_a_brokers_certificate_that_does_not_hold_is_explained(tmp_path: Path, listener: str, said: str) -> None:
-    ours = provisioned(tmp_path / "ours", "d1")
-    theirs = provisioned(tmp_path / "theirs") if listener == "stranger" else ours
+    ours = provision_federation(tmp_path / "ours", "d1")
+    theirs = provision_federation(tmp_path / "theirs") if listener == "stranger" else ours
     moment = now() + {"expired": -2 * YEAR, "early": YEAR}.get(listener, dt.timedelta())
     hosts = ["broker.example"] if listener == "elsewhere" else ["localhost"]
-    key = open_private(tmp_path / "server.key")
+    key = open_private_key(tmp_path / "server.key")
     made = theirs.authority.issue_server(key.public_key(), "server.test", hosts, moment)
     (tmp_path / "server.crt").write_bytes(made.public_bytes(Encoding.PEM))
     with impostor(tmp_path / "server.crt", tmp_path / "server.key") as url, pytest.raises(NetworkError, match=said):
@@ -206,7 +213,7 @@ def test_a_brokers_certificate_that_does_not_hold_is_explained(tmp_path: Path, l
 
 @unclosed
 def test_a_device_that_is_turned_away_says_so_once_in_its_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ours, theirs = provisioned(tmp_path / "ours", "d1"), provisioned(tmp_path / "theirs")
+    ours, theirs = provision_federation(tmp_path / "ours", "d1"), provision_federation(tmp_path / "theirs")
     broker = theirs.folder / "broker"
     attempts: list[float] = []
 
@@ -231,7 +238,7 @@ def test_a_listener_without_tls_is_told_as_such() -> None:
 
 
 def test_what_is_not_about_tls_is_quoted_as_it_is() -> None:
-    assert explain(ConnectionRefusedError(111, "Connection refused")) == ("[Errno 111] Connection refused", "")
+    assert explain_failure(ConnectionRefusedError(111, "Connection refused")) == ("[Errno 111] Connection refused", "")
 
 
 @pytest.mark.parametrize(

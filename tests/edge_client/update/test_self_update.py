@@ -20,9 +20,9 @@ from edge_client.cli import main
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.update import launcher
-from edge_client.update.launcher import TRIALS, Record, choose
-from edge_client.update.self_update import REPORT_S, Updates, packed, unpacked, version_of
-from tests.support.scripted_coordinator import Script, Stage
+from edge_client.update.launcher import MAX_TRIAL_STARTS, ReleaseRecord, choose_release
+from edge_client.update.self_update import TRIAL_TIMEOUT_S, SelfUpdater, pack_release, release_version, unpack_release
+from tests.support.scripted_coordinator import DeviceStage, Script
 
 ROOT = Path(__file__).parents[3]
 OLD, NEW = "0.1.0", "0.2.0"
@@ -41,8 +41,8 @@ def site(version: str, *, works: bool = True) -> dict[str, bytes]:
             f"file = {str(ROOT / 'edge_client/update/launcher.py')!r}\n"
             "spec = importlib.util.spec_from_file_location('launcher', file)\n"
             "launcher = importlib.util.module_from_spec(spec)\nsys.modules['launcher'] = launcher\n"
-            "spec.loader.exec_module(launcher)\nrecord = launcher.read(folder)\n"
-            "if record.trial == __version__: launcher.write(folder, launcher.Record(good=__version__))\n"
+            "spec.loader.exec_module(launcher)\nrecord = launcher.read_record(folder)\n"
+            "if record.trial == __version__: launcher.write_record(folder, launcher.ReleaseRecord(good=__version__))\n"
         )
     return {"edge_client/__init__.py": f'__version__ = "{version}"\n'.encode(), "edge_client/cli.py": code.encode()}
 
@@ -72,18 +72,18 @@ def start(home: Path) -> str:
 
 def test_a_release_that_reports_in_stays_and_one_that_does_not_gives_way(home: Path) -> None:
     assert start(home) == OLD
-    updates = Updates(home / "state" / "releases", running=OLD)
-    updates.install(packed(site(NEW), NEW), NEW)
-    assert [start(home) for _ in range(TRIALS + 2)] == [NEW] * (TRIALS + 2)
-    after = Updates(home / "state" / "releases", running=NEW)
-    after.install(packed(site("0.3.0", works=False), "0.3.0"), "0.3.0")
-    assert [start(home) for _ in range(TRIALS + 2)] == ["0.3.0"] * TRIALS + [NEW] * 2
+    updates = SelfUpdater(home / "state" / "releases", running=OLD)
+    updates.install(pack_release(site(NEW), NEW), NEW)
+    assert [start(home) for _ in range(MAX_TRIAL_STARTS + 2)] == [NEW] * (MAX_TRIAL_STARTS + 2)
+    after = SelfUpdater(home / "state" / "releases", running=NEW)
+    after.install(pack_release(site("0.3.0", works=False), "0.3.0"), "0.3.0")
+    assert [start(home) for _ in range(MAX_TRIAL_STARTS + 2)] == ["0.3.0"] * MAX_TRIAL_STARTS + [NEW] * 2
     assert not after.wanted("0.3.0")
     assert after.wanted("0.4.0")
 
 
 def test_a_board_that_was_flashed_with_something_newer_passes_the_older_release_over(home: Path) -> None:
-    Updates(home / "state" / "releases", running=OLD).install(packed(site(NEW), NEW), NEW)
+    SelfUpdater(home / "state" / "releases", running=OLD).install(pack_release(site(NEW), NEW), NEW)
     assert start(home) == NEW
     (home / "opt/site/edge_client/__init__.py").write_text('__version__ = "0.5.0"\n')
     assert start(home) == "0.5.0"
@@ -92,22 +92,22 @@ def test_a_board_that_was_flashed_with_something_newer_passes_the_older_release_
 @pytest.mark.parametrize("damage", ["", "{", '{"good": 1}', '{"good":"../x","trial":"../../x","starts":0,"failed":[]}'])
 def test_a_damaged_record_starts_the_flashed_client(home: Path, damage: str) -> None:
     (home / "state" / "releases").mkdir(parents=True)
-    (home / "state" / "releases" / launcher.FILE).write_text(damage)
+    (home / "state" / "releases" / launcher.RECORD_FILE).write_text(damage)
     assert start(home) == OLD
 
 
 VERSIONS = st.sampled_from(["", "1", "2", "3"])
-RECORDS = st.builds(Record, good=VERSIONS, trial=VERSIONS, starts=st.integers(0, 5))
+RECORDS = st.builds(ReleaseRecord, good=VERSIONS, trial=VERSIONS, starts=st.integers(0, 5))
 
 
 @given(record=RECORDS, here=st.sets(VERSIONS))
-def test_what_is_started_is_there_and_a_trial_ends(record: Record, here: set[str]) -> None:
-    for _ in range(TRIALS + 1):
-        chosen, record = choose(record, here.__contains__)
+def test_what_is_started_is_there_and_a_trial_ends(record: ReleaseRecord, here: set[str]) -> None:
+    for _ in range(MAX_TRIAL_STARTS + 1):
+        chosen, record = choose_release(record, here.__contains__)
         assert chosen == "" or chosen in here
     assert record.trial == ""
     assert chosen in ("", record.good)
-    assert choose(record, here.__contains__) == (chosen, record)
+    assert choose_release(record, here.__contains__) == (chosen, record)
 
 
 # -- killed at any step
@@ -115,7 +115,7 @@ def test_what_is_started_is_there_and_a_trial_ends(record: Record, here: set[str
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from edge_client.update.self_update import Updates
+from edge_client.update.self_update import SelfUpdater
 archive, root = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
 left = 0
 
@@ -134,7 +134,7 @@ for number in range(1, 100):
     child = os.fork()
     if child == 0:  # one board, killed before the step of this number
         left = number
-        Updates(root / f"{number:02}", running="0.1.0").install(archive, "0.2.0")
+        SelfUpdater(root / f"{number:02}", running="0.1.0").install(archive, "0.2.0")
         os._exit(0)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
         print(number)
@@ -144,7 +144,7 @@ for number in range(1, 100):
 
 def test_a_board_killed_at_any_step_of_an_installation_starts_and_can_install_again(tmp_path: Path) -> None:
     archive, boards = tmp_path / "release.tar", tmp_path / "boards"
-    archive.write_bytes(packed(site(NEW), NEW))
+    archive.write_bytes(pack_release(site(NEW), NEW))
     boards.mkdir()
     command = [sys.executable, "-c", KILLED, str(archive), str(boards)]
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
@@ -152,11 +152,11 @@ def test_a_board_killed_at_any_step_of_an_installation_starts_and_can_install_ag
     chosen = []
     for folder in folders:
         here = {path.parent.parent.name for path in folder.glob("*/edge_client/cli.py")}
-        chosen.append(choose(launcher.read(folder), here.__contains__)[0])
+        chosen.append(choose_release(launcher.read_record(folder), here.__contains__)[0])
         if chosen[-1] == NEW:
             assert sorted(p.name for p in (folder / NEW / "edge_client").iterdir()) == ["__init__.py", "cli.py"]
-        Updates(folder, running=OLD).install(archive.read_bytes(), NEW)
-        assert launcher.read(folder).trial == NEW
+        SelfUpdater(folder, running=OLD).install(archive.read_bytes(), NEW)
+        assert launcher.read_record(folder).trial == NEW
     assert len(chosen) > 10  # otherwise nothing was killed
     assert chosen == sorted(chosen)  # the old one, and from one step on the new one
     assert (chosen[0], chosen[-1]) == ("", NEW)
@@ -199,20 +199,20 @@ NOTE = json.dumps({"version": NEW}).encode()
         tar(RELEASE=NOTE, x=special("edge_client/../../cli.py", tarfile.REGTYPE)),
         tar(RELEASE=NOTE, x=special("/etc/passwd", tarfile.REGTYPE)),
         tar(RELEASE=NOTE, x=special("sitecustomize.py", tarfile.REGTYPE)),
-        packed(site(NEW), NEW)[:1_000],
+        pack_release(site(NEW), NEW)[:1_000],
     ],
 )
 def test_what_is_no_release_is_refused(data: bytes, tmp_path: Path) -> None:
     with pytest.raises(Malformed, match="bad_program"):
-        unpacked(data)
+        unpack_release(data)
     with pytest.raises(Malformed):
-        Updates(tmp_path, running=OLD).install(data, NEW)
-    assert launcher.read(tmp_path) == Record()
+        SelfUpdater(tmp_path, running=OLD).install(data, NEW)
+    assert launcher.read_record(tmp_path) == ReleaseRecord()
 
 
 def test_a_release_under_another_version_than_it_says_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Malformed, match=r"not version 0\.3\.0"):
-        Updates(tmp_path, running=OLD).install(packed(site(NEW), NEW), "0.3.0")
+        SelfUpdater(tmp_path, running=OLD).install(pack_release(site(NEW), NEW), "0.3.0")
 
 
 def test_the_command_packs_this_client_the_same_twice(tmp_path: Path) -> None:
@@ -220,8 +220,8 @@ def test_the_command_packs_this_client_the_same_twice(tmp_path: Path) -> None:
         assert main(["release", str(tmp_path / name)]) == 0
     data = (tmp_path / "a.tar").read_bytes()
     assert data == (tmp_path / "b.tar").read_bytes()
-    assert version_of(data) == edge_client.__version__
-    found = unpacked(data)
+    assert release_version(data) == edge_client.__version__
+    found = unpack_release(data)
     assert found["edge_client/runtime/client.py"] == (ROOT / "edge_client" / "runtime" / "client.py").read_bytes()
     assert "edge_client/board/flash.py" not in found
 
@@ -230,20 +230,22 @@ def test_the_command_packs_this_client_the_same_twice(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path, updates=Updates(tmp_path / "releases", running=OLD))
+def stage(tmp_path: Path) -> DeviceStage:
+    return DeviceStage(tmp_path, updates=SelfUpdater(tmp_path / "releases", running=OLD))
 
 
-def offer(stage: Stage, version: str = NEW, *, data: bytes | None = None, manifest: Manifest | None = None) -> None:
-    blob = packed(site(version), version) if data is None else data
+def offer(
+    stage: DeviceStage, version: str = NEW, *, data: bytes | None = None, manifest: Manifest | None = None
+) -> None:
+    blob = pack_release(site(version), version) if data is None else data
     stage.lead(1, release={"version": version, "file": manifest or stage.blob(blob, "release")})
 
 
-def recorded(stage: Stage) -> Record:
-    return launcher.read(stage.folder / "releases")
+def recorded(stage: DeviceStage) -> ReleaseRecord:
+    return launcher.read_record(stage.folder / "releases")
 
 
-def test_a_signed_newer_release_is_fetched_put_on_trial_and_the_device_leaves(stage: Stage) -> None:
+def test_a_signed_newer_release_is_fetched_put_on_trial_and_the_device_leaves(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         offer(stage)
@@ -251,16 +253,16 @@ def test_a_signed_newer_release_is_fetched_put_on_trial_and_the_device_leaves(st
         pytest.fail("the device did not leave")
 
     stage.play(script())
-    assert recorded(stage) == Record(trial=NEW)
+    assert recorded(stage) == ReleaseRecord(trial=NEW)
     assert (stage.folder / "releases" / NEW / "edge_client" / "cli.py").is_file()
     assert stage.last("st")["s"] == "off"
 
 
 @pytest.mark.parametrize("case", ["older", "same", "unsigned", "failed", "other version", "no release", "no launcher"])
-def test_anything_else_changes_nothing(stage: Stage, case: str) -> None:
+def test_anything_else_changes_nothing(stage: DeviceStage, case: str) -> None:
     def script() -> Script:
         yield
-        data = packed(site(NEW), NEW)
+        data = pack_release(site(NEW), NEW)
         if case in ("older", "same"):
             offer(stage, {"older": "0.0.9", "same": OLD}[case])
         elif case == "unsigned":
@@ -277,22 +279,22 @@ def test_anything_else_changes_nothing(stage: Stage, case: str) -> None:
         yield
 
     if case == "failed":
-        launcher.write(stage.folder / "releases", Record(failed=(NEW,)))
+        launcher.write_record(stage.folder / "releases", ReleaseRecord(failed=(NEW,)))
     if case == "no launcher":
-        stage.updates = Updates(None, running=OLD)
+        stage.updates = SelfUpdater(None, running=OLD)
     before = recorded(stage)
     stage.play(script())
     assert recorded(stage) == before
     assert stage.said("rdy")  # it lives on
 
 
-def test_a_task_comes_before_a_release(stage: Stage) -> None:
+def test_a_task_comes_before_a_release(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())
         offer(stage)
         yield
-        assert recorded(stage) == Record()
+        assert recorded(stage) == ReleaseRecord()
         stage.go()
         yield
         stage.ack("ok")
@@ -301,35 +303,35 @@ def test_a_task_comes_before_a_release(stage: Stage) -> None:
 
     stage.play(script())
     assert len(stage.said("rdy")) == 1
-    assert recorded(stage) == Record(trial=NEW)
+    assert recorded(stage) == ReleaseRecord(trial=NEW)
 
 
-def test_a_release_on_trial_that_hears_its_coordinator_is_good_and_others_are_removed(stage: Stage) -> None:
+def test_a_release_on_trial_that_hears_its_coordinator_is_good_and_others_are_removed(stage: DeviceStage) -> None:
     folder = stage.folder / "releases"
     for version in (OLD, NEW):
         (folder / version / "edge_client").mkdir(parents=True)
-    launcher.write(folder, Record(good=OLD, trial=NEW, starts=1))
-    stage.updates = Updates(folder, running=NEW)
+    launcher.write_record(folder, ReleaseRecord(good=OLD, trial=NEW, starts=1))
+    stage.updates = SelfUpdater(folder, running=NEW)
     stage.play(iter(()))
-    assert recorded(stage) == Record(good=NEW)
+    assert recorded(stage) == ReleaseRecord(good=NEW)
     assert [path.name for path in folder.iterdir() if path.is_dir()] == [NEW]
 
 
 def test_a_release_on_trial_gives_way_when_the_coordinator_stays_silent(tmp_path: Path) -> None:
     folder = tmp_path / "releases"
-    launcher.write(folder, Record(trial=NEW, starts=1))
-    updates = Updates(folder, running=NEW)
+    launcher.write_record(folder, ReleaseRecord(trial=NEW, starts=1))
+    updates = SelfUpdater(folder, running=NEW)
     assert not updates.overdue(0.0)
-    assert not updates.overdue(REPORT_S - 1)
-    assert updates.overdue(REPORT_S)
-    launcher.write(folder, Record(good=NEW))
-    assert not updates.overdue(2 * REPORT_S)
+    assert not updates.overdue(TRIAL_TIMEOUT_S - 1)
+    assert updates.overdue(TRIAL_TIMEOUT_S)
+    launcher.write_record(folder, ReleaseRecord(good=NEW))
+    assert not updates.overdue(2 * TRIAL_TIMEOUT_S)
 
 
 def test_without_a_launcher_there_are_no_updates() -> None:
-    updates = Updates.of({})
+    updates = SelfUpdater.from_environment({})
     assert not updates.wanted("99")
-    updates.reported()
+    updates.confirm()
     assert not updates.overdue(1e9)
-    told: dict[str, Any] = {launcher.RELEASES: "/nonexistent"}
-    assert Updates.of(told).wanted("99")
+    told: dict[str, Any] = {launcher.RELEASES_VARIABLE: "/nonexistent"}
+    assert SelfUpdater.from_environment(told).wanted("99")

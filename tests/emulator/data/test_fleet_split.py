@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
-from emulator.data.fleet_split import Split, digits_fleet, label_permutation_groups, turned
-from emulator.data.registry import load
+from emulator.data.fleet_split import FleetData, digits_fleet, label_permutation_groups, rotate_images
+from emulator.data.registry import load_data_set
 from tests.support.raw_data_files import numbered
 
 NUMBERED = numbered(400, 0)
 
 
-def parts(split: Split) -> list[tuple[str, Dataset]]:
+def parts(split: FleetData) -> list[tuple[str, Dataset]]:
     everybody = {**split.devices, **split.new_devices}
     return [(c, part) for c, local in everybody.items() for part in (local.train, local.test) if part is not None]
 
@@ -70,17 +70,17 @@ def test_the_same_seed_cuts_alike_and_another_does_not() -> None:
 def test_a_cut_that_cannot_be_made_is_refused_with_a_hint(wrong: dict[str, int]) -> None:
     settings_ = {"devices": 12, "groups": 3, "seed": 0, **wrong}
     with pytest.raises(ConfigError) as refused:
-        label_permutation_groups(load("digits"), **settings_)
+        label_permutation_groups(load_data_set("digits"), **settings_)
     assert refused.value.hint
 
 
 def test_a_quarter_turn_is_counter_clockwise_and_four_of_them_are_none() -> None:
     image = np.arange(4).reshape(1, 1, 2, 2)
-    assert turned(image, 1).tolist() == [[[[1, 3], [0, 2]]]]
-    np.testing.assert_array_equal(turned(image, 4), image)
-    np.testing.assert_array_equal(turned(turned(image, 3), 1), image)
+    assert rotate_images(image, 1).tolist() == [[[[1, 3], [0, 2]]]]
+    np.testing.assert_array_equal(rotate_images(image, 4), image)
+    np.testing.assert_array_equal(rotate_images(rotate_images(image, 3), 1), image)
 
 
 def test_what_is_no_square_image_cannot_be_turned() -> None:
     with pytest.raises(ConfigError, match="cannot be turned"):
-        turned(np.zeros((2, 1, 2, 3)), 1)
+        rotate_images(np.zeros((2, 1, 2, 3)), 1)

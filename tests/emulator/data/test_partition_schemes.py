@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
 from emulator.data import share_matrices
-from emulator.data.fleet_split import Split
-from emulator.data.loaders.samples import DataSet, Samples
-from emulator.data.partition_schemes import SCHEMES, parse
+from emulator.data.fleet_split import FleetData
+from emulator.data.loaders.samples import DataSet, RawSamples
+from emulator.data.partition_schemes import PARTITION_SCHEMES, parse_scheme
 from tests.support.raw_data_files import images, numbered
 
 DATA = numbered(2_000, 400, users=40)
@@ -25,7 +25,7 @@ ALONE = numbered(2_000, 0, users=40)  # without a test part
 def pictures(data: DataSet) -> DataSet:
     """Every sample as a picture of one pixel, which no turn changes."""
 
-    def pixel(part: Samples) -> Samples:
+    def pixel(part: RawSamples) -> RawSamples:
         return replace(part, x=part.x[:, :, None, None])
 
     return replace(data, train=pixel(data.train), test=None if data.test is None else pixel(data.test))
@@ -34,7 +34,7 @@ def pictures(data: DataSet) -> DataSet:
 def mixed(data: DataSet) -> DataSet:
     """Every fifth block of ten samples, with all classes in it, is of domain 1, the others of domain 0."""
 
-    def of_two(part: Samples) -> Samples:
+    def of_two(part: RawSamples) -> RawSamples:
         return replace(part, domain=(np.arange(len(part)) // 10 % 5 == 0).astype(np.int64))
 
     return replace(data, train=of_two(data.train), test=None if data.test is None else of_two(data.test))
@@ -60,13 +60,13 @@ def fit_for(spec: str, data: DataSet) -> DataSet:
     return FORMS.get(spec.partition(":")[0], lambda same: same)(data)
 
 
-def held(local: Local, part: str) -> Dataset:
+def held(local: DeviceData, part: str) -> Dataset:
     found = local.train if part == "train" else local.test
     assert found is not None
     return found
 
 
-def numbers(split: Split, part: str) -> list[int]:
+def numbers(split: FleetData, part: str) -> list[int]:
     return [int(v) for local in split.devices.values() for v in held(local, part).x.ravel()]
 
 
@@ -78,7 +78,7 @@ def test_every_sample_goes_to_one_device_and_there_to_one_part(spec: str, seed: 
         devices = 40  # fewer are a choice of users, which leaves the others' samples out
     kept = 16 if spec.startswith("label") else 0  # for reference
     for data in (DATA, ALONE):
-        split = parse(spec).split(fit_for(spec, data), devices=devices, seed=seed)
+        split = parse_scheme(spec).split(fit_for(spec, data), devices=devices, seed=seed)
         train, test = (numbers(split, part) for part in ("train", "test"))
         whole = len(data.train) + len(data.test or ())
         assert len(train + test) == len(set(train + test)) == whole - kept
@@ -89,7 +89,7 @@ def test_every_sample_goes_to_one_device_and_there_to_one_part(spec: str, seed: 
 
 @pytest.mark.parametrize("spec", [*TRUE_CUTS, *MIXTURES])
 def test_the_same_seed_cuts_alike_and_another_does_not(spec: str) -> None:
-    first, again, other = (parse(spec).split(fit_for(spec, DATA), devices=20, seed=s) for s in (5, 5, 6))
+    first, again, other = (parse_scheme(spec).split(fit_for(spec, DATA), devices=20, seed=s) for s in (5, 5, 6))
     assert numbers(first, "train") == numbers(again, "train")
     assert numbers(first, "test") == numbers(again, "test")
     assert numbers(first, "train") != numbers(other, "train")
@@ -98,7 +98,7 @@ def test_the_same_seed_cuts_alike_and_another_does_not(spec: str) -> None:
 
 @pytest.mark.parametrize("spec", MIXTURES)
 def test_a_mixture_trains_on_the_training_part_alone_and_takes_samples_more_than_once(spec: str) -> None:
-    split = parse(spec).split(fit_for(spec, DATA), devices=30, seed=0)
+    split = parse_scheme(spec).split(fit_for(spec, DATA), devices=30, seed=0)
     train, test = (numbers(split, part) for part in ("train", "test"))
     pure = [int(v) for held_out in split.holdouts.values() for v in held_out.x[:, 0]]
     assert max(train) < 2_000 <= min(test + pure)
@@ -114,18 +114,18 @@ def mixture(data: Dataset) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
 @pytest.mark.parametrize("spec", [s for s in TRUE_CUTS if "class" in s or "dirichlet" in s])
 def test_a_device_tests_on_the_classes_that_it_trains_on_in_the_same_proportions(spec: str) -> None:
     big = numbered(60_000, 10_000)
-    for local in parse(spec).split(big, devices=10, seed=1).devices.values():
+    for local in parse_scheme(spec).split(big, devices=10, seed=1).devices.values():
         # Rounding moves at most one sample of each class, of a few hundred to test.
         np.testing.assert_allclose(mixture(local.train), mixture(held(local, "test")), atol=10 / len(local.test or ()))
 
 
 def test_two_classes_each_means_two_classes_each() -> None:
-    for local in parse("n-class:classes=2").split(DATA, devices=20, seed=2).devices.values():
+    for local in parse_scheme("n-class:classes=2").split(DATA, devices=20, seed=2).devices.values():
         assert len(set(local.train.y.tolist())) == 2
 
 
 def test_the_devices_of_a_group_share_its_three_classes_and_hold_two_of_them() -> None:
-    split = parse("cluster-n-class:groups=4,classes-group=3,classes=2,least=2").split(DATA, devices=40, seed=0)
+    split = parse_scheme("cluster-n-class:groups=4,classes-group=3,classes=2,least=2").split(DATA, devices=40, seed=0)
     classes: dict[int, set[int]] = {}
     for who, local in split.devices.items():
         mine = set(local.train.y.tolist())
@@ -137,7 +137,7 @@ def test_the_devices_of_a_group_share_its_three_classes_and_hold_two_of_them() -
 
 def test_devices_of_one_group_are_alike_and_groups_differ() -> None:
     big = numbered(60_000, 10_000)
-    split = parse("cluster-dirichlet:groups=4,alpha-group=0.1,alpha=10").split(big, devices=40, seed=0)
+    split = parse_scheme("cluster-dirichlet:groups=4,alpha-group=0.1,alpha=10").split(big, devices=40, seed=0)
     p = {who: mixture(local.train) for who, local in split.devices.items()}
     apart = {
         same: np.mean(
@@ -153,7 +153,7 @@ def test_devices_of_one_group_are_alike_and_groups_differ() -> None:
 @pytest.mark.parametrize(("groups", "turns"), [(2, [0, 2]), (4, [0, 1, 2, 3])])
 def test_each_group_turns_its_images_by_its_own_angle(groups: int, turns: list[int]) -> None:
     data = images()
-    split = parse(f"rotations:groups={groups}").split(data, devices=8, seed=0)
+    split = parse_scheme(f"rotations:groups={groups}").split(data, devices=8, seed=0)
     upright = {image.tobytes() for image in data.dataset(data.train).x}
     for who, local in split.devices.items():
         back = np.rot90(local.train.x, -turns[split.groups[who]], axes=(2, 3))
@@ -161,30 +161,30 @@ def test_each_group_turns_its_images_by_its_own_angle(groups: int, turns: list[i
 
 
 def test_a_user_is_a_device_and_official_parts_stand_if_they_share_users() -> None:
-    split = parse("by-user").split(ALONE, devices=0, seed=0)
+    split = parse_scheme("by-user").split(ALONE, devices=0, seed=0)
     assert len(split.devices) == 40
     for local in split.devices.values():
         assert len({int(v) // 7 % 40 for v in (*local.train.x[:, 0], *held(local, "test").x[:, 0])}) == 1
-    both = parse("by-user").split(DATA, devices=0, seed=0)  # the test part's users are among the training part's
+    both = parse_scheme("by-user").split(DATA, devices=0, seed=0)  # the test part's users are among the training part's
     assert max(numbers(both, "train")) < 2_000 <= min(numbers(both, "test"))
-    assert len(parse("by-user").split(DATA, devices=7, seed=0).devices) == 7
+    assert len(parse_scheme("by-user").split(DATA, devices=7, seed=0).devices) == 7
 
 
 def test_users_of_one_domain_each_are_grouped_by_it() -> None:
     user = np.arange(2_000) // 50
     domain = (user % 3 == 0).astype(np.int64)
-    data = DataSet(train=Samples(x=np.zeros((2_000, 1)), y=np.arange(2_000) % 5, user=user, domain=domain))
-    split = parse("by-user").split(data, devices=0, seed=0)
+    data = DataSet(train=RawSamples(x=np.zeros((2_000, 1)), y=np.arange(2_000) % 5, user=user, domain=domain))
+    split = parse_scheme("by-user").split(data, devices=0, seed=0)
     assert Counter(split.groups.values()) == {0: 26, 1: 14}
 
 
 def test_the_published_codes_quirks_are_off_unless_asked_for_and_copy_devices_then() -> None:
     big = numbered(60_000, 10_000)
-    quirky = parse("dirichlet:alpha=0.1,paper-quirks=1").split(big, devices=200, seed=0)
+    quirky = parse_scheme("dirichlet:alpha=0.1,paper-quirks=1").split(big, devices=200, seed=0)
     held_ = [tuple(local.train.x[:, 0]) for local in quirky.devices.values()]
     assert len(set(held_)) < 200  # survivors stand in for the devices with at most five test samples
     assert all(len(local.test or ()) > 5 for local in quirky.devices.values())
-    plain = parse("dirichlet:alpha=0.1").split(big, devices=200, seed=0)
+    plain = parse_scheme("dirichlet:alpha=0.1").split(big, devices=200, seed=0)
     assert len({tuple(local.train.x[:, 0]) for local in plain.devices.values()}) == 200
 
 
@@ -192,7 +192,7 @@ def test_groups_with_the_published_codes_quirks_copy_devices_whole_and_may_lose_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data, spec = numbered(6_000, 1_000), "cluster-n-class:groups=3,classes-group=3,classes=2"
-    split = parse(f"{spec},paper-quirks=1").split(data, devices=40, seed=2)
+    split = parse_scheme(f"{spec},paper-quirks=1").split(data, devices=40, seed=2)
     groups: dict[tuple[int, ...], set[int]] = {}
     classes: dict[int, set[int]] = {}
     for who, local in split.devices.items():
@@ -206,9 +206,9 @@ def test_groups_with_the_published_codes_quirks_copy_devices_whole_and_may_lose_
     assert all(len(found) == 1 for found in groups.values())  # who is of the same group
     assert [len(found) for found in classes.values()] == [3] * 3
     assert len(set.union(*classes.values())) < 10  # three groups of three cannot hold ten classes
-    monkeypatch.setattr(share_matrices, "TRIES", 50)
+    monkeypatch.setattr(share_matrices, "MAX_DRAWS", 50)
     with pytest.raises(ConfigError, match="every class a device"):
-        parse(spec).split(data, devices=40, seed=2)
+        parse_scheme(spec).split(data, devices=40, seed=2)
 
 
 SHARES = st.integers(0, 2**32).flatmap(
@@ -222,11 +222,11 @@ def test_dealing_by_any_shares_is_disjoint_complete_and_of_the_foretold_sizes(
 ) -> None:
     seed, devices, classes, alpha = drawn
     rng = np.random.default_rng(seed)
-    p = share_matrices.dirichlet(devices, classes, alpha, rng)
+    p = share_matrices.dirichlet_shares(devices, classes, alpha, rng)
     labels = rng.integers(classes, size=n)
-    dealt = share_matrices.deal(labels, p, rng)
+    dealt = share_matrices.deal_by_shares(labels, p, rng)
     assert sorted(np.concatenate(dealt).tolist()) == list(range(n))
-    expected = share_matrices.sizes(p, np.bincount(labels, minlength=classes))
+    expected = share_matrices.dealt_sizes(p, np.bincount(labels, minlength=classes))
     assert [len(part) for part in dealt] == expected.tolist()
     for c in range(classes):
         for i, part in enumerate(dealt):
@@ -235,7 +235,7 @@ def test_dealing_by_any_shares_is_disjoint_complete_and_of_the_foretold_sizes(
 
 def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
     labels = np.repeat([0, 1], 100)
-    dealt = share_matrices.deal(labels, np.array([[0.25, 0.0], [0.5, 0.0]]), np.random.default_rng(0))
+    dealt = share_matrices.deal_by_shares(labels, np.array([[0.25, 0.0], [0.5, 0.0]]), np.random.default_rng(0))
     assert [np.bincount(labels[part], minlength=2).tolist() for part in dealt] == [[25, 0], [50, 0]]
 
 
@@ -258,25 +258,25 @@ def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
 def test_what_cannot_be_cut_is_refused_with_a_hint(
     spec: str, error: type[Exception], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(share_matrices, "TRIES", 50)
+    monkeypatch.setattr(share_matrices, "MAX_DRAWS", 50)
     with pytest.raises(error, match=said):
-        parse(spec).split(DATA, devices=20, seed=0)
+        parse_scheme(spec).split(DATA, devices=20, seed=0)
 
 
 def test_an_override_replaces_a_key_where_the_scheme_has_it() -> None:
-    assert parse("rotations:groups=4", groups=2) == parse("rotations:groups=2")
-    assert parse("iid", groups=2) == parse("iid")
-    assert parse("rotations", groups=None) == parse("rotations")
+    assert parse_scheme("rotations:groups=4", groups=2) == parse_scheme("rotations:groups=2")
+    assert parse_scheme("iid", groups=2) == parse_scheme("iid")
+    assert parse_scheme("rotations", groups=None) == parse_scheme("rotations")
 
 
 def test_data_without_classes_or_users_say_so() -> None:
-    targets = DataSet(train=Samples(x=np.zeros((50, 2)), y=np.zeros((50, 1), np.float32)))
+    targets = DataSet(train=RawSamples(x=np.zeros((50, 2)), y=np.zeros((50, 1), np.float32)))
     for spec in ("dirichlet", "by-user", "label-permutations"):
         with pytest.raises(ConfigError, match=r"no classes|does not say"):
-            parse(spec).split(targets, devices=2, seed=0)
-    assert len(parse("iid").split(targets, devices=2, seed=0).devices) == 2
+            parse_scheme(spec).split(targets, devices=2, seed=0)
+    assert len(parse_scheme("iid").split(targets, devices=2, seed=0).devices) == 2
 
 
 def test_every_scheme_is_tried_here() -> None:
     tried = {spec.partition(":")[0] for spec in (*TRUE_CUTS, *MIXTURES)}
-    assert tried == set(SCHEMES)
+    assert tried == set(PARTITION_SCHEMES)

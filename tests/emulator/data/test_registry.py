@@ -9,9 +9,9 @@ from coordinator.models.registry import MODELS
 from edge_client.errors import ConfigError, UsageError
 from emulator.config import SimulateArgs
 from emulator.data.loaders.folder import data_folder
-from emulator.data.partition_schemes import parse
-from emulator.data.registry import DATA_SETS, load
-from emulator.simulate import fleet_of
+from emulator.data.partition_schemes import parse_scheme
+from emulator.data.registry import DATA_SETS, load_data_set
+from emulator.simulate import make_fleet
 
 
 def at_hand(home: str) -> None:
@@ -22,7 +22,7 @@ def at_hand(home: str) -> None:
 
 def test_an_unknown_name_lists_what_there_is() -> None:
     with pytest.raises(UsageError, match="unknown data set 'digit'") as wrong:
-        load("digit")
+        load_data_set("digit")
     assert "did you mean 'digits'" in wrong.value.hint
 
 
@@ -30,13 +30,13 @@ def test_an_unknown_name_lists_what_there_is() -> None:
 def test_each_default_model_and_partition_exists(name: str) -> None:
     entry = DATA_SETS[name]
     assert entry.model == "" or entry.model in MODELS
-    assert parse(entry.partition)
+    assert parse_scheme(entry.partition)
 
 
 @pytest.mark.parametrize("name", sorted(set(DATA_SETS) - {"digits", "regression", "regression-8"}))
 def test_an_empty_folder_is_an_error_with_a_hint_for_each(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as wrong:
-        load(name, tmp_path)
+        load_data_set(name, tmp_path)
     assert wrong.value.hint.startswith("get it from ")
 
 
@@ -46,27 +46,27 @@ def test_an_empty_folder_is_an_error_with_a_hint_for_each(name: str, tmp_path: P
 )
 def test_the_published_files_have_the_published_sizes(name: str, train: int, test: int, classes: int) -> None:
     at_hand(name.removesuffix("-writers"))
-    data = load(name)
+    data = load_data_set(name)
     assert (len(data.train), len(data.test or ()), data.classes) == (train, test, classes)
 
 
 def test_the_mean_pixel_of_fashion_mnist_is_the_known_one() -> None:
     at_hand("fashion-mnist")
-    data = load("fashion-mnist")
+    data = load_data_set("fashion-mnist")
     assert data.train.x.mean() / 255 == pytest.approx(0.28604, abs=1e-5)
     assert np.bincount(data.train.y).tolist() == [6_000] * 10
 
 
 def test_wisdm_has_its_36_users() -> None:
     at_hand("wisdm")
-    user = load("wisdm").train.user
+    user = load_data_set("wisdm").train.user
     assert user is not None
     assert len(np.unique(user)) == 36
 
 
 def test_each_of_the_six_speakers_of_fsdd_says_every_digit_five_times_in_the_test() -> None:
     at_hand("fsdd")
-    data = load("fsdd")
+    data = load_data_set("fsdd")
     assert data.test is not None
     assert data.test.user is not None
     assert (len(data.train), data.train.x.shape[1:]) == (2_700, (1, 49, 10))
@@ -75,5 +75,5 @@ def test_each_of_the_six_speakers_of_fsdd_says_every_digit_five_times_in_the_tes
 
 def test_fsdd_without_a_model_is_refused_with_what_to_do() -> None:
     with pytest.raises(UsageError, match="no model of ours suits fsdd") as wrong:
-        fleet_of(SimulateArgs(data_set="fsdd"))
+        make_fleet(SimulateArgs(data_set="fsdd"))
     assert "--model" in wrong.value.hint

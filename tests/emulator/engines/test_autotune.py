@@ -11,20 +11,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.models.registry import build
+from coordinator.models.registry import build_model
 from edge_client.errors import ProgramRefused, RuntimeMissing
-from edge_client.training.learner import Job, Learner, Trained
-from emulator.engines.autotune import Candidate, Cost, Workload, auto, candidates, cheapest, made_up, measured
-from emulator.engines.cpu.cpu_engine import Lean, lean
-from emulator.engines.gpu.stacked import stacked
-from export.compiler.program import manifest_of, source_of
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob
+from emulator.engines.autotune import (
+    EngineCandidate,
+    EngineCost,
+    Workload,
+    candidates,
+    cheapest_engine,
+    choose_engine,
+    measure_engine,
+    random_jobs,
+)
+from emulator.engines.cpu.cpu_engine import CpuRecipe, cpu_recipe
+from emulator.engines.gpu.stacked import stacked_recipe
+from export.compiler.program import make_source, program_without_containers
 
-MODEL = build("digits-mlp", seed=0)
+MODEL = build_model("digits-mlp", seed=0)
 SMALL = Workload(clients=3, steps=2, batch=4)
 
 
 @dataclass
-class Clock:
+class WorkClock:
     """Moves when somebody works."""
 
     now: float = 0.0
@@ -37,7 +46,7 @@ class Clock:
 class Timed:
     """A recipe and its learner, whose n-th training takes `takes(n)` seconds per client."""
 
-    clock: Clock
+    clock: WorkClock
     takes: Callable[[int], float]
     done: list[int] = field(default_factory=list)  # clients of each training
 
@@ -46,9 +55,9 @@ class Timed:
 
     @property
     def program(self) -> object:
-        return manifest_of(source_of(MODEL.module, input=MODEL.input, target=(10,)))
+        return program_without_containers(make_source(MODEL.module, input=MODEL.input, target=(10,)))
 
-    def train(self, jobs: Sequence[Job], between: Callable[[], None] = lambda: None) -> Iterator[Trained]:
+    def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
         self.clock.now += self.takes(len(self.done)) * len(jobs)
         self.done.append(len(jobs))
         return iter(())
@@ -63,27 +72,27 @@ class Refusing:
 
 
 def cost_of(recipe: Timed, *, processes: int = 1, seconds: float = 1.0) -> float | None:
-    candidate = Candidate(recipe=recipe, processes=processes)
-    return measured(recipe.open(), candidate, MODEL, SMALL, seconds=seconds, clock=recipe.clock).seconds
+    candidate = EngineCandidate(recipe=recipe, processes=processes)
+    return measure_engine(recipe.open(), candidate, MODEL, SMALL, seconds=seconds, clock=recipe.clock).seconds
 
 
 def test_the_first_training_counts_for_nothing() -> None:
-    assert cost_of(Timed(Clock(), lambda n: 0.1 if n else 50.0)) == pytest.approx(0.1)
+    assert cost_of(Timed(WorkClock(), lambda n: 0.1 if n else 50.0)) == pytest.approx(0.1)
 
 
 def test_a_slow_moment_does_not_count() -> None:
-    recipe = Timed(Clock(), lambda n: 9.0 if n == 4 else 0.1)
+    recipe = Timed(WorkClock(), lambda n: 9.0 if n == 4 else 0.1)
     assert cost_of(recipe, seconds=40.0) == pytest.approx(0.1)
 
 
 def test_a_slow_engine_trains_one_client_three_times_and_no_more() -> None:
-    recipe = Timed(Clock(), lambda _: 60.0)
+    recipe = Timed(WorkClock(), lambda _: 60.0)
     assert cost_of(recipe) == pytest.approx(60.0)
     assert recipe.done == [1, 1, 1]
 
 
 def test_a_fast_engine_trains_all_clients_at_once_for_as_long_as_was_said() -> None:
-    recipe = Timed(Clock(), lambda _: 0.01)
+    recipe = Timed(WorkClock(), lambda _: 0.01)
     cost_of(recipe, seconds=1.0)
     assert recipe.done[:5] == [1, 1, 2, 3, 3]
     assert recipe.clock.now == pytest.approx(1.0, abs=0.03)
@@ -92,37 +101,37 @@ def test_a_fast_engine_trains_all_clients_at_once_for_as_long_as_was_said() -> N
 @given(per_client=st.floats(0.01, 1e3), seconds=st.floats(0.01, 2.0))
 @settings(max_examples=30)
 def test_a_calibration_ends_in_time_or_after_three_trainings_of_one_client(per_client: float, seconds: float) -> None:
-    recipe = Timed(Clock(), lambda _: per_client)
+    recipe = Timed(WorkClock(), lambda _: per_client)
     assert cost_of(recipe, seconds=seconds) == pytest.approx(per_client)
     assert recipe.clock.now <= seconds + recipe.done[-1] * per_client or recipe.done == [1, 1, 1]
 
 
 def test_processes_divide_the_cost() -> None:
-    assert cost_of(Timed(Clock(), lambda _: 0.1), processes=3) == pytest.approx(0.1 / 3)
+    assert cost_of(Timed(WorkClock(), lambda _: 0.1), processes=3) == pytest.approx(0.1 / 3)
 
 
 @given(costs=st.dictionaries(st.text(min_size=1), st.one_of(st.none(), st.floats(1e-9, 1e9)), min_size=1))
 def test_nothing_that_was_timed_is_cheaper_than_the_choice(costs: dict[str, float | None]) -> None:
-    known = {name: Cost(seconds=value, reason="is not there") for name, value in costs.items()}
+    known = {name: EngineCost(seconds=value, reason="is not there") for name, value in costs.items()}
     timed = [value for value in costs.values() if value is not None]
     if timed:
-        assert costs[cheapest(known)] == min(timed)
+        assert costs[cheapest_engine(known)] == min(timed)
     else:
         with pytest.raises(RuntimeMissing, match="is not there"):
-            cheapest(known)
+            cheapest_engine(known)
 
 
 def test_the_cheapest_that_can_run_is_chosen_and_all_are_named(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+    clock = WorkClock()
     slow, fast = Timed(clock, lambda _: 1.0), Timed(clock, lambda _: 0.1)
     some = {
-        "slow": Candidate(recipe=slow),
-        "absent": Candidate(recipe=Refusing(RuntimeMissing("is not installed", hint="install it"))),
-        "unable": Candidate(recipe=Refusing(ProgramRefused("cannot do this model"))),
-        "fast": Candidate(recipe=fast),
+        "slow": EngineCandidate(recipe=slow),
+        "absent": EngineCandidate(recipe=Refusing(RuntimeMissing("is not installed", hint="install it"))),
+        "unable": EngineCandidate(recipe=Refusing(ProgramRefused("cannot do this model"))),
+        "fast": EngineCandidate(recipe=fast),
     }
     with caplog.at_level(logging.INFO):
-        name, recipe = auto(MODEL, some, workload=SMALL, clock=clock)
+        name, recipe = choose_engine(MODEL, some, workload=SMALL, clock=clock)
     assert (name, recipe) == ("fast", fast)
     told = "slow 1e+03 ms per update; absent is not installed; unable cannot do this model; fast 100 ms per update"
     assert caplog.messages == [f"engine fast for model digits-mlp: {told}"]
@@ -130,38 +139,40 @@ def test_the_cheapest_that_can_run_is_chosen_and_all_are_named(caplog: pytest.Lo
 
 def test_a_bug_of_an_engine_is_not_hidden() -> None:
     with pytest.raises(ZeroDivisionError):
-        auto(MODEL, {"broken": Candidate(recipe=Refusing(ZeroDivisionError()))}, workload=SMALL, clock=Clock())
+        choose_engine(
+            MODEL, {"broken": EngineCandidate(recipe=Refusing(ZeroDivisionError()))}, workload=SMALL, clock=WorkClock()
+        )
 
 
 @pytest.mark.parametrize("name", ["digits-mlp", "linear-regression"])
 def test_made_up_devices_train_in_whole_batches(name: str) -> None:
-    model = build(name, seed=0)
-    recipe = stacked(model, device="cpu")
-    jobs = made_up(model, recipe.open().program, SMALL)
+    model = build_model(name, seed=0)
+    recipe = stacked_recipe(model, device="cpu")
+    jobs = random_jobs(model, recipe.open().program, SMALL)
     assert [[len(index) for index in job.batches] for job in jobs] == [[4, 4]] * 3
     assert len(list(recipe.open().train(jobs))) == 3
 
 
 def test_the_only_engine_that_can_run_is_not_timed(caplog: pytest.LogCaptureFixture) -> None:
-    recipe = Timed(Clock(), lambda _: 1.0)
-    absent = Candidate(recipe=Refusing(RuntimeMissing("finds no device")))
+    recipe = Timed(WorkClock(), lambda _: 1.0)
+    absent = EngineCandidate(recipe=Refusing(RuntimeMissing("finds no device")))
     with caplog.at_level(logging.INFO):
-        name, _ = auto(MODEL, {"absent": absent, "here": Candidate(recipe=recipe)}, clock=recipe.clock)
+        name, _ = choose_engine(MODEL, {"absent": absent, "here": EngineCandidate(recipe=recipe)}, clock=recipe.clock)
     assert (name, recipe.done) == ("here", [])
     assert caplog.messages == ["engine here for model digits-mlp: absent finds no device; here is the only one left"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_cuda_the_lean_loop_is_chosen() -> None:
-    name, recipe = auto(MODEL, candidates(MODEL))
+    name, recipe = choose_engine(MODEL, candidates(MODEL))
     assert name == "lean"
-    assert isinstance(recipe, Lean)
+    assert isinstance(recipe, CpuRecipe)
 
 
 def test_real_engines_are_timed_with_a_real_clock() -> None:
     some = {
-        "lean": Candidate(recipe=lean(MODEL)),
-        "stacked": Candidate(recipe=stacked(MODEL, device="cpu")),
+        "lean": EngineCandidate(recipe=cpu_recipe(MODEL)),
+        "stacked": EngineCandidate(recipe=stacked_recipe(MODEL, device="cpu")),
     }
-    name, recipe = auto(MODEL, some, workload=SMALL, seconds=0.01)
+    name, recipe = choose_engine(MODEL, some, workload=SMALL, seconds=0.01)
     assert recipe is some[name].recipe

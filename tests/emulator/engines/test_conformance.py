@@ -16,19 +16,19 @@ import pytest
 from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.training.fit_probe import job
-from edge_client.training.learner import Job, Learner, OverEngine, Trained
+from edge_client.training.fit_probe import make_job
+from edge_client.training.learner import EngineLearner, Learner, TrainedModel, TrainingJob
 from emulator.engines.base import Recipe
-from emulator.engines.cpu.cpu_engine import lean
-from emulator.engines.gpu.stacked import stacked
+from emulator.engines.cpu.cpu_engine import cpu_recipe
+from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import vector_of
-from export.compiler.program_functions import vocabulary
+from export.compiler.program_functions import vocabulary_size
 from tests.support import programs, reference_sgd
 from tests.support.unrecorded_graphs import Unrecorded
 
 ENGINES: dict[str, Callable[[Model], Recipe]] = {
-    "lean": lambda model: lean(model, dtype="float64"),
-    "stacked": lambda model: stacked(model, device="cpu", dtype="float64"),
+    "lean": lambda model: cpu_recipe(model, dtype="float64"),
+    "stacked": lambda model: stacked_recipe(model, device="cpu", dtype="float64"),
     "graphs": lambda model: Unrecorded(model=model),
 }
 RUNTIMES = {  # a model, and the runtime whose numbers count; ONNX Runtime has no convolution in float64
@@ -63,7 +63,7 @@ class Pair:
     start: Flat
     data: Dataset
 
-    def job(self, terms: dict[str, Any], *, seed: int = 0, samples: int = SAMPLES) -> Job:
+    def job(self, terms: dict[str, Any], *, seed: int = 0, samples: int = SAMPLES) -> TrainingJob:
         rng = np.random.default_rng(seed)
         given = dict(terms)
         if "anchor" in given:
@@ -72,7 +72,7 @@ class Pair:
             given["linear"] = 0.05 * rng.standard_normal(self.start.shape)
         data = Dataset(self.data.x[:samples], self.data.y[:samples])
         task = Fit(start=self.start, steps=5, lr=0.05, batch=BATCH, seed=seed, **given)
-        return job(self.engine.program, task, data, posterior=rng.uniform(0.1, 1.0, (2, samples)))
+        return make_job(self.engine.program, task, data, posterior=rng.uniform(0.1, 1.0, (2, samples)))
 
     def models(self) -> list[Flat]:
         """Near the start; buffers stay positive, as variances are."""
@@ -88,7 +88,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     opened = programs.opened(made, runtime, tmp_path_factory.mktemp(name))
     return Pair(
         engine=ENGINES[engine](model).open(),
-        runtime=OverEngine(opened, made.program),
+        runtime=EngineLearner(opened, made.program),
         start=vector_of(model.module, made.program.schema).astype(np.float64),
         data=samples_of(model),
     )
@@ -98,7 +98,7 @@ def samples_of(model: Model) -> Dataset:
     """Half of each image is flat, so that pools tie there. A flat image alone would have no variance: batch norm would
     divide by the root of its epsilon, and two such layers make 1e-11 of float64's rounding."""
     rng = np.random.default_rng(1)
-    tokens, shape = vocabulary(model.module), (SAMPLES, *model.input)
+    tokens, shape = vocabulary_size(model.module), (SAMPLES, *model.input)
     x = rng.integers(tokens, size=shape).astype(np.float64) if tokens else rng.standard_normal(shape)
     if x.ndim == 4:
         x[:, :, : shape[2] // 2] = 0.0
@@ -111,7 +111,7 @@ def apart(one: Array, other: Array, scale: Array | None = None) -> float:
     return float(np.abs(one - other).max() / np.abs(other if scale is None else scale).max())
 
 
-def check_same(one: Trained, other: Trained, job: Job) -> None:
+def check_same(one: TrainedModel, other: TrainedModel, job: TrainingJob) -> None:
     assert apart(one.vector, other.vector, other.vector - job.start) < SAME
     assert apart(one.losses, other.losses) < SAME
 
@@ -176,5 +176,5 @@ def test_an_update_is_that_of_the_loop_that_everybody_writes(engine: str, name: 
     """LEAF's network takes minutes to compile."""
     model = programs.model(name)
     terms = frozenset({"anchor", "linear", "momentum", "q"})
-    asked = reference_sgd.job_of(model, reference_sgd.Facts(n=5, steps=steps, batch=3, terms=terms))
+    asked = reference_sgd.job_of(model, reference_sgd.JobFacts(n=5, steps=steps, batch=3, terms=terms))
     reference_sgd.check_same_as_loop(ENGINES[engine](model).open(), model, [asked])

@@ -11,7 +11,7 @@ import pytest
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
 from emulator.config import SimulateArgs
-from emulator.simulate import Result, fleet_of, opened, run, simulate_json
+from emulator.simulate import SimulationResult, make_fleet, open_devices, run_simulation, simulate_json
 
 
 def assignments(engine: str, out: Path) -> tuple[list[dict[str, int]], list[float]]:
@@ -26,11 +26,11 @@ def test_the_groups_and_the_accuracy_are_those_of_a_devices_runtime(tmp_path: Pa
     assert assignments("lean", tmp_path) == assignments("onnx", tmp_path)
 
 
-def simulated(model: str, workers: int) -> Result:
-    args, split = fleet_of(SimulateArgs(devices=4, data_set="digits", model=model))
+def simulated(model: str, workers: int) -> SimulationResult:
+    args, split = make_fleet(SimulateArgs(devices=4, data_set="digits", model=model))
     method = FeSEM(clusters=2, local_steps=3, batch_size=16)
-    with opened(args.model, split, seed=0, batch=16, workers=workers) as (devices, start):
-        return run(method, start, devices, split.groups, rounds=2, seed=0, batch=16)
+    with open_devices(args.model, split, seed=0, batch=16, workers=workers) as (devices, start):
+        return run_simulation(method, start, devices, split.groups, rounds=2, seed=0, batch=16)
 
 
 @pytest.mark.parametrize("model", ["digits-mlp", "tests.emulator.engines.test_simulated:small_cnn"])
@@ -44,7 +44,7 @@ def small_cnn() -> object:
     """For 8 x 8 digits, with what makes bits depend on a state: batch norm's statistics, and dropout."""
     from torch import nn
 
-    from coordinator.models.registry import Entry
+    from coordinator.models.registry import ModelEntry
 
     def make() -> nn.Module:
         return nn.Sequential(
@@ -52,7 +52,7 @@ def small_cnn() -> object:
             nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(128, 10),
         )  # fmt: skip
 
-    return Entry(make=make, input=(1, 8, 8), classes=10)
+    return ModelEntry(make=make, input=(1, 8, 8), classes=10)
 
 
 def test_an_engine_that_there_is_not_is_refused_by_name(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.strategies.registry import make, settings_of
+from coordinator.strategies.registry import make_method, method_settings
 from emulator.experiments import plan
-from emulator.experiments.cells import Job, Place, carry_out, finished, jobs
-from emulator.experiments.command import Asked, Teller, experiment, in_time
+from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
+from emulator.experiments.command import ExperimentArgs, ProgressReporter, format_duration, run_experiment
 from emulator.simulate import Record
 from emulator.simulation import virtual_network
 
@@ -49,10 +49,10 @@ BROKEN = TOML[: TOML.index("[[rows]]")] + '[[rows]]\nname = "None"\nmethod = "no
 
 def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "digits-table.toml").write_text(BROKEN + TOML[TOML.index("[[rows]]") :])
-    monkeypatch.setattr(plan, "HERE", tmp_path)
+    monkeypatch.setattr(plan, "EXPERIMENTS_FOLDER", tmp_path)
     said: list[str] = []
-    asked = Asked(name="digits-table", data=tmp_path, out=tmp_path / "out", write=tmp_path / "R.md")
-    found = experiment(asked, said.append)
+    prepared = ExperimentArgs(name="digits-table", data=tmp_path, out=tmp_path / "out", write=tmp_path / "R.md")
+    found = run_experiment(prepared, said.append)
     assert (found["finished"], found["of"]) == (1, 4)
     assert list(found["reasons"]) == ["None (K=1), digits", "absent"]  # and the method after the broken one ran
     assert "not run" in found["table"]
@@ -65,38 +65,42 @@ def test_a_table_runs_keeps_its_cells_and_says_what_is_missing(tmp_path: Path, m
     assert any("round 4/4" in line for line in said)
 
     stamp = path.stat().st_mtime_ns
-    again = experiment(asked, said.append)
+    again = run_experiment(prepared, said.append)
     assert path.stat().st_mtime_ns == stamp
     assert again["table"] == found["table"]
     assert "1 finished before" in said[-1]
 
 
 def test_every_cell_has_its_first_seed_before_any_has_its_second() -> None:
-    cells = plan.parse("t", TOML).cells
-    assert [(job.seed, job.cell.column.name) for job in jobs(cells, 2)] == [
+    cells = plan.parse_plan("t", TOML).cells
+    assert [(job.seed, job.cell.column.name) for job in cell_runs(cells, 2)] == [
         (0, "digits"), (0, "absent"), (1, "digits"), (1, "absent"),
     ]  # fmt: skip
 
 
-class Stopped(Exception):
+class ProcessStopped(Exception):
     """Somebody ends the process here."""
 
 
 def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -> None:
-    cell, heard = plan.parse("t", TOML, rounds=8).cells[0], list[int]()
-    job, whole, cut = Job(cell=cell, seed=0), Place(data=None, out=tmp_path / "w"), Place(data=None, out=tmp_path / "c")
+    cell, heard = plan.parse_plan("t", TOML, rounds=8).cells[0], list[int]()
+    job, whole, cut = (
+        CellRun(cell=cell, seed=0),
+        CellStorage(data=None, out=tmp_path / "w"),
+        CellStorage(data=None, out=tmp_path / "c"),
+    )
 
-    def stop(_: Job, record: Record) -> None:
+    def stop(_: CellRun, record: Record) -> None:
         if record["round"] == 7:
-            raise Stopped
+            raise ProcessStopped
 
-    carry_out([job], whole, ["accuracy", "f1"], lambda *_: None)
-    with pytest.raises(Stopped):
-        carry_out([job], cut, ["accuracy", "f1"], stop)
-    assert finished(job, cut) is None
-    carry_out([job], cut, ["accuracy", "f1"], lambda _, record: heard.append(record["round"]))
+    run_cells([job], whole, ["accuracy", "f1"], lambda *_: None)
+    with pytest.raises(ProcessStopped):
+        run_cells([job], cut, ["accuracy", "f1"], stop)
+    assert read_finished(job, cut) is None
+    run_cells([job], cut, ["accuracy", "f1"], lambda _, record: heard.append(record["round"]))
     assert heard == [6, 7, 8]
-    expected, found = finished(job, whole), finished(job, cut)
+    expected, found = read_finished(job, whole), read_finished(job, cut)
     assert expected is not None
     assert found is not None
     assert {**found, "seconds": 0} == {**expected, "seconds": 0}
@@ -104,30 +108,34 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
 
 
 def test_a_cell_that_was_begun_with_another_default_begins_anew(tmp_path: Path) -> None:
-    job, place, heard = Job(cell=plan.parse("t", TOML, rounds=6).cells[0], seed=0), Place(data=None, out=tmp_path), []
+    job, place, heard = (
+        CellRun(cell=plan.parse_plan("t", TOML, rounds=6).cells[0], seed=0),
+        CellStorage(data=None, out=tmp_path),
+        [],
+    )
 
-    def stop(_: Job, record: Record) -> None:
+    def stop(_: CellRun, record: Record) -> None:
         if record["round"] == 6:
-            raise Stopped
+            raise ProcessStopped
 
-    with pytest.raises(Stopped):
-        carry_out([job], place, ["accuracy"], stop)
+    with pytest.raises(ProcessStopped):
+        run_cells([job], place, ["accuracy"], stop)
     (told,) = job.started(place).rglob("run.json")
     begun = json.loads(told.read_text())
     begun["lesson"]["settings"]["fraction-train"] = 0.5
     told.write_text(json.dumps(begun))
-    assert carry_out([job], place, ["accuracy"], lambda _, record: heard.append(record["round"])) == {}
+    assert run_cells([job], place, ["accuracy"], lambda _, record: heard.append(record["round"])) == {}
     assert heard == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_cell_that_was_run_with_another_default_is_not_finished(tmp_path: Path) -> None:
-    job, place = Job(cell=plan.parse("t", TOML).cells[0], seed=0), Place(data=None, out=tmp_path)
-    now = settings_of(make("fedavg", **job.cell.settings))
+    job, place = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0), CellStorage(data=None, out=tmp_path)
+    now = method_settings(make_method("fedavg", **job.cell.settings))
     later = {name: value for name, value in now.items() if name != "server-momentum"}
     kept = {**now, "gone": 1}
     for then, counts in ((now, True), (later, True), (kept, True), ({**now, "fraction-train": 0.5}, False)):
         job.path(place).write_text(json.dumps({"settings": then}))
-        assert (finished(job, place) is not None) == counts
+        assert (read_finished(job, place) is not None) == counts
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -135,52 +143,55 @@ def test_every_stored_result_is_a_finished_cell_of_its_table(name: str) -> None:
     folder = RESULTS / name
     for path in sorted(folder.glob("*.json")):
         told = json.loads(path.read_text())
-        table = plan.read(name, rounds=told["rounds"])
+        table = plan.read_plan(name, rounds=told["rounds"])
         found = [cell for cell in table.cells if cell.key(told["seed"]) == path.stem]
         assert [cell.row.method for cell in found] == [told["method"]], f"{path.name} is no cell of {name}"
-        assert finished(Job(cell=found[0], seed=told["seed"]), Place(data=None, out=folder)) == told
+        assert read_finished(CellRun(cell=found[0], seed=told["seed"]), CellStorage(data=None, out=folder)) == told
         assert set(table.metrics) <= told["values"].keys()
 
 
 def test_a_cell_says_how_many_updates_were_refused_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(virtual_network, "MAX_UPDATE_RMS", 1e-9)
-    job, place = Job(cell=plan.parse("t", TOML, rounds=2).cells[0], seed=0), Place(data=None, out=tmp_path)
-    carry_out([job], place, ["accuracy"], lambda *_: None)
-    found = finished(job, place)
+    job, place = (
+        CellRun(cell=plan.parse_plan("t", TOML, rounds=2).cells[0], seed=0),
+        CellStorage(data=None, out=tmp_path),
+    )
+    run_cells([job], place, ["accuracy"], lambda *_: None)
+    found = read_finished(job, place)
     assert found is not None
     assert found["refused"] == {"rejected": 2 * 4}
 
 
 def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:
-    job, place = Job(cell=plan.parse("t", TOML).cells[0], seed=0), Place(data=None, out=tmp_path)
+    job, place = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0), CellStorage(data=None, out=tmp_path)
     job.path(place).write_text('{"values": {')
-    assert finished(job, place) is None
+    assert read_finished(job, place) is None
 
 
 def test_progress_is_a_line_with_what_is_left() -> None:
     said: list[str] = []
-    job = Job(cell=plan.parse("t", TOML).cells[0], seed=0)
+    job = CellRun(cell=plan.parse_plan("t", TOML).cells[0], seed=0)
     record: Record = {"round": 4, "of": 4, "accuracy": {"micro": None}}
-    Teller([job], said.append)(job, record)
+    ProgressReporter([job], said.append)(job, record)
     assert said == ["run 1/1: FedAvg (K=1), digits, seed 0: round 4/4; 1 min left"]
-    assert in_time(3_661) == "1 h 1 min"
+    assert format_duration(3_661) == "1 h 1 min"
 
 
 def test_what_is_left_of_a_cell_that_goes_on_are_its_later_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(time, "perf_counter", lambda: 60.0)
-    cells = plan.parse("t", TOML, rounds=9).cells
-    missing = [Job(cell=cell, seed=0) for cell in cells]
-    Teller(missing, said.append, _began_s=0.0)(missing[0], {"round": 6, "of": 9, "accuracy": {"micro": None}})
+    cells = plan.parse_plan("t", TOML, rounds=9).cells
+    missing = [CellRun(cell=cell, seed=0) for cell in cells]
+    ProgressReporter(missing, said.append, _began_s=0.0)(missing[0], {"round": 6, "of": 9, "accuracy": {"micro": None}})
     assert said == ["run 1/2: FedAvg (K=1), digits, seed 0: round 6/9; 12 min left"]
 
 
 def test_a_table_of_mixtures_is_measured_on_pure_distributions(tmp_path: Path) -> None:
-    read = plan.read("fedsoft-table1", rounds=1)
+    read = plan.read_plan("fedsoft-table1", rounds=1)
     cell = next(c for c in read.cells if c.row.method == "fedsoft" and c.column.name == "10:90")
-    place = Place(data=None, out=tmp_path)
-    assert carry_out([Job(cell=cell, seed=0)], place, read.metrics, lambda *_: None) == {}
-    found = finished(Job(cell=cell, seed=0), place)
+    place = CellStorage(data=None, out=tmp_path)
+    assert run_cells([CellRun(cell=cell, seed=0)], place, read.metrics, lambda *_: None) == {}
+    found = read_finished(CellRun(cell=cell, seed=0), place)
     assert found is not None
     matrix = np.array(found["holdout_loss"])
     assert matrix.shape == (2, 2)

@@ -12,12 +12,12 @@ import pytest
 
 from edge_client.errors import UsageError
 from emulator.experiments import curves, plan
-from emulator.experiments.command import Asked, experiment
-from emulator.experiments.plan import Cell
+from emulator.experiments.command import ExperimentArgs, run_experiment
+from emulator.experiments.plan import TableCell
 from emulator.reports import plots
 from tests.emulator.experiments.test_plan import TOML
 
-PLAN = plan.parse("t", TOML)
+PLAN = plan.parse_plan("t", TOML)
 FEDAVG, FEDSGD = PLAN.cells
 
 
@@ -25,7 +25,7 @@ def seed(number: int, *curve: float) -> dict[str, Any]:
     return {"seed": number, "curves": {"accuracy": list(curve)}}
 
 
-def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
+def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
     return {FEDAVG.row.name: [seed(0, 0.5, 0.75), seed(1, 0.7, 0.85)], FEDSGD.row.name: [seed(0, 0.3, 0.4)]}[
         cell.row.name
     ]
@@ -43,26 +43,26 @@ def test_lines_of_one_panel_are_of_the_same_seeds() -> None:
 
 
 def test_a_line_says_how_many_centers_it_has() -> None:
-    assert curves.name_of(FEDAVG) == "FedAvg"
-    assert curves.name_of(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
+    assert curves.row_label(FEDAVG) == "FedAvg"
+    assert curves.row_label(replace(FEDAVG, row=replace(FEDAVG.row, k=3))) == "FedAvg, K = 3"
 
 
 def test_rounds_without_an_accuracy_are_passed_over_and_errors_have_no_curve() -> None:
-    assert curves.mean([[None, 0.5], [None, 0.7]]) == [None, pytest.approx(0.6)]
-    assert curves.mean([[None, None]]) == []
-    assert curves.mean([]) == []
+    assert curves.mean_curve([[None, 0.5], [None, 0.7]]) == [None, pytest.approx(0.6)]
+    assert curves.mean_curve([[None, None]]) == []
+    assert curves.mean_curve([]) == []
 
 
 def test_a_row_looks_the_same_where_another_is_missing() -> None:
     lines = {"second": [0.1, 0.2]}
-    axes = plots.paint(4, 3, lambda a: plots.draw_curves(a, lines, title="t", looks=["first", "second"])).axes[0]
+    axes = plots.make_figure(4, 3, lambda a: plots.draw_curves(a, lines, title="t", looks=["first", "second"])).axes[0]
     (line,) = axes.get_lines()
-    assert (line.get_color(), line.get_linestyle()) == (plots.colour(1), plots.LINES[1])
+    assert (line.get_color(), line.get_linestyle()) == (plots.center_colour(1), plots.LINES[1])
 
 
 def test_thirty_two_lines_have_thirty_two_looks() -> None:
     lines = {str(i): [0.1, 0.2] for i in range(32)}
-    axes = plots.paint(4, 3, lambda a: plots.draw_curves(a, lines, title="t")).axes[0]
+    axes = plots.make_figure(4, 3, lambda a: plots.draw_curves(a, lines, title="t")).axes[0]
     assert len({(line.get_color(), line.get_linestyle()) for line in axes.get_lines()}) == 32
 
 
@@ -70,19 +70,19 @@ def test_thirty_two_lines_have_thirty_two_looks() -> None:
 def test_the_ending_says_the_format_and_the_same_cells_give_the_same_bytes(
     tmp_path: Path, name: str, start: bytes
 ) -> None:
-    assert curves.draw(PLAN, results, tmp_path / name)
+    assert curves.draw_table_curves(PLAN, results, tmp_path / name)
     drawn = (tmp_path / name).read_bytes()
     assert drawn.startswith(start)
-    assert curves.draw(PLAN, results, tmp_path / name)
+    assert curves.draw_table_curves(PLAN, results, tmp_path / name)
     assert (tmp_path / name).read_bytes() == drawn
 
 
 def test_without_a_finished_cell_there_is_no_picture(tmp_path: Path) -> None:
-    assert not curves.draw(PLAN, lambda _: [], tmp_path / "p.svg")
+    assert not curves.draw_table_curves(PLAN, lambda _: [], tmp_path / "p.svg")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_another_format_is_refused_before_anything_is_run(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"neither .png nor .svg"):
-        experiment(Asked(name="wecfl-table2", out=tmp_path, picture=tmp_path / "p.gif"), print)
+        run_experiment(ExperimentArgs(name="wecfl-table2", out=tmp_path, picture=tmp_path / "p.gif"), print)
     assert list(tmp_path.iterdir()) == []

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from coordinator.strategies.base import State
-from coordinator.strategies.registry import make
+from coordinator.strategies.registry import make_method
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Flat, Probe, Reply
-from emulator.experiments.measures import MEASURES, Finished
+from emulator.experiments.measures import MEASURES, FinishedRun
 
 LETTERS = {"lower": [0, 0, 0, 1], "upper": [1, 1, 0, 2]}
 # Of the centers 0, 1 and 2 these are right for 75, 25 and 0 % of the lower case, and for 25, 50 and 25 % of the upper.
@@ -30,13 +30,13 @@ class Saying:
         return (said - data.y.reshape(1, -1)) ** 2, logits
 
 
-def over(centers: Sequence[float], pure: Mapping[str, Any], devices: object = None) -> Finished:
+def over(centers: Sequence[float], pure: Mapping[str, Any], devices: object = None) -> FinishedRun:
     """A finished run of FedAvg with these centers and pure distributions."""
     holdouts = {name: Dataset(np.zeros((len(y), 1)), np.array(y)) for name, y in pure.items()}
     result = SimpleNamespace(state=State(centers=np.array(centers)[:, None]))
     devices = devices or SimpleNamespace(learner=Saying())
     found = {"result": result, "devices": devices, "split": SimpleNamespace(holdouts=holdouts)}
-    return Finished(strategy=make("fedavg"), **cast("Any", found))
+    return FinishedRun(strategy=make_method("fedavg"), **cast("Any", found))
 
 
 @pytest.mark.parametrize(("name", "percent"), [("best-lower", 75.0), ("best-upper", 50.0)])

@@ -6,17 +6,17 @@ import re
 import numpy as np
 import pytest
 
-from coordinator.models.registry import MODELS, build
-from coordinator.strategies.registry import make
+from coordinator.models.registry import MODELS, build_model
+from coordinator.strategies.registry import make_method
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Flat, Schema
 from emulator.data import registry
-from emulator.data.partition_schemes import parse
+from emulator.data.partition_schemes import parse_scheme
 from emulator.experiments import plan
 from emulator.experiments.measures import MEASURES
 from export.compiler.program import schema_of, vector_of
 
-every_experiment = pytest.mark.parametrize("name", plan.names())
+every_experiment = pytest.mark.parametrize("name", plan.experiment_names())
 
 TOML = """
 title = "T"
@@ -47,19 +47,19 @@ settings = { batch-size = 3 }
 
 @every_experiment
 def test_every_cell_can_be_made(name: str) -> None:
-    read = plan.read(name)
+    read = plan.read_plan(name)
     assert len({cell.key(0) for cell in read.cells}) == len(read.cells)
     assert set(read.metrics) <= MEASURES.keys()
     for cell in read.cells:
-        assert make(cell.row.method, **cell.settings)
-        assert parse(cell.column.partition)
+        assert make_method(cell.row.method, **cell.settings)
+        assert parse_scheme(cell.column.partition)
         assert cell.column.model in MODELS
-        assert registry.entry(cell.column.data_set)
+        assert registry.find_data_set(cell.column.data_set)
 
 
 @functools.cache
 def begun_with(model: str) -> tuple[Flat, Schema]:
-    module = build(model, seed=0).module
+    module = build_model(model, seed=0).module
     schema = schema_of(module)
     return vector_of(module, schema), schema
 
@@ -70,51 +70,51 @@ REFUSED = {"fesem-table2": {("FedSGD", "CelebA")}}  # batch norm, which gradient
 @every_experiment
 def test_every_cell_can_begin_with_its_columns_model(name: str) -> None:
     refused = set[tuple[str, str]]()
-    for cell in plan.read(name).cells:
-        method, fleet = make(cell.row.method, **cell.settings), {f"device-{i:02d}": 20 for i in range(20)}
+    for cell in plan.read_plan(name).cells:
+        method, fleet = make_method(cell.row.method, **cell.settings), {f"device-{i:02d}": 20 for i in range(20)}
         try:
             method.begin(*begun_with(cell.column.model), fleet, np.random.default_rng(0))
         except ConfigError:
             refused.add((cell.row.name, cell.column.name))
     assert refused == REFUSED.get(name, set())
-    assert all(any(row in note and column in note for note in plan.read(name).notes) for row, column in refused)
+    assert all(any(row in note and column in note for note in plan.read_plan(name).notes) for row, column in refused)
 
 
 def test_the_papers_tables_are_there_with_their_figures() -> None:
-    assert set(plan.names()) >= {
+    assert set(plan.experiment_names()) >= {
         "wecfl-table2", "wecfl-table5", "fedsoft-table1", "fedsoft-table2", "fedsoft-table3", "fesem-table2",
     }  # fmt: skip
-    cells = plan.read("wecfl-table2").cells
+    cells = plan.read_plan("wecfl-table2").cells
     assert len(cells) == 84
     found = next(c for c in cells if (c.row.method, c.row.k, c.column.name) == ("wecfl", 10, "CIFAR-10 (0.1, 10)"))
     assert found.paper == {
-        "accuracy": plan.Figure(mean=70.95, deviation=3.57),
-        "f1": plan.Figure(mean=40.19, deviation=2.88),
+        "accuracy": plan.PaperFigure(mean=70.95, deviation=3.57),
+        "f1": plan.PaperFigure(mean=40.19, deviation=2.88),
     }
     assert found.settings["local-steps"] == 10
     assert found.settings["clusters"] == 10
 
 
 def test_shared_settings_reach_the_methods_that_have_them_and_figures_their_metrics() -> None:
-    fedavg, fedsgd = plan.parse("t", TOML).cells
+    fedavg, fedsgd = plan.parse_plan("t", TOML).cells
     assert fedavg.settings == {"local-steps": 10, "momentum": 0.9, "learning-rate": 0.2}
     assert fedsgd.settings == {"learning-rate": 0.2, "batch-size": 3}
-    assert fedavg.paper == {"accuracy": plan.Figure(mean=86.08, deviation=0.7)}
+    assert fedavg.paper == {"accuracy": plan.PaperFigure(mean=86.08, deviation=0.7)}
     assert fedsgd.paper == {}
 
 
 def test_the_name_of_a_finished_cell_changes_with_whatever_changes_its_result() -> None:
     other = TOML.replace("learning-rate = 0.2", "learning-rate = 0.3")
     keys = {
-        plan.parse("t", TOML).cells[0].key(0),
-        plan.parse("t", TOML).cells[0].key(1),
-        plan.parse("t", TOML, rounds=8).cells[0].key(0),
-        plan.parse("t", other).cells[0].key(0),
+        plan.parse_plan("t", TOML).cells[0].key(0),
+        plan.parse_plan("t", TOML).cells[0].key(1),
+        plan.parse_plan("t", TOML, rounds=8).cells[0].key(0),
+        plan.parse_plan("t", other).cells[0].key(0),
     }
     assert len(keys) == 4
     assert all(re.fullmatch(r"[\w-]+", key) for key in keys)
     renamed = TOML.replace('name = "A"', 'name = "B"')
-    assert plan.parse("t", renamed).cells[0].key(0) == plan.parse("t", TOML).cells[0].key(0)
+    assert plan.parse_plan("t", renamed).cells[0].key(0) == plan.parse_plan("t", TOML).cells[0].key(0)
 
 
 @pytest.mark.parametrize(
@@ -123,17 +123,17 @@ def test_the_name_of_a_finished_cell_changes_with_whatever_changes_its_result() 
 )
 def test_a_file_that_describes_no_table_is_refused(old: str, new: str) -> None:
     with pytest.raises(ConfigError, match="experiment t"):
-        plan.parse("t", TOML.replace(old, new))
+        plan.parse_plan("t", TOML.replace(old, new))
 
 
 def test_an_unknown_table_or_method_lists_what_there_is() -> None:
     with pytest.raises(UsageError) as wrong:
-        plan.read("wecfl")
+        plan.read_plan("wecfl")
     assert "wecfl-table2" in wrong.value.hint
     with pytest.raises(UsageError) as wrong:
-        plan.read("wecfl-table2").only(["fedsgd"])
+        plan.read_plan("wecfl-table2").only(["fedsgd"])
     assert "fedavg" in wrong.value.hint
-    table = plan.read("wecfl-table2")
+    table = plan.read_plan("wecfl-table2")
     assert {c.row.method for c in table.only(["wecfl", "ifca"])} == {"wecfl", "ifca"}
     chosen = table.only(["wecfl,fesem", "K=10", "F-MNIST (3, 2)"])
     assert {(c.row.method, c.row.k, c.column.name) for c in chosen} == {

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from emulator.experiments.measures import Measure
-from emulator.experiments.plan import Cell, Figure, parse
-from emulator.experiments.table import put, render, verdict
+from emulator.experiments.plan import PaperFigure, TableCell, parse_plan
+from emulator.experiments.table import render_table, replace_section, verdict
 from tests.emulator.experiments.test_plan import TOML
 
-PLAN = parse("t", TOML)
+PLAN = parse_plan("t", TOML)
 FOUND = [{"values": {"accuracy": [85.0, 87.0], "f1": [50.0]}, "note": "lossy pixels"}]
 
 
-def results(cell: Cell) -> Sequence[Mapping[str, Any]]:
+def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
     return FOUND if cell.row.method == "fedavg" else []
 
 
@@ -24,7 +24,7 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_says_so() -> None:
-    text = render(PLAN, results, command="run it", reasons={"B": "no files"})
+    text = render_table(PLAN, results, command="run it", reasons={"B": "no files"})
     head, line, ours, absent = rows_of(text)
     assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
     assert set(line) == {"---"}
@@ -36,8 +36,8 @@ def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_
 
 
 def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
-    plan = parse("t", TOML.replace('paper = ["86.08±0.70 -"]', ""))
-    head, _, ours, absent = rows_of(render(plan, results, command="run it"))
+    plan = parse_plan("t", TOML.replace('paper = ["86.08±0.70 -"]', ""))
+    head, _, ours, absent = rows_of(render_table(plan, results, command="run it"))
     assert head == ["data", "K", "method", "accuracy %", "F1 %", "seeds"]
     assert ours == ["A", "1", "FedAvg", "86.00 ± 1.00", "50.00 ± 0.00", "1"]
     assert absent == ["A", "1", "FedSGD", "not run", "not run", "-"]
@@ -46,39 +46,39 @@ def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
 @pytest.mark.parametrize(
     ("paper", "ours", "said"),
     [
-        (Figure(mean=80.0), (80.9, 0.0), "agrees (+0.9)"),  # within the slack of 1
-        (Figure(mean=80.0), (79.96, 0.0), "agrees (0.0)"),
-        (Figure(mean=80.0), (80.04, 0.0), "agrees (0.0)"),
-        (Figure(mean=80.0), (82.5, 0.0), "+2.5"),
-        (Figure(mean=80.0, deviation=1.0), (78.1, 0.0), "agrees (-1.9)"),  # two deviations of the paper's
-        (Figure(mean=80.0, deviation=0.1), (78.0, 1.1), "agrees (-2.0)"),  # two of ours
-        (Figure(mean=88.96, deviation=1.36), (80.85, 3.92), "agrees (-8.1)"),  # far, where both deviate much
-        (Figure(mean=80.0, deviation=0.1), (70.0, 1.0), "-10.0"),
+        (PaperFigure(mean=80.0), (80.9, 0.0), "agrees (+0.9)"),  # within the slack of 1
+        (PaperFigure(mean=80.0), (79.96, 0.0), "agrees (0.0)"),
+        (PaperFigure(mean=80.0), (80.04, 0.0), "agrees (0.0)"),
+        (PaperFigure(mean=80.0), (82.5, 0.0), "+2.5"),
+        (PaperFigure(mean=80.0, deviation=1.0), (78.1, 0.0), "agrees (-1.9)"),  # two deviations of the paper's
+        (PaperFigure(mean=80.0, deviation=0.1), (78.0, 1.1), "agrees (-2.0)"),  # two of ours
+        (PaperFigure(mean=88.96, deviation=1.36), (80.85, 3.92), "agrees (-8.1)"),  # far, where both deviate much
+        (PaperFigure(mean=80.0, deviation=0.1), (70.0, 1.0), "-10.0"),
         (None, (1.0, 1.0), ""),
     ],
 )
-def test_a_verdict_is_a_distance_in_deviations(paper: Figure | None, ours: tuple[float, float], said: str) -> None:
+def test_a_verdict_is_a_distance_in_deviations(paper: PaperFigure | None, ours: tuple[float, float], said: str) -> None:
     assert verdict(Measure(title="t", values=lambda _: [], slack=1.0), paper, ours) == said
 
 
 def test_errors_may_differ_by_a_share_of_themselves() -> None:
     measure = Measure(title="t", values=lambda _: [], relative_slack=0.15)
-    assert verdict(measure, Figure(mean=100.0), (114.0, 0.0)) == "agrees (+14.0)"
-    assert verdict(measure, Figure(mean=100.0), (116.0, 0.0)) == "+16.0"
-    assert verdict(Measure(title="t", values=lambda _: []), Figure(mean=1.0), (0.97, 0.0)) == "0.0"
+    assert verdict(measure, PaperFigure(mean=100.0), (114.0, 0.0)) == "agrees (+14.0)"
+    assert verdict(measure, PaperFigure(mean=100.0), (116.0, 0.0)) == "+16.0"
+    assert verdict(Measure(title="t", values=lambda _: []), PaperFigure(mean=1.0), (0.97, 0.0)) == "0.0"
 
 
 def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "RESULTS.md"
     path.write_text("# Results\n\nwords\n")
-    put(path, "one", "first")
-    put(path, "two", "second")
-    put(path, "one", "third")
+    replace_section(path, "one", "first")
+    replace_section(path, "two", "second")
+    replace_section(path, "one", "third")
     text = path.read_text()
     assert text.startswith("# Results\n\nwords\n")
     assert text.count("<!-- one -->") == text.count("<!-- end of one -->") == 1
     assert "first" not in text
     assert text.index("third") < text.index("second")
     before = text
-    put(path, "two", "second")
+    replace_section(path, "two", "second")
     assert path.read_text() == before

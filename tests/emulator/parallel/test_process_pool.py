@@ -19,64 +19,64 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.models.registry import build
+from coordinator.models.registry import build_model
 from coordinator.strategies.base import Exchange
-from coordinator.strategies.registry import make
-from edge_client.data.dataset import Dataset, Local
+from coordinator.strategies.registry import make_method
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import FedcentersError, UsageError
-from edge_client.protocol.task import OWN, Fit, Flat, OwnModel, Probe, Reply, Task
+from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe, Reply, Task
 from edge_client.training.learner import Learner
 from emulator.data import registry
-from emulator.data.fleet_split import Split
-from emulator.data.partition_schemes import parse
+from emulator.data.fleet_split import FleetData
+from emulator.data.partition_schemes import parse_scheme
 from emulator.engines.base import Recipe
-from emulator.engines.device_runtime import Runtime
-from emulator.engines.engine_spec import Order
-from emulator.parallel.process_pool import Crew, crew, dealt, ordered
-from emulator.simulate import run
-from emulator.simulation.virtual_network import Devices
+from emulator.engines.device_runtime import RuntimeRecipe
+from emulator.engines.engine_spec import EngineSpec
+from emulator.parallel.process_pool import WorkerPool, balance, open_pool, open_pool_for_spec
+from emulator.simulate import run_simulation
+from emulator.simulation.virtual_network import EmulatedDevices
 from export.compiler.program import compile_program, vector_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage:
+class WorkerStage:
     """One compiled program and a small fleet."""
 
-    split: Split
-    recipe: Runtime
+    split: FleetData
+    recipe: RuntimeRecipe
     start: Flat
     folder: Path
 
-    def alone(self) -> Devices:
-        return Devices(learner=self.recipe.open(), local=self.split.devices)
+    def alone(self) -> EmulatedDevices:
+        return EmulatedDevices(learner=self.recipe.open(), local=self.split.devices)
 
-    def crew(self, workers: int) -> AbstractContextManager[Crew]:
-        return crew(self.recipe, self.split.devices, workers=workers, folder=self.folder)
+    def crew(self, workers: int) -> AbstractContextManager[WorkerPool]:
+        return open_pool(self.recipe, self.split.devices, workers=workers, folder=self.folder)
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+def stage(tmp_path_factory: pytest.TempPathFactory) -> WorkerStage:
     folder = tmp_path_factory.mktemp("workers")
-    model = build("digits-mlp", seed=0)
+    model = build_model("digits-mlp", seed=0)
     compiled = compile_program(model.module, name=model.name, input=model.input, batch=8, engines=("onnx",))
     for sha256, blob in compiled.files.items():
         (folder / sha256).write_bytes(blob)
     files = {name: folder / c.sha256 for name, c in compiled.program.containers["onnx"].items()}
-    return Stage(
-        split=parse("iid").split(registry.load("digits"), devices=5, seed=0),
-        recipe=Runtime(engine="onnx", program=compiled.program, files=files),
+    return WorkerStage(
+        split=parse_scheme("iid").split(registry.load_data_set("digits"), devices=5, seed=0),
+        recipe=RuntimeRecipe(engine="onnx", program=compiled.program, files=files),
         start=vector_of(model.module, compiled.program.schema),
         folder=folder,
     )
 
 
 @pytest.fixture(scope="module")
-def pair(stage: Stage) -> Iterator[tuple[Devices, Crew]]:
+def pair(stage: WorkerStage) -> Iterator[tuple[EmulatedDevices, WorkerPool]]:
     with stage.crew(2) as many:
         yield stage.alone(), many
 
 
-def asked(devices: Devices, task: Task) -> Exchange:
+def asked(devices: EmulatedDevices, task: Task) -> Exchange:
     return dict.fromkeys(devices.fleet, task)
 
 
@@ -84,15 +84,17 @@ def contents(answer: Reply | str) -> object:
     return vars(answer) if isinstance(answer, Reply) else answer
 
 
-def test_fits_probes_own_models_and_posteriors_are_the_same_bits(stage: Stage, pair: tuple[Devices, Crew]) -> None:
+def test_fits_probes_own_models_and_posteriors_are_the_same_bits(
+    stage: WorkerStage, pair: tuple[EmulatedDevices, WorkerPool]
+) -> None:
     (alone, many), w = pair, stage.start
     tasks: list[Task] = [
         Fit(start=w, steps=3, lr=0.1, batch=8, seed=1, momentum=0.9),
-        Fit(start=OWN, anchor=w, mu=0.1, steps=2, lr=0.1, batch=8, seed=2),
+        Fit(start=OWN_MODEL, anchor=w, mu=0.1, steps=2, lr=0.1, batch=8, seed=2),
         Probe(models=[w, -w], want=frozenset({"loss", "votes", "posterior"}), batch=8, seed=0),
         Fit(start=w, steps=2, lr=0.1, batch=8, seed=3, rows="posterior:1", slot="second"),
         Probe(models=[OwnModel(slot="second")], want=frozenset({"confusion"}), batch=8, seed=0, split="test"),
-        Fit(start=OWN, steps=1, lr=0.1, batch=8, seed=2, slot="empty"),  # refused: nothing to resume
+        Fit(start=OWN_MODEL, steps=1, lr=0.1, batch=8, seed=2, slot="empty"),  # refused: nothing to resume
     ]
     for task in tasks:
         one, other = alone.answers(asked(alone, task)), many.answers(asked(many, task))
@@ -103,7 +105,7 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(stage: Stage, p
 
 
 def test_what_a_probe_left_is_forgotten_in_every_worker_when_a_round_opens(
-    stage: Stage, pair: tuple[Devices, Crew]
+    stage: WorkerStage, pair: tuple[EmulatedDevices, WorkerPool]
 ) -> None:
     many, w = pair[1], stage.start
     fit = Fit(start=w, steps=1, lr=0.1, batch=8, seed=3, rows="posterior:0")
@@ -113,14 +115,18 @@ def test_what_a_probe_left_is_forgotten_in_every_worker_when_a_round_opens(
     assert all(isinstance(answer, str) for answer in many.answers(asked(many, fit)).values())
 
 
-def test_a_whole_run_has_the_same_centers_and_records(stage: Stage, pair: tuple[Devices, Crew]) -> None:
-    strategy = make("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
-    one, other = (run(strategy, stage.start, devices, {}, rounds=2, seed=0, batch=8) for devices in pair)
+def test_a_whole_run_has_the_same_centers_and_records(
+    stage: WorkerStage, pair: tuple[EmulatedDevices, WorkerPool]
+) -> None:
+    strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
+    one, other = (run_simulation(strategy, stage.start, devices, {}, rounds=2, seed=0, batch=8) for devices in pair)
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
     assert one.records == other.records
 
 
-def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(pair: tuple[Devices, Crew], stage: Stage) -> None:
+def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(
+    pair: tuple[EmulatedDevices, WorkerPool], stage: WorkerStage
+) -> None:
     many = pair[1]
     first, second = (
         many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=seed))) for seed in (1, 2)
@@ -141,15 +147,15 @@ def test_updates_are_rows_of_one_matrix_and_stay_when_the_next_come(pair: tuple[
 @given(st.lists(st.integers(1, 900), min_size=1, max_size=60), st.integers(1, 8))
 def test_workers_hold_as_many_devices_and_about_as_many_samples(sizes: list[int], workers: int) -> None:
     data = Dataset(np.zeros((max(sizes), 1), np.float32), np.zeros(max(sizes), np.int64))
-    local = {f"d{i:02}": Local(train=Dataset(data.x[:n], data.y[:n]), test=None) for i, n in enumerate(sizes)}
-    home = dealt(local, workers)
+    local = {f"d{i:02}": DeviceData(train=Dataset(data.x[:n], data.y[:n]), test=None) for i, n in enumerate(sizes)}
+    home = balance(local, workers)
     assert home.keys() == local.keys()
     shares = [[len(local[who].train) for who in home if home[who] == worker] for worker in range(workers)]
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
     assert max(map(sum, shares)) - min(map(sum, shares)) <= max(sizes)
 
 
-def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: Stage) -> None:
+def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: WorkerStage) -> None:
     before, held = workers(), len(shared_rows())
     with stage.crew(2) as many:
         answers = many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
@@ -172,10 +178,10 @@ class Deadly:
         return os._exit, (3,)
 
 
-def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: Stage) -> None:
+def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: WorkerStage) -> None:
     with (
         pytest.raises(FedcentersError, match="a worker process ended"),
-        crew(Deadly(stage.recipe), stage.split.devices, workers=2, folder=stage.folder) as many,
+        open_pool(Deadly(stage.recipe), stage.split.devices, workers=2, folder=stage.folder) as many,
     ):
         many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
     for left in stage.folder.glob("worker-*"):
@@ -183,14 +189,14 @@ def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: Stage) -> None
 
 
 STOPPED = """
-from emulator.data.partition_schemes import parse
+from emulator.data.partition_schemes import parse_scheme
 from emulator import datasets
-from emulator.simulate import opened
+from emulator.simulate import open_devices
 from edge_client.protocol.task import Fit
 
 if __name__ == "__main__":
-    split = parse("iid").split(datasets.load("digits"), devices=4, seed=0)
-    with opened("digits-mlp", split, seed=0, batch=8, workers=2) as (devices, start):
+    split = parse_scheme("iid").split(datasets.load("digits"), devices=4, seed=0)
+    with open_devices("digits-mlp", split, seed=0, batch=8, workers=2) as (devices, start):
         fit = Fit(start=start, steps=1, lr=0.1, batch=8, seed=1)
         devices.answers(dict.fromkeys(devices.fleet, fit))
         print("ready", flush=True)
@@ -247,9 +253,9 @@ def test_a_run_whose_devices_live_in_workers_loads_no_torch(
     assert (done.returncode, "torch" in done.stdout.split()) == (0, False), done.stderr
 
 
-def test_what_the_first_worker_refuses_is_the_same_error_here(stage: Stage) -> None:
-    order = Order(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
-    with pytest.raises(UsageError, match="no-such-model"), ordered(order, stage.split.devices, workers=2):
+def test_what_the_first_worker_refuses_is_the_same_error_here(stage: WorkerStage) -> None:
+    spec = EngineSpec(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
+    with pytest.raises(UsageError, match="no-such-model"), open_pool_for_spec(spec, stage.split.devices, workers=2):
         pass
 
 
@@ -261,10 +267,10 @@ def test_a_folder_too_deep_for_a_socket_is_told_of_before_anything_is_trained(tm
     assert "TMPDIR" in done.stderr
 
 
-def test_a_model_that_is_asked_for_numbers_here_gives_the_workers(stage: Stage) -> None:
-    order = Order(model="digits-mlp", seed=0, engine="lean", batch=8, folder=stage.folder)
+def test_a_model_that_is_asked_for_numbers_here_gives_the_workers(stage: WorkerStage) -> None:
+    spec = EngineSpec(model="digits-mlp", seed=0, engine="lean", batch=8, folder=stage.folder)
     data = stage.split.devices[min(stage.split.devices)].train
-    with ordered(order, stage.split.devices, workers=2) as (many, start):
+    with open_pool_for_spec(spec, stage.split.devices, workers=2) as (many, start):
         probe = Probe(models=[start], want=frozenset({"loss"}), batch=8, seed=0)
         answer = many.answers({min(many.fleet): probe})[min(many.fleet)]
         losses, _ = many.learner.evaluate([start], data, batch=8)
@@ -273,7 +279,7 @@ def test_a_model_that_is_asked_for_numbers_here_gives_the_workers(stage: Stage) 
     np.testing.assert_allclose(losses.mean(axis=1), answer.losses, rtol=1e-12)  # two sums of the same numbers
 
 
-def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage: Stage) -> None:
+def test_a_worker_that_dies_ends_the_run_with_a_word_and_leaves_no_process(stage: WorkerStage) -> None:
     before = workers()
     fit = Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)
     with stage.crew(2) as many:

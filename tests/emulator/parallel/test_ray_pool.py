@@ -15,14 +15,14 @@ import psutil
 import pytest
 
 from coordinator.strategies.base import Exchange
-from coordinator.strategies.registry import make
+from coordinator.strategies.registry import make_method
 from edge_client.errors import FedcentersError, NetworkError
-from edge_client.protocol.task import OWN, ClientId, Fit, OwnModel, Probe, Reply, Task
-from emulator.parallel.ray_pool import RayCrew, ray_crew
-from emulator.simulate import run
-from emulator.simulation.virtual_network import Devices, exact
-from tests.support.gated_recipe import Failing, Gated, Plain
-from tests.support.requirements import lacking
+from edge_client.protocol.task import OWN_MODEL, ClientId, Fit, OwnModel, Probe, Reply, Task
+from emulator.parallel.ray_pool import RayWorkerPool, open_ray_pool
+from emulator.simulate import run_simulation
+from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
+from tests.support.gated_recipe import FailingRecipe, GatedRecipe, PlainRecipe
+from tests.support.requirements import skip_without
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LOCAL = grouped_fleet(24, 2)
 W = start_of()
 STORE = 80 * 2**20  # bytes; Ray takes no less than 75 MiB
-FIT = Fit(start=OWN, init=W, steps=3, lr=0.1, batch=8, seed=1)
+FIT = Fit(start=OWN_MODEL, init=W, steps=3, lr=0.1, batch=8, seed=1)
 
 # Ray warns of its own changes to come, and leaves sockets and processes to its exit hooks.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -41,7 +41,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture(autouse=True)
 def _ray_is_installed() -> None:
     if find_spec("ray") is None:
-        lacking("ray is not installed (pip install 'fedcenters[ray]')")
+        skip_without("ray is not installed (pip install 'fedcenters[ray]')")
 
 
 @contextmanager
@@ -83,23 +83,23 @@ def same(one: Mapping[ClientId, Reply | str], other: Mapping[ClientId, Reply | s
         np.testing.assert_equal(mine, theirs)
 
 
-def unrounded(crew: RayCrew) -> RayCrew:
-    crew.wire = exact
+def unrounded(crew: RayWorkerPool) -> RayWorkerPool:
+    crew.wire = no_rounding
     return crew
 
 
 def test_fits_probes_own_models_and_posteriors_are_the_same_bits(cluster: Cluster) -> None:
     tasks: list[Task] = [
         Fit(start=W, steps=3, lr=0.1, batch=8, seed=1, momentum=0.9),
-        Fit(start=OWN, anchor=W, mu=0.1, steps=2, lr=0.1, batch=8, seed=2, upload=False),
+        Fit(start=OWN_MODEL, anchor=W, mu=0.1, steps=2, lr=0.1, batch=8, seed=2, upload=False),
         Probe(models=[W, -W], want=frozenset({"loss", "votes", "posterior"}), batch=8, seed=0),
         Fit(start=W, steps=2, lr=0.1, batch=8, seed=3, rows="posterior:1", slot="second"),
         Probe(models=[OwnModel(slot="second")], want=frozenset({"confusion"}), batch=8, seed=0, split="test"),
-        Fit(start=OWN, steps=1, lr=0.1, batch=8, seed=2, slot="empty"),  # refused: nothing to resume
-        Fit(start=OWN, steps=1, lr=0.1, batch=8, seed=4),
+        Fit(start=OWN_MODEL, steps=1, lr=0.1, batch=8, seed=2, slot="empty"),  # refused: nothing to resume
+        Fit(start=OWN_MODEL, steps=1, lr=0.1, batch=8, seed=4),
     ]
     alone = devices_of(LOCAL)
-    with ray_crew(Plain(), LOCAL, address=cluster.address) as crew:
+    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
         for task in tasks:
             same(unrounded(crew).answers(asked(task)), alone.answers(asked(task)))
             for c in LOCAL:
@@ -110,17 +110,17 @@ def test_fits_probes_own_models_and_posteriors_are_the_same_bits(cluster: Cluste
 
 
 def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(cluster: Cluster) -> None:
-    strategy = make("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
-    alone = Devices(learner=Plain().open(), local=LOCAL)
-    with ray_crew(Plain(), LOCAL, address=cluster.address) as crew:
-        one, other = (run(strategy, W, devices, {}, rounds=2, seed=0, batch=8) for devices in (alone, crew))
+    strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
+    alone = EmulatedDevices(learner=PlainRecipe().open(), local=LOCAL)
+    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+        one, other = (run_simulation(strategy, W, devices, {}, rounds=2, seed=0, batch=8) for devices in (alone, crew))
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
     assert one.records == other.records
 
 
 def test_what_fails_over_there_is_said_here(cluster: Cluster) -> None:
-    with ray_crew(Plain(), LOCAL, address=cluster.address) as crew:
-        crew.recipe = _put(Failing())
+    with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
+        crew.recipe = _put(FailingRecipe())
         with pytest.raises(FedcentersError, match="no such engine here"):
             crew.answers(asked(FIT))
 
@@ -129,7 +129,7 @@ def test_what_fails_over_there_is_said_here(cluster: Cluster) -> None:
 def test_no_cluster_is_an_error_with_a_hint(free_port: int, address: str) -> None:
     with (
         pytest.raises(NetworkError, match="start one with"),
-        ray_crew(Plain(), LOCAL, address=address.format(port=free_port)),
+        open_ray_pool(PlainRecipe(), LOCAL, address=address.format(port=free_port)),
     ):
         pass
 
@@ -138,7 +138,11 @@ def test_a_node_lost_in_the_middle_of_a_round_changes_nothing() -> None:
     """Both nodes are held at work on the second of three exchanges that build on each other; one of them is killed."""
     alone = devices_of(LOCAL)
     learned = [alone.answers(asked(FIT)) for _ in range(3)]
-    with Gate() as gate, two_nodes() as nodes, ray_crew(Gated(port=gate.port), LOCAL, address=nodes.address) as crew:
+    with (
+        Gate() as gate,
+        two_nodes() as nodes,
+        open_ray_pool(GatedRecipe(port=gate.port), LOCAL, address=nodes.address) as crew,
+    ):
         unrounded(crew)
         same(crew.answers(asked(FIT)), learned[0])
         (leaving,) = nodes.worker_nodes
@@ -160,7 +164,7 @@ def test_a_node_lost_in_the_middle_of_a_round_changes_nothing() -> None:
 
 
 class Gate:
-    """Where the work of `Gated` waits. It begins open; `seen` are the processes that came by."""
+    """Where the work of `GatedRecipe` waits. It begins open; `seen` are the processes that came by."""
 
     def __enter__(self) -> Gate:  # noqa: PYI034 - Self is not in Python 3.10
         self.seen: set[int] = set()
@@ -208,7 +212,7 @@ class Gate:
                     self._news.notify_all()
 
 
-def _put(recipe: Failing) -> ObjectRef[Failing]:
+def _put(recipe: FailingRecipe) -> ObjectRef[FailingRecipe]:
     import ray
 
     return ray.put(recipe)

@@ -27,11 +27,11 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_the_table_has_each_runs_own_results(two: list[Path]) -> None:
-    first, second = (comparison.read(folder)[0] for folder in two)
+    first, second = (comparison.read_runs(folder)[0] for folder in two)
     assert (first.method, second.method) == ("FeSEM", "FedAvg")
     curve = first.curve("accuracy", "micro")
     assert first.result("accuracy", "micro") == pytest.approx(sum(v for v in curve if v is not None) / 3)
-    page = comparison.page([first, second])
+    page = comparison.comparison_page([first, second])
     for line in (first, second):
         assert f"{line.result('accuracy', 'micro'):.1%}" in page
     assert first.ari is not None
@@ -39,7 +39,7 @@ def test_the_table_has_each_runs_own_results(two: list[Path]) -> None:
 
 
 def test_what_differs_is_listed_and_what_does_not_is_not(two: list[Path]) -> None:
-    page = comparison.page([comparison.read(folder)[0] for folder in two])
+    page = comparison.comparison_page([comparison.read_runs(folder)[0] for folder in two])
     differing = page[page.index("Where they differ") : page.index("<h2>simulate-fesem-0")]
     assert "<td>method</td><td>fesem</td><td>fedavg</td>" in differing
     assert "<td>clusters</td>" in differing
@@ -47,7 +47,7 @@ def test_what_differs_is_listed_and_what_does_not_is_not(two: list[Path]) -> Non
 
 
 def test_the_page_stands_alone_and_shows_names_as_text(two: list[Path], tmp_path: Path) -> None:
-    page = comparison.write(two, tmp_path / "both.html").read_text()
+    page = comparison.write_comparison(two, tmp_path / "both.html").read_text()
     assert "<script" not in page
     assert not re.search(r'(?:src|href)="https?:', page)
     assert "<b>plain" not in page
@@ -66,13 +66,13 @@ def test_the_runs_of_a_coordinator_are_told_apart(two: list[Path], tmp_path: Pat
     events = [demo_page.read_events(run / "metrics.jsonl") for run in two]
     told = [{**event, "run": name} for name, rows in zip("ab", events, strict=True) for event in rows]
     (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))
-    lines = comparison.read(folder)
+    lines = comparison.read_runs(folder)
     assert [(line.name, line.method) for line in lines] == [("home/a", "FeSEM"), ("home/b", "FedAvg")]
     assert (lines[0].settings["lam"], lines[0].settings["model.name"]) == (0.5, "m")
     assert "lam" not in lines[1].settings
-    assert "fedcenters-coordinator serve" in comparison.page(lines)
+    assert "fedcenters-coordinator serve" in comparison.comparison_page(lines)
     (folder / "simulate.toml").touch()  # and one that `simulate --broker` asked for
-    assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.page(lines)
+    assert f"fedcenters-emulator simulate {folder / 'simulate.toml'}" in comparison.comparison_page(lines)
 
 
 def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
@@ -84,4 +84,4 @@ def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run"):
-        comparison.read(tmp_path)
+        comparison.read_runs(tmp_path)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from edge_client.errors import ConfigError
-from emulator.reports.demo_page import picture, read_events, read_story, rounds_of, write_report
+from emulator.reports.demo_page import draw_demo_pictures, read_demo_run, read_events, round_events, write_report
 from tests.support import finished_run
 
 
-class Page(HTMLParser):
+class PageParser(HTMLParser):
     """Collects the tags and the words of a page, and complains about a tag that is closed wrongly."""
 
     VOID = frozenset({"meta", "br", "path", "use", "rect"})
@@ -40,29 +40,29 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Page:
-    out = Page()
-    out.feed(write_report(finished_run.write(tmp_path)).read_text(encoding="utf-8"))
+def page(tmp_path: Path) -> PageParser:
+    out = PageParser()
+    out.feed(write_report(finished_run.write_demo_run(tmp_path)).read_text(encoding="utf-8"))
     return out
 
 
-def test_the_page_holds_three_pictures_and_asks_for_nothing_elsewhere(page: Page) -> None:
+def test_the_page_holds_three_pictures_and_asks_for_nothing_elsewhere(page: PageParser) -> None:
     assert page.tags.count("svg") == 3
     assert "script" not in page.tags
     assert all(link.startswith("#") for link in page.links)
 
 
-def test_the_page_says_what_the_run_achieved(page: Page) -> None:
+def test_the_page_says_what_the_run_achieved(page: PageParser) -> None:
     for said in ("4 devices, 2 centers", "80.0%", "23.0%", "1 of 1", "new-0", "device-03", "90.0%"):
         assert said in page.words
 
 
-def test_the_exact_command_is_shown_as_text(page: Page) -> None:
+def test_the_exact_command_is_shown_as_text(page: PageParser) -> None:
     assert "fedcenters-emulator demo --seed 1 <&>" in page.words
 
 
 def test_the_same_folder_gives_the_same_page(tmp_path: Path) -> None:
-    first = write_report(finished_run.write(tmp_path)).read_bytes()
+    first = write_report(finished_run.write_demo_run(tmp_path)).read_bytes()
     assert write_report(tmp_path).read_bytes() == first
 
 
@@ -74,19 +74,19 @@ def test_a_line_that_is_still_being_written_is_left_out(tmp_path: Path) -> None:
 
 def test_a_round_told_twice_counts_once() -> None:
     told = [finished_run.round_event("fesem", n, a, {"a": 0}) for n, a in ((1, 0.1), (2, 0.2), (2, 0.3))]
-    assert [e["accuracy"]["micro"] for e in rounds_of(told, "fesem")] == [0.1, 0.3]
+    assert [e["accuracy"]["micro"] for e in round_events(told, "fesem")] == [0.1, 0.3]
 
 
 def test_a_folder_without_a_finished_run_is_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="hint: pass a folder"):
-        read_story(tmp_path)
-    finished_run.write(tmp_path)
+        read_demo_run(tmp_path)
+    finished_run.write_demo_run(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps(finished_run.summary())[:-9], encoding="utf-8")
     with pytest.raises(ConfigError, match="no finished run"):
-        read_story(tmp_path)
+        read_demo_run(tmp_path)
 
 
 @pytest.mark.parametrize(("name", "start"), [("p.png", b"\x89PNG"), ("p.svg", b"<?xml")])
 def test_the_picture_for_a_readme_has_the_format_of_its_name(name: str, start: bytes, tmp_path: Path) -> None:
-    picture(finished_run.write(tmp_path / "run"), tmp_path / name)
+    draw_demo_pictures(finished_run.write_demo_run(tmp_path / "run"), tmp_path / name)
     assert (tmp_path / name).read_bytes().startswith(start)

@@ -20,7 +20,7 @@ from tests.support import finished_run
 
 
 def drawn(*arguments: object, draw: Callable[..., None]) -> Axes:
-    return plots.paint(4, 3, lambda axes: draw(axes, *arguments)).axes[0]
+    return plots.make_figure(4, 3, lambda axes: draw(axes, *arguments)).axes[0]
 
 
 def test_every_center_and_the_global_model_have_a_line() -> None:
@@ -47,7 +47,7 @@ def test_each_cell_has_the_colour_of_its_center() -> None:
     assert rows == ["device-00", "device-02", "device-01", "device-03"]  # by group
     for cell in cells:
         device, number = rows[round(cell.get_y() + 0.44)], round(cell.get_x() + 0.47)
-        assert to_hex(cell.get_facecolor()).upper() == plots.colour(finished_run.ASSIGNMENTS[number - 1][device])
+        assert to_hex(cell.get_facecolor()).upper() == plots.center_colour(finished_run.ASSIGNMENTS[number - 1][device])
 
 
 def test_every_device_is_a_point_of_the_fleet_picture() -> None:
@@ -124,7 +124,7 @@ def test_two_dimensions_are_shown_as_they_are() -> None:
 
 
 def test_the_svg_scales_and_names_no_date() -> None:
-    text = plots.svg(Figure(figsize=(2, 1)))
+    text = plots.to_svg(Figure(figsize=(2, 1)))
     head = text[: text.index(">")]
     assert "viewBox" in head
     assert "width=" not in head

@@ -9,9 +9,16 @@ import pytest
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema, TensorSpec
-from emulator.reports.pictures.device_map import NOBODY
-from emulator.reports.pictures.records import NAME, Images, Kept, Moment, Shares, write
-from emulator.reports.run_figures import draw, pictures, read
+from emulator.reports.pictures.device_map import NO_GROUP
+from emulator.reports.pictures.records import (
+    PICTURES_FILE,
+    CenterImages,
+    CenterShares,
+    PictureData,
+    RoundPoints,
+    write_picture_data,
+)
+from emulator.reports.run_figures import draw_run, read_run_folder, run_pictures
 from tests.support import finished_run
 
 
@@ -20,7 +27,7 @@ def simulated(folder: Path, *, centers: int) -> Path:
     schema = Schema((TensorSpec(name="head.weight", role="p", shape=(3, 2)),), ("head.weight",))
     (folder / "centers" / "fesem").mkdir(parents=True)
     for k in range(centers):
-        blob = codecs.encode(np.arange(6, dtype=np.float32) - k, schema, codec="f32", kind="model")
+        blob = codecs.encode_vector(np.arange(6, dtype=np.float32) - k, schema, codec="f32", kind="model")
         (folder / "centers" / "fesem" / f"center-{k}.safetensors").write_bytes(blob)
     devices = {who: {"group": group, "labels": [3, 4]} for who, group in finished_run.GROUPS.items()}
     (folder / "fleet.json").write_text(json.dumps({"classifier": ["head.weight"], "devices": devices}))
@@ -36,18 +43,20 @@ def keeping(run: Path, *, devices: int = 4, shares: bool = True, images: bool = 
     who = tuple(sorted(finished_run.GROUPS) + [f"other-{i:02d}" for i in range(devices - 4)])
     rng = np.random.default_rng(0)
     points = [rng.standard_normal((devices, 6)).astype(np.float32) for _ in (1, 3)]
-    moments = tuple(Moment(round=n, who=who, points=p) for n, p in zip((1, 3), points, strict=True))
-    told = Shares(name="weight", rounds=(1, 2, 3), who=who, values=np.full((3, devices, 2), 0.5, np.float32))
-    seen = Images(pixels=np.zeros((2, 1, 8, 8), np.uint8), center=np.array([0, 1]), label=np.array([3, 4]))
-    held = Kept(representation="all", moments=moments, shares=told if shares else None, images=seen if images else None)
-    write(run / NAME, held)
+    moments = tuple(RoundPoints(round=n, who=who, points=p) for n, p in zip((1, 3), points, strict=True))
+    told = CenterShares(name="weight", rounds=(1, 2, 3), who=who, values=np.full((3, devices, 2), 0.5, np.float32))
+    seen = CenterImages(pixels=np.zeros((2, 1, 8, 8), np.uint8), center=np.array([0, 1]), label=np.array([3, 4]))
+    held = PictureData(
+        representation="all", moments=moments, shares=told if shares else None, images=seen if images else None
+    )
+    write_picture_data(run / PICTURES_FILE, held)
     return run
 
 
 def drawn(run: Path, out: Path) -> tuple[list[str], dict[str, str]]:
     """The names of the pictures, and why the others are left out."""
     said: list[str] = []
-    names = [path.stem for path in draw(run, out, said.append)]
+    names = [path.stem for path in draw_run(run, out, said.append)]
     return names, {line.partition(".png")[0]: line.partition(" is left out: ")[2] for line in said}
 
 
@@ -85,7 +94,7 @@ def test_too_few_devices_have_no_t_sne_and_other_methods_no_weights_and_no_image
 
 def test_devices_that_sent_no_models_have_no_map(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", centers=2)
-    write(run / NAME, Kept(representation="classifier"))
+    write_picture_data(run / PICTURES_FILE, PictureData(representation="classifier"))
     left = drawn(run, tmp_path / "pictures")[1]
     assert {left[name].rpartition(", and ")[2] for name in ("devices-pca", "devices-tsne", "cosines-within")} == {
         "no device sent one in the rounds that were kept"
@@ -93,7 +102,7 @@ def test_devices_that_sent_no_models_have_no_map(tmp_path: Path) -> None:
 
 
 def test_true_groups_have_panels_of_their_own_and_a_map_has_one_per_round(tmp_path: Path) -> None:
-    found = pictures(read(keeping(simulated(tmp_path / "run", centers=2))))
+    found = run_pictures(read_run_folder(keeping(simulated(tmp_path / "run", centers=2))))
     panels = {name: len(picture.panels) for name, picture in found.items() if not isinstance(picture, str)}
     assert panels["weights"] == 2
     assert panels["devices-pca"] == 2
@@ -101,15 +110,15 @@ def test_true_groups_have_panels_of_their_own_and_a_map_has_one_per_round(tmp_pa
 
 
 def test_a_map_shows_the_centers_of_its_own_round(tmp_path: Path) -> None:
-    run = read(keeping(simulated(tmp_path / "run", centers=2), devices=5))
+    run = read_run_folder(keeping(simulated(tmp_path / "run", centers=2), devices=5))
     who = ["device-00", "device-01", "device-02", "device-03", "other-00"]
     assert [run.center(who, number).tolist() for number in (1, 3, 9, 0)] == [
-        [0, 1, 1, 1, NOBODY],
-        [0, 1, 0, 1, NOBODY],
-        [NOBODY] * 5,
-        [NOBODY] * 5,
+        [0, 1, 1, 1, NO_GROUP],
+        [0, 1, 0, 1, NO_GROUP],
+        [NO_GROUP] * 5,
+        [NO_GROUP] * 5,
     ]
-    assert run.group(who).tolist() == [0, 1, 0, 1, NOBODY]
+    assert run.group(who).tolist() == [0, 1, 0, 1, NO_GROUP]
 
 
 def test_a_run_without_classes_or_centers_of_devices_says_so(tmp_path: Path) -> None:
@@ -128,11 +137,11 @@ def test_a_folder_that_lacks_a_file_is_no_simulated_run(tmp_path: Path, lost: st
     run = simulated(tmp_path / "run", centers=1)
     (run / lost).unlink()
     with pytest.raises(ConfigError, match="no simulated run"):
-        draw(run, tmp_path / "pictures")
+        draw_run(run, tmp_path / "pictures")
 
 
 def test_a_damaged_file_of_pictures_is_named(tmp_path: Path) -> None:
     run = simulated(tmp_path / "run", centers=1)
-    (run / NAME).write_bytes(b"junk")
-    with pytest.raises(ConfigError, match=NAME):
-        draw(run, tmp_path / "pictures")
+    (run / PICTURES_FILE).write_bytes(b"junk")
+    with pytest.raises(ConfigError, match=PICTURES_FILE):
+        draw_run(run, tmp_path / "pictures")

@@ -6,16 +6,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.aggregation.robust import REDUCES
+from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.strategies.base import Exchange
-from coordinator.strategies.registry import Setting, make
-from edge_client.data.dataset import Dataset, Local
+from coordinator.strategies.registry import Setting, make_method
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Fit, Probe, Reply, Task
 from emulator.config import SimulateArgs
-from emulator.simulate import run, simulate_json
-from emulator.simulation.attacks import ATTACKS, Hostile, honest, parse, truth
-from emulator.simulation.device_profiles import PROFILES
+from emulator.simulate import run_simulation, simulate_json
+from emulator.simulation.attacks import ATTACKS, AttackSpec, honest_accuracy, no_attack, parse_attack
+from emulator.simulation.device_profiles import DEVICE_PROFILES
 from emulator.simulation.virtual_network import VirtualNetwork
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
@@ -27,16 +27,16 @@ LIARS = frozenset({"d01"})
 
 def told(attack: str) -> Any:  # noqa: ANN401 - a model, which is there
     reply = Reply(n=3, update=START + 0.5)
-    return Hostile(attack=attack, share=0.1).lie(LIARS, 0)("d01", TASK, reply).update
+    return AttackSpec(attack=attack, share=0.1).make_attack(LIARS, 0)("d01", TASK, reply).update
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.2, 0.3])
 def test_the_share_of_the_fleet_is_drawn_by_the_seed_and_the_same_for_every_attack(share: float) -> None:
-    drawn = {Hostile(attack=attack, share=share).chosen(LOCAL, 3) for attack in ATTACKS}
+    drawn = {AttackSpec(attack=attack, share=share).attackers(LOCAL, 3) for attack in ATTACKS}
     assert len(drawn) == 1
     assert len(drawn.pop()) == round(10 * share)
-    assert Hostile(share=0.3).chosen(LOCAL, 3) > Hostile(share=0.2).chosen(LOCAL, 3)
-    assert len({Hostile(share=0.3).chosen(LOCAL, seed) for seed in range(9)}) > 1
+    assert AttackSpec(share=0.3).attackers(LOCAL, 3) > AttackSpec(share=0.2).attackers(LOCAL, 3)
+    assert len({AttackSpec(share=0.3).attackers(LOCAL, seed) for seed in range(9)}) > 1
 
 
 def test_each_attack_sends_what_it_says() -> None:
@@ -49,45 +49,45 @@ def test_each_attack_sends_what_it_says() -> None:
 
 
 def test_honest_devices_probes_and_statistics_are_left_alone() -> None:
-    lie = Hostile(attack="sign-flip", share=0.1).lie(LIARS, 0)
+    lie = AttackSpec(attack="sign-flip", share=0.1).make_attack(LIARS, 0)
     model, losses = Reply(n=3, update=START + 1), Reply(n=3, losses=np.ones(1))
     assert lie("d00", TASK, model) is model
     assert lie("d01", TASK, losses) is losses
     assert lie("d01", Probe(models=[START], want=frozenset({"loss"}), batch=8, seed=0), losses) is losses
-    assert Hostile().lie(frozenset(), 0) is truth
+    assert AttackSpec().make_attack(frozenset(), 0) is no_attack
 
 
 def test_flipped_labels_are_trained_on_and_not_tested_on() -> None:
     y = np.array([0, 1, 2, 3])
-    local = Local(train=Dataset(np.zeros((4, 2)), y), test=Dataset(np.zeros((4, 2)), y))
-    spoiled = Hostile(share=0.4).spoiled({"d00": local, "d01": local}, LIARS)
+    local = DeviceData(train=Dataset(np.zeros((4, 2)), y), test=Dataset(np.zeros((4, 2)), y))
+    spoiled = AttackSpec(share=0.4).poison_data({"d00": local, "d01": local}, LIARS)
     assert spoiled["d01"].train.y.tolist() == [3, 2, 1, 0]
     assert spoiled["d01"].test is local.test
     assert spoiled["d00"] is local
 
 
 def test_samples_without_labels_cannot_be_flipped() -> None:
-    targets = Local(train=Dataset(np.zeros((4, 2)), np.zeros(4)))
+    targets = DeviceData(train=Dataset(np.zeros((4, 2)), np.zeros(4)))
     with pytest.raises(UsageError, match="no labels"):
-        Hostile(share=0.4).spoiled({"d01": targets}, LIARS)
+        AttackSpec(share=0.4).poison_data({"d01": targets}, LIARS)
 
 
 @pytest.mark.parametrize("text", ["", "sign-flip:0.2", "nan:0"])
 def test_a_text_says_what_and_how_many(text: str) -> None:
     attack, _, share = text.partition(":")
-    assert parse(text) == (Hostile(attack=attack, share=float(share)) if text else Hostile())
+    assert parse_attack(text) == (AttackSpec(attack=attack, share=float(share)) if text else AttackSpec())
 
 
 @pytest.mark.parametrize("text", ["sign-flip", "sign-flip:", "shout:0.1", "nan:0.5", "nan:-0.1", "nan:nan"])
 def test_what_is_no_attack_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(UsageError) as refused:
-        parse(text)
+        parse_attack(text)
     assert refused.value.hint
 
 
 def test_admission_leaves_out_what_is_not_finite_and_says_so() -> None:
-    lie = Hostile(attack="nan", share=0.1).lie(LIARS, 0)
-    net = VirtualNetwork(devices_of(LOCAL), dict.fromkeys(LOCAL, PROFILES[0]), lie=lie)
+    lie = AttackSpec(attack="nan", share=0.1).make_attack(LIARS, 0)
+    net = VirtualNetwork(devices_of(LOCAL), dict.fromkeys(LOCAL, DEVICE_PROFILES[0]), attack=lie)
     exchange: Exchange = dict.fromkeys(LOCAL, TASK)
     assert set(net.ask(exchange)) == set(LOCAL) - LIARS
     assert set(net.refused) == LIARS
@@ -99,21 +99,23 @@ def test_admission_leaves_out_who_is_far_out_of_line_and_a_ratio_of_infinity_nob
         return Reply(n=reply.n, update=START + 100 * (reply.update - START)) if who in LIARS else reply
 
     for ratio, out in ((10.0, LIARS), (np.inf, frozenset())):
-        net = VirtualNetwork(devices_of(LOCAL), dict.fromkeys(LOCAL, PROFILES[0]), lie=lie, max_update_ratio=ratio)
+        net = VirtualNetwork(
+            devices_of(LOCAL), dict.fromkeys(LOCAL, DEVICE_PROFILES[0]), attack=lie, max_update_ratio=ratio
+        )
         assert set(net.ask(dict.fromkeys(LOCAL, TASK))) == set(LOCAL) - out
         assert set(net.refused) == out
 
 
 def test_three_of_ten_liars_ruin_the_mean_and_no_robust_reduce_that_holds_for_them() -> None:
-    enemy = Hostile(attack="sign-flip", share=0.3)
-    liars = enemy.chosen(LOCAL, 0)
+    enemy = AttackSpec(attack="sign-flip", share=0.3)
+    liars = enemy.attackers(LOCAL, 0)
     served: dict[str, float] = {}
-    for reduce in REDUCES:
+    for reduce in REDUCER_NAMES:
         settings: dict[str, Setting] = {"reduce": reduce, "trim-updates": 0.3, "local-steps": 5, "batch-size": 8}
-        method = make("fedavg", **settings)
-        lie = enemy.lie(liars, 0)
-        found = run(method, START, devices_of(LOCAL), {}, rounds=4, seed=0, batch=8, lie=lie)
-        served[reduce] = honest(found.records[-1], liars) or 0.0
+        method = make_method("fedavg", **settings)
+        lie = enemy.make_attack(liars, 0)
+        found = run_simulation(method, START, devices_of(LOCAL), {}, rounds=4, seed=0, batch=8, attack=lie)
+        served[reduce] = honest_accuracy(found.records[-1], liars) or 0.0
     assert served.pop("mean") < 0.6
     assert min(served.values()) > 0.8, served
 
@@ -125,4 +127,4 @@ def test_a_simulation_tells_who_was_hostile_and_how_the_others_do(tmp_path: Path
     assert found["honest_accuracy"] > 0.5
     lines = (Path(found["run"]) / "metrics.jsonl").read_text()
     assert lines.count('"refused"') == 2
-    assert honest({"per_device": {}}, LIARS) is None
+    assert honest_accuracy({"per_device": {}}, LIARS) is None

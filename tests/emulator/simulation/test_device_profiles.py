@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.protocol.task import Fit, Probe
-from emulator.simulation.device_profiles import PROFILES, Profile, draw_profiles, drawn
+from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile, draw_profiles, uniform_hash
 
 W = np.zeros(4)
-HALF = replace(PROFILES[0], availability=0.5, cycle_s=100.0)
+HALF = replace(DEVICE_PROFILES[0], availability=0.5, cycle_s=100.0)
 MOMENTS = st.floats(0, 1e6)
 PROFILE_WITH_TIME = st.builds(
     replace,
-    st.just(PROFILES[0]),
+    st.just(DEVICE_PROFILES[0]),
     availability=st.floats(0.01, 1.0),
     cycle_s=st.floats(1.0, 1e5),
 )
@@ -26,12 +26,12 @@ def test_the_same_seed_draws_the_same_fleet_whatever_the_order() -> None:
     names = [f"c{i}" for i in range(20)]
     assert draw_profiles(names, 1) == draw_profiles(reversed(names), 1)
     assert draw_profiles(names, 1) != draw_profiles(names, 2)
-    assert set(draw_profiles(names, 1).values()) == set(PROFILES)
+    assert set(draw_profiles(names, 1).values()) == set(DEVICE_PROFILES)
     assert draw_profiles(names[:5], 1).items() <= draw_profiles(names, 1).items()
 
 
 def test_time_grows_with_steps_models_and_bytes() -> None:
-    board = PROFILES[0]
+    board = DEVICE_PROFILES[0]
     one, ten = (Fit(start=W, steps=steps, lr=0.1, batch=8, seed=0) for steps in (1, 10))
     assert board.work_s(ten, 100) == 10 * board.work_s(one, 100)
     two = Probe(models=[W, W], want=frozenset({"loss"}), batch=8, seed=0)
@@ -41,13 +41,15 @@ def test_time_grows_with_steps_models_and_bytes() -> None:
 
 
 def test_kinds_are_as_common_as_their_shares_say() -> None:
-    kinds = (replace(PROFILES[0], share=3.0), PROFILES[1])
+    kinds = (replace(DEVICE_PROFILES[0], share=3.0), DEVICE_PROFILES[1])
     counts = Counter(profile.name for profile in draw_profiles([f"c{i}" for i in range(2_000)], 0, kinds).values())
     assert counts["board"] / 2_000 == pytest.approx(0.75, abs=0.03)  # three standard deviations of 2,000 draws
 
 
 @given(PROFILE_WITH_TIME, MOMENTS, st.integers(0, 3))
-def test_whoever_is_back_is_reachable_and_never_before_the_question(profile: Profile, at_s: float, seed: int) -> None:
+def test_whoever_is_back_is_reachable_and_never_before_the_question(
+    profile: DeviceProfile, at_s: float, seed: int
+) -> None:
     back_s = profile.reachable_s("c", at_s, seed=seed)
     # It is away once in a cycle, and once more at once where two cycles meet.
     assert at_s <= back_s <= at_s + 2 * profile.cycle_s
@@ -57,7 +59,9 @@ def test_whoever_is_back_is_reachable_and_never_before_the_question(profile: Pro
 
 
 @given(PROFILE_WITH_TIME, MOMENTS, st.floats(0, 1e4))
-def test_a_later_question_is_never_answered_with_an_earlier_moment(profile: Profile, at_s: float, more: float) -> None:
+def test_a_later_question_is_never_answered_with_an_earlier_moment(
+    profile: DeviceProfile, at_s: float, more: float
+) -> None:
     earlier, later = (profile.reachable_s("c", s, seed=0) for s in (at_s, at_s + more))
     assert earlier <= later + 1e-9 * (1 + later)  # where cycles meet, a sum of three numbers may round either way
 
@@ -78,25 +82,25 @@ def test_at_any_moment_that_share_of_the_fleet_is_reachable() -> None:
 
 def test_always_there_and_never_there_ask_no_random_number() -> None:
     for at_s in (0.0, 1.5, 1e9):
-        assert PROFILES[0].reachable_s("c", at_s, seed=0) == at_s
+        assert DEVICE_PROFILES[0].reachable_s("c", at_s, seed=0) == at_s
         assert replace(HALF, availability=0.0).reachable_s("c", at_s, seed=0) == np.inf
 
 
 def test_tasks_are_dropped_as_often_as_said_each_with_a_part_done() -> None:
-    flaky = replace(PROFILES[0], dropout=0.3)
+    flaky = replace(DEVICE_PROFILES[0], dropout=0.3)
     parts = [flaky.silent_after("c", number, 0, seed=0) for number in range(2_000)]
     dropped = np.array([part for part in parts if part is not None])
     assert len(dropped) / 2_000 == pytest.approx(0.3, abs=0.031)  # three standard deviations
     assert 0 <= dropped.min() < 0.05
     assert 0.95 < dropped.max() < 1
-    assert all(PROFILES[0].silent_after("c", number, 0, seed=0) is None for number in range(100))
+    assert all(DEVICE_PROFILES[0].silent_after("c", number, 0, seed=0) is None for number in range(100))
     assert all(replace(flaky, dropout=1.0).silent_after("c", n, 0, seed=0) is not None for n in range(100))
 
 
 def test_draws_follow_from_their_names_alone() -> None:
-    draws = [drawn(*by) for by in ((0, "a"), (0, "b"), (1, "a"), (0, "a", 1))]
+    draws = [uniform_hash(*by) for by in ((0, "a"), (0, "b"), (1, "a"), (0, "a", 1))]
     assert len(set(draws)) == 4
-    assert draws[0] == drawn(0, "a")
+    assert draws[0] == uniform_hash(0, "a")
     assert all(0 <= draw < 1 for draw in draws)
 
 
@@ -106,4 +110,4 @@ def test_draws_follow_from_their_names_alone() -> None:
 )
 def test_a_device_that_time_cannot_be_counted_for_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=r"device|positive|0 to 1"):
-        replace(PROFILES[0], **wrong)  # type: ignore[arg-type]  # one field of its own type
+        replace(DEVICE_PROFILES[0], **wrong)  # type: ignore[arg-type]  # one field of its own type

@@ -8,7 +8,7 @@ import tomli_w
 
 from edge_client.errors import ConfigError
 from emulator.simulation import profile_files
-from emulator.simulation.device_profiles import CYCLE_S, PROFILES, Profile
+from emulator.simulation.device_profiles import CYCLE_S, DEVICE_PROFILES, DeviceProfile
 
 BOARD: dict[str, Any] = {
     "name": "board",
@@ -23,20 +23,20 @@ BOARD: dict[str, Any] = {
 def test_a_file_in_the_units_of_a_data_sheet_gives_the_built_in_board(tmp_path: Path) -> None:
     path = tmp_path / "fleet.toml"
     path.write_text(tomli_w.dumps({"profiles": [BOARD]}))
-    assert profile_files.read(path) == (PROFILES[0],)
+    assert profile_files.read_profiles(path) == (DEVICE_PROFILES[0],)
 
 
 def test_the_example_in_the_modules_own_words_is_read(tmp_path: Path) -> None:
     text, path = str(profile_files.__doc__), tmp_path / "fleet.toml"
     path.write_text(text[text.index("    [[profiles]]") : text.index("Reads and checks")])
-    (phone,) = profile_files.read(path)
+    (phone,) = profile_files.read_profiles(path)
     assert (phone.name, phone.share, phone.availability, phone.cycle_s, phone.dropout) == ("phone", 2, 0.6, 3600, 0.05)
     assert (phone.down_bytes_s, phone.latency_s) == (5e6, 0.08)
 
 
 def test_who_is_not_said_to_be_away_is_always_there() -> None:
-    (board,) = profile_files.from_table({"profiles": [BOARD]})
-    assert isinstance(board, Profile)
+    (board,) = profile_files.profiles_from_table({"profiles": [BOARD]})
+    assert isinstance(board, DeviceProfile)
     assert (board.availability, board.dropout, board.cycle_s, board.share) == (1.0, 0.0, CYCLE_S, 1.0)
 
 
@@ -61,13 +61,13 @@ def test_who_is_not_said_to_be_away_is_always_there() -> None:
 )
 def test_what_is_wrong_is_named_with_what_to_do(tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        profile_files.from_table(tables)
+        profile_files.profiles_from_table(tables)
     assert message in str(refused.value)
 
 
 def test_a_file_that_is_not_there_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read"):
-        profile_files.read(tmp_path / "none.toml")
+        profile_files.read_profiles(tmp_path / "none.toml")
     (tmp_path / "x.toml").write_text("[[profiles]")
     with pytest.raises(ConfigError, match="no TOML file"):
-        profile_files.read(tmp_path / "x.toml")
+        profile_files.read_profiles(tmp_path / "x.toml")

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from coordinator.storage import state_codec
-from coordinator.strategies.registry import METHODS, make
+from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat
 from emulator.config import SimulateArgs
-from emulator.data.fleet_split import Split
-from emulator.simulate import Result, fleet_of, opened, run, simulate_json, wire_of
+from emulator.data.fleet_split import FleetData
+from emulator.simulate import SimulationResult, make_channel, make_fleet, open_devices, run_simulation, simulate_json
 from emulator.simulation.checkpoint import Checkpoints
-from emulator.simulation.virtual_network import Devices
+from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 BATCH, ROUNDS = 8, 4
@@ -30,14 +30,14 @@ METHODS_WITH_MEMORY = ("fesem", "fedsoft", "ditto", "nonfed", "fedem", "pfedme",
 ASKED = SimulateArgs(engine="lean", devices=6, rounds=ROUNDS, checkpoint_every=2, settings={"local-steps": 2})
 
 
-class Cut(Exception):
+class ProcessEnded(Exception):
     """The process ends here."""
 
 
 def after(number: int) -> Callable[[Mapping[str, Any]], None]:
     def tell(record: Mapping[str, Any]) -> None:
         if record["round"] == number:
-            raise Cut
+            raise ProcessEnded
 
     return tell
 
@@ -46,23 +46,23 @@ def after(number: int) -> Callable[[Mapping[str, Any]], None]:
 class Bench:
     """Six devices that are made anew for each run, around one learner."""
 
-    devices: Devices
+    devices: EmulatedDevices
     start: Flat
-    split: Split
+    split: FleetData
 
-    def run(self, method: str, place: Path, *, rounds: int = ROUNDS, every: int = 2, **more: Any) -> Result:  # noqa: ANN401
+    def run(self, method: str, place: Path, *, rounds: int = ROUNDS, every: int = 2, **more: Any) -> SimulationResult:  # noqa: ANN401
         resume = more.pop("resume", False)
         settings = {} if method == "fedsgd" else {"local-steps": 2}
-        fresh = Devices(learner=self.devices.learner, local=self.devices.local)
-        return run(
-            make(method, **{"batch-size": BATCH, **settings}),
+        fresh = EmulatedDevices(learner=self.devices.learner, local=self.devices.local)
+        return run_simulation(
+            make_method(method, **{"batch-size": BATCH, **settings}),
             self.start,
             fresh,
             self.split.groups,
             rounds=rounds,
             seed=0,
             batch=BATCH,
-            wire=wire_of("i8", fresh.program.schema),
+            channel=make_channel("i8", fresh.program.schema),
             checkpoints=Checkpoints(folder=place, every=every, resume=resume, lesson={"method": method}),
             **more,
         )
@@ -70,15 +70,15 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def bench() -> Iterator[Bench]:
-    _, split = fleet_of(ASKED)
-    with opened("digits-mlp", split, seed=0, batch=BATCH, engine="lean") as (devices, start):
+    _, split = make_fleet(ASKED)
+    with open_devices("digits-mlp", split, seed=0, batch=BATCH, engine="lean") as (devices, start):
         yield Bench(devices, start, split)
 
 
-def same(one: Result, other: Result) -> bool:
+def same(one: SimulationResult, other: SimulationResult) -> bool:
     points = [[(m.round, m.who, m.points.tobytes()) for m in result.kept.moments] for result in (one, other)]
     return (
-        state_codec.to_bytes(one.state) == state_codec.to_bytes(other.state)
+        state_codec.encode_state(one.state) == state_codec.encode_state(other.state)
         and one.records == other.records
         and one.virtual_seconds == other.virtual_seconds
         and points[0] == points[1]
@@ -88,7 +88,7 @@ def same(one: Result, other: Result) -> bool:
 @pytest.mark.parametrize("method", METHODS_WITH_MEMORY)
 def test_an_interrupted_run_ends_with_the_same_bits(method: str, bench: Bench, tmp_path: Path) -> None:
     expected = bench.run(method, tmp_path / "whole")
-    with pytest.raises(Cut):
+    with pytest.raises(ProcessEnded):
         bench.run(method, tmp_path / "cut", progress=after(3))
     heard: list[int] = []
     found = bench.run(method, tmp_path / "cut", resume=True, progress=lambda record: heard.append(record["round"]))
@@ -109,15 +109,15 @@ def test_a_method_asks_for_devices_own_models_in_its_first_round_or_never(
 def test_running_statistics_that_stay_on_devices_come_back(method: str, tmp_path: Path) -> None:
     local = grouped_fleet(4, 2)
     settings: dict[str, Any] = {"batch-size": BATCH, "local-steps": 2, "batch-norm": "local"}
-    strategy = make(method, **settings)
+    strategy = make_method(method, **settings)
 
-    def play(place: Path, **more: Any) -> Result:  # noqa: ANN401
+    def play(place: Path, **more: Any) -> SimulationResult:  # noqa: ANN401
         checkpoints = Checkpoints(folder=place, every=2, resume=True, lesson={})
         facts: dict[str, Any] = {"rounds": ROUNDS, "seed": 0, "batch": BATCH, "checkpoints": checkpoints}
-        return run(strategy, start_of(buffered=True), devices_of(local, buffered=True), {}, **facts, **more)
+        return run_simulation(strategy, start_of(buffered=True), devices_of(local, buffered=True), {}, **facts, **more)
 
     expected = play(tmp_path / "whole")
-    with pytest.raises(Cut):
+    with pytest.raises(ProcessEnded):
         play(tmp_path / "cut", progress=after(3))
     assert same(play(tmp_path / "cut"), expected)
 
@@ -154,7 +154,7 @@ def test_models_that_lived_with_workers_come_back_wherever_their_devices_live_no
     whole = replace(ASKED, method="ditto", out=tmp_path / "whole")
     cut = replace(whole, workers=2, out=tmp_path / "cut")
     expected = simulate_json(whole)
-    with pytest.raises(Cut):
+    with pytest.raises(ProcessEnded):
         simulate_json(cut, after(3))
     found = simulate_json(replace(cut, workers=1), resume=True)
     told = ("accuracy", "f1", "ari", "virtual_seconds")

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.protocol.task import Flat
-from emulator.simulation.spill import Lines, Models, Slot
+from emulator.simulation.spill import Slot, SpilledModels, SpilledRecords
 
 KEYS = st.tuples(st.sampled_from(["a", "b", "c"]), st.sampled_from(["main", "start"]))
 VECTORS = st.builds(lambda n, fill: np.full(n, fill, np.float32), st.integers(0, 5), st.integers(0, 9))
@@ -15,7 +15,7 @@ VECTORS = st.builds(lambda n, fill: np.full(n, fill, np.float32), st.integers(0,
 @given(st.lists(st.tuples(KEYS, st.none() | VECTORS), max_size=30), st.sampled_from([0, 12, 40, 10_000]))
 def test_with_any_memory_it_is_a_dictionary(changes: list[tuple[Slot, Flat | None]], memory: int) -> None:
     """None takes the key out."""
-    kept, plain = Models(memory), dict[Slot, Flat]()
+    kept, plain = SpilledModels(memory), dict[Slot, Flat]()
     for key, vector in changes:
         if vector is None:
             kept.pop(key, None)
@@ -30,7 +30,7 @@ def test_with_any_memory_it_is_a_dictionary(changes: list[tuple[Slot, Flat | Non
 
 
 def test_more_than_the_memory_goes_to_a_file_whose_room_is_used_again() -> None:
-    kept = Models(memory=80)
+    kept = SpilledModels(memory=80)
     for number in range(50):
         for who in ("a", "b", "c", "d"):
             kept[who, "main"] = np.full(10, float(number))
@@ -41,13 +41,13 @@ def test_more_than_the_memory_goes_to_a_file_whose_room_is_used_again() -> None:
 
 def test_who_has_nothing_is_a_key_error() -> None:
     with pytest.raises(KeyError):
-        Models()["a", "main"]
+        SpilledModels()["a", "main"]
     with pytest.raises(KeyError):
-        del Models()["a", "main"]
+        del SpilledModels()["a", "main"]
 
 
 def test_lines_come_back_as_they_were_in_any_order() -> None:
-    lines, plain = Lines(), [{"round": i, "x": [0.1 * i, None], "per_device": {"ä": 1 / 3}} for i in range(5)]
+    lines, plain = SpilledRecords(), [{"round": i, "x": [0.1 * i, None], "per_device": {"ä": 1 / 3}} for i in range(5)]
     for record in plain:
         lines.append(record)
         assert lines[-1] == record

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.strategies.base import Exchange
-from edge_client.data.dataset import Local
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.task import OWN, Fit, OwnModel, Probe, Task
-from emulator.simulation.codec_channel import STATS_BYTES, reply_bytes
-from emulator.simulation.device_profiles import PROFILES, Profile
-from emulator.simulation.virtual_network import VirtualNetwork, f32_delta
+from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel, Probe, Task
+from emulator.simulation.codec_channel import STATISTICS_BYTES, reply_bytes
+from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile
+from emulator.simulation.virtual_network import VirtualNetwork, round_through_f32_delta
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(3, 1)
@@ -24,7 +24,7 @@ PROBE = Probe(models=[W], want=frozenset({"confusion"}), batch=8, seed=0, split=
 
 
 def network(
-    profile: Profile = PROFILES[0], *, deadline_s: float = 600.0, local: dict[str, Local] = LOCAL
+    profile: DeviceProfile = DEVICE_PROFILES[0], *, deadline_s: float = 600.0, local: dict[str, DeviceData] = LOCAL
 ) -> VirtualNetwork:
     return VirtualNetwork(devices_of(local), dict.fromkeys(local, profile), deadline_s=deadline_s)
 
@@ -35,22 +35,22 @@ def test_everybody_answers_as_they_would_alone_and_time_passes() -> None:
     assert list(replies) == sorted(LOCAL)
     for c in LOCAL:
         np.testing.assert_array_equal(replies[c].update, devices_of(LOCAL).answer(c, TASK).update)
-    board, size = PROFILES[0], 4 * W.size
+    board, size = DEVICE_PROFILES[0], 4 * W.size
     # The update is small enough to travel inside its message.
     assert net.now_s == pytest.approx(board.down_s(size) + 5 * board.step_s + board.up_s(size))
     assert (net.bytes_down, net.bytes_up) == (3 * size, 3 * size)
 
 
 def test_who_misses_the_deadline_is_missing_from_the_replies() -> None:
-    slow = Profile(name="slow", step_s=100.0, evaluate_s=1, down_bytes_s=1e6, up_bytes_s=1e6, latency_s=0)
-    net = VirtualNetwork(devices_of(LOCAL), {**dict.fromkeys(LOCAL, PROFILES[0]), "d01": slow}, deadline_s=60.0)
+    slow = DeviceProfile(name="slow", step_s=100.0, evaluate_s=1, down_bytes_s=1e6, up_bytes_s=1e6, latency_s=0)
+    net = VirtualNetwork(devices_of(LOCAL), {**dict.fromkeys(LOCAL, DEVICE_PROFILES[0]), "d01": slow}, deadline_s=60.0)
     assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == ["d00", "d02"]
     assert net.now_s == 60.0
     assert list(net.ask(dict.fromkeys(LOCAL, PROBE))) == sorted(LOCAL)
 
 
 def test_a_refusal_is_an_answer_so_nobody_waits_for_it() -> None:
-    net = network(local={**LOCAL, "d09": Local(train=LOCAL["d00"].train)})
+    net = network(local={**LOCAL, "d09": DeviceData(train=LOCAL["d00"].train)})
     assert list(net.ask({**dict.fromkeys(LOCAL, PROBE), "d09": PROBE})) == sorted(LOCAL)
     assert net.now_s < 60.0
 
@@ -64,15 +64,15 @@ def test_asking_nobody_takes_no_time() -> None:
 def test_a_devices_own_model_is_kept_by_slot() -> None:
     devices = devices_of(LOCAL)
     first = devices.answer("d00", TASK)
-    resumed = devices.answer("d00", Fit(start=OWN, init=W, steps=1, lr=0.0, batch=8, seed=0))
-    fresh = devices.answer("d00", Fit(start=OWN, init=W, steps=1, lr=0.0, batch=8, seed=0, slot="other"))
+    resumed = devices.answer("d00", Fit(start=OWN_MODEL, init=W, steps=1, lr=0.0, batch=8, seed=0))
+    fresh = devices.answer("d00", Fit(start=OWN_MODEL, init=W, steps=1, lr=0.0, batch=8, seed=0, slot="other"))
     np.testing.assert_array_equal(resumed.update, first.update)
     np.testing.assert_array_equal(fresh.update, W)
 
 
 def test_updates_are_rounded_as_float32_differences_are() -> None:
     task = Fit(start=np.array([1.0, 1e8], np.float32), steps=1, lr=0.1, batch=8, seed=0)
-    arrived = f32_delta(task, np.array([1.0 + 1e-9, 0.1]))
+    arrived = round_through_f32_delta(task, np.array([1.0 + 1e-9, 0.1]))
     assert arrived.dtype == np.dtype(np.float32)
     assert arrived.tolist() == [1.0, 0.0]  # the difference 0.1 - 1e8 rounds to -1e8
 
@@ -91,7 +91,7 @@ def test_an_anchor_that_is_the_start_travels_once() -> None:
 
 def test_a_device_with_a_model_of_its_own_downloads_none_to_stand_in() -> None:
     devices = devices_of(LOCAL)
-    fit = Fit(start=OWN, init=W, steps=1, lr=0.1, batch=8, seed=0)
+    fit = Fit(start=OWN_MODEL, init=W, steps=1, lr=0.1, batch=8, seed=0)
     probe = Probe(models=[OwnModel(init=W)], want=frozenset({"loss"}), batch=8, seed=0)
     assert [len(devices.fetched("d00", task)) for task in (fit, probe)] == [1, 1]
     first = devices.answer("d00", probe).losses
@@ -104,14 +104,16 @@ def test_a_device_with_a_model_of_its_own_downloads_none_to_stand_in() -> None:
 
 def test_what_is_not_uploaded_costs_a_message_and_answers_the_loss() -> None:
     net = network()
-    replies = net.ask(dict.fromkeys(LOCAL, Fit(start=OWN, init=W, steps=1, lr=0.1, batch=8, seed=0, upload=False)))
-    assert net.bytes_up == 3 * STATS_BYTES
+    replies = net.ask(
+        dict.fromkeys(LOCAL, Fit(start=OWN_MODEL, init=W, steps=1, lr=0.1, batch=8, seed=0, upload=False))
+    )
+    assert net.bytes_up == 3 * STATISTICS_BYTES
     assert all(reply.update is None and reply.losses is not None for reply in replies.values())
 
 
 def test_responsibilities_stay_until_the_round_is_over() -> None:
     devices = devices_of(LOCAL)
-    net = VirtualNetwork(devices, dict.fromkeys(LOCAL, PROFILES[0]))
+    net = VirtualNetwork(devices, dict.fromkeys(LOCAL, DEVICE_PROFILES[0]))
     probe = Probe(models=[W, W + 1], want=frozenset({"posterior"}), batch=8, seed=0)
     fit = Fit(start=W, steps=1, lr=0.1, batch=8, seed=0, rows="posterior:1")
     net.open_round(1)
@@ -127,7 +129,7 @@ def test_responsibilities_stay_until_the_round_is_over() -> None:
 def test_large_updates_queue_for_credits_and_all_arrive() -> None:
     many = grouped_fleet(40, 1, n=4)
     many_devices = devices_of(many)
-    big = Profile(name="big", step_s=0.0, evaluate_s=0.0, down_bytes_s=1e9, up_bytes_s=10.0, latency_s=0.0)
+    big = DeviceProfile(name="big", step_s=0.0, evaluate_s=0.0, down_bytes_s=1e9, up_bytes_s=10.0, latency_s=0.0)
     net = VirtualNetwork(many_devices, dict.fromkeys(many, big), inline_bytes=0)
     assert len(net.ask(dict.fromkeys(many, TASK))) == 40
     # 32 credits: the last eight upload after the first 32 have finished.
@@ -139,7 +141,7 @@ def test_large_updates_queue_for_credits_and_all_arrive() -> None:
 # ---- who is away, who drops out, and what time does meanwhile ----
 
 PROFILE = st.builds(
-    Profile,
+    DeviceProfile,
     name=st.just("any"),
     step_s=st.floats(0, 5),
     evaluate_s=st.floats(0, 5),
@@ -166,7 +168,7 @@ class OneWay(VirtualNetwork):
         super().__setattr__(name, value)
 
 
-def net_of(*profiles: Profile, seed: int = 0, inline_bytes: int = 2_048) -> OneWay:
+def net_of(*profiles: DeviceProfile, seed: int = 0, inline_bytes: int = 2_048) -> OneWay:
     fleet = dict(zip(NAMES, profiles, strict=True))
     return OneWay(devices_of(LOCAL), fleet, deadline_s=60.0, seed=seed, inline_bytes=inline_bytes)
 
@@ -185,8 +187,8 @@ def told(net: VirtualNetwork, rounds: int = 2) -> list[object]:
 
 def test_reliable_devices_take_the_time_that_they_took_before_there_were_others() -> None:
     local = grouped_fleet(40, 2, n=6)
-    kinds = np.random.Generator(np.random.PCG64(5)).integers(len(PROFILES), size=len(local))  # any fixed mixture
-    fleet = {who: PROFILES[kind] for who, kind in zip(local, kinds, strict=True)}
+    kinds = np.random.Generator(np.random.PCG64(5)).integers(len(DEVICE_PROFILES), size=len(local))  # any fixed mixture
+    fleet = {who: DEVICE_PROFILES[kind] for who, kind in zip(local, kinds, strict=True)}
     net = VirtualNetwork(devices_of(local), fleet, inline_bytes=0, deadline_s=2.0)
     probe = Probe(models=[W], want=frozenset({"confusion"}), batch=8, seed=0, split="test")
     for number, until_s in ((1, 2.5905600000000004), (2, 5.181119999999999)):
@@ -200,7 +202,7 @@ def test_reliable_devices_take_the_time_that_they_took_before_there_were_others(
 @given(st.tuples(UNSTEADY, UNSTEADY, UNSTEADY), st.integers(0, 3), st.sampled_from([0, 2_048]))
 @settings(max_examples=25)
 def test_the_same_seed_gives_the_same_timeline_and_time_never_goes_back(
-    profiles: tuple[Profile, ...], seed: int, inline_bytes: int
+    profiles: tuple[DeviceProfile, ...], seed: int, inline_bytes: int
 ) -> None:
     net, again = (net_of(*profiles, seed=seed, inline_bytes=inline_bytes) for _ in range(2))
     assert told(net) == told(again)
@@ -217,7 +219,7 @@ FASTER = st.fixed_dictionaries(
 @given(st.tuples(PROFILE, PROFILE, PROFILE), FASTER, st.sampled_from([0, 2_048]), st.sampled_from([TASK, PROBE]))
 @settings(max_examples=50)
 def test_a_faster_link_or_device_never_ends_an_exchange_later(
-    profiles: tuple[Profile, ...], times: dict[str, float], inline_bytes: int, task: Task
+    profiles: tuple[DeviceProfile, ...], times: dict[str, float], inline_bytes: int, task: Task
 ) -> None:
     """Below 32 uploads at a time: where some wait for a credit, who comes earlier may let a longer one wait."""
     faster = replace(profiles[0], **{name: getattr(profiles[0], name) * times[name] for name in times})
@@ -228,7 +230,7 @@ def test_a_faster_link_or_device_never_ends_an_exchange_later(
 
 
 def test_who_always_drops_out_is_the_device_that_never_answers() -> None:
-    steady = PROFILES[0]
+    steady = DEVICE_PROFILES[0]
     dropping = net_of(replace(steady, dropout=1.0), steady, steady)
     silent = net_of(replace(steady, step_s=1e9, evaluate_s=1e9), steady, steady)
     for task in (TASK, PROBE):
@@ -242,7 +244,7 @@ def test_who_always_drops_out_is_the_device_that_never_answers() -> None:
 
 
 def test_who_is_away_gets_its_task_when_it_is_back() -> None:
-    steady, size = PROFILES[0], 4 * W.size
+    steady, size = DEVICE_PROFILES[0], 4 * W.size
     now_and_then = replace(steady, availability=0.5, cycle_s=40.0)
     seed = next(s for s in range(100) if now_and_then.reachable_s(NAMES[0], 0.0, seed=s) > 5.0)
     back_s = now_and_then.reachable_s(NAMES[0], 0.0, seed=seed)
@@ -252,27 +254,27 @@ def test_who_is_away_gets_its_task_when_it_is_back() -> None:
 
 
 def test_who_is_away_until_the_deadline_is_never_told() -> None:
-    net = net_of(replace(PROFILES[0], availability=0.0), PROFILES[0], PROFILES[0])
+    net = net_of(replace(DEVICE_PROFILES[0], availability=0.0), DEVICE_PROFILES[0], DEVICE_PROFILES[0])
     assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == NAMES[1:]
     assert (net.now_s, net.bytes_down, net.local_steps) == (60.0, 2 * 4 * W.size, 2 * TASK.steps)
 
 
 def test_who_leaves_at_work_tells_when_it_is_back() -> None:
     """Seeds and moments are searched: reachable at the beginning, away when the work ends."""
-    slow = replace(PROFILES[0], availability=0.5, cycle_s=40.0, step_s=2.0)
+    slow = replace(DEVICE_PROFILES[0], availability=0.5, cycle_s=40.0, step_s=2.0)
     ends_s = slow.down_s(4 * W.size) + 5 * slow.step_s
     seed = next(
         s
         for s in range(100)
         if slow.reachable_s(NAMES[0], 0.0, seed=s) == 0.0 and slow.reachable_s(NAMES[0], ends_s, seed=s) > ends_s + 1
     )
-    net = net_of(slow, PROFILES[0], PROFILES[0], seed=seed)
+    net = net_of(slow, DEVICE_PROFILES[0], DEVICE_PROFILES[0], seed=seed)
     assert list(net.ask(dict.fromkeys(LOCAL, TASK))) == NAMES
     assert net.now_s == pytest.approx(slow.reachable_s(NAMES[0], ends_s, seed=seed) + slow.up_s(4 * W.size))
 
 
 @pytest.mark.parametrize("wrong", [{"dropout": 0.1}, {"availability": 0.0}])
 def test_without_a_deadline_somebody_who_never_answers_is_refused(wrong: dict[str, float]) -> None:
-    profile = replace(PROFILES[0], **wrong)  # type: ignore[arg-type]  # one field of its own type
+    profile = replace(DEVICE_PROFILES[0], **wrong)  # type: ignore[arg-type]  # one field of its own type
     with pytest.raises(ConfigError, match="set a deadline"):
         network(profile, deadline_s=math.inf)

@@ -28,7 +28,7 @@ def bundle(folder: Path, *, tflite: float) -> Path:
 def test_the_result_says_what_the_last_rounds_reached(tmp_path: Path) -> None:
     wrong = {**RIGHT, "right": False, "accuracy": 0.2}
     none = {**RIGHT, "right": False, "center": None, "accuracy": None}
-    found = demo_result.result(
+    found = demo_result.demo_result(
         bundle(tmp_path, tflite=5e-6),
         finished_run.events(),
         groups=finished_run.GROUPS,
@@ -52,12 +52,12 @@ def test_the_result_says_what_the_last_rounds_reached(tmp_path: Path) -> None:
 @pytest.mark.parametrize("difference", [2e-4, float("nan")])
 def test_a_file_that_computes_something_else_fails_the_demo(difference: float, tmp_path: Path) -> None:
     with pytest.raises(FedcentersError, match="tflite files differ"):
-        demo_result.parity(bundle(tmp_path, tflite=difference))
+        demo_result.max_parity(bundle(tmp_path, tflite=difference))
 
 
 def test_a_center_stands_for_the_group_of_most_of_its_devices() -> None:
-    assert demo_result.group_of_center(finished_run.events()[:2], "fesem", finished_run.GROUPS) == {0: 0, 1: 1}
-    assert demo_result.group_of_center(finished_run.events(), "fedavg", finished_run.GROUPS) == {
+    assert demo_result.group_by_center(finished_run.events()[:2], "fesem", finished_run.GROUPS) == {0: 0, 1: 1}
+    assert demo_result.group_by_center(finished_run.events(), "fedavg", finished_run.GROUPS) == {
         0: 0
     }  # a tie: the lower one
 
@@ -67,12 +67,12 @@ def test_a_choice_is_right_when_the_center_stands_for_the_devices_group(
     center: int | None, group: int, *, right: bool
 ) -> None:
     answer = {"center": center, "accuracy": None if center is None else 0.9}
-    judged = demo_result.judged("new-0", "onnx", answer, group=group, group_of={0: 0, 1: 1})
+    judged = demo_result.judge_choice("new-0", "onnx", answer, group=group, group_of={0: 0, 1: 1})
     assert judged["right"] is right
-    assert ("WRONG" in demo_result.choice_in_words(judged)) is not right
+    assert ("WRONG" in demo_result.format_choice(judged)) is not right
 
 
 def test_a_new_device_without_a_center_fails_the_demo() -> None:
-    demo_result.insist_on_choices([RIGHT, {**RIGHT, "right": False}])
+    demo_result.check_choices([RIGHT, {**RIGHT, "right": False}])
     with pytest.raises(FedcentersError, match="no center fits new-0"):
-        demo_result.insist_on_choices([{**RIGHT, "center": None}])
+        demo_result.check_choices([{**RIGHT, "center": None}])

@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 import tomli_w
 
-from coordinator.config import read
+from coordinator.config import read_config
 from coordinator.local_broker import Broker
-from coordinator.storage.status import status
+from coordinator.storage.status import read_status
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError, UsageError
 from edge_client.transport.base import Message, Will
 from edge_client.transport.mqtt import MqttTransport
 from emulator.testbed import large_fleet
-from emulator.testbed.event_loop import Loop
-from emulator.testbed.large_fleet import Fleet, FleetArgs, SharedEngines
+from emulator.testbed.event_loop import ClientEventLoop
+from emulator.testbed.large_fleet import ClientProcess, FleetArgs, SharedEngines
 from tests.support import softmax_program
 from tests.support.virtual_federation import WideEngine, seed_program
 
@@ -47,8 +47,8 @@ def written(folder: Path, broker: str, devices: int) -> Path:
     }
     path = folder / "coordinator.toml"
     path.write_text(tomli_w.dumps(table))
-    read(path).folder.mkdir()
-    store = Store(read(path).folder / "store")
+    read_config(path).folder.mkdir()
+    store = Store(read_config(path).folder / "store")
     seed_program(store, ballast=8_192)
     store.close()
     return path
@@ -76,7 +76,7 @@ def softmax_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("softmax_devices")
 def test_a_fleet_in_one_thread_finishes_a_training_with_uploads_in_blocks(tmp_path: Path, mosquitto: Broker) -> None:
     config = written(tmp_path, mosquitto.url, 20)
-    fleet = Fleet(FleetArgs(config=config, devices=20), tmp_path / "state")
+    fleet = ClientProcess(FleetArgs(config=config, devices=20), tmp_path / "state")
     with coordinator(config) as process:
         fleet.run(lambda: process.poll() is not None, lambda _: None)
         assert process.returncode == 0
@@ -90,12 +90,12 @@ def test_a_fleet_in_one_thread_finishes_a_training_with_uploads_in_blocks(tmp_pa
 @pytest.mark.usefixtures("softmax_devices")
 def test_it_works_with_the_embedded_broker_too(tmp_path: Path, amqtt_broker: Broker) -> None:
     config = written(tmp_path, amqtt_broker.url, 5)
-    fleet = Fleet(FleetArgs(config=config, devices=5), tmp_path / "state")
+    fleet = ClientProcess(FleetArgs(config=config, devices=5), tmp_path / "state")
     with coordinator(config) as process:
         fleet.run(lambda: process.poll() is not None, lambda _: None)
         assert process.returncode == 0
     fleet.close()
-    assert status(read(config).folder)["devices"] == 5
+    assert read_status(read_config(config).folder)["devices"] == 5
 
 
 @pytest.mark.broker
@@ -107,19 +107,19 @@ def test_a_broken_link_is_reported_once_and_mended_and_goodbye_is_said_at_the_en
     spy.connect()
     spy.subscribe("fc/v1/crowd/st/+")
     config = written(tmp_path, mosquitto.url, 2)
-    fleet = Fleet(FleetArgs(config=config, devices=2), tmp_path / "state")
+    fleet = ClientProcess(FleetArgs(config=config, devices=2), tmp_path / "state")
     while fleet.loop.connected < 2:
-        fleet.loop.turn()
+        fleet.loop.run_once()
     first = next(iter(fleet.loop.members))
     assert first.session is not None
     link = first.session.paho.socket()
     assert isinstance(link, socket.socket)
     link.shutdown(socket.SHUT_RDWR)
     while fleet.loop.connected == 2:
-        fleet.loop.turn()
+        fleet.loop.run_once()
     while fleet.loop.connected < 2:
-        fleet.loop.turn()
-    fleet.loop.turn()
+        fleet.loop.run_once()
+    fleet.loop.run_once()
     fleet.close()
     said = [json.loads(m.payload) for m in _messages(spy) if m.topic.endswith("device-00000")]
     spy.close()
@@ -134,11 +134,11 @@ def test_without_a_broker_the_loop_tries_again_and_nobody_dies(free_port: int) -
         waits.append(high)
         return 0.0
 
-    loop = Loop(f"mqtt://127.0.0.1:{free_port}", jitter=jitter)
+    loop = ClientEventLoop(f"mqtt://127.0.0.1:{free_port}", jitter=jitter)
     transport = loop.transport("x", lambda: Will("t", b""))
     transport.connect()
     while len(waits) < 5:
-        loop.turn(0.0)
+        loop.run_once(0.0)
     assert waits == [2.0, 4.0, 8.0, 16.0, 32.0]
     transport.close()
 
@@ -155,7 +155,7 @@ def test_devices_of_one_process_share_an_engine_per_set_of_containers(monkeypatc
 def test_a_fleet_over_a_network_in_plain_text_is_refused(tmp_path: Path) -> None:
     config = written(tmp_path, "mqtt://192.0.2.1", 1)
     with pytest.raises(ConfigError, match="not encrypted"):
-        Fleet(FleetArgs(config=config, devices=1), tmp_path / "state")
+        ClientProcess(FleetArgs(config=config, devices=1), tmp_path / "state")
 
 
 def test_more_devices_than_open_files_are_refused_with_what_to_do(
@@ -165,11 +165,11 @@ def test_more_devices_than_open_files_are_refused_with_what_to_do(
     monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 100))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     with pytest.raises(UsageError, match=r"202 open files are needed[\s\S]*ulimit -Hn 202"):
-        Fleet(FleetArgs(config=config, devices=1), tmp_path / "state")
+        ClientProcess(FleetArgs(config=config, devices=1), tmp_path / "state")
 
 
 def _last_round(config: Path) -> str:
-    lines = (read(config).folder / "metrics.jsonl").read_text().splitlines()
+    lines = (read_config(config).folder / "metrics.jsonl").read_text().splitlines()
     return next(line for line in lines if '"event":"round"' in line)
 
 

@@ -4,35 +4,37 @@ from __future__ import annotations
 
 import tracemalloc
 
-from coordinator.models.registry import build
-from coordinator.rounds.round import Evaluation
+from coordinator.models.registry import build_model
+from coordinator.rounds.round import EvaluationPlan
 from coordinator.strategies.baselines.fedavg import FedAvg
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from emulator.data import registry
-from emulator.engines.cpu.cpu_engine import lean
-from emulator.simulate import Record, run
-from emulator.simulation.spill import Models
-from emulator.simulation.virtual_network import Devices
+from emulator.engines.cpu.cpu_engine import cpu_recipe
+from emulator.simulate import Record, run_simulation
+from emulator.simulation.spill import SpilledModels
+from emulator.simulation.virtual_network import EmulatedDevices
 from export.compiler.program import vector_of
 
 DEVICES, COHORT, TRAIN, TEST = 10_000, 0.01, 16, 8
 
 
-def fleet() -> dict[str, Local]:
+def fleet() -> dict[str, DeviceData]:
     """Views of the digits, which all devices share."""
-    digits = registry.load("digits").joined()
+    digits = registry.load_data_set("digits").joined()
     x, y = digits.ready(digits.train.x), digits.train.y
     whole = [Dataset(x[i : i + TRAIN + TEST], y[i : i + TRAIN + TEST]) for i in range(len(x) - TRAIN - TEST)]
-    halves = [Local(train=Dataset(d.x[:TRAIN], d.y[:TRAIN]), test=Dataset(d.x[TRAIN:], d.y[TRAIN:])) for d in whole]
+    halves = [
+        DeviceData(train=Dataset(d.x[:TRAIN], d.y[:TRAIN]), test=Dataset(d.x[TRAIN:], d.y[TRAIN:])) for d in whole
+    ]
     return {f"d{i:05d}": halves[13 * i % len(halves)] for i in range(DEVICES)}
 
 
 def test_a_later_round_needs_no_more_memory_than_an_early_one() -> None:
     """Numpy tells tracemalloc of its arrays. The last round tests everybody, and is not measured."""
-    model = build("digits-mlp", seed=0)
-    learner = lean(model).open()
+    model = build_model("digits-mlp", seed=0)
+    learner = cpu_recipe(model).open()
     start = vector_of(model.module, learner.program.schema)
-    devices = Devices(learner=learner, local=fleet(), own=Models(50 * start.nbytes))
+    devices = EmulatedDevices(learner=learner, local=fleet(), own=SpilledModels(50 * start.nbytes))
     peaks: list[int] = []
     tested: list[int] = []
 
@@ -46,9 +48,11 @@ def test_a_later_round_needs_no_more_memory_than_an_early_one() -> None:
 
     tracemalloc.start()
     strategy = FedAvg(local_steps=2, batch_size=8, fraction_train=COHORT)
-    asked = Evaluation(fraction=COHORT)
+    asked = EvaluationPlan(fraction=COHORT)
     try:
-        result = run(strategy, start, devices, {}, rounds=6, seed=0, batch=8, evaluation=asked, progress=ended)
+        result = run_simulation(
+            strategy, start, devices, {}, rounds=6, seed=0, batch=8, evaluation=asked, progress=ended
+        )
     finally:
         tracemalloc.stop()
     # Of 300 devices that train for the first time and 300 that test, three rounds later a place in the books and in

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dashboard.endpoint import LINK
-from coordinator.storage.status import FILE
-from emulator.testbed.monitor import Tail, cluster_sizes, dashboard, in_words, next_step, paused, stability
+from coordinator.dashboard.endpoint import LINK_FILE
+from coordinator.storage.status import STATUS_FILE
+from emulator.testbed.monitor import (
+    FileTail,
+    cluster_sizes,
+    dashboard_url,
+    describe_next_step,
+    format_event,
+    format_stability,
+    is_paused,
+)
 from tests.support import finished_run
 
 
@@ -22,27 +30,27 @@ def test_every_line_comes_once_however_the_writer_cuts_them(words: list[str], da
     cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
     with TemporaryDirectory() as folder:
         path = Path(folder) / "metrics.jsonl"
-        tail, seen = Tail(path), []
+        tail, seen = FileTail(path), []
         for start, stop in zip([0, *cuts], [*cuts, len(whole)], strict=True):
             with path.open("ab") as file:
                 file.write(whole[start:stop])
-            seen += [event["event"] for event in tail.new()]
+            seen += [event["event"] for event in tail.read_new()]
     assert seen == words
 
 
 def test_a_file_that_does_not_exist_yet_has_no_lines(tmp_path: Path) -> None:
-    assert Tail(tmp_path / "later.jsonl").new() == []
+    assert FileTail(tmp_path / "later.jsonl").read_new() == []
 
 
 def test_a_round_is_told_with_its_accuracy_and_cluster_sizes() -> None:
-    assert in_words(finished_run.events()[1]) == "FeSEM round 1/3: accuracy 60.0%, devices per center [1, 3]"
-    assert in_words(finished_run.events()[5]) == "FedAvg round 1/3: accuracy 21.0%"
+    assert format_event(finished_run.events()[1]) == "FeSEM round 1/3: accuracy 60.0%, devices per center [1, 3]"
+    assert format_event(finished_run.events()[5]) == "FedAvg round 1/3: accuracy 21.0%"
 
 
 @pytest.mark.parametrize("event", finished_run.events())
 def test_every_event_has_words_or_none(event: dict[str, object]) -> None:
-    assert isinstance(in_words(event), str)
-    assert isinstance(next_step(event), str)
+    assert isinstance(format_event(event), str)
+    assert isinstance(describe_next_step(event), str)
 
 
 def test_empty_clusters_are_counted() -> None:
@@ -61,19 +69,19 @@ def test_empty_clusters_are_counted() -> None:
     ],
 )
 def test_whether_the_assignment_has_settled_is_said_in_words(centers: list[int], said: str) -> None:
-    assert stability([{"device-00": center, "device-01": 2} for center in centers]) == said
+    assert format_stability([{"device-00": center, "device-01": 2} for center in centers]) == said
 
 
 def test_the_link_of_a_dashboard_is_there_while_its_file_is(tmp_path: Path) -> None:
-    assert dashboard(tmp_path) == ""
-    (tmp_path / LINK).write_text("http://127.0.0.1:1/#control=x\n")
-    assert dashboard(tmp_path) == "http://127.0.0.1:1/#control=x"
+    assert dashboard_url(tmp_path) == ""
+    (tmp_path / LINK_FILE).write_text("http://127.0.0.1:1/#control=x\n")
+    assert dashboard_url(tmp_path) == "http://127.0.0.1:1/#control=x"
 
 
 @pytest.mark.parametrize(
     ("text", "waits"), [('{"phase": "paused"}', True), ('{"phase": "asking"}', False), ("{}", False), ("{", False)]
 )
 def test_a_paused_run_is_known_by_what_its_coordinator_left(tmp_path: Path, text: str, *, waits: bool) -> None:
-    assert not paused(tmp_path)
-    (tmp_path / FILE).write_text(text)
-    assert paused(tmp_path) == waits
+    assert not is_paused(tmp_path)
+    (tmp_path / STATUS_FILE).write_text(text)
+    assert is_paused(tmp_path) == waits

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from coordinator.local_broker import end_process
+from coordinator.local_broker import terminate_process
 from edge_client.errors import FedcentersError, NetworkError
-from emulator.testbed.processes import Children, Interrupted, Signals
+from emulator.testbed.processes import ChildProcesses, DeferredSignals, Interrupted
 
 FOREVER = "import time; print('up', flush=True); time.sleep(1000)"
 STUBBORN = (
@@ -22,7 +22,7 @@ STUBBORN = (
 
 
 def test_leaving_the_block_ends_every_child(tmp_path: Path) -> None:
-    with Signals() as signals, Children(tmp_path, signals) as children:
+    with DeferredSignals() as signals, ChildProcesses(tmp_path, signals) as children:
         pids = [children.python(f"child-{i}", "-c", FOREVER).process.pid for i in range(2)]
     assert not [pid for pid in pids if psutil.pid_exists(pid)]
 
@@ -31,7 +31,7 @@ def test_a_child_that_ignores_sigterm_is_killed() -> None:
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     process.stdout.readline()  # the handler is in place
-    end_process(process, patience_s=0.05)
+    terminate_process(process, timeout_s=0.05)
     process.stdout.close()
     assert process.returncode == -signal.SIGKILL
 
@@ -41,7 +41,7 @@ def test_a_child_that_fails_is_named_with_its_last_words(
     code: int, kind: type[FedcentersError], tmp_path: Path
 ) -> None:
     script = f"import sys; print('no broker there', file=sys.stderr); sys.exit({code})"
-    with Signals() as signals, Children(tmp_path, signals) as children:
+    with DeferredSignals() as signals, ChildProcesses(tmp_path, signals) as children:
         children.python("coordinator", "-c", script).process.wait()
         with pytest.raises(kind, match="coordinator left with exit code") as raised:
             children.check()
@@ -50,7 +50,7 @@ def test_a_child_that_fails_is_named_with_its_last_words(
 
 
 def test_a_child_may_leave_in_good_order_where_that_is_allowed(tmp_path: Path) -> None:
-    with Signals() as signals, Children(tmp_path, signals) as children:
+    with DeferredSignals() as signals, ChildProcesses(tmp_path, signals) as children:
         child = children.python("short", "-c", "pass")
         child.process.wait()
         children.check(may_leave=[child])
@@ -59,7 +59,7 @@ def test_a_child_may_leave_in_good_order_where_that_is_allowed(tmp_path: Path) -
 
 
 def test_what_a_child_prints_goes_to_its_file(tmp_path: Path) -> None:
-    with Signals() as signals, Children(tmp_path, signals) as children:
+    with DeferredSignals() as signals, ChildProcesses(tmp_path, signals) as children:
         child = children.python("data", "-c", "print(6 * 7)", stdout=tmp_path / "out.json")
         child.process.wait()
     assert (tmp_path / "out.json").read_text() == "42\n"
@@ -67,15 +67,15 @@ def test_what_a_child_prints_goes_to_its_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_raises_with_its_exit_code(signum: signal.Signals) -> None:
-    with Signals(), pytest.raises(Interrupted) as raised:
+    with DeferredSignals(), pytest.raises(Interrupted) as raised:
         os.kill(os.getpid(), signum)
     assert raised.value.exit_code == 128 + signum
 
 
 def test_a_signal_waits_for_the_end_of_held_work() -> None:
     done = []
-    with Signals() as signals, pytest.raises(Interrupted):  # noqa: PT012 - the order is the promise
-        with signals.held():
+    with DeferredSignals() as signals, pytest.raises(Interrupted):  # noqa: PT012 - the order is the promise
+        with signals.hold():
             os.kill(os.getpid(), signal.SIGINT)
             done.append("work")
         done.append("more")
@@ -83,7 +83,7 @@ def test_a_signal_waits_for_the_end_of_held_work() -> None:
 
 
 def test_a_second_signal_does_not_disturb_the_leaving() -> None:
-    with Signals():
+    with DeferredSignals():
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
@@ -91,6 +91,6 @@ def test_a_second_signal_does_not_disturb_the_leaving() -> None:
 
 def test_the_handlers_of_before_come_back() -> None:
     before = [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)]
-    with Signals():
+    with DeferredSignals():
         pass
     assert [signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)] == before

@@ -17,12 +17,12 @@ import pytest
 from typer.testing import CliRunner
 
 from emulator.cli import app
-from emulator.config import QUESTION as ASKED
-from emulator.config import asked, read
+from emulator.config import CONFIG_FILE as ASKED
+from emulator.config import make_args, read_table
 from emulator.help import HELP
 from emulator.reports import comparison
 from emulator.simulate import simulate_json
-from emulator.testbed.simulate_over_mqtt import VIRTUAL
+from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY
 
 PATIENCE_S = 150
 ROOT = Path(__file__).resolve().parents[3]
@@ -69,15 +69,15 @@ def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tm
     assert "exported" not in stderr
     real = json.loads(stdout)
     folder = Path(real["run"])
-    asked_again = read(folder / ASKED)
+    asked_again = read_table(folder / ASKED)
     assert asked_again.pop("broker") == "embedded"
-    virtual = simulate_json(asked(asked_again, {"out": tmp_path / "here"}))
+    virtual = simulate_json(make_args(asked_again, {"out": tmp_path / "here"}))
     elsewhere = {"seconds", "virtual_seconds", "run"}
     assert virtual.keys() - real.keys() == {"virtual_seconds"}
     assert {key: real[key] for key in real.keys() - elsewhere} == {key: virtual[key] for key in real.keys() - elsewhere}
     assert rounds(folder) == rounds(Path(str(virtual["run"])))
     assert centers(folder) == centers(Path(str(virtual["run"]))) != {}
-    (line,) = comparison.read(folder)
+    (line,) = comparison.read_runs(folder)
     assert line.ari == pytest.approx(real["ari"])
     assert {path.name for path in folder.iterdir()} >= {"config.toml", "metrics.jsonl", "centers", "store", ASKED}
     assert_nothing_is_left(tmp_path / "mqtt")
@@ -117,7 +117,7 @@ def test_what_cannot_be_played_is_refused_with_what_to_do_and_leaves_nothing(
 
 
 def test_what_says_nothing_over_mqtt_is_a_key_of_a_run() -> None:
-    assert set(VIRTUAL) < set(HELP)
+    assert set(VIRTUAL_ONLY) < set(HELP)
 
 
 def test_a_device_process_that_dies_ends_the_run_and_its_words_are_kept(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.config import read
-from edge_client.config import load
-from edge_client.data.dataset import load as load_data
+from coordinator.config import read_config
+from edge_client.config import load_config
+from edge_client.data.dataset import load_folder as load_data
 from edge_client.errors import ConfigError
 from emulator.data.fleet_split import digits_fleet
 from emulator.testbed import testbed_files
@@ -22,7 +22,7 @@ def test_a_device_finds_its_own_samples_and_no_others(tmp_path: Path) -> None:
     for cid, local in split.devices.items():
         testbed_files.write_device(tmp_path, cid, local, engine="onnx", broker="mqtt://127.0.0.1:1", key=KEY)
     for cid, local in split.devices.items():
-        config = load(tmp_path / cid / "config.toml", {})
+        config = load_config(tmp_path / cid / "config.toml", {})
         found = load_data(config.data)
         assert found.test is not None
         assert local.test is not None
@@ -41,14 +41,14 @@ def test_the_coordinators_file_is_understood_by_the_coordinator(tmp_path: Path) 
         runs=testbed_files.demo_runs(8),
         seed=3,
     )
-    config = read(path, environ={})
+    config = read_config(path, environ={})
     assert [(run.method, run.rounds) for run in config.runs] == [("fesem", 8), ("fedavg", 8)]
     assert (config.min_devices, config.seed, config.folder) == (12, 3, tmp_path)
-    assert config.reference == path.with_name(testbed_files.REFERENCE)
+    assert config.reference == path.with_name(testbed_files.REFERENCE_FILE)
 
 
 def test_half_the_devices_train_with_onnx_and_a_quarter_each_with_the_others() -> None:
-    engines = [testbed_files.engine_of(i) for i in range(12)]
+    engines = [testbed_files.engine_for(i) for i in range(12)]
     assert [engines.count(e) for e in ("onnx", "litert", "pt2")] == [6, 3, 3]
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from coordinator.local_broker import Broker
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from emulator.data import registry
 from emulator.testbed import testbed_files
 
@@ -20,9 +20,9 @@ PATIENCE_S = 30
 
 
 def device(folder: Path, broker: str) -> str:
-    whole = registry.load("digits")
+    whole = registry.load_data_set("digits")
     data = whole.dataset(whole.train)
-    local = Local(train=Dataset(data.x[:40], data.y[:40]))
+    local = DeviceData(train=Dataset(data.x[:40], data.y[:40]))
     return str(
         testbed_files.write_device(folder, "device-00", local, engine="onnx", broker=broker, key="ab" * 32).config
     )

@@ -9,10 +9,10 @@ from torch import nn
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
-from export.bundle.center_files import export_center, with_weights
+from export.bundle.center_files import export_center, load_infer_module
 from export.bundle.verify_centers import file_logits, largest_difference
 from export.compiler.program import vector_of
-from export.containers.write_onnx import MAX_IR_VERSION, bake, run_onnx
+from export.containers.write_onnx import MAX_IR_VERSION, bake_weights, run_onnx
 from tests.support.programs import compiled, model
 
 PARITY = 1e-4
@@ -48,7 +48,7 @@ def test_a_program_with_weights_is_the_model_itself() -> None:
     made, module = compiled("digits-mlp"), model("digits-mlp").module
     vector = vector_of(module, made.program.schema)
     infer = made.files[made.program.containers["pt2"]["infer"].sha256]
-    center = with_weights(infer, made.program.schema, vector)
+    center = load_infer_module(infer, made.program.schema, vector)
     x = torch.tensor(samples())
     assert torch.allclose(center(x), module.eval()(x), atol=1e-6)
 
@@ -58,7 +58,7 @@ def test_baking_turns_weights_into_constants_and_leaves_x_alone() -> None:
 
     made, module = compiled("digits-mlp"), model("digits-mlp").module
     weights = {f"w/{k}": v.numpy() for k, v in module.state_dict().items()}
-    file = bake(made.files[made.program.containers["onnx"]["infer"].sha256], weights)
+    file = bake_weights(made.files[made.program.containers["onnx"]["infer"].sha256], weights)
     proto = onnx.load_model_from_string(file)
     onnx.checker.check_model(proto)
     assert [i.name for i in proto.graph.input] == ["x"]

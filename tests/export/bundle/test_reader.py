@@ -15,11 +15,11 @@ from edge_client.protocol.signing import public_key
 from edge_client.protocol.task import Array, Flat
 from export import cli
 from export.bundle.commands import bundle_run, quantize_bundle, verify_bundle
-from export.bundle.reader import MANIFEST, read_bundle
-from export.bundle.run_source import Material, Samples
-from export.bundle.signature import signer
+from export.bundle.reader import MANIFEST_FILE, read_bundle
+from export.bundle.run_source import BundleSource, LabelledSamples
+from export.bundle.signature import make_signer
 from export.bundle.verify_centers import largest_difference, stacked_difference, torch_logits
-from export.bundle.writer import Wish, write_bundle
+from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of
 from tests.support.programs import compiled, model
 
@@ -37,14 +37,14 @@ def reference() -> Array:
     return np.random.default_rng(1).random((4, 1, 8, 8), dtype=np.float32)
 
 
-def judged() -> Samples:
+def judged() -> LabelledSamples:
     """The reference with what is known of it: two devices, one per center, labelled as center 0 answers."""
     x = reference()
     y = torch_logits(model("digits-mlp").module, x).argmax(axis=-1)
-    return Samples(x=x, y=y, device=np.array(["a", "a", "b", "b"]), center=np.array([0, 0, 1, 1]))
+    return LabelledSamples(x=x, y=y, device=np.array(["a", "a", "b", "b"]), center=np.array([0, 0, 1, 1]))
 
 
-def material(**settings: Any) -> Material:  # noqa: ANN401 - Material's own
+def material(**settings: Any) -> BundleSource:  # noqa: ANN401 - Material's own
     made = compiled("digits-mlp")
     usual: dict[str, Any] = {
         "program": made.program,
@@ -54,7 +54,7 @@ def material(**settings: Any) -> Material:  # noqa: ANN401 - Material's own
         "reference": judged(),
         "calibration": judged(),
     }
-    return Material(**usual | settings)
+    return BundleSource(**usual | settings)
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With everything that a bundle can have."""
     out = tmp_path_factory.mktemp("run") / "bundle"
     formats = ("onnx", "tflite", "pt2")
-    write_bundle(out, material(sign=signer(KEY, "home")), Wish(formats=formats, schemes=("int8", "fp16"), stacked=True))
+    write_bundle(
+        out,
+        material(sign=make_signer(KEY, "home")),
+        BundleOptions(formats=formats, schemes=("int8", "fp16"), stacked=True),
+    )
     return out
 
 
@@ -77,7 +81,7 @@ def test_a_bundle_gives_back_what_went_in(bundle: Path) -> None:
     assert all(np.array_equal(read.vector(k), center) for k, center in enumerate(centers()))
     assert [c["card"]["devices"] for c in read.manifest["centers"]] == [4, 8]
     assert read.files() == compiled("digits-mlp").files
-    given = read.reference()
+    given = read.reference_samples()
     assert given is not None
     assert np.array_equal(given.x, reference())
     assert given.device.tolist() == ["a", "a", "b", "b"]
@@ -126,7 +130,7 @@ def test_a_card_tells_the_same_to_programs_and_people(bundle: Path) -> None:
 def test_a_bundle_that_is_written_from_the_users_module_is_measured_against_it(tmp_path: Path) -> None:
     module = model("digits-mlp").module
     before = vector_of(module, compiled("digits-mlp").program.schema)
-    manifest = write_bundle(tmp_path / "b", material(), Wish(formats=("onnx",)), module=module)
+    manifest = write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx",)), module=module)
     assert all(c["files"]["onnx"]["parity"] < PARITY for c in manifest["centers"])
     assert np.array_equal(vector_of(module, compiled("digits-mlp").program.schema), before)
 
@@ -140,22 +144,22 @@ def test_verification_measures_each_file_on_the_devices_that_it_serves(bundle: P
 
 
 def test_a_file_of_another_center_is_not_ok(copied: Path) -> None:
-    manifest = json.loads((copied / MANIFEST).read_text())
+    manifest = json.loads((copied / MANIFEST_FILE).read_text())
     first, second = manifest["centers"]
     first["files"]["onnx"] = second["files"]["onnx"]
-    (copied / MANIFEST).write_text(json.dumps(manifest))
+    (copied / MANIFEST_FILE).write_text(json.dumps(manifest))
     wrong = [(r["center"], r["format"]) for r in verify_bundle(copied) if not r["ok"]]
     assert wrong == [(0, "onnx")]
 
 
 def test_a_quantized_file_is_judged_by_what_its_devices_lose(bundle: Path) -> None:
-    opposite = Samples(x=reference(), y=np.full(4, 3), device=np.array(["a", "a", "b", "b"]))
+    opposite = LabelledSamples(x=reference(), y=np.full(4, 3), device=np.array(["a", "a", "b", "b"]))
     rows = verify_bundle(bundle, opposite, loss=0.0)
     assert all(r["ok"] == (r["torch"]["mean"] <= r["accuracy"]["mean"]) for r in rows if "-" in r["format"])
 
 
 def test_a_bundle_can_be_made_smaller_later(bundle: Path, tmp_path: Path) -> None:
-    write_bundle(tmp_path / "b", material(), Wish(formats=("onnx", "tflite")))
+    write_bundle(tmp_path / "b", material(), BundleOptions(formats=("onnx", "tflite")))
     quantize_bundle(tmp_path / "b", tmp_path / "small", ["int8-static"], judged(), None)
     again = read_bundle(tmp_path / "small")
     assert all(
@@ -174,7 +178,7 @@ def test_static_ranges_need_samples(bundle: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("wish", [{"formats": ["coreml"]}, {"schemes": ["int4"]}])
 def test_an_unknown_wish_is_named_with_those_that_exist(wish: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"(coreml|int4)[\s\S]*use some of"):
-        Wish(**wish)
+        BundleOptions(**wish)
 
 
 def test_a_changed_byte_is_found_in_any_file(copied: Path) -> None:
@@ -211,13 +215,13 @@ def test_a_folder_that_is_no_bundle_gets_a_hint(tmp_path: Path) -> None:
 
 def test_a_failed_bundle_leaves_no_folder_that_looks_complete(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="missing"):
-        write_bundle(tmp_path / "b", material(files={}), Wish(formats=()))
+        write_bundle(tmp_path / "b", material(files={}), BundleOptions(formats=()))
     assert not (tmp_path / "b").exists()
 
 
 def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tmp_path: Path) -> None:
     for cards in ([{"devices": 1}] * 2, [{"devices": 2}] * 2):
-        write_bundle(tmp_path / "b", material(cards=cards), Wish(formats=()))
+        write_bundle(tmp_path / "b", material(cards=cards), BundleOptions(formats=()))
     assert [c["card"]["devices"] for c in read_bundle(tmp_path / "b").manifest["centers"]] == [2, 2]
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
@@ -226,8 +230,8 @@ def test_the_signature_vouches_for_the_manifest_and_so_for_all(bundle: Path, cop
     read_bundle(bundle, [public_key(bytes(32)), public_key(KEY)])
     with pytest.raises(Malformed, match="not trusted"):
         read_bundle(bundle, [public_key(bytes(32))])
-    manifest = (copied / MANIFEST).read_bytes()
-    (copied / MANIFEST).write_bytes(manifest.replace(b'"devices": 4', b'"devices": 5'))
+    manifest = (copied / MANIFEST_FILE).read_bytes()
+    (copied / MANIFEST_FILE).write_bytes(manifest.replace(b'"devices": 4', b'"devices": 5'))
     with pytest.raises(Malformed, match="bad_signature"):
         read_bundle(copied, [public_key(KEY)])
     (copied / "manifest.sig").unlink()
@@ -243,9 +247,9 @@ def test_what_is_no_signature_is_malformed(copied: Path, text: str) -> None:
 
 
 def test_few_samples_are_every_devices_share() -> None:
-    many = Samples(x=np.zeros((9, 2)), device=np.array(list("aaaaaabbc")))
-    assert many.few(5).device.tolist() == ["a", "a", "b", "b", "c"]
-    assert len(many.few(20)) == 9
+    many = LabelledSamples(x=np.zeros((9, 2)), device=np.array(list("aaaaaabbc")))
+    assert many.subsample(5).device.tolist() == ["a", "a", "b", "b", "c"]
+    assert len(many.subsample(20)) == 9
 
 
 def simulated(folder: Path) -> Path:
@@ -260,7 +264,7 @@ def simulated(folder: Path) -> Path:
 
 def test_a_simulated_run_is_bundled_with_its_devices_samples(tmp_path: Path) -> None:
     run = simulated(tmp_path)
-    bundle_run(run, tmp_path / "b", Wish(formats=("onnx",)), samples=12)
+    bundle_run(run, tmp_path / "b", BundleOptions(formats=("onnx",)), samples=12)
     read = read_bundle(tmp_path / "b")
     cards = [c["card"] for c in read.manifest["centers"]]
     assert [c["method"] for c in cards] == ["fesem", "fesem"]
@@ -268,20 +272,20 @@ def test_a_simulated_run_is_bundled_with_its_devices_samples(tmp_path: Path) -> 
     assert all(sum(c["labels"]["counts"]) == c["samples"] for c in cards if c["devices"])
     told = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["per_device"]
     assert max(c["accuracy"]["max"] for c in cards if c["accuracy"]) == max(told.values())
-    given = read.reference()
+    given = read.reference_samples()
     assert given is not None
     assert sorted(set(given.device)) == sorted(told)
     with pytest.raises(ConfigError, match="ifca"):
-        bundle_run(run, tmp_path / "never", Wish(), method="ifca")
+        bundle_run(run, tmp_path / "never", BundleOptions(), method="ifca")
 
 
 def test_the_files_of_a_bundle_get_right_what_the_run_says(tmp_path: Path) -> None:
     """The accuracies of the last round are those of the written files, device by device."""
-    from export.bundle.run_source import kind_of
+    from export.bundle.run_source import find_run_reader
 
     run = simulated(tmp_path)
-    bundle_run(run, tmp_path / "b", Wish(formats=("onnx",)))
-    rows = verify_bundle(tmp_path / "b", kind_of(run).held_out(run, data=None))
+    bundle_run(run, tmp_path / "b", BundleOptions(formats=("onnx",)))
+    rows = verify_bundle(tmp_path / "b", find_run_reader(run).held_out(run, data=None))
     for row, center in zip(rows, read_bundle(tmp_path / "b").manifest["centers"], strict=True):
         if center["card"]["devices"]:
             assert row["accuracy"] == pytest.approx(center["card"]["accuracy"])

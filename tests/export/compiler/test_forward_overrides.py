@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
-from export.compiler.forward_overrides import Rewritten
-from export.compiler.program import source_of
-from export.compiler.program_functions import Source
-from export.compiler.tracing import trace
+from export.compiler.forward_overrides import ForwardOverrides
+from export.compiler.program import make_source
+from export.compiler.program_functions import TraceSource
+from export.compiler.tracing import trace_function
 from tests.support.programs import model
 
 NETWORKS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -38,15 +38,15 @@ def test_values_and_gradients_keep_every_bit_where_windows_tie_and_hold_nothing_
         return [out.detach(), *torch.autograd.grad(out, x, weight)]
 
     expected = run()
-    with Rewritten():
+    with ForwardOverrides():
         found = run()
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
 
 
 def test_a_traced_step_rectifies_only_what_the_pools_chose() -> None:
     wecfl = model("wecfl-cnn")
-    source: Source = source_of(wecfl.module, input=wecfl.input)
-    graph = trace(source, "step", batch=2, dynamic=False).graph
+    source: TraceSource = make_source(wecfl.module, input=wecfl.input)
+    graph = trace_function(source, "step", batch=2, dynamic=False).graph
     assert isinstance(graph, torch.fx.GraphModule)
     relus = [n.meta["val"].shape for n in graph.graph.nodes if n.target is torch.ops.aten.relu.default]
     assert relus == [(2, 16, 14, 14), (2, 32, 7, 7)]

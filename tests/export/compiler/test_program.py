@@ -16,13 +16,13 @@ from torch import nn
 
 from edge_client.data.dataset import Dataset
 from edge_client.errors import Malformed, ProgramRefused, UsageError
-from edge_client.protocol.messages import canonical, parse_json
-from edge_client.protocol.program import FUNCTIONS, LIMIT_BYTES, Program
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Fit
-from edge_client.training.fit_probe import fit
-from edge_client.training.learner import OverEngine
-from export.compiler.program import Compiled, compile_program, load_vector, schema_of, vector_of
-from export.diagnostics import sentence
+from edge_client.training.fit_probe import run_fit
+from edge_client.training.learner import EngineLearner
+from export.compiler.program import CompilerOutput, compile_program, load_vector, schema_of, vector_of
+from export.diagnostics import first_sentence
 from tests.support.programs import BATCH, compiled, model, opened
 
 
@@ -61,18 +61,18 @@ def test_a_batch_of_samples_is_enough_to_compile_for() -> None:
 
 
 @pytest.fixture(scope="module")
-def grid() -> Compiled:
+def grid() -> CompilerOutput:
     """Six numbers in, a table of 3 x 4 out."""
     module = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Unflatten(1, (3, 4)))
     return compile_program(module, (6,), target=(3, 4), loss="squared-error", engines=("onnx",))
 
 
-def test_targets_of_any_shape_are_in_the_manifest_and_survive_the_wire(grid: Compiled) -> None:
-    assert Program.from_json(parse_json(canonical(grid.program.to_json()), LIMIT_BYTES)).target == (3, 4)
+def test_targets_of_any_shape_are_in_the_manifest_and_survive_the_wire(grid: CompilerOutput) -> None:
+    assert Program.from_json(parse_json(canonical_json(grid.program.to_json()), MAX_PROGRAM_BYTES)).target == (3, 4)
     assert next(p.shape for p in grid.program.functions["step"].inputs if p.name == "y") == ("batch", 3, 4)
 
 
-def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: Compiled, tmp_path: Path) -> None:
+def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: CompilerOutput, tmp_path: Path) -> None:
     rng, program = np.random.default_rng(0), grid.program
     x = rng.standard_normal((32, 6)).astype(np.float32)
     data = Dataset(x, np.tanh(x @ rng.standard_normal((6, 12))).astype(np.float32).reshape(32, 3, 4))
@@ -80,12 +80,12 @@ def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: 
     engine = opened(grid, "onnx", tmp_path)
     task = Fit(start=start, steps=60, lr=0.5, momentum=0.9, batch=8, seed=0)
     before, after = (
-        float(OverEngine(engine, program).evaluate([model], data, batch=8)[0].mean())
-        for model in (start, fit(OverEngine(engine, program), task, data).vector)
+        float(EngineLearner(engine, program).evaluate([model], data, batch=8)[0].mean())
+        for model in (start, run_fit(EngineLearner(engine, program), task, data).vector)
     )
     assert after < 0.5 * before
     with pytest.raises(Malformed, match=r"targets of shape \(3, 4\), not \(12,\)"):
-        fit(OverEngine(engine, program), task, Dataset(x, data.y.reshape(32, 12)))
+        run_fit(EngineLearner(engine, program), task, Dataset(x, data.y.reshape(32, 12)))
 
 
 def test_cross_entropy_wants_one_row_of_logits() -> None:
@@ -148,7 +148,7 @@ def test_buffers_that_torch_does_not_save_or_that_are_integers_stay_at_home() ->
     assert [t.name for t in schema.tensors if t.role == "b"] == ["largest", "mean", "scale"]
 
 
-class Counting(nn.Module):
+class PassCounting(nn.Module):
     """Counts its passes in an integer, which no step gives back."""
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class Counting(nn.Module):
 
 def test_a_written_integer_buffer_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match="writes passes"):
-        compile_small(Counting())
+        compile_small(PassCounting())
 
 
 def test_a_model_whose_answers_depend_on_the_company_of_a_sample_is_refused() -> None:
@@ -186,7 +186,7 @@ def test_a_wrong_number_of_classes_is_refused_with_both_shapes() -> None:
 
 def test_an_exporters_error_is_told_without_the_paths_of_this_machine() -> None:
     text = '  File "/usr/lib/site-packages/a.py", line 3, in f\nsite/packages/b.py:7: error: no lowering for aten.sort'
-    assert sentence(RuntimeError(text)) == "error: no lowering for aten.sort"
+    assert first_sentence(RuntimeError(text)) == "error: no lowering for aten.sort"
 
 
 def test_float64_for_litert_is_refused() -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from export.compiler import program_parity
-from export.compiler.program import compile_program, source_of
-from export.compiler.program_functions import Source, example, ports
+from export.compiler.program import compile_program, make_source
+from export.compiler.program_functions import TraceSource, example_inputs, function_ports
 
 
 class Kinked(nn.Sequential):
@@ -39,17 +39,24 @@ def judge(bent: float, beside_the_kink: Callable[[int], bool]) -> tuple[float, i
     """
     seen: list[int] = []
 
-    def inputs(source: Source, function: str, batch: int, seed: int) -> list[Tensor]:
-        args = example(source, function, batch, seed)
-        at = {p.name: i for i, p in enumerate(ports(source, function).inputs)}
+    def inputs(source: TraceSource, function: str, batch: int, seed: int) -> list[Tensor]:
+        args = example_inputs(source, function, batch, seed)
+        at = {p.name: i for i, p in enumerate(function_ports(source, function).inputs)}
         other = -0.7 if beside_the_kink(len(seen)) else 0.7
         args[at["x"]], args[at["w/0.weight"]] = torch.ones(batch, 2), torch.tensor([[0.7, other]])
         seen.append(seed)
         return args
 
-    source = source_of(Kinked(), input=(2,), loss="squared-error")
-    found = program_parity.difference(
-        source, "pt2", "step", step_of(bent), batch=3, seed=0, limit=program_parity.LIMIT, inputs=inputs
+    source = make_source(Kinked(), input=(2,), loss="squared-error")
+    found = program_parity.max_difference(
+        source,
+        "pt2",
+        "step",
+        step_of(bent),
+        batch=3,
+        seed=0,
+        limit=program_parity.MAX_RELATIVE_DIFFERENCE,
+        inputs=inputs,
     )
     return found, len(seen)
 
@@ -62,20 +69,20 @@ def test_the_program_of_the_model_itself_passes_at_once() -> None:
 
 def test_one_wrong_answer_is_enough_where_torch_agrees_with_itself() -> None:
     found, looks = judge(1.01, lambda _: False)
-    assert found > program_parity.LIMIT
+    assert found > program_parity.MAX_RELATIVE_DIFFERENCE
     assert looks == 1
 
 
 def test_inputs_beside_a_kink_judge_nobody_so_others_are_drawn() -> None:
     found, looks = judge(1.01, lambda draw: draw < 2)
-    assert found > program_parity.LIMIT
+    assert found > program_parity.MAX_RELATIVE_DIFFERENCE
     assert looks == 3
 
 
 def test_a_wrong_program_is_not_accepted_because_no_inputs_can_judge_it() -> None:
     found, looks = judge(1.01, lambda _: True)
-    assert found > program_parity.LIMIT
-    assert looks == program_parity.DRAWS
+    assert found > program_parity.MAX_RELATIVE_DIFFERENCE
+    assert looks == program_parity.MAX_INPUT_DRAWS
 
 
 def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:
@@ -88,12 +95,15 @@ def test_gradients_that_float32_cannot_tell_are_no_reason_to_refuse() -> None:
 
 @pytest.mark.slow  # a model of six million weights
 def test_femnists_cnn_is_judged_where_it_can_be() -> None:
-    from coordinator.models.registry import build
+    from coordinator.models.registry import build_model
 
-    known = build("femnist-cnn", seed=0)
-    source = source_of(known.module, input=known.input)
-    args = example(source, "step", 32, 1)  # one window of the first max-pool is decided by rounding
-    told = program_parity.answers(source, "step", args, dtype="float32"), program_parity.answers(source, "step", args)
-    assert max(program_parity.differences(*told)) > 10 * program_parity.LIMIT
+    known = build_model("femnist-cnn", seed=0)
+    source = make_source(known.module, input=known.input)
+    args = example_inputs(source, "step", 32, 1)  # one window of the first max-pool is decided by rounding
+    told = (
+        program_parity.torch_outputs(source, "step", args, dtype="float32"),
+        program_parity.torch_outputs(source, "step", args),
+    )
+    assert max(program_parity.output_differences(*told)) > 10 * program_parity.MAX_RELATIVE_DIFFERENCE
     made = compile_program(known.module, known.input, engines=("onnx",))
     assert made.program.parity["onnx"] < 1e-5

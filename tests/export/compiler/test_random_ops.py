@@ -14,21 +14,21 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.data.dataset import Dataset
-from edge_client.engines.base import step
+from edge_client.engines.base import run_step
 from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Fit
-from edge_client.training.fit_probe import fit
-from edge_client.training.learner import OverEngine
-from export.compiler.program import EXAMPLE_BATCH, compile_program, source_of, vector_of
-from export.compiler.program_functions import ports
-from export.compiler.tracing import exported, trace
+from edge_client.training.fit_probe import run_fit
+from edge_client.training.learner import EngineLearner
+from export.compiler.program import EXAMPLE_BATCH, compile_program, make_source, vector_of
+from export.compiler.program_functions import function_ports
+from export.compiler.tracing import export_graph, trace_function
 from export.containers.write_pt2 import run_pt2
 from tests.support.programs import BATCH, compiled, feeds, model, opened, relative
 
 
 def drawn(module: nn.Module, *input: int) -> int:  # noqa: A002 - the manifest's word
     """Numbers per sample."""
-    return source_of(module, input=input).noise
+    return make_source(module, input=input).noise
 
 
 def test_the_noise_is_an_input_of_the_step_alone() -> None:
@@ -41,8 +41,8 @@ def test_other_noise_is_another_step_and_the_same_noise_the_same(tmp_path: Path)
     made = compiled("dropout", engines=("onnx",))
     engine = opened(made, "onnx", tmp_path)
     given = feeds(made.program, "step", batch=BATCH)
-    once, again = step(engine, given), step(engine, given)
-    other = step(engine, given | {"noise": 1 - given["noise"] - 2**-24})
+    once, again = run_step(engine, given), run_step(engine, given)
+    other = run_step(engine, given | {"noise": 1 - given["noise"] - 2**-24})
     assert all(np.array_equal(once[n], again[n]) for n in once)
     assert relative(other, once) > 0.1
 
@@ -55,7 +55,7 @@ def test_the_seed_of_the_task_decides_what_is_dropped(tmp_path: Path) -> None:
     start = vector_of(model("dropout").module, made.program.schema)
     task = Fit(start=start, steps=3, lr=0.1, batch=BATCH, seed=1)  # one batch of all samples: their order is no matter
     one, same, other = (
-        fit(OverEngine(engine, made.program), replace(task, seed=seed), data).vector.astype(np.float64)
+        run_fit(EngineLearner(engine, made.program), replace(task, seed=seed), data).vector.astype(np.float64)
         for seed in (1, 1, 2)
     )
     assert np.array_equal(one, same)
@@ -65,15 +65,17 @@ def test_the_seed_of_the_task_decides_what_is_dropped(tmp_path: Path) -> None:
 def test_a_number_drops_its_value_when_it_is_below_the_probability() -> None:
     """One linear layer behind dropout: the gradient of its weights is zero where all samples were dropped."""
     module = nn.Sequential(nn.Dropout(0.3), nn.Linear(4, 2, bias=False))
-    source = source_of(module, input=(4,), loss="squared-error")
+    source = make_source(module, input=(4,), loss="squared-error")
     made = compile_program(module, (4,), loss="squared-error", engines=("pt2",))
-    args = {p.name: torch.zeros([2 if d == "batch" else d for d in p.shape]) for p in ports(source, "step").inputs}
+    args = {
+        p.name: torch.zeros([2 if d == "batch" else d for d in p.shape]) for p in function_ports(source, "step").inputs
+    }
     edge = np.float32(0.3)
     args |= {"x": torch.ones(2, 4), "y": torch.ones(2, 2), "q": torch.ones(2), "noise": torch.zeros(2, 4)}
     args["noise"][:, 2] = float(edge) - 2**-24
     args["noise"][:, 3] = float(edge)
     result = run_pt2(made.files[made.program.containers["pt2"]["step"].sha256], list(args.values()))
-    velocity = result[[p.name for p in ports(source, "step").outputs].index("velocity/1.weight")]
+    velocity = result[[p.name for p in function_ports(source, "step").outputs].index("velocity/1.weight")]
     assert torch.any(velocity != 0, dim=0).tolist() == [False, False, False, True]
 
 
@@ -101,7 +103,7 @@ class Weights(nn.Linear):
 
 def test_numbers_that_belong_to_no_sample_are_refused_by_layer() -> None:
     with pytest.raises(ProgramRefused, match=r"layer 0 \(Weights\).*do not belong to one sample"):
-        source_of(nn.Sequential(Weights(5, 3)), input=(5,))
+        make_source(nn.Sequential(Weights(5, 3)), input=(5,))
 
 
 class DropPath(nn.Module):
@@ -119,8 +121,8 @@ class DropPath(nn.Module):
 
 
 def test_uniform_numbers_of_the_models_own_are_noise_too() -> None:
-    source = source_of(DropPath(), input=(5,))
-    trace(source, "step", batch=4, dynamic=True)  # refuses what still draws by itself
+    source = make_source(DropPath(), input=(5,))
+    trace_function(source, "step", batch=4, dynamic=True)  # refuses what still draws by itself
     assert source.noise == 1
 
 
@@ -136,12 +138,12 @@ class TimeFirst(nn.Module):
 
 
 def test_a_mask_with_as_many_steps_as_the_example_has_samples_fits_every_batch() -> None:
-    source = source_of(TimeFirst(), input=(EXAMPLE_BATCH, 5))
-    graph = trace(source, "step", batch=EXAMPLE_BATCH, dynamic=True)
-    exported(source, "step", graph, batch=EXAMPLE_BATCH)  # refuses a graph that took the one for the other
+    source = make_source(TimeFirst(), input=(EXAMPLE_BATCH, 5))
+    graph = trace_function(source, "step", batch=EXAMPLE_BATCH, dynamic=True)
+    export_graph(source, "step", graph, batch=EXAMPLE_BATCH)  # refuses a graph that took the one for the other
 
 
-class Always(nn.Linear):
+class AlwaysDropping(nn.Linear):
     """Forgets to ask whether it trains."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -156,15 +158,15 @@ class Normal(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [(Always(5, 64), "other company"), (Normal(5, 3), "randn_like: only uniform")]
+    ("module", "said"), [(AlwaysDropping(5, 64), "other company"), (Normal(5, 3), "randn_like: only uniform")]
 )
 def test_what_no_noise_can_stand_for_is_refused(module: nn.Module, said: str) -> None:
     with pytest.raises(ProgramRefused, match=said):
-        trace(source_of(module, input=(5,)), "step", batch=4, dynamic=False)
+        trace_function(make_source(module, input=(5,)), "step", batch=4, dynamic=False)
 
 
 def test_tracing_leaves_torchs_global_generator_as_it_was() -> None:
     module = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
     before = torch.random.get_rng_state()
-    trace(source_of(module, input=(4,)), "step", batch=4, dynamic=True)
+    trace_function(make_source(module, input=(4,)), "step", batch=4, dynamic=True)
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from export.compiler.sgd_step import Descent
+from export.compiler.sgd_step import SgdStep
 
 
 @pytest.mark.parametrize("shapes", [[(3,), (2, 3), (5,)], [(4,)], [(2, 2), ()], [(3,), (3,), (1,)]])
@@ -17,7 +17,7 @@ def test_every_tensor_moves_as_torchs_optimizer_moves_it(shapes: list[tuple[int,
     ]
     start, velocity, gradient, linear, anchor = terms
     lr, momentum, mu = (torch.tensor(v, dtype=torch.float64) for v in (0.1, 0.7, 0.3))
-    moved, faster = Descent(lr=lr, momentum=momentum, mu=mu).step(start, velocity, gradient, linear, anchor)
+    moved, faster = SgdStep(lr=lr, momentum=momentum, mu=mu).step(start, velocity, gradient, linear, anchor)
     assert list(moved) == list(faster) == list(start)
     for name, before in start.items():
         weight = torch.nn.Parameter(before.clone())

@@ -7,20 +7,20 @@ import torch
 from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused
-from export.compiler.program import source_of
-from export.compiler.tracing import trace
+from export.compiler.program import make_source
+from export.compiler.tracing import trace_function
 
 
 def refusal(module: nn.Module, *, input: tuple[int, ...] = (1, 8, 8)) -> str:  # noqa: A002 - the manifest's word
-    source = source_of(module, input=input)
+    source = make_source(module, input=input)
     with pytest.raises(ProgramRefused) as refused:
-        trace(source, "step", batch=4, dynamic=False)
+        trace_function(source, "step", batch=4, dynamic=False)
     return str(refused.value)
 
 
 def test_dropout_with_probability_zero_is_no_dropout() -> None:
-    source = source_of(nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 4)), input=(1, 8, 8))
-    trace(source, "step", batch=4, dynamic=True)
+    source = make_source(nn.Sequential(nn.Flatten(), nn.Dropout(0.0), nn.Linear(64, 4)), input=(1, 8, 8))
+    trace_function(source, "step", batch=4, dynamic=True)
 
 
 def test_unequal_windows_of_an_adaptive_maximum_are_refused_with_their_layer_and_what_to_do() -> None:
@@ -44,7 +44,7 @@ def test_an_unknown_operator_is_refused_by_its_name() -> None:
     assert "aten.sort" in refusal(Sorting())
 
 
-class Branching(nn.Module):
+class DataBranching(nn.Module):
     """Looks at values to decide what to do."""
 
     def __init__(self) -> None:
@@ -56,4 +56,4 @@ class Branching(nn.Module):
 
 
 def test_a_branch_on_values_is_refused_and_not_baked_in() -> None:
-    assert "cannot be traced" in refusal(Branching())
+    assert "cannot be traced" in refusal(DataBranching())

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from export.compiler.decompositions.table import table
+from export.compiler.decompositions.table import decompositions_for
 from export.containers.write_onnx import run_onnx, to_onnx
 
 F = nn.functional
@@ -52,7 +52,7 @@ class _All(nn.Module):
 
 def test_no_number_of_a_float64_graph_is_rounded_to_float32() -> None:
     x = torch.linspace(-2, 2, 24, dtype=torch.float64).reshape(6, 4)
-    graph = make_fx(_All(), decomposition_table=table("infer"))(x)
+    graph = make_fx(_All(), decomposition_table=decompositions_for("infer"))(x)
     names = [f"out/{name}" for name in NUMBERS]
     file = to_onnx(torch.export.export(graph, (x,), strict=False), ["x"], names)
     found = run_onnx(file, {"x": x.numpy()})

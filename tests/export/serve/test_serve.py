@@ -16,23 +16,23 @@ from typing import Any
 
 import pytest
 
-from tests.support.served_bundle import LARGE, ROOT, Running, running, write_bundle
+from tests.support.served_bundle import LARGE, ROOT, ServerProcess, run_serve, write_bundle
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("serve")
     write_bundle(folder / "b", "one", large=LARGE)
-    with running(folder / "b", "--rate", "0") as server:
+    with run_serve(folder / "b", "--rate", "0") as server:
         yield server
 
 
-def file_of(server: Running, name: str = "onnx", center: int = 0) -> dict[str, Any]:
+def file_of(server: ServerProcess, name: str = "onnx", center: int = 0) -> dict[str, Any]:
     file: dict[str, Any] = server.ask("/centers").json["centers"][center]["files"][name]
     return file
 
 
-def test_the_listing_leads_to_every_file_and_its_hash_is_right(server: Running) -> None:
+def test_the_listing_leads_to_every_file_and_its_hash_is_right(server: ServerProcess) -> None:
     for center in server.ask("/centers").json["centers"]:
         for file in center["files"].values():
             answer = server.ask(file["url"])
@@ -43,7 +43,7 @@ def test_the_listing_leads_to_every_file_and_its_hash_is_right(server: Running) 
 
 
 @pytest.mark.parametrize("name", ["onnx", "model"])  # from the disk, from memory
-def test_a_download_that_broke_off_goes_on_where_it_was(server: Running, name: str) -> None:
+def test_a_download_that_broke_off_goes_on_where_it_was(server: ServerProcess, name: str) -> None:
     url = file_of(server, name)["url"]
     whole = server.ask(url)
     first = server.ask(url, Range="bytes=0-99")
@@ -55,14 +55,14 @@ def test_a_download_that_broke_off_goes_on_where_it_was(server: Running, name: s
     assert (changed.status, changed.body) == (200, whole.body)
 
 
-def test_a_range_that_is_none_is_refused(server: Running) -> None:
+def test_a_range_that_is_none_is_refused(server: ServerProcess) -> None:
     url = file_of(server)["url"]
     assert server.ask(url, Range=f"bytes={LARGE}-").status == 416
     assert server.ask(url, Range="bytes=" + ",".join(["0-1"] * 500)).status == 416
 
 
 @pytest.mark.parametrize("path", ["/centers", "/index.json", "file"])
-def test_what_a_client_has_is_not_sent_again(server: Running, path: str) -> None:
+def test_what_a_client_has_is_not_sent_again(server: ServerProcess, path: str) -> None:
     path = file_of(server)["url"] if path == "file" else path
     etag = server.ask(path).headers["etag"]
     for given in (etag, f"W/{etag}", f'"x", {etag}', "*"):
@@ -71,13 +71,13 @@ def test_what_a_client_has_is_not_sent_again(server: Running, path: str) -> None
     assert server.ask(path, If_None_Match='"x"').status == 200
 
 
-def test_head_tells_the_size_alone(server: Running) -> None:
+def test_head_tells_the_size_alone(server: ServerProcess) -> None:
     file = file_of(server)
     answer = server.ask(file["url"], "HEAD")
     assert (answer.status, answer.body, int(answer.headers["content-length"])) == (200, b"", file["size"])
 
 
-def test_a_center_has_a_short_address(server: Running) -> None:
+def test_a_center_has_a_short_address(server: ServerProcess) -> None:
     answer = server.ask("/centers/1/onnx")
     assert (answer.status, answer.headers["location"]) == (307, file_of(server, center=1)["url"])
     assert server.ask("/centers/7/onnx").status == server.ask("/centers/0/coreml").status == 404
@@ -91,7 +91,9 @@ def test_a_center_has_a_short_address(server: Running) -> None:
         ({"how": "votes", "votes": [5, 2]}, 0),
     ],
 )
-def test_a_device_learns_which_center_suits_it(server: Running, question: dict[str, Any], center: int | None) -> None:
+def test_a_device_learns_which_center_suits_it(
+    server: ServerProcess, question: dict[str, Any], center: int | None
+) -> None:
     answer = server.ask("/nearest", "POST", {**question, "device": "new-1"})
     assert (answer.status, answer.json["center"]) == (200, center)
     assert answer.json["generation"] == server.ask("/index.json").json["generation"]
@@ -111,18 +113,18 @@ def test_a_device_learns_which_center_suits_it(server: Running, question: dict[s
         b'{"how": "loss", "losses": [NaN, 1]}',
     ],
 )
-def test_a_question_that_cannot_be_answered_is_400_with_a_reason(server: Running, question: object) -> None:
+def test_a_question_that_cannot_be_answered_is_400_with_a_reason(server: ServerProcess, question: object) -> None:
     answer = server.ask("/nearest", "POST", question)
     assert answer.status == 400
     assert answer.json["error"]
 
 
-def test_a_large_body_is_not_read(server: Running) -> None:
+def test_a_large_body_is_not_read(server: ServerProcess) -> None:
     assert server.ask("/nearest", "POST", b" " * 100_000).status == 413
 
 
 @pytest.mark.parametrize("path", ["../../../etc/passwd", "%2e%2e/manifest.json", ".rollout.json", "manifest.json/x"])
-def test_nothing_beside_the_bundle_can_be_read(server: Running, path: str) -> None:
+def test_nothing_beside_the_bundle_can_be_read(server: ServerProcess, path: str) -> None:
     generation = server.ask("/index.json").json["generation"]
     for at in (f"/generations/{generation}/{path}", f"/generations/{path}", f"/{path}"):
         assert server.ask(at).status == 404
@@ -133,7 +135,7 @@ def test_a_bundle_that_is_swapped_while_it_is_read_is_never_mixed(tmp_path: Path
     write_bundle(tmp_path / "b", "0")
     wrong: list[str] = []
     marks: set[str] = set()
-    with running(tmp_path / "b", "--rate", "0", "--canary", "1") as server:
+    with run_serve(tmp_path / "b", "--rate", "0", "--canary", "1") as server:
         done = threading.Event()
 
         def read() -> None:
@@ -161,7 +163,7 @@ def test_a_bundle_that_is_swapped_while_it_is_read_is_never_mixed(tmp_path: Path
 
 def test_a_broken_bundle_is_not_served_and_the_old_one_stays(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "old")
-    with running(tmp_path / "b", "--canary", "1", "--rate", "0") as server:
+    with run_serve(tmp_path / "b", "--canary", "1", "--rate", "0") as server:
         before = server.ask("/index.json").json
         (tmp_path / "b" / "manifest.json").write_text("{}")
         write_bundle(tmp_path / "c", "new")
@@ -175,7 +177,7 @@ def test_a_broken_bundle_is_not_served_and_the_old_one_stays(tmp_path: Path) -> 
 def test_a_new_version_goes_to_the_canaries_and_is_stopped_by_their_reports(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "old")
     names = [f"d{i}" for i in range(200)]
-    with running(tmp_path / "b", "--canary", "0.3", "--rate", "0") as server:
+    with run_serve(tmp_path / "b", "--canary", "0.3", "--rate", "0") as server:
         old = server.ask("/index.json").json["generation"]
         write_bundle(tmp_path / "b", "new")
         until(lambda: server.ask("/rollout").json["candidate"] is not None)
@@ -190,7 +192,7 @@ def test_a_new_version_goes_to_the_canaries_and_is_stopped_by_their_reports(tmp_
                 break
         assert server.ask("/rollout").json["withdrawn"] == [new]
         assert {server.ask(f"/index.json?device={d}").json["generation"] for d in names[:20]} == {old}
-    with running(
+    with run_serve(
         tmp_path / "b", "--canary", "0.3"
     ) as server:  # a restart forgets nothing, though `b` holds the new one
         assert server.ask("/rollout").json["withdrawn"] == [new]
@@ -199,7 +201,7 @@ def test_a_new_version_goes_to_the_canaries_and_is_stopped_by_their_reports(tmp_
 
 def test_a_client_that_asks_too_often_is_told_to_wait(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
-    with running(tmp_path / "b", "--rate", "1") as server:
+    with run_serve(tmp_path / "b", "--rate", "1") as server:
         answers = [server.ask("/health") for _ in range(6)]
     refused = [a for a in answers if a.status == 429]
     assert refused
@@ -213,7 +215,7 @@ def test_a_token_is_needed_where_one_is_set_and_tls_is_spoken(tmp_path: Path) ->
     certificate(tmp_path)
     options = ("--token", "token", "--certificate", "cert.pem", "--key", "key.pem")
     paths = [str(tmp_path / o) if "." in o or o == "token" else o for o in options]
-    with running(tmp_path / "b", *paths) as server:
+    with run_serve(tmp_path / "b", *paths) as server:
         context = ssl.create_default_context(cafile=str(tmp_path / "cert.pem"))
         context.check_hostname = False
 
@@ -257,7 +259,7 @@ def test_what_cannot_be_served_is_said_before_anything_listens(
     assert "Traceback" not in done.stderr
 
 
-def test_every_path_of_the_document_is_there_and_answers_as_it_says(server: Running) -> None:
+def test_every_path_of_the_document_is_there_and_answers_as_it_says(server: ServerProcess) -> None:
     """schemathesis draws requests from the OpenAPI document; status codes, headers and bodies must fit it."""
     import schemathesis
     import schemathesis.core.result

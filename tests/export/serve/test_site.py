@@ -10,13 +10,13 @@ import pytest
 
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.signing import public_key
-from export.serve.site import KEPT, Site, publish
+from export.serve.site import MAX_KEPT_GENERATIONS, SiteFolder, publish_bundle
 from tests.support.served_bundle import write_bundle
 
 
 def test_what_the_index_names_is_the_bundle_byte_by_byte(tmp_path: Path) -> None:
     manifest = write_bundle(tmp_path / "b", "one")
-    name = publish(tmp_path / "b", tmp_path / "site")
+    name = publish_bundle(tmp_path / "b", tmp_path / "site")
     index = json.loads((tmp_path / "site" / "index.json").read_text())
     assert index == {"v": 1, "generation": name, "manifest": f"/generations/{name}/manifest.json"}
     folder = tmp_path / "site" / "generations" / name
@@ -27,52 +27,52 @@ def test_what_the_index_names_is_the_bundle_byte_by_byte(tmp_path: Path) -> None
 
 def test_publishing_the_same_bundle_again_changes_nothing(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
-    first, second = (publish(tmp_path / "b", tmp_path / "site") for _ in range(2))
+    first, second = (publish_bundle(tmp_path / "b", tmp_path / "site") for _ in range(2))
     assert first == second
-    assert Site(root=tmp_path / "site").names() == [first]
+    assert SiteFolder(root=tmp_path / "site").names() == [first]
 
 
 def test_an_older_generation_stays_as_it_was_and_very_old_ones_go(tmp_path: Path) -> None:
-    site, names = Site(root=tmp_path / "site"), []
+    site, names = SiteFolder(root=tmp_path / "site"), []
     for mark in ("one", "two", "three", "four", "five"):
         write_bundle(tmp_path / "b", mark)
-        names.append(publish(tmp_path / "b", site.root))
+        names.append(publish_bundle(tmp_path / "b", site.root))
         assert site.open(names[-1]).bundle.manifest["centers"][0]["card"]["mark"] == mark
-    assert len(site.names()) == KEPT
+    assert len(site.names()) == MAX_KEPT_GENERATIONS
     assert site.pointed() == names[-1]
     assert (site.root / "generations" / names[-2] / "centers/center-0/model.onnx").read_bytes().startswith(b"four 0")
 
 
 def test_a_changed_bundle_is_not_published_and_the_index_stays(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
-    name = publish(tmp_path / "b", tmp_path / "site")
+    name = publish_bundle(tmp_path / "b", tmp_path / "site")
     write_bundle(tmp_path / "b", "two")
     (tmp_path / "b" / "centers/center-0/model.onnx").write_bytes(b"changed")
     with pytest.raises(Malformed, match="bad_hash"):
-        publish(tmp_path / "b", tmp_path / "site")
-    assert Site(root=tmp_path / "site").pointed() == name
+        publish_bundle(tmp_path / "b", tmp_path / "site")
+    assert SiteFolder(root=tmp_path / "site").pointed() == name
     assert sorted(p.name for p in (tmp_path / "site").iterdir()) == ["generations", "index.json"]
 
 
 def test_a_generation_that_was_changed_on_the_site_is_not_opened(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
-    name = publish(tmp_path / "b", tmp_path / "site")
+    name = publish_bundle(tmp_path / "b", tmp_path / "site")
     other = tmp_path / "site" / "generations" / ("0" * 64)
     shutil.copytree(tmp_path / "site" / "generations" / name, other)
     with pytest.raises(Malformed, match="another manifest"):
-        Site(root=tmp_path / "site").open(other.name)
+        SiteFolder(root=tmp_path / "site").open(other.name)
 
 
 def test_an_unsigned_bundle_is_refused_where_keys_are_named(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
     with pytest.raises(Malformed, match="not signed"):
-        publish(tmp_path / "b", tmp_path / "site", [public_key(bytes(32))])
+        publish_bundle(tmp_path / "b", tmp_path / "site", [public_key(bytes(32))])
 
 
 def test_what_no_manifest_names_is_not_published(tmp_path: Path) -> None:
     write_bundle(tmp_path / "b", "one")
     (tmp_path / "b" / "secret.txt").write_text("mine")
-    name = publish(tmp_path / "b", tmp_path / "site")
+    name = publish_bundle(tmp_path / "b", tmp_path / "site")
     assert not (tmp_path / "site" / "generations" / name / "secret.txt").exists()
 
 
@@ -81,9 +81,9 @@ def test_a_manifest_that_lacks_something_is_not_published(tmp_path: Path, broken
     manifest = write_bundle(tmp_path / "b", "one")
     (tmp_path / "b" / "manifest.json").write_text(json.dumps({**manifest, **broken}))
     with pytest.raises(Malformed, match="bad_field"):
-        publish(tmp_path / "b", tmp_path / "site")
+        publish_bundle(tmp_path / "b", tmp_path / "site")
 
 
 def test_a_folder_without_a_bundle_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be copied|is not a bundle"):
-        publish(tmp_path / "nothing", tmp_path / "site")
+        publish_bundle(tmp_path / "nothing", tmp_path / "site")

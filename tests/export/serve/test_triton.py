@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.errors import ConfigError
-from export.serve.triton import config, write_repository
+from export.serve.triton import model_config, write_repository
 from tests.support.served_bundle import write_bundle
 from tests.support.softmax_program import CLASSES, FEATURES, program
 
@@ -25,7 +25,7 @@ def test_each_center_is_a_model_and_each_bundle_a_version(tmp_path: Path) -> Non
 
 def test_the_configuration_names_what_the_file_takes_and_gives() -> None:
     """In protobuf's text format, as model_config.proto of the Triton server has it."""
-    text = config("center-0", program())
+    text = model_config("center-0", program())
     assert f'name: "x" data_type: TYPE_FP32 dims: [ {FEATURES} ]' in text
     assert f'name: "logits" data_type: TYPE_FP32 dims: [ {CLASSES} ]' in text
     assert text.startswith('name: "center-0"\nbackend: "onnxruntime"\nmax_batch_size: ')

@@ -13,11 +13,11 @@ from coordinator.identity.certificate_authority import read_request
 from edge_client import config
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import signing
-from edge_client.protocol.messages import canonical
-from edge_client.protocol.nearest.router import FEATURES, Guide
+from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.nearest.router import FEATURES, Router
 from edge_client.protocol.program import Program
 from export.bundle import signature
-from export.bundle.reader import MANIFEST, VERSION, Bundle, read_bundle
+from export.bundle.reader import MANIFEST_FILE, VERSION, Bundle, read_bundle
 from tests.support.decoders.decoder import FEDERATION, SEED, Decoder, anything, only_what_was_signed
 from tests.support.mutations import bytes_changed, json_changed, pem_changed
 
@@ -40,11 +40,11 @@ def _joined(data: bytes) -> config.ClientConfig:
     with NamedTemporaryFile(suffix=".toml") as file:
         file.write(data)
         file.flush()
-        return config.load(Path(file.name), {})
+        return config.load_config(Path(file.name), {})
 
 
 def _bundle(data: bytes) -> Bundle:
-    (Path(FOLDER.name) / MANIFEST).write_bytes(data)
+    (Path(FOLDER.name) / MANIFEST_FILE).write_bytes(data)
     return read_bundle(Path(FOLDER.name))
 
 
@@ -67,12 +67,12 @@ def _manifest(program: Program) -> bytes:
         "v": VERSION,
         "model": program.model,
         "schema": program.schema.sha256,
-        "program": _put("program.json", canonical(program.to_json())),
+        "program": _put("program.json", canonical_json(program.to_json())),
         "containers": [_put("step.onnx", b"step")],
         "reference": _put("reference.npz", b"samples"),
         "centers": [center],
     }
-    return canonical(manifest)
+    return canonical_json(manifest)
 
 
 def _inside(_given: bytes, _valid: bytes, bundle: Bundle) -> None:
@@ -83,11 +83,11 @@ def _inside(_given: bytes, _valid: bytes, bundle: Bundle) -> None:
             assert (root / entry["path"]).resolve().is_relative_to(root)
 
 
-def _believed(_given: bytes, _valid: bytes, guide: Guide) -> None:
+def _believed(_given: bytes, _valid: bytes, router: Router) -> None:
     """Whatever it holds, belief is shares of one, or the question is refused."""
-    for way in guide.ways:
+    for way in router.ways:
         try:
-            shares = guide.believe(way, dict.fromkeys(FEATURES, [0.5] * guide.centers), 7).shares
+            shares = router.predict(way, dict.fromkeys(FEATURES, [0.5] * router.centers), 7).probabilities
         except Malformed:
             continue
         assert abs(shares.sum() - 1) < 1e-9
@@ -117,11 +117,11 @@ def file_decoders(program: Program) -> list[Decoder]:
             refuses_with=(ConfigError,),
         ),
         Decoder(name="bundle", read=_bundle, valid=(_manifest(program),), mutate=json_changed, check=_inside),
-        Decoder(name="guide", read=Guide.from_bytes, valid=(GUIDE,), mutate=json_changed, check=_believed),
+        Decoder(name="guide", read=Router.from_bytes, valid=(GUIDE,), mutate=json_changed, check=_believed),
         Decoder(
             name="signature of a bundle",
-            read=lambda data: signature.check(signed, data, [signing.public_key(SEED)]),
-            valid=(signature.signer(SEED, FEDERATION)(signed).encode(),),
+            read=lambda data: signature.check_manifest_signature(signed, data, [signing.public_key(SEED)]),
+            valid=(signature.make_signer(SEED, FEDERATION)(signed).encode(),),
             mutate=json_changed,
             check=only_what_was_signed(FEDERATION),
         ),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.rounds.update_validation import Question, admit
+from coordinator.rounds.update_validation import ReplySpec, decode_reply
 from coordinator.storage import state_codec
 from coordinator.strategies.base import State
 from edge_client.protocol import codecs as compress
@@ -43,23 +43,27 @@ def reply() -> Reply:
     )
 
 
-def question() -> Question:
+def question() -> ReplySpec:
     task = Fit(start=np.zeros(SCHEMA.size, np.float32), steps=1, lr=0.1, batch=1, seed=0)
     base = np.zeros(SCHEMA.size, np.float32)
-    return Question(task=task, schema=SCHEMA, samples=N, codec="i8", base="zero", base_vector=base, max_update_rms=10.0)
+    return ReplySpec(
+        task=task, schema=SCHEMA, samples=N, codec="i8", base="zero", base_vector=base, max_update_rms=10.0
+    )
 
 
 def tensor_decoders() -> list[Decoder]:
     """All of them."""
-    files = {c: compress.encode(VECTOR, SCHEMA, codec=c, kind="delta", base="zero") for c in ("f32", "f16", "i8")}
+    files = {
+        c: compress.encode_vector(VECTOR, SCHEMA, codec=c, kind="delta", base="zero") for c in ("f32", "f16", "i8")
+    }
     stats = compress.encode_stats(reply(), SCHEMA)
-    state = state_codec.to_bytes(
+    state = state_codec.encode_state(
         State(centers=np.eye(2, dtype=np.float32), assignment={"d": 1}, extra={"a": np.ones(2)})
     )
     out = [
         Decoder(
             name=f"codec {codec}",
-            read=lambda data, codec=codec: compress.decode(data, SCHEMA, kind="delta", codec=codec),  # type: ignore[misc]
+            read=lambda data, codec=codec: compress.decode_vector(data, SCHEMA, kind="delta", codec=codec),  # type: ignore[misc]
             valid=(file,),
             mutate=tensors_changed,
             check=is_a_model,
@@ -72,7 +76,7 @@ def tensor_decoders() -> list[Decoder]:
         *out,
         Decoder(
             name="tensors",
-            read=tensors.unpack,
+            read=tensors.unpack_tensors,
             valid=(*files.values(), stats),
             mutate=tensors_changed,
             check=_same_tensors,
@@ -88,7 +92,7 @@ def tensor_decoders() -> list[Decoder]:
         ),
         Decoder(
             name="admission",
-            read=lambda data: admit(asked, data, N).update,
+            read=lambda data: decode_reply(asked, data, N).update,
             valid=(files["i8"],),
             mutate=tensors_changed,
             check=is_a_model,
@@ -96,7 +100,7 @@ def tensor_decoders() -> list[Decoder]:
         ),
         Decoder(
             name="state of a method",
-            read=state_codec.from_bytes,
+            read=state_codec.decode_state,
             valid=(state,),
             mutate=tensors_changed,
             check=anything,
@@ -104,10 +108,10 @@ def tensor_decoders() -> list[Decoder]:
     ]
 
 
-def _same_tensors(_given: bytes, _valid: bytes, found: tuple[dict[str, Any], tensors.Meta]) -> None:
+def _same_tensors(_given: bytes, _valid: bytes, found: tuple[dict[str, Any], tensors.TensorFileMeta]) -> None:
     arrays, meta = found
-    again, meta_again = tensors.unpack(
-        tensors.pack(arrays, kind=meta.kind, codec=meta.codec, schema=meta.schema, base=meta.base)
+    again, meta_again = tensors.unpack_tensors(
+        tensors.pack_tensors(arrays, kind=meta.kind, codec=meta.codec, schema=meta.schema, base=meta.base)
     )
     assert meta_again == meta
     assert {k: (v.dtype, v.shape, v.tobytes()) for k, v in again.items()} == {

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.nearest.answer import nearest
+from coordinator.nearest.answer import answer_near
 from edge_client.errors import Malformed
 from edge_client.protocol import blocks, codecs, messages, signing, task_codec, topics
 from edge_client.protocol.blocks import Bitmap, Manifest, manifest_of
 from edge_client.protocol.message_schemas import ROUTES
 from edge_client.protocol.nearest.catalog import Catalog, CatalogCenter
-from edge_client.protocol.program import LIMIT_BYTES, Container, Function, Port, Program
+from edge_client.protocol.program import MAX_PROGRAM_BYTES, Container, Function, Port, Program
 from edge_client.protocol.task import Reply
 from tests.support.decoders.decoder import FEDERATION, SEED, Check, Decoder, anything, reads_back
 from tests.support.decoders.tensors import VECTOR, N, tensor_decoders
@@ -55,7 +55,7 @@ def catalog() -> Catalog:
     )
     return Catalog(
         version=1,
-        program=signing.signed(manifest_of(BLOB, "program"), SEED, FEDERATION),
+        program=signing.sign_manifest(manifest_of(BLOB, "program"), SEED, FEDERATION),
         containers={"onnx": manifest_of(b"evaluate", "container")},
         centers=(center, center),
         abstain=2.0,
@@ -66,12 +66,12 @@ def _message_decoders() -> list[Decoder]:
     out = []
     for number, (kind, fields) in enumerate(ALL):
         route = "t" if kind == "near" and "re" in fields else "rq" if kind == "near" else ROUTE[kind]
-        payload = messages.canonical({"v": 1, "k": kind, "id": "x-1", "t": 0} | fields)
+        payload = messages.canonical_json({"v": 1, "k": kind, "id": "x-1", "t": 0} | fields)
 
         def read(data: bytes, route: str = route) -> dict[str, Any]:
-            return messages.read(data, route)
+            return messages.read_message(data, route)
 
-        again = reads_back(messages.canonical, read)
+        again = reads_back(messages.canonical_json, read)
         name = f"message {kind} {number}"
         out.append(Decoder(name=name, read=read, valid=(payload,), mutate=json_changed, check=again, share=2))
     return out
@@ -83,11 +83,11 @@ def _block_decoders() -> list[Decoder]:
     bitmap = Bitmap(20)
     for index in (0, 3, 9, 19):
         bitmap.add(index)
-    packed = [blocks.pack(blob[slice(*blocks.body_range(manifest, i))], i, 3) for i in range(3)]
+    packed = [blocks.pack_block(blob[slice(*blocks.body_range(manifest, i))], i, 3) for i in range(3)]
     return [
         Decoder(
             name=f"block {index}",
-            read=lambda data, index=index: blocks.unpack(data, manifest, index),  # type: ignore[misc]
+            read=lambda data, index=index: blocks.unpack_block(data, manifest, index),  # type: ignore[misc]
             valid=(packed[index],),
             mutate=block_changed,
             check=_right_length(blocks.body_range(manifest, index)),
@@ -103,7 +103,7 @@ def _block_decoders() -> list[Decoder]:
         ),
         Decoder(
             name="base64",
-            read=lambda data: blocks.from_base64(data.decode("latin-1"), 2_048),
+            read=lambda data: blocks.decode_base64(data.decode("latin-1"), 2_048),
             valid=(b"AAECAwQ=", b"A" * 2_000),
             mutate=bytes_changed,
             check=lambda _given, _valid, found: _equal(max(len(found), 2_048), 2_048),
@@ -138,17 +138,17 @@ def _signed_as_made(_given: bytes, valid: bytes, found: Manifest) -> None:
 
 
 def _task(data: bytes) -> object:
-    message = messages.read(data, "t")
+    message = messages.read_message(data, "t")
     if message["k"] != "task":
         raise Malformed("bad_kind", "no task")
-    return task_codec.task_from(message, lambda _manifest: VECTOR)
+    return task_codec.read_task(message, lambda _manifest: VECTOR)
 
 
 def _near(data: bytes) -> dict[str, Any]:
-    message = messages.read(data, "rq")
+    message = messages.read_message(data, "rq")
     if message["k"] != "near":
         raise Malformed("bad_kind", "no question")
-    return nearest(catalog(), message, SCHEMA)
+    return answer_near(catalog(), message, SCHEMA)
 
 
 def _topic(data: bytes) -> topics.Route:
@@ -182,37 +182,38 @@ def _json_decoders() -> list[Decoder]:
         Decoder(
             name="json",
             read=messages.parse_json,
-            valid=(messages.canonical({"a": [1, 2.5, None, {"b": "é"}], "c": True, "d": "x" * 50}),),
+            valid=(messages.canonical_json({"a": [1, 2.5, None, {"b": "é"}], "c": True, "d": "x" * 50}),),
             mutate=json_changed,
-            check=reads_back(messages.canonical, messages.parse_json),
+            check=reads_back(messages.canonical_json, messages.parse_json),
             share=4,
         ),
         Decoder(
             name="manifest",
             read=lambda data: Manifest.from_json(messages.parse_json(data)),
-            valid=(messages.canonical(MODEL), messages.canonical(signed), messages.canonical(inline)),
+            valid=(messages.canonical_json(MODEL), messages.canonical_json(signed), messages.canonical_json(inline)),
             mutate=json_changed,
             check=reads_back(
-                lambda m: messages.canonical(m.to_json()), lambda data: Manifest.from_json(messages.parse_json(data))
+                lambda m: messages.canonical_json(m.to_json()),
+                lambda data: Manifest.from_json(messages.parse_json(data)),
             ),
             share=3,
         ),
         Decoder(
             name="signature",
             read=_signed,
-            valid=(messages.canonical(signed),),
+            valid=(messages.canonical_json(signed),),
             mutate=json_changed,
             check=_signed_as_made,
             share=2,
         ),
         Decoder(
             name="program",
-            read=lambda data: Program.from_json(messages.parse_json(data, LIMIT_BYTES)),
-            valid=(messages.canonical(program().to_json()),),
+            read=lambda data: Program.from_json(messages.parse_json(data, MAX_PROGRAM_BYTES)),
+            valid=(messages.canonical_json(program().to_json()),),
             mutate=json_changed,
             check=reads_back(
-                lambda p: messages.canonical(p.to_json()),
-                lambda data: Program.from_json(messages.parse_json(data, LIMIT_BYTES)),
+                lambda p: messages.canonical_json(p.to_json()),
+                lambda data: Program.from_json(messages.parse_json(data, MAX_PROGRAM_BYTES)),
             ),
             share=3,
         ),
@@ -227,13 +228,18 @@ def _json_decoders() -> list[Decoder]:
         Decoder(
             name="task",
             read=_task,
-            valid=tuple(messages.canonical(task) for task in tasks),
+            valid=tuple(messages.canonical_json(task) for task in tasks),
             mutate=json_changed,
             check=anything,
             share=4,
         ),
         Decoder(
-            name="nearest", read=_near, valid=(messages.canonical(near),), mutate=json_changed, check=anything, share=2
+            name="nearest",
+            read=_near,
+            valid=(messages.canonical_json(near),),
+            mutate=json_changed,
+            check=anything,
+            share=2,
         ),
     ]
 

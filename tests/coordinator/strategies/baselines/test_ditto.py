@@ -7,16 +7,16 @@ from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.nonfed import NonFed
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import OWN, Fit, OwnModel
-from tests.support.driven_rounds import Driven
+from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel
+from tests.support.driven_rounds import DrivenMethod
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(5, 2)
 
 
-def driven(lam: float, rounds: int = 3, fraction: float = 1.0, common_weight: float = 0.0) -> Driven:
+def driven(lam: float, rounds: int = 3, fraction: float = 1.0, common_weight: float = 0.0) -> DrivenMethod:
     ditto = Ditto(local_steps=5, batch_size=8, lam=lam, fraction_train=fraction, common_weight=common_weight)
-    run = Driven(ditto, devices_of(LOCAL), start_of())
+    run = DrivenMethod(ditto, devices_of(LOCAL), start_of())
     run.play(rounds)
     return run
 
@@ -29,7 +29,7 @@ def test_the_common_model_is_fedavgs_whatever_lam_is(lam: float, fraction: float
 
 
 def test_without_a_pull_the_personal_models_are_those_of_local_training() -> None:
-    ditto, alone = driven(0.0), Driven(NonFed(local_steps=5, batch_size=8), devices_of(LOCAL), start_of())
+    ditto, alone = driven(0.0), DrivenMethod(NonFed(local_steps=5, batch_size=8), devices_of(LOCAL), start_of())
     alone.play(3)
     for c in LOCAL:
         np.testing.assert_array_equal(ditto.own(c, "personal"), alone.own(c, "main"))
@@ -49,7 +49,7 @@ def test_a_personal_model_is_pulled_to_the_model_that_the_round_began_with_and_s
     run = driven(0.5, rounds=1)
     for task in run.asked[0][1].values():
         assert isinstance(task, Fit)
-        assert (task.start, task.slot, task.upload, task.mu) == (OWN, "personal", False, 0.5)
+        assert (task.start, task.slot, task.upload, task.mu) == (OWN_MODEL, "personal", False, 0.5)
         np.testing.assert_array_equal(task.anchor, start_of())
         np.testing.assert_array_equal(task.init, start_of())
     assert all(reply.update is None for reply in run.said[0][1].values())
@@ -57,7 +57,7 @@ def test_a_personal_model_is_pulled_to_the_model_that_the_round_began_with_and_s
 
 def test_who_misses_the_personal_exchange_costs_nobody_anything() -> None:
     method, devices = Ditto(local_steps=5, batch_size=8), devices_of(LOCAL)
-    run = Driven(method, devices, start_of(), answers=lambda _r, e, c, _t: (e, c) != (1, "d01"))
+    run = DrivenMethod(method, devices, start_of(), answers=lambda _r, e, c, _t: (e, c) != (1, "d01"))
     run.play(3)
     np.testing.assert_array_equal(run.state.centers, driven(0.3).state.centers)
     assert ("d01", "personal") not in run.devices.own

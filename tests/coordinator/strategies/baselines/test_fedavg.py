@@ -8,8 +8,8 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedprox import FedProx
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Reply
-from edge_client.training.fit_probe import fit
-from edge_client.training.learner import OverEngine
+from edge_client.training.fit_probe import run_fit
+from edge_client.training.learner import EngineLearner
 from tests.support.softmax_program import SoftmaxEngine, grouped_fleet, play, program, schema, start_of
 
 LOCAL = grouped_fleet(5, 2)
@@ -20,7 +20,7 @@ def test_one_device_alone_is_plain_sgd_on_its_data() -> None:
     alone = {"d00": LOCAL["d00"]}
     method = FedAvg(local_steps=4, batch_size=64, momentum=0.0)  # full batches: the seed does not matter
     task = Fit(start=start_of(), steps=12, lr=method.learning_rate, batch=64, seed=0)
-    expected = fit(OverEngine(SoftmaxEngine(), program()), task, alone["d00"].train).vector
+    expected = run_fit(EngineLearner(SoftmaxEngine(), program()), task, alone["d00"].train).vector
     np.testing.assert_allclose(play(method, alone, rounds=3).centers[0], expected, rtol=1e-12)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from coordinator.strategies.base import drive
-from coordinator.strategies.baselines.fedsgd import FedSGD, gradients
+from coordinator.strategies.baselines.fedsgd import FedSGD, gradient_updates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Probe, Reply
 from tests.support.softmax_gradient import gradient
@@ -44,7 +44,7 @@ def test_a_fraction_asks_that_many() -> None:
 
 
 def test_a_gradient_has_no_force_on_buffers() -> None:
-    found = gradients({"a": Reply(n=2, grad=np.ones(24, np.float32)), "b": Reply(n=1)}, schema(buffered=True))
+    found = gradient_updates({"a": Reply(n=2, grad=np.ones(24, np.float32)), "b": Reply(n=1)}, schema(buffered=True))
     assert found.clients == ("a",)
     assert found.rows.tolist() == [[1.0] * 24 + [0.0] * 5]
     assert found.rows.dtype == np.float32

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.rounds.round import one_round, round_rng
+from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.nonfed import NonFed
 from edge_client.protocol.task import OwnModel, Probe
-from tests.support.driven_rounds import Driven
+from tests.support.driven_rounds import DrivenMethod
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
 LOCAL = grouped_fleet(4, 2)
@@ -16,15 +16,15 @@ METHOD = NonFed(local_steps=6, batch_size=8)
 
 def test_on_a_fleet_of_one_it_is_fedavg() -> None:
     one = {"d00": LOCAL["d00"]}
-    alone = Driven(METHOD, devices_of(one), start_of())
+    alone = DrivenMethod(METHOD, devices_of(one), start_of())
     alone.play(3)
     np.testing.assert_array_equal(alone.own("d00", "main"), play(FedAvg(local_steps=6, batch_size=8), one).centers[0])
 
 
 def test_nobody_learns_from_anybody() -> None:
     together, alone = (
-        Driven(METHOD, devices_of(LOCAL), start_of()),
-        Driven(METHOD, devices_of({"d01": LOCAL["d01"]}), start_of()),
+        DrivenMethod(METHOD, devices_of(LOCAL), start_of()),
+        DrivenMethod(METHOD, devices_of({"d01": LOCAL["d01"]}), start_of()),
     )
     together.play(2)
     alone.play(2)
@@ -32,7 +32,7 @@ def test_nobody_learns_from_anybody() -> None:
 
 
 def test_no_model_reaches_the_server_and_its_state_stays_as_it_began() -> None:
-    run = Driven(METHOD, devices_of(LOCAL), start_of())
+    run = DrivenMethod(METHOD, devices_of(LOCAL), start_of())
     before = run.state
     assert run.play(3) is before
     assert all(reply.update is None for said in run.said for replies in said for reply in replies.values())
@@ -40,7 +40,7 @@ def test_no_model_reaches_the_server_and_its_state_stays_as_it_began() -> None:
 
 
 def test_a_device_that_sat_out_goes_on_from_its_own_model() -> None:
-    run = Driven(METHOD, devices_of(LOCAL), start_of(), answers=lambda r, _e, c, _t: (r, c) != (2, "d02"))
+    run = DrivenMethod(METHOD, devices_of(LOCAL), start_of(), answers=lambda r, _e, c, _t: (r, c) != (2, "d02"))
     run.play(1)
     before = run.own("d02", "main").copy()
     run.play(1)
@@ -56,7 +56,7 @@ def test_everybody_is_tested_with_its_own_model_and_a_newcomer_gets_the_common_s
     state = method.begin(start_of(), schema, fleet, round_rng(0, 0))
     for number in (1, 2, 3):
         state, report = drive(
-            one_round(method, state, schema, fleet, round_rng(0, number), batch=8),
+            run_round(method, state, schema, fleet, round_rng(0, number), batch=8),
             lambda exchange: {c: devices.answer(c, task) for c, task in exchange.items()},
         )
     assert min(report.per_device.values()) > 0.9
@@ -68,11 +68,11 @@ def test_everybody_is_tested_with_its_own_model_and_a_newcomer_gets_the_common_s
 
 def test_a_device_that_never_answers_is_tested_with_the_common_start() -> None:
     devices = devices_of(LOCAL)
-    run = Driven(METHOD, devices, start_of(), answers=lambda _r, _e, c, _t: c != "d03")
+    run = DrivenMethod(METHOD, devices, start_of(), answers=lambda _r, _e, c, _t: c != "d03")
     run.play(2)
     assert ("d03", "main") not in devices.own
     state, report = drive(
-        one_round(METHOD, run.state, devices.program.schema, devices.fleet, round_rng(0, 3), batch=8),
+        run_round(METHOD, run.state, devices.program.schema, devices.fleet, round_rng(0, 3), batch=8),
         lambda exchange: {c: devices.answer(c, t) for c, t in exchange.items() if c != "d03" or isinstance(t, Probe)},
     )
     assert state is run.state

@@ -6,8 +6,8 @@ import pytest
 from coordinator.strategies.baselines.pfedme import PFedMe
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat, OwnModel, Probe
-from emulator.simulation.virtual_network import Devices
-from tests.support.driven_rounds import Driven
+from emulator.simulation.virtual_network import EmulatedDevices
+from tests.support.driven_rounds import DrivenMethod
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(4, 2)
@@ -19,7 +19,7 @@ def method(**changes: float) -> PFedMe:
     return PFedMe(**{**ONE_STEP, **changes})  # type: ignore[arg-type]  # numbers, some whole
 
 
-def gradient(devices: Devices, who: str, w: Flat) -> Flat:
+def gradient(devices: EmulatedDevices, who: str, w: Flat) -> Flat:
     """Of f_i at w over all local data, by the probe that does nothing else."""
     grad = devices.answer(who, Probe(models=[w], want=frozenset({"grad"}), batch=64, seed=0)).grad
     assert grad is not None
@@ -28,14 +28,14 @@ def gradient(devices: Devices, who: str, w: Flat) -> Flat:
 
 def test_with_one_inner_step_it_is_gradient_descent_with_rate_eta_lam_lr() -> None:
     """theta_i = w - lr grad f_i(w), so w moves by eta lam lr times the mean gradient."""
-    run = Driven(method(local_rounds=1), devices_of(LOCAL), start_of())
+    run = DrivenMethod(method(local_rounds=1), devices_of(LOCAL), start_of())
     run.play(1)
     mean = np.mean([gradient(run.devices, c, start_of()) for c in LOCAL], axis=0)
     np.testing.assert_allclose(run.state.centers[0], start_of() - ETA * LAM * LR * mean, rtol=1e-12)
 
 
 def test_local_rounds_move_each_devices_own_w_and_beta_mixes_their_mean() -> None:
-    run = Driven(method(local_rounds=3, beta=0.25), devices_of(LOCAL), start_of())
+    run = DrivenMethod(method(local_rounds=3, beta=0.25), devices_of(LOCAL), start_of())
     run.play(1)
     ends = []
     for c in LOCAL:
@@ -51,7 +51,7 @@ def test_local_rounds_move_each_devices_own_w_and_beta_mixes_their_mean() -> Non
 
 def test_the_inner_problem_is_pulled_to_the_devices_own_w() -> None:
     """After many steps theta solves grad f_i(theta) + lam (theta - w_i) = 0."""
-    run = Driven(method(local_rounds=1, local_steps=400), devices_of(LOCAL), start_of())
+    run = DrivenMethod(method(local_rounds=1, local_steps=400), devices_of(LOCAL), start_of())
     run.play(1)
     for c in LOCAL:
         theta = run.own(c, "personal")
@@ -59,21 +59,23 @@ def test_the_inner_problem_is_pulled_to_the_devices_own_w() -> None:
 
 
 def test_who_misses_one_local_round_does_not_count_in_the_mean() -> None:
-    gone = Driven(
+    gone = DrivenMethod(
         method(local_rounds=2), devices_of(LOCAL), start_of(), answers=lambda _r, e, c, _t: (e, c) != (1, "d01")
     )
-    without = Driven(method(local_rounds=2), devices_of({c: v for c, v in LOCAL.items() if c != "d01"}), start_of())
+    without = DrivenMethod(
+        method(local_rounds=2), devices_of({c: v for c, v in LOCAL.items() if c != "d01"}), start_of()
+    )
     np.testing.assert_allclose(gone.play(1).centers, without.play(1).centers, rtol=1e-12)
 
 
 def test_a_fleet_that_falls_silent_half_way_leaves_the_model_as_it_was() -> None:
-    run = Driven(method(local_rounds=2), devices_of(LOCAL), start_of(), answers=lambda _r, e, _c, _t: e == 0)
+    run = DrivenMethod(method(local_rounds=2), devices_of(LOCAL), start_of(), answers=lambda _r, e, _c, _t: e == 0)
     before = run.state
     assert run.play(1) is before
 
 
 def test_a_device_is_served_theta_and_a_newcomer_w() -> None:
-    run = Driven(method(), devices_of(LOCAL), start_of())
+    run = DrivenMethod(method(), devices_of(LOCAL), start_of())
     state = run.play(1)
     ((_, served),) = run.strategy.predictor(state, "d00")
     assert isinstance(served, OwnModel)

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from coordinator.rounds.metrics import ari
-from coordinator.strategies.common.initial_centers import starts
-from coordinator.strategies.common.local_sgd import by_client, of_clients
+from coordinator.strategies.common.initial_centers import initial_centers
+from coordinator.strategies.common.local_sgd import pack_by_client, unpack_by_client
 from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.ifca import IFCA
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat, Probe, Schema, TensorSpec
-from tests.support.driven_rounds import Driven
+from tests.support.driven_rounds import DrivenMethod
 from tests.support.regression import GAP, world
 from tests.support.regression import play as regress
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
@@ -33,7 +33,7 @@ LOCAL = grouped_fleet(6, 2)
 
 
 def test_the_first_start_is_the_common_model_and_the_others_have_its_scale_and_nothing_else_of_it() -> None:
-    drawn = starts(MODEL, SCHEMA, 4, np.random.default_rng(1))
+    drawn = initial_centers(MODEL, SCHEMA, 4, np.random.default_rng(1))
     np.testing.assert_array_equal(drawn[0], MODEL)
     weights = drawn[:, :2000]
     # 2,000 draws: the mean is off by 0.2 / sqrt(2000) = 0.0045, the spread by 0.2 / sqrt(4000) = 0.0032; five times it.
@@ -44,18 +44,18 @@ def test_the_first_start_is_the_common_model_and_the_others_have_its_scale_and_n
 
 
 def test_biases_of_zeros_weights_of_ones_and_buffers_stay() -> None:
-    drawn = starts(MODEL, SCHEMA, 3, np.random.default_rng(1))
+    drawn = initial_centers(MODEL, SCHEMA, 3, np.random.default_rng(1))
     np.testing.assert_array_equal(drawn[:, 2000:], np.tile(MODEL[2000:], (3, 1)))
 
 
 def test_starts_keep_the_models_dtype_and_repeat_with_the_seed() -> None:
-    one, two = (starts(MODEL.astype(np.float32), SCHEMA, 3, np.random.default_rng(5)) for _ in range(2))
+    one, two = (initial_centers(MODEL.astype(np.float32), SCHEMA, 3, np.random.default_rng(5)) for _ in range(2))
     assert one.dtype == np.float32
     np.testing.assert_array_equal(one, two)
-    assert starts(MODEL, SCHEMA, 1, np.random.default_rng(5)).shape == (1, SCHEMA.size)
+    assert initial_centers(MODEL, SCHEMA, 1, np.random.default_rng(5)).shape == (1, SCHEMA.size)
 
 
-def probed(run: Driven) -> list[Flat]:
+def probed(run: DrivenMethod) -> list[Flat]:
     """The models that the first probe asks about."""
     task = next(iter(run.asked[0][1].values()))
     assert isinstance(task, Probe)
@@ -63,7 +63,7 @@ def probed(run: Driven) -> list[Flat]:
 
 
 def test_random_groups_train_the_starts_apart_once() -> None:
-    run = Driven(FedEM(clusters=3, start="groups", local_steps=4, batch_size=8), devices_of(LOCAL), start_of())
+    run = DrivenMethod(FedEM(clusters=3, start="groups", local_steps=4, batch_size=8), devices_of(LOCAL), start_of())
     run.play(2)
     assert [len(asked) for asked in run.asked] == [1 + 1 + 3, 1 + 3]
     first = run.said[0][0]
@@ -81,13 +81,13 @@ def test_random_groups_train_the_starts_apart_once() -> None:
 
 def test_k_means_starts_where_the_devices_groups_are() -> None:
     method = IFCA(clusters=2, start="k-means", local_steps=10, learning_rate=0.3, batch_size=8)
-    run = Driven(method, devices_of(LOCAL), start_of())
+    run = DrivenMethod(method, devices_of(LOCAL), start_of())
     chosen = run.play(1).assignment
     assert ari([i % 2 for i in range(len(LOCAL))], [chosen[c] for c in sorted(LOCAL)]) == 1.0
 
 
 def test_a_silent_fleet_is_dealt_into_groups_again_next_time() -> None:
-    run = Driven(
+    run = DrivenMethod(
         FedEM(clusters=2, start="groups", local_steps=4, batch_size=8),
         devices_of(LOCAL),
         start_of(),
@@ -103,7 +103,7 @@ def test_a_silent_fleet_is_dealt_into_groups_again_next_time() -> None:
 
 def test_a_group_without_devices_keeps_its_drawn_start() -> None:
     two = {c: LOCAL[c] for c in ("d00", "d01")}
-    run = Driven(FedEM(clusters=5, start="groups", local_steps=2, batch_size=8), devices_of(two), start_of())
+    run = DrivenMethod(FedEM(clusters=5, start="groups", local_steps=2, batch_size=8), devices_of(two), start_of())
     drawn = run.state.centers.copy()
     run.play(1)
     models = probed(run)
@@ -114,8 +114,8 @@ def test_a_group_without_devices_keeps_its_drawn_start() -> None:
 
 def test_what_is_kept_per_client_comes_back_by_client() -> None:
     values = {"b": np.array([1.0]), "a": np.array([2.0, 3.0])}
-    extra = {**by_client("pi", values), **by_client("u", {"a": np.zeros(1)}), "pi": np.ones(1)}
-    found = of_clients(extra, "pi")
+    extra = {**pack_by_client("pi", values), **pack_by_client("u", {"a": np.zeros(1)}), "pi": np.ones(1)}
+    found = unpack_by_client(extra, "pi")
     assert list(found) == ["a", "b"]
     assert found["a"].tolist() == [2.0, 3.0]
 

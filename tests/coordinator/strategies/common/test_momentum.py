@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from coordinator.strategies.base import State
 from coordinator.strategies.common.local_sgd import LocalSgd
-from coordinator.strategies.common.momentum import VELOCITY, coasted, halted
+from coordinator.strategies.common.momentum import VELOCITY_KEY, apply_momentum, reset_velocity
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
-from tests.support.methods import CASES, World, build, copied, same, world
+from tests.support.methods import CASES, MethodWorld, build, copied, same, world
 from tests.support.softmax_program import grouped_fleet
 
 BETA = 0.5
@@ -19,56 +19,59 @@ N = 3  # parameters of the states below, which have one buffer more
 
 
 def state(*centers: list[float], velocity: Array | None = None) -> State:
-    return State(centers=np.array(centers, np.float64), extra={} if velocity is None else {VELOCITY: velocity})
+    return State(centers=np.array(centers, np.float64), extra={} if velocity is None else {VELOCITY_KEY: velocity})
 
 
 def test_the_first_move_is_not_made_again_and_the_second_is() -> None:
-    one = coasted(state([0, 0, 0, 0]), state([4, 4, 4, 4]), beta=BETA, n_params=N)
+    one = apply_momentum(state([0, 0, 0, 0]), state([4, 4, 4, 4]), beta=BETA, n_params=N)
     assert one.centers.tolist() == [[4, 4, 4, 4]]
-    two = coasted(one, State(centers=one.centers + 2.0, extra=one.extra), beta=BETA, n_params=N)
+    two = apply_momentum(one, State(centers=one.centers + 2.0, extra=one.extra), beta=BETA, n_params=N)
     assert two.centers.tolist() == [[6, 6, 6, 6]]
-    three = coasted(two, State(centers=two.centers + 1.0, extra=two.extra), beta=BETA, n_params=N)
+    three = apply_momentum(two, State(centers=two.centers + 1.0, extra=two.extra), beta=BETA, n_params=N)
     assert three.centers.tolist() == [[8, 8, 8, 7]]  # the buffer only goes where the method put it
-    assert three.extra[VELOCITY].tolist() == [[2, 2, 2]]
+    assert three.extra[VELOCITY_KEY].tolist() == [[2, 2, 2]]
 
 
 def test_a_center_that_nobody_trained_stays_and_keeps_its_velocity_and_a_new_one_has_none() -> None:
     before = state([1, 1, 1, 0], [5, 5, 5, 0], velocity=np.array([[2.0, 2, 2], [4, 4, 4]]))
     after = State(centers=np.array([[1.0, 1, 1, 0], [5, 5, 6, 0], [7, 7, 7, 0]]), extra=before.extra)
-    found = coasted(before, after, beta=BETA, n_params=N)
+    found = apply_momentum(before, after, beta=BETA, n_params=N)
     assert found.centers.tolist() == [[1, 1, 1, 0], [7, 7, 8, 0], [7, 7, 7, 0]]
-    assert found.extra[VELOCITY].tolist() == [[2, 2, 2], [2, 2, 3], [0, 0, 0]]
+    assert found.extra[VELOCITY_KEY].tolist() == [[2, 2, 2], [2, 2, 3], [0, 0, 0]]
 
 
 def test_a_center_that_is_first_trained_later_does_not_make_its_jump_again() -> None:
     begun = state([0, 0, 0, 0], [0, 0, 0, 0])
-    one = coasted(begun, state([4, 4, 4, 0], [0, 0, 0, 0]), beta=BETA, n_params=N)
+    one = apply_momentum(begun, state([4, 4, 4, 0], [0, 0, 0, 0]), beta=BETA, n_params=N)
     jump = np.array([[0.0, 0, 0, 0], [6, 6, 6, 0]])
-    two = coasted(one, State(centers=one.centers + jump, extra=one.extra), beta=BETA, n_params=N)
-    three = coasted(two, State(centers=two.centers + 1.0, extra=two.extra), beta=BETA, n_params=N)
+    two = apply_momentum(one, State(centers=one.centers + jump, extra=one.extra), beta=BETA, n_params=N)
+    three = apply_momentum(two, State(centers=two.centers + 1.0, extra=two.extra), beta=BETA, n_params=N)
     assert three.centers[:, :N].tolist() == [[5, 5, 5], [7, 7, 7]]
-    assert three.extra[VELOCITY].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert three.extra[VELOCITY_KEY].tolist() == [[1, 1, 1], [1, 1, 1]]
 
 
 def test_a_method_that_carries_nothing_on_has_momentum_too() -> None:
     moving = state([1, 1, 1, 0], velocity=np.ones((1, N)))
-    found = coasted(moving, State(centers=moving.centers + 1.0), beta=BETA, n_params=N)
+    found = apply_momentum(moving, State(centers=moving.centers + 1.0), beta=BETA, n_params=N)
     assert found.centers[:, :N].tolist() == [[2.5, 2.5, 2.5]]
 
 
 def test_a_center_that_is_halted_begins_anew_and_no_other() -> None:
     moving = state([1, 1, 1, 0], [2, 2, 2, 0], velocity=np.ones((2, N)))
-    after = State(centers=moving.centers + 1.0, extra=halted(moving.extra, 0))
-    assert coasted(moving, after, beta=BETA, n_params=N).extra[VELOCITY].tolist() == [[0, 0, 0], [1.5, 1.5, 1.5]]
-    assert moving.extra[VELOCITY].tolist() == [[1, 1, 1], [1, 1, 1]]
-    assert halted({}, 0) == {}
+    after = State(centers=moving.centers + 1.0, extra=reset_velocity(moving.extra, 0))
+    assert apply_momentum(moving, after, beta=BETA, n_params=N).extra[VELOCITY_KEY].tolist() == [
+        [0, 0, 0],
+        [1.5, 1.5, 1.5],
+    ]
+    assert moving.extra[VELOCITY_KEY].tolist() == [[1, 1, 1], [1, 1, 1]]
+    assert reset_velocity({}, 0) == {}
 
 
 def error_after(rounds: int, *, step: float, beta: float) -> float:
     """Of a method each of whose rounds multiplies the error by 1 - step."""
     now = state([1, 1, 1, 0], velocity=np.zeros((1, N)))
     for _ in range(rounds):
-        now = coasted(now, State(centers=(1 - step) * now.centers, extra=now.extra), beta=beta, n_params=N)
+        now = apply_momentum(now, State(centers=(1 - step) * now.centers, extra=now.extra), beta=beta, n_params=N)
     return float(abs(now.centers).max())
 
 
@@ -92,7 +95,7 @@ with_the_setting = pytest.mark.parametrize("case", [case for case in CASES if is
 def test_a_round_of_any_method_is_its_own_and_then_part_of_each_centers_last_move(case: str) -> None:
     fleet = world(build(case, {"server-momentum": BETA}), LOCAL, rounds=3)
     start = copied(fleet.state)
-    plain = World(build(case, {"server-momentum": 0.0}), fleet.devices, start, number=fleet.number)
+    plain = MethodWorld(build(case, {"server-momentum": 0.0}), fleet.devices, start, number=fleet.number)
     kept = dict(fleet.devices.own)
     fleet.round()
     fleet.devices.own.clear()
@@ -103,7 +106,7 @@ def test_a_round_of_any_method_is_its_own_and_then_part_of_each_centers_last_mov
     assert trained.any() or case == "nonfed"
     expected = plain.state.centers.copy()
     if trained.any():
-        before = np.nan_to_num(plain.state.extra[VELOCITY])  # of a center that this round split there is none
+        before = np.nan_to_num(plain.state.extra[VELOCITY_KEY])  # of a center that this round split there is none
         expected[:k, :n][trained] += BETA * before[trained]
     np.testing.assert_array_equal(fleet.state.centers, expected)
     assert fleet.state.assignment == plain.state.assignment
@@ -116,7 +119,7 @@ def test_a_silent_fleet_moves_no_center_and_a_replay_is_exact(case: str) -> None
     assert same(fleet.state, again.state)
     fleet.round(silent=LOCAL)
     np.testing.assert_array_equal(fleet.state.centers, again.state.centers)
-    assert np.array_equal(fleet.state.extra.get(VELOCITY, 0), again.state.extra.get(VELOCITY, 0))
+    assert np.array_equal(fleet.state.extra.get(VELOCITY_KEY, 0), again.state.extra.get(VELOCITY_KEY, 0))
 
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.0, float("nan")])

@@ -6,7 +6,12 @@ import tomllib
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.strategies.common.representation import REPRESENTATIONS, SKETCH, explained, representation
+from coordinator.strategies.common.representation import (
+    REPRESENTATIONS,
+    SKETCH_SIZE,
+    annotate_representations,
+    represent,
+)
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema, TensorSpec
 from tests.support.softmax_program import schema
@@ -23,12 +28,12 @@ def test_a_representation_never_holds_buffers() -> None:
     rows = np.arange(7.0)[None]
     moved = rows + np.array([0, 0, 0, 0, 0, 5.0, -3.0])
     for kind in REPRESENTATIONS:
-        np.testing.assert_array_equal(representation(rows, HEADED, kind), representation(moved, HEADED, kind))
-    assert representation(rows, HEADED, "classifier").tolist() == [[2.0, 3.0, 4.0]]
-    assert representation(rows, HEADED, "all").tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]]
-    assert representation(rows, Schema(TENSORS), "classifier").shape == (1, 5)
+        np.testing.assert_array_equal(represent(rows, HEADED, kind), represent(moved, HEADED, kind))
+    assert represent(rows, HEADED, "classifier").tolist() == [[2.0, 3.0, 4.0]]
+    assert represent(rows, HEADED, "all").tolist() == [[0.0, 1.0, 2.0, 3.0, 4.0]]
+    assert represent(rows, Schema(TENSORS), "classifier").shape == (1, 5)
     with pytest.raises(ConfigError, match="representation"):
-        representation(rows, schema(), "x")
+        represent(rows, schema(), "x")
 
 
 @given(steps=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
@@ -36,9 +41,9 @@ def test_a_direction_does_not_tell_how_far_a_device_went(steps: float, seed: int
     rng = np.random.default_rng(seed)
     pivot, way = rng.standard_normal(7), rng.standard_normal(7)
     for kind in ("delta", "projection"):
-        near, far = representation(np.stack([pivot + way, pivot + steps * way]), HEADED, kind, pivot=pivot)
+        near, far = represent(np.stack([pivot + way, pivot + steps * way]), HEADED, kind, pivot=pivot)
         np.testing.assert_allclose(near, far, atol=1e-9)
-    still = representation(pivot[None], HEADED, "delta", pivot=pivot)
+    still = represent(pivot[None], HEADED, "delta", pivot=pivot)
     assert not still.any()
 
 
@@ -46,15 +51,15 @@ def test_a_projection_keeps_cosines_in_a_thousand_numbers() -> None:
     wide = Schema((TensorSpec(name="w", role="p", shape=(30_000,)),))
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((3, 30_000))[[0, 0, 1, 2]] + 0.5 * rng.standard_normal((4, 30_000))
-    exact, short = (representation(rows, wide, kind) for kind in ("delta", "projection"))
-    assert short.shape == (4, SKETCH)
+    exact, short = (represent(rows, wide, kind) for kind in ("delta", "projection"))
+    assert short.shape == (4, SKETCH_SIZE)
     # The deviation of one inner product of unit vectors is about 1 / sqrt(1024) = 0.03; four of them are 0.125.
     np.testing.assert_allclose(short @ short.T, exact @ exact.T, atol=0.125)
-    np.testing.assert_array_equal(short, representation(rows, wide, "projection"))
+    np.testing.assert_array_equal(short, represent(rows, wide, "projection"))
 
 
 def test_a_configuration_says_why_its_representation_is_taken_and_reads_the_same() -> None:
     said = 'seed = 1\n[[runs]]\nrepresentation = "all"\nmethod = "cfl"\n[[runs]]\nrepresentation = "classifier"\n'
-    told = explained(said)
+    told = annotate_representations(said)
     assert [told.count(why) for why in REPRESENTATIONS.values()] == [1, 1, 0, 0]
     assert tomllib.loads(told) == tomllib.loads(said)

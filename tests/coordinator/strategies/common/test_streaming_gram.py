@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.strategies.base import Replies, State, Strategy, Watched, show
+from coordinator.strategies.base import Replies, State, Strategy, StreamingExchange, notify_reply
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from coordinator.strategies.fesem_ma import FeSEMMA
@@ -49,7 +49,7 @@ def after(method: Strategy, state: State, replies: Replies, *, shown: list[Clien
     exchanges = method.round(state, schema(), FLEET, np.random.default_rng(seed))
     exchange = next(exchanges)
     for who in shown:
-        show(exchange, who, replies[who])
+        notify_reply(exchange, who, replies[who])
     try:
         exchanges.send({c: r for c, r in (replies or answers(seed, of=sorted(exchange))).items() if c in exchange})
     except StopIteration as done:
@@ -86,7 +86,7 @@ def test_the_order_of_arrival_copies_and_who_is_shown_change_nothing(
     exchanges = method.round(state, schema(), FLEET, np.random.default_rng(2))
     exchange = next(exchanges)
     for who in shown:
-        show(exchange, who, every[who])
+        notify_reply(exchange, who, every[who])
     with pytest.raises(StopIteration) as done:
         exchanges.send(closed)
     same(done.value.value, alone)
@@ -95,12 +95,12 @@ def test_the_order_of_arrival_copies_and_who_is_shown_change_nothing(
 def test_what_is_kept_of_a_shown_reply_is_its_point() -> None:
     method = WeCFL()
     exchange = next(method.round(begun(method), schema(), FLEET, np.random.default_rng(2)))
-    assert isinstance(exchange, Watched)
+    assert isinstance(exchange, StreamingExchange)
     reply = answers(2, of=["d00"])["d00"]
-    show(exchange, "d00", reply)
+    notify_reply(exchange, "d00", reply)
     assert reply.update is not None
     reply.update[:] = np.nan  # whoever still held it would see this
-    watch = exchange.see.__self__  # type: ignore[attr-defined]
+    watch = exchange.on_reply.__self__  # type: ignore[attr-defined]
     assert np.isfinite(watch.matrix(["d00"], {"d00": reply})).all()
 
 
@@ -125,8 +125,8 @@ def test_methods_that_do_not_care_are_shown_nothing() -> None:
             np.random.default_rng(1),
         )
     )
-    assert not isinstance(exchange, Watched)
-    show(exchange, "d00", Reply(n=1))
+    assert not isinstance(exchange, StreamingExchange)
+    notify_reply(exchange, "d00", Reply(n=1))
 
 
 def test_a_watched_exchange_is_the_exchange() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS, Catalog, CatalogCenter
 
 MODEL = manifest_of(b"model", "model")
@@ -24,7 +24,7 @@ def catalog(centers: int = 3) -> Catalog:
 
 
 def changed(**fields: object) -> bytes:
-    return canonical({**parse_json(catalog().to_bytes(), 1 << 20), **fields})
+    return canonical_json({**parse_json(catalog().to_bytes(), 1 << 20), **fields})
 
 
 def test_a_catalog_is_read_back_as_it_was_and_equal_ones_have_equal_bytes() -> None:

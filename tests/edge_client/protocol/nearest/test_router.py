@@ -8,24 +8,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
-from edge_client.protocol.messages import canonical, parse_json
+from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest import sketch
-from edge_client.protocol.nearest.center_tree import Tree
-from edge_client.protocol.nearest.router import Guide, InputSketch, LocalRound, Usual, Way
+from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.router import FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
 from tests.support.softmax_program import schema
 
 K = 3
 TWO = np.array([[1.0, 0.5], [2.0, 1.0]])
-GUIDE = Guide(
+GUIDE = Router(
     centers=K,
     sizes=(1, 16),
     usual={
-        "loss": Usual(middle=np.array([1.0, 0.5]), spread=np.array([0.5, 0.25])),
-        "sketch": Usual(middle=np.array([2.0, 1.0]), spread=np.array([1.0, 0.5])),
+        "loss": FeatureBaseline(middle=np.array([1.0, 0.5]), spread=np.array([0.5, 0.25])),
+        "sketch": FeatureBaseline(middle=np.array([2.0, 1.0]), spread=np.array([1.0, 0.5])),
     },
     ways={
-        "loss": Way(features=("loss",), weights=TWO[:, :1], none=np.array([3.0, 3.0])),
-        "labelled": Way(features=("loss", "sketch"), weights=TWO, none=np.array([4.0, 2.0])),
+        "loss": FeatureRule(features=("loss",), weights=TWO[:, :1], none=np.array([3.0, 3.0])),
+        "labelled": FeatureRule(features=("loss", "sketch"), weights=TWO, none=np.array([4.0, 2.0])),
     },
     sketch=InputSketch(seed=1, width=2.0, centers=np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])),
     round=LocalRound(representation="classifier", lr=0.1, momentum=0.9, batch=8, steps=3, centers=np.eye(K)),
@@ -35,51 +35,51 @@ losses = st.lists(st.floats(0, 10), min_size=K, max_size=K)
 
 @given(losses, st.integers(1, 1000))
 def test_belief_sums_to_one_and_grows_as_the_distance_shrinks(loss: list[float], n: int) -> None:
-    belief = GUIDE.believe("loss", {"loss": loss}, n)
-    assert belief.shares.sum() == pytest.approx(1)
-    assert (np.diff(belief.shares[np.argsort(loss)]) <= 1e-12).all()
-    assert belief.best == int(np.argmin(loss)) or belief.shares[belief.best] == pytest.approx(
-        belief.shares[int(np.argmin(loss))]
+    belief = GUIDE.predict("loss", {"loss": loss}, n)
+    assert belief.probabilities.sum() == pytest.approx(1)
+    assert (np.diff(belief.probabilities[np.argsort(loss)]) <= 1e-12).all()
+    assert belief.best == int(np.argmin(loss)) or belief.probabilities[belief.best] == pytest.approx(
+        belief.probabilities[int(np.argmin(loss))]
     )
 
 
 @given(losses, st.permutations(range(K)))
 def test_the_names_of_centers_change_nothing(loss: list[float], order: list[int]) -> None:
-    shares = GUIDE.believe("loss", {"loss": loss}, 4).shares
-    renamed = GUIDE.believe("loss", {"loss": np.array(loss)[order]}, 4).shares
+    shares = GUIDE.predict("loss", {"loss": loss}, 4).probabilities
+    renamed = GUIDE.predict("loss", {"loss": np.array(loss)[order]}, 4).probabilities
     np.testing.assert_allclose(renamed, shares[order], atol=1e-12)
 
 
 def test_none_fits_beyond_the_line_and_not_before_it() -> None:
     near, far = 0.5 + 3 * 0.25 - 1e-6, 0.5 + 3 * 0.25 + 1e-6  # middle, none and spread at 16 samples
-    assert GUIDE.believe("loss", {"loss": [near, 9, 9]}, 16).center == 0
-    beyond = GUIDE.believe("loss", {"loss": [far, 9, 9]}, 16)
+    assert GUIDE.predict("loss", {"loss": [near, 9, 9]}, 16).center == 0
+    beyond = GUIDE.predict("loss", {"loss": [far, 9, 9]}, 16)
     assert (beyond.center, beyond.best) == (None, 0)
 
 
 def test_one_strange_feature_of_several_is_enough() -> None:
     fits = {"loss": [0.5, 3, 3], "sketch": [1.0, 2, 2]}
-    assert GUIDE.believe("labelled", fits, 16).center == 0
-    assert GUIDE.believe("labelled", {**fits, "sketch": [9.0, 10, 10]}, 16).center is None
+    assert GUIDE.predict("labelled", fits, 16).center == 0
+    assert GUIDE.predict("labelled", {**fits, "sketch": [9.0, 10, 10]}, 16).center is None
 
 
 def test_between_two_sizes_numbers_are_read_on_a_logarithmic_scale() -> None:
-    middle = GUIDE.believe("loss", {"loss": [1.0, 9, 9]}, 4)  # half way from 1 to 16
-    assert middle.strange == pytest.approx((1.0 - 0.75) / 0.375 - 3.0)
-    assert GUIDE.believe("loss", {"loss": [1.0, 9, 9]}, 10**6).strange == pytest.approx(2.0 - 3.0)
+    middle = GUIDE.predict("loss", {"loss": [1.0, 9, 9]}, 4)  # half way from 1 to 16
+    assert middle.outlier_score == pytest.approx((1.0 - 0.75) / 0.375 - 3.0)
+    assert GUIDE.predict("loss", {"loss": [1.0, 9, 9]}, 10**6).outlier_score == pytest.approx(2.0 - 3.0)
 
 
 def test_what_was_not_looked_at_is_not_believed_in() -> None:
-    belief = GUIDE.believe("labelled", {"loss": [np.inf, 0.5, 0.6], "sketch": [0.1, 1.0, 1.0]}, 16)
-    assert belief.shares[0] == 0
+    belief = GUIDE.predict("labelled", {"loss": [np.inf, 0.5, 0.6], "sketch": [0.1, 1.0, 1.0]}, 16)
+    assert belief.probabilities[0] == 0
     assert belief.best == 1
-    assert GUIDE.believe("labelled", {"sketch": [0.1, 1.0, 1.0]}, 16).best == 0
+    assert GUIDE.predict("labelled", {"sketch": [0.1, 1.0, 1.0]}, 16).best == 0
 
 
 def test_candidates_are_the_fewest_that_hold_the_belief() -> None:
-    sure = GUIDE.believe("loss", {"loss": [0.0, 9.0, 9.0]}, 16)
+    sure = GUIDE.predict("loss", {"loss": [0.0, 9.0, 9.0]}, 16)
     assert sure.candidates(3, 0.99) == [0]
-    unsure = GUIDE.believe("loss", {"loss": [1.0, 1.0, 1.0]}, 16)
+    unsure = GUIDE.predict("loss", {"loss": [1.0, 1.0, 1.0]}, 16)
     assert unsure.candidates(3, 0.99) == [0, 1, 2]
     assert unsure.candidates(2, 0.99) == [0, 1]
 
@@ -96,13 +96,13 @@ def test_candidates_are_the_fewest_that_hold_the_belief() -> None:
 )
 def test_what_cannot_be_weighed_is_refused(way: str, distances: dict[str, list[float]]) -> None:
     with pytest.raises(Malformed):
-        GUIDE.believe(way, distances, 4)
+        GUIDE.predict(way, distances, 4)
 
 
 def test_a_guide_is_read_back_as_it_was() -> None:
     data = GUIDE.to_bytes()
-    assert Guide.from_bytes(data).to_bytes() == data
-    read = Guide.from_bytes(data)
+    assert Router.from_bytes(data).to_bytes() == data
+    read = Router.from_bytes(data)
     assert read.sketch is not None
     np.testing.assert_array_equal(read.sketch.centers, GUIDE.sketch.centers if GUIDE.sketch else None)
     assert read.round is not None
@@ -135,7 +135,7 @@ RAW = parse_json(GUIDE.to_bytes(), 1 << 20)
 )
 def test_a_guide_that_breaks_a_rule_is_malformed(changed: dict[str, object]) -> None:
     with pytest.raises(Malformed):
-        Guide.from_bytes(canonical({**RAW, **changed}))
+        Router.from_bytes(canonical_json({**RAW, **changed}))
 
 
 # -- sketches
@@ -144,46 +144,46 @@ def test_a_guide_that_breaks_a_rule_is_malformed(changed: dict[str, object]) -> 
 def test_inputs_that_are_alike_have_sketches_that_are_alike() -> None:
     rng = np.random.default_rng(0)
     here, there = rng.normal(size=(2, 400, 6)), rng.normal(1.0, size=(400, 6))
-    one, other, far = (sketch.features(x, seed=1, size=256, width=3.0) for x in (*here, there))
+    one, other, far = (sketch.random_features(x, seed=1, size=256, width=3.0) for x in (*here, there))
     assert np.square(one - other).mean() < 0.1 * np.square(one - far).mean()
 
 
 def test_a_sketch_is_a_mean_over_samples() -> None:
     x = np.random.default_rng(0).normal(size=(8, 3, 2))
-    whole, left, right = (sketch.features(part, seed=1, size=16, width=1.0) for part in (x, x[:4], x[4:]))
+    whole, left, right = (sketch.random_features(part, seed=1, size=16, width=1.0) for part in (x, x[:4], x[4:]))
     np.testing.assert_allclose(whole, (left + right) / 2, atol=1e-12)
 
 
 def test_wide_inputs_are_folded_and_keep_their_distances() -> None:
     x = np.random.default_rng(0).normal(size=(2, 5_000))
-    folded = sketch.fold(x, sketch.WIDEST)
+    folded = sketch.count_sketch(x, sketch.MAX_INPUT_WIDTH)
     apart, after = (np.linalg.norm(v[0] - v[1]) for v in (x, folded))
     assert after == pytest.approx(apart, rel=0.1)  # a count sketch of 1,024 errs by about 1 / sqrt(1,024)
-    assert sketch.features(x, seed=1, size=8, width=70.0).shape == (8,)
+    assert sketch.random_features(x, seed=1, size=8, width=70.0).shape == (8,)
 
 
 def test_a_direction_has_length_one_and_forgets_how_far() -> None:
     delta = np.random.default_rng(0).normal(size=schema().size)
-    one, twice = (sketch.direction(scale * delta, schema(), "all") for scale in (1.0, 2.0))
+    one, twice = (sketch.update_direction(scale * delta, schema(), "all") for scale in (1.0, 2.0))
     assert np.linalg.norm(one) == pytest.approx(1)
     np.testing.assert_allclose(one, twice)
-    assert not sketch.direction(0 * delta, schema(), "all").any()
+    assert not sketch.update_direction(0 * delta, schema(), "all").any()
 
 
 def test_a_sketch_from_anyone_is_checked() -> None:
-    data = sketch.to_bytes(np.array([0.5, 1.0]), schema())
-    assert sketch.from_bytes(data, schema()).tolist() == [0.5, 1.0]
+    data = sketch.encode_sketch(np.array([0.5, 1.0]), schema())
+    assert sketch.decode_sketch(data, schema()).tolist() == [0.5, 1.0]
     with pytest.raises(Malformed, match="not_finite"):
-        sketch.from_bytes(sketch.to_bytes(np.array([np.nan]), schema()), schema())
+        sketch.decode_sketch(sketch.encode_sketch(np.array([np.nan]), schema()), schema())
     with pytest.raises(Malformed, match="one tensor"):
-        sketch.from_bytes(sketch.to_bytes(np.zeros((2, 2)), schema()), schema())
+        sketch.decode_sketch(sketch.encode_sketch(np.zeros((2, 2)), schema()), schema())
     with pytest.raises(Malformed):
-        sketch.from_bytes(data[:-1], schema())
+        sketch.decode_sketch(data[:-1], schema())
 
 
 # -- trees
 
-FOUR = Tree(((0, 1), (0, ~0), (1, ~1), (1, 2), (2, ~2), (2, ~3)), 4)
+FOUR = CenterTree(((0, 1), (0, ~0), (1, ~1), (1, 2), (2, ~2), (2, ~3)), 4)
 
 
 @given(st.lists(st.floats(0, 1), min_size=4, max_size=4, unique=True))
@@ -193,7 +193,7 @@ def test_a_walk_follows_the_nearer_child_to_a_center(values: list[float]) -> Non
         return np.array([below[node] for node in children])  # type: ignore[attr-defined]  # node numbers
 
     assert FOUR.walk(far) == int(np.argmin(values))
-    assert Tree.from_json(FOUR.to_json(), 4) == FOUR
+    assert CenterTree.from_json(FOUR.to_json(), 4) == FOUR
 
 
 @pytest.mark.parametrize(
@@ -209,4 +209,4 @@ def test_a_walk_follows_the_nearer_child_to_a_center(values: list[float]) -> Non
 )
 def test_what_is_no_tree_is_refused(edges: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(Malformed):
-        Tree(edges, 2)
+        CenterTree(edges, 2)

@@ -8,41 +8,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.errors import Malformed
-from edge_client.protocol.nearest.selection_rule import ALTERNATIVES, apart, by_distance, by_votes
+from edge_client.protocol.nearest.selection_rule import (
+    MAX_ALTERNATIVES,
+    choose_by_distance,
+    choose_by_votes,
+    sketch_distance,
+)
 
 distances = st.lists(st.floats(0, 10), min_size=1, max_size=20)
 
 
 @given(distances, st.floats(0, 10))
 def test_the_nearest_center_is_chosen_when_it_is_near_enough(given: list[float], abstain: float) -> None:
-    choice = by_distance(given, abstain)
+    choice = choose_by_distance(given, abstain)
     assert choice.center == (int(np.argmin(given)) if min(given) <= abstain else None)
     assert choice.distance == min(given)
     told = [distance for _, distance in choice.alternatives]
     assert told == sorted(told)
-    assert len(told) <= ALTERNATIVES
+    assert len(told) <= MAX_ALTERNATIVES
     assert choice.center not in [center for center, _ in choice.alternatives]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any))
 def test_most_votes_win(votes: list[int]) -> None:
-    choice = by_votes(votes)
+    choice = choose_by_votes(votes)
     assert choice.center == votes.index(max(votes))
     assert choice.distance == pytest.approx(1 - max(votes) / sum(votes))
 
 
 def test_no_votes_choose_nothing() -> None:
     with pytest.raises(Malformed, match="no sample"):
-        by_votes([0, 0])
+        choose_by_votes([0, 0])
 
 
 def test_a_sketch_finds_the_nearest_of_its_length() -> None:
     sketches = np.array([[0.0, 0.0], [3.0, 4.0]])
-    assert by_distance(apart(np.array([3.0, 3.0]), sketches), 2.0).center == 1
-    assert by_distance(apart(np.array([30.0, 30.0]), sketches), 2.0).center is None
+    assert choose_by_distance(sketch_distance(np.array([3.0, 3.0]), sketches), 2.0).center == 1
+    assert choose_by_distance(sketch_distance(np.array([30.0, 30.0]), sketches), 2.0).center is None
     with pytest.raises(Malformed, match="3 numbers"):
-        by_distance(apart(np.ones(3), sketches), 2.0)
+        choose_by_distance(sketch_distance(np.ones(3), sketches), 2.0)
 
 
 def test_a_negative_loss_is_nobodys_measurement() -> None:
-    assert by_distance([-1.0, 0.5], 1.0).center is None
+    assert choose_by_distance([-1.0, 0.5], 1.0).center is None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edge_client.errors import ConfigError
-from emulator.data.loaders.folder import ARCHIVES, HOMES, SHA256, Folder, data_folder
+from emulator.data.loaders.folder import ARCHIVES, HOME_PAGES, SHA256, DataFolderReader, data_folder
 from tests.support.raw_data_files import unknown
 
 
@@ -31,7 +31,7 @@ def test_the_folder_is_the_one_asked_for_else_the_variables_else_in_the_users_ca
 
 def test_a_missing_file_is_named_with_its_folder_and_where_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="train-images") as wrong:
-        Folder(path=tmp_path).read("fashion-mnist/train-images-idx3-ubyte")
+        DataFolderReader(path=tmp_path).read("fashion-mnist/train-images-idx3-ubyte")
     assert str(tmp_path) in wrong.value.message
     assert "github.com/zalandoresearch" in wrong.value.hint
     assert "FEDCENTERS_DATA" in wrong.value.hint
@@ -39,7 +39,7 @@ def test_a_missing_file_is_named_with_its_folder_and_where_to_get_it(tmp_path: P
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_an_altered_file_does_not_pass_and_one_packed_again_does(tmp_path: Path, *, packed: bool) -> None:
-    folder = Folder(path=tmp_path, known={"mnist/a": hashlib.sha256(b"published").hexdigest()})
+    folder = DataFolderReader(path=tmp_path, known={"mnist/a": hashlib.sha256(b"published").hexdigest()})
     (tmp_path / "mnist").mkdir()
     path = tmp_path / "mnist" / ("a.gz" if packed else "a")
     for content in (b"published", b"altered"):
@@ -89,10 +89,10 @@ def test_what_is_published_in_an_archive_is_read_from_it_and_what_is_unpacked_be
 def test_an_altered_archive_is_refused_before_anything_is_read_from_it(tmp_path: Path) -> None:
     path = archive_of(tmp_path / "emnist" / "gzip.zip", a=b"published")
     known = {"emnist/gzip.zip": hashlib.sha256(path.read_bytes()).hexdigest()}
-    assert Folder(path=tmp_path, known=known).read("emnist/a") == b"published"
+    assert DataFolderReader(path=tmp_path, known=known).read("emnist/a") == b"published"
     archive_of(path, a=b"altered")
     with pytest.raises(ConfigError, match="not the published file") as wrong:
-        Folder(path=tmp_path, known=known).read("emnist/a")
+        DataFolderReader(path=tmp_path, known=known).read("emnist/a")
     assert "nist.gov" in wrong.value.hint
 
 
@@ -134,5 +134,5 @@ def test_an_archive_that_unpacks_to_more_than_the_limit_is_refused_before_it_is_
 
 
 def test_every_file_with_a_checksum_says_where_to_get_it() -> None:
-    assert {name.split("/")[0] for name in SHA256} <= HOMES.keys()
+    assert {name.split("/")[0] for name in SHA256} <= HOME_PAGES.keys()
     assert {archive for archive, _ in ARCHIVES.values()} <= SHA256.keys()

@@ -17,7 +17,7 @@ ARRAYS = hnp.arrays(st.sampled_from([np.uint8, np.int32]), hnp.array_shapes(max_
 
 @given(ARRAYS)
 def test_what_was_written_is_read(array: np.ndarray[Any, Any]) -> None:
-    found = idx.parse(idx_bytes(array))
+    found = idx.parse_idx(idx_bytes(array))
     assert found.dtype == array.dtype
     np.testing.assert_array_equal(found, array)
 
@@ -27,13 +27,13 @@ def test_a_file_that_was_cut_off_or_has_more_is_refused(array: np.ndarray[Any, A
     whole = idx_bytes(array)
     for wrong in (whole[:-more], whole + b"\0" * more):
         with pytest.raises(ValueError, match=r"bytes|IDX"):
-            idx.parse(wrong)
+            idx.parse_idx(wrong)
 
 
 @given(st.binary(max_size=64))
 def test_no_bytes_do_anything_but_parse_or_raise_value_error(data: bytes) -> None:
     try:
-        found = idx.parse(data)
+        found = idx.parse_idx(data)
     except ValueError:
         return
     assert found.nbytes <= len(data)
@@ -42,4 +42,4 @@ def test_no_bytes_do_anything_but_parse_or_raise_value_error(data: bytes) -> Non
 def test_a_header_that_promises_more_than_any_memory_allocates_nothing() -> None:
     huge = bytes([0, 0, 14, 4]) + struct.pack(">4I", *[2**32 - 1] * 4)
     with pytest.raises(ValueError, match="needs"):
-        idx.parse(huge)
+        idx.parse_idx(huge)

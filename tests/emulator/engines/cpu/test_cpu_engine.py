@@ -17,15 +17,15 @@ from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
 from edge_client.errors import Malformed
 from edge_client.protocol.task import Fit
-from edge_client.training.fit_probe import job, result
+from edge_client.training.fit_probe import fit_result, make_job
 from emulator.engines.cpu import fused_sgd, inference, steps
-from emulator.engines.cpu.cpu_engine import channels_last, lean
+from emulator.engines.cpu.cpu_engine import cpu_recipe, prefers_channels_last
 from emulator.engines.cpu.flat import FlatModel
 from emulator.engines.cpu.malloc import keep_freed_memory
-from emulator.engines.cpu.recording import aten, recorded
-from emulator.engines.cpu.samples import Samples
-from export.compiler.program import load_vector, source_of, vector_of
-from export.compiler.program_functions import Source, call, example, ports
+from emulator.engines.cpu.recording import aten, record_operators
+from emulator.engines.cpu.samples import SampleCache
+from export.compiler.program import load_vector, make_source, vector_of
+from export.compiler.program_functions import TraceSource, call_module, example_inputs, function_ports
 from tests.support import programs, reference_sgd
 from tests.support.architectures import ENTRIES
 
@@ -34,14 +34,16 @@ WHOLE = {"mobilenet-v3", "resnet-18", "resnet-18-narrow", "ds-cnn"}  # built of 
 SMALL = sorted(set(ENTRIES) - WHOLE)
 
 
-def source(name: str) -> Source:
+def source(name: str) -> TraceSource:
     model = programs.model(name)
-    return source_of(model.module, name=name, input=model.input, target=model.output, loss=model.loss, dtype="float64")
+    return make_source(
+        model.module, name=name, input=model.input, target=model.output, loss=model.loss, dtype="float64"
+    )
 
 
-def batch_of(made: Source, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    names = [port.name for port in ports(made, "step").inputs]
-    given = dict(zip(names, example(made, "step", batch), strict=True))
+def batch_of(made: TraceSource, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    names = [port.name for port in function_ports(made, "step").inputs]
+    given = dict(zip(names, example_inputs(made, "step", batch), strict=True))
     return given["x"], given["y"], given["q"], given.get("noise")
 
 
@@ -49,17 +51,17 @@ def batch_of(made: Source, batch: int) -> tuple[Tensor, Tensor, Tensor, Tensor |
 def test_recorded_steps_are_autograds(name: str) -> None:
     made = source(name)
     x, y, q, noise = batch_of(made, 6)
-    sides = [FlatModel(made.module, made.schema, channels_last=side) for side in (channels_last(made), False)]
-    record = steps.recorded_step(made, sides[0], x, y, noise), steps.through_autograd(made, sides[1])
+    sides = [FlatModel(made.module, made.schema, channels_last=side) for side in (prefers_channels_last(made), False)]
+    record = steps.record_step(made, sides[0], x, y, noise), steps.autograd_step(made, sides[1])
     for _ in range(2):  # buffers that a step puts in the place of others must be there for the next one
         losses = [step(x, y, q, noise) for step in record]
         torch.testing.assert_close(*losses, rtol=SAME, atol=0)
     for flat in ("weights", "gradient"):
-        one, other = (side.ordered(getattr(side, flat)) for side in sides)
+        one, other = (side.to_schema_order(getattr(side, flat)) for side in sides)
         assert np.abs(one - other).max() <= SAME * np.abs(other).max()
 
 
-class Branching(nn.Module):
+class ValueBranching(nn.Module):
     """What no recorder follows: it looks at a value."""
 
     def __init__(self) -> None:
@@ -75,19 +77,19 @@ class Branching(nn.Module):
 def branching() -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Model(name="branching", module=Branching(), input=(4,), classes=3)
+        return Model(name="branching", module=ValueBranching(), input=(4,), classes=3)
 
 
 def test_a_forward_that_cannot_be_recorded_trains_and_evaluates_all_the_same() -> None:
     model = branching()
     terms = frozenset({"anchor", "linear", "momentum", "q"})
-    asked = reference_sgd.job_of(model, reference_sgd.Facts(n=9, steps=6, batch=4, terms=terms))
-    learner = lean(model, dtype="float64").open()
+    asked = reference_sgd.job_of(model, reference_sgd.JobFacts(n=9, steps=6, batch=4, terms=terms))
+    learner = cpu_recipe(model, dtype="float64").open()
     reference_sgd.check_same_as_loop(learner, model, [asked])
     _, logits = learner.evaluate([asked.start], asked.data, batch=4)
     with torch.no_grad():
         whole = torch.from_numpy(asked.data.x)
-        filled = torch.cat([whole, whole.new_zeros(inference.GRAIN - len(whole), 4)])
+        filled = torch.cat([whole, whole.new_zeros(inference.BATCH_MULTIPLE - len(whole), 4)])
         np.testing.assert_allclose(logits[0], model.module.double()(filled)[:9].numpy(), rtol=SAME)
 
 
@@ -107,8 +109,8 @@ def test_vectors_go_in_and_out_in_the_schemas_order(turned: bool) -> None:  # no
     flat = FlatModel(made.module, made.schema, channels_last=turned)
     vector = np.random.default_rng(0).standard_normal(made.schema.size)
     flat.load(vector)
-    np.testing.assert_array_equal(flat.ordered(flat.weights), vector)
-    np.testing.assert_array_equal(flat.ordered(flat.arranged(vector)), vector[: made.schema.n_params])
+    np.testing.assert_array_equal(flat.to_schema_order(flat.weights), vector)
+    np.testing.assert_array_equal(flat.to_schema_order(flat.to_flat_order(vector)), vector[: made.schema.n_params])
     np.testing.assert_array_equal(vector_of(flat.module, made.schema), vector)
     weight = flat.state["4.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last) == turned
@@ -119,8 +121,10 @@ def graph_of(name: str, *, width: int) -> fx.Graph:
     flat = FlatModel(made.module, made.schema, channels_last=True)
     flat.module.eval()
     names, x = list(flat.state), batch_of(made, width)[0]
-    return recorded(lambda *given: call(flat.module, dict(zip(names, given, strict=False)), given[-1])[0],
-                    [*flat.state.values(), x])  # fmt: skip
+    return record_operators(
+        lambda *given: call_module(flat.module, dict(zip(names, given, strict=False)), given[-1])[0],
+        [*flat.state.values(), x],
+    )
 
 
 def calls(graph: fx.Graph) -> list[object]:
@@ -129,9 +133,9 @@ def calls(graph: fx.Graph) -> list[object]:
 
 def test_batch_norm_is_folded_away_and_relu_waits_for_the_pool() -> None:
     graph = graph_of("wecfl-cnn", width=16)
-    assert sum(target in inference.NORMS for target in calls(graph)) == 2
-    inference.fold(graph)
-    assert not any(target in inference.NORMS for target in calls(graph))
+    assert sum(target in inference.BATCH_NORM_OPERATORS for target in calls(graph)) == 2
+    inference.fold_batch_norm(graph)
+    assert not any(target in inference.BATCH_NORM_OPERATORS for target in calls(graph))
     order = [target for target in calls(graph) if target in (aten.relu.default, aten.max_pool2d_with_indices.default)]
     assert order == [aten.max_pool2d_with_indices.default, aten.relu.default] * 2
 
@@ -140,7 +144,7 @@ def test_batch_norm_is_folded_away_and_relu_waits_for_the_pool() -> None:
 @pytest.mark.parametrize("samples", [1, 17, 128, 145])
 def test_candidates_of_any_number_of_samples_have_torchs_own_logits(name: str, samples: int) -> None:
     model, rng = programs.model(name), np.random.default_rng(0)
-    learner = lean(model, dtype="float64").open()
+    learner = cpu_recipe(model, dtype="float64").open()
     data = Dataset(rng.standard_normal((samples, *model.input)), rng.integers(model.classes, size=samples))
     start = vector_of(model.module, learner.program.schema).astype(np.float64)
     models = [start + 0.1 * rng.random(start.shape) for _ in range(2)]
@@ -158,14 +162,16 @@ def test_candidates_of_any_number_of_samples_have_torchs_own_logits(name: str, s
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_torchs_private_kernel_is_there_and_does_what_is_written(momentum: float, decay: float) -> None:
-    assert fused_sgd.FUSED is not None, "torch has taken it away: `plain` serves, at a third more per small step"
+    assert fused_sgd.FUSED_SGD is not None, (
+        "torch has taken it away: `plain_sgd_step` serves, at a third more per small step"
+    )
     draw = torch.Generator().manual_seed(0)
     one = [torch.randn(1_003, generator=draw, dtype=torch.float64) for _ in range(3)]
     other = [tensor.clone() for tensor in one]
     for _ in range(2):
-        fused_sgd.descend(*one, lr=0.1, momentum=momentum, decay=decay)
+        fused_sgd.sgd_step(*one, lr=0.1, momentum=momentum, decay=decay)
         gradient = other[1].clone()
-        fused_sgd.plain(other[0], gradient, other[2], lr=0.1, momentum=momentum, decay=decay)
+        fused_sgd.plain_sgd_step(other[0], gradient, other[2], lr=0.1, momentum=momentum, decay=decay)
     torch.testing.assert_close(one[0], other[0], rtol=1e-14, atol=1e-14)
     torch.testing.assert_close(one[2], other[2], rtol=1e-14, atol=1e-14)
 
@@ -173,22 +179,22 @@ def test_torchs_private_kernel_is_there_and_does_what_is_written(momentum: float
 def test_without_the_kernel_updates_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     model = programs.model("digits-mlp")
     asked = reference_sgd.job_of(
-        model, reference_sgd.Facts(n=9, steps=4, terms=frozenset({"anchor", "linear", "momentum", "q"}))
+        model, reference_sgd.JobFacts(n=9, steps=4, terms=frozenset({"anchor", "linear", "momentum", "q"}))
     )
-    monkeypatch.setattr(fused_sgd, "FUSED", None)
-    reference_sgd.check_same_as_loop(lean(model, dtype="float64").open(), model, [asked])
+    monkeypatch.setattr(fused_sgd, "FUSED_SGD", None)
+    reference_sgd.check_same_as_loop(cpu_recipe(model, dtype="float64").open(), model, [asked])
 
 
 def test_a_recipe_travels_by_value_and_gives_the_same_bits() -> None:
     model = programs.model("wecfl-cnn")
-    recipe = lean(model)
+    recipe = cpu_recipe(model)
     sent = ForkingPickler.dumps(recipe)  # what multiprocessing does; torch would send handles of shared memory
     assert len(sent) > 4 * recipe.program.schema.size
     start = vector_of(model.module, recipe.program.schema)
     rng = np.random.default_rng(0)
     data = Dataset(rng.random((9, 1, 28, 28)), rng.integers(10, size=9))
     task = Fit(start=start, steps=2, lr=0.1, batch=4, seed=0)
-    asked = job(recipe.program, task, data)
+    asked = make_job(recipe.program, task, data)
     one, other = (next(iter(r.open().train([asked]))) for r in (recipe, pickle.loads(bytes(sent))))  # noqa: S301
     np.testing.assert_array_equal(one.vector, other.vector)
     assert one.vector.dtype == np.float32
@@ -203,20 +209,20 @@ def data_sets(count: int) -> Sequence[Dataset]:
 def test_samples_are_converted_once_and_given_up_beyond_the_limit() -> None:
     one, two, three = data_sets(3)
     each = 4 * 3 * 5 * 5 * 4 + 4 * 8
-    samples = Samples("float32", turned=True, limit=2 * each)
-    first = samples.of(one)
-    assert samples.of(one) is first
-    assert samples.of(two) is samples.of(two)
-    assert samples.of(one) is first
-    samples.of(three)  # gives up two, which was used before one
-    assert samples.of(one) is first
+    samples = SampleCache("float32", turned=True, limit=2 * each)
+    first = samples.tensors_of(one)
+    assert samples.tensors_of(one) is first
+    assert samples.tensors_of(two) is samples.tensors_of(two)
+    assert samples.tensors_of(one) is first
+    samples.tensors_of(three)  # gives up two, which was used before one
+    assert samples.tensors_of(one) is first
     assert first.x.shape == (4, 5, 5, 3)
     np.testing.assert_array_equal(next(first.slices(4, 1)).numpy(), one.x.astype(np.float32))
 
 
 def test_samples_of_data_that_is_gone_are_gone() -> None:
-    samples = Samples("float64", turned=False)
-    samples.of(data_sets(1)[0])
+    samples = SampleCache("float64", turned=False)
+    samples.tensors_of(data_sets(1)[0])
     gc.collect()
     assert samples.held_bytes == 0
 
@@ -227,9 +233,9 @@ def test_batches_carry_weights_over_their_size_however_many_are_brought_together
     (data,) = data_sets(1)
     indices = [np.array([3, 1]), np.array([0]), np.array([2, 2, 2])]
     weights = np.array([1.0, 2.0, 3.0, 4.0])
-    held = Samples("float64", turned=True).of(data)
+    held = SampleCache("float64", turned=True).tensors_of(data)
     for limit in (1, 1 << 24):
-        monkeypatch.setattr("emulator.engines.cpu.samples.GATHERED_BYTES", limit)
+        monkeypatch.setattr("emulator.engines.cpu.samples.MAX_GATHERED_BYTES", limit)
         for index, (x, y, q) in zip(indices, held.batches(indices, weights), strict=True):
             np.testing.assert_array_equal(x.numpy(), data.x[index])
             np.testing.assert_array_equal(y.numpy(), data.y[index])
@@ -248,17 +254,17 @@ def test_batch_norm_of_a_single_sample_is_refused_as_on_a_device(
 ) -> None:
     """Its variance is not a number there; torch would end the whole simulation with a ValueError."""
     if not recording:
-        monkeypatch.setattr("emulator.engines.cpu.cpu_engine.recorded_step", None)  # calling it fails: autograd serves
+        monkeypatch.setattr("emulator.engines.cpu.cpu_engine.record_step", None)  # calling it fails: autograd serves
     module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     model = Model(name="normed", module=module, input=(4,), classes=3)
-    asked = reference_sgd.job_of(model, reference_sgd.Facts(n=5, steps=2, batch=4))
-    (trained,) = lean(model, dtype="float64").open().train([asked])
+    asked = reference_sgd.job_of(model, reference_sgd.JobFacts(n=5, steps=2, batch=4))
+    (trained,) = cpu_recipe(model, dtype="float64").open().train([asked])
     with pytest.raises(Malformed, match="diverged"):
-        result(asked.task, trained)
+        fit_result(asked.task, trained)
 
 
 def test_a_step_that_diverges_says_so_in_its_numbers() -> None:
     model = programs.model("digits-mlp")
-    asked = reference_sgd.job_of(model, reference_sgd.Facts(settings={"lr": 1e300}, steps=6))
-    (trained,) = lean(model, dtype="float64").open().train([asked])
+    asked = reference_sgd.job_of(model, reference_sgd.JobFacts(settings={"lr": 1e300}, steps=6))
+    (trained,) = cpu_recipe(model, dtype="float64").open().train([asked])
     assert not math.isfinite(float(trained.vector.sum()))

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 
 from edge_client.errors import RuntimeMissing
 from edge_client.training.learner import Learner
-from emulator.engines.gpu.cuda_graphs import GraphLearner, Run, graphs
+from emulator.engines.gpu.cuda_graphs import GraphLearner, Run, graph_recipe
 from emulator.engines.gpu.objective import Objective
-from emulator.engines.gpu.stacked import stacked
+from emulator.engines.gpu.stacked import stacked_recipe
 from tests.support.engine_models import TERMS, model_of
-from tests.support.reference_sgd import SAME, Facts, check_same_as_loop, difference, job_of
+from tests.support.reference_sgd import SAME, JobFacts, check_same_as_loop, difference, job_of
 from tests.support.unrecorded_graphs import Unrecorded
 
 NAMES = ["digits-mlp", "wecfl-cnn", "gn-cnn", "dropping", "reading"]
@@ -41,11 +41,11 @@ def two_lanes(name: str) -> Learner:
 
 
 RAGGED = [
-    Facts(n=9, steps=2, batch=4, terms=TERMS[-1]),
-    Facts(n=3, steps=5, batch=4, terms=TERMS[-1], settings={"lr": 0.01, "momentum": 0.5}),
-    Facts(n=16, steps=5, batch=8),
-    Facts(n=9, steps=5, batch=4, terms=frozenset({"anchor"}), settings={"mu": 0.9}),
-    Facts(n=10, steps=5, batch=4, terms=frozenset({"momentum"})),
+    JobFacts(n=9, steps=2, batch=4, terms=TERMS[-1]),
+    JobFacts(n=3, steps=5, batch=4, terms=TERMS[-1], settings={"lr": 0.01, "momentum": 0.5}),
+    JobFacts(n=16, steps=5, batch=8),
+    JobFacts(n=9, steps=5, batch=4, terms=frozenset({"anchor"}), settings={"mu": 0.9}),
+    JobFacts(n=10, steps=5, batch=4, terms=frozenset({"momentum"})),
 ]
 
 
@@ -53,7 +53,7 @@ RAGGED = [
 @pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(sorted(terms)) or "plain")
 def test_updates_equal_the_plain_loop(name: str, terms: frozenset[str]) -> None:
     """More jobs than lanes: what one client leaves in its lane must not reach the next."""
-    jobs = [job_of(model_of(name), Facts(n=7 + i, seed=i, terms=terms)) for i in range(3)]
+    jobs = [job_of(model_of(name), JobFacts(n=7 + i, seed=i, terms=terms)) for i in range(3)]
     check_same_as_loop(two_lanes(name), model_of(name), jobs)
 
 
@@ -81,21 +81,27 @@ def test_a_batch_size_is_recorded_once_per_lane_and_short_batches_never() -> Non
 
     objective = Objective(model_of("digits-mlp"), device=torch.device("cpu"), dtype="float64")
     learner = GraphLearner(objective, lanes=2, record=record)
-    facts = [Facts(n=9, batch=4), Facts(n=9, batch=4), Facts(n=8, batch=4), Facts(n=3, batch=4), Facts(n=8, batch=2)]
+    facts = [
+        JobFacts(n=9, batch=4),
+        JobFacts(n=9, batch=4),
+        JobFacts(n=8, batch=4),
+        JobFacts(n=3, batch=4),
+        JobFacts(n=8, batch=2),
+    ]
     list(learner.train([job_of(model_of("digits-mlp"), one) for one in facts]))
     assert len(recordings) == 3  # size 4 in both lanes, size 2 in one
 
 
 def test_every_step_of_every_client_is_announced() -> None:
     calls: list[int] = []
-    jobs = [job_of(model_of("digits-mlp"), Facts(steps=steps)) for steps in (1, 4)]
+    jobs = [job_of(model_of("digits-mlp"), JobFacts(steps=steps)) for steps in (1, 4)]
     list(two_lanes("digits-mlp").train(jobs, lambda: calls.append(1)))
     assert len(calls) == 5
 
 
 def test_probes_are_those_of_stacked() -> None:
-    model, job = model_of("wecfl-cnn"), job_of(model_of("wecfl-cnn"), Facts(n=9))
-    one, other = two_lanes("wecfl-cnn"), stacked(model, device="cpu", dtype="float64").open()
+    model, job = model_of("wecfl-cnn"), job_of(model_of("wecfl-cnn"), JobFacts(n=9))
+    one, other = two_lanes("wecfl-cnn"), stacked_recipe(model, device="cpu", dtype="float64").open()
     found, expected = (learner.gradient(job.start, job.data, batch=4, seed=0) for learner in (one, other))
     np.testing.assert_allclose(found, expected, rtol=0, atol=SAME * np.abs(expected).max())
     models = [job.start, 1.1 * job.start]
@@ -106,7 +112,7 @@ def test_probes_are_those_of_stacked() -> None:
 
 
 def test_a_recipe_travels_to_other_processes() -> None:
-    recipe = graphs(model_of("digits-mlp"), lanes=3)
+    recipe = graph_recipe(model_of("digits-mlp"), lanes=3)
     copy = pickle.loads(ForkingPickler.dumps(recipe))  # noqa: S301 - our own
     assert not any(p.untyped_storage().is_shared() for p in recipe.model.module.parameters())
     assert (copy.device, copy.dtype, copy.lanes, copy.model.name) == ("cuda", "float32", 3, "digits-mlp")
@@ -116,7 +122,7 @@ def test_a_recipe_travels_to_other_processes() -> None:
 @pytest.mark.parametrize("device", ["cuda", "auto", "cpu"])
 def test_without_cuda_it_says_what_to_do(device: str) -> None:
     with pytest.raises(RuntimeMissing, match=r"hint: choose the engine lean"):
-        graphs(model_of("digits-mlp"), device=device).open()
+        graph_recipe(model_of("digits-mlp"), device=device).open()
 
 
 @pytest.mark.gpu
@@ -124,7 +130,7 @@ def test_without_cuda_it_says_what_to_do(device: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_steps_equal_the_plain_loop(name: str) -> None:
     jobs = [job_of(model_of(name), replace(one, seed=i)) for i, one in enumerate(RAGGED)]
-    check_same_as_loop(graphs(model_of(name), dtype="float64", lanes=2).open(), model_of(name), jobs)
+    check_same_as_loop(graph_recipe(model_of(name), dtype="float64", lanes=2).open(), model_of(name), jobs)
 
 
 @pytest.mark.gpu
@@ -132,4 +138,4 @@ def test_recorded_steps_equal_the_plain_loop(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_stacked_steps_on_cuda_equal_the_plain_loop(name: str) -> None:
     jobs = [job_of(model_of(name), replace(one, seed=i)) for i, one in enumerate(RAGGED)]
-    check_same_as_loop(stacked(model_of(name), device="cuda", dtype="float64").open(), model_of(name), jobs)
+    check_same_as_loop(stacked_recipe(model_of(name), device="cuda", dtype="float64").open(), model_of(name), jobs)

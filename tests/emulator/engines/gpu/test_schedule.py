@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.models.registry import build
-from edge_client.training.learner import Job
+from coordinator.models.registry import build_model
+from edge_client.training.learner import TrainingJob
 from emulator.engines.gpu.schedule import (
-    SHARE,
+    MAX_MEMORY_SHARE,
     bytes_of,
     clients_at_once,
-    in_order,
-    schedule,
-    targets,
+    make_schedule,
+    one_hot_targets,
+    order_jobs,
 )
-from tests.support.reference_sgd import Facts, job_of
+from tests.support.reference_sgd import JobFacts, job_of
 
-MODEL = build("digits-mlp", seed=0)
+MODEL = build_model("digits-mlp", seed=0)
 FACTS = st.builds(
-    Facts,
+    JobFacts,
     n=st.integers(1, 20),
     steps=st.integers(1, 6),
     batch=st.integers(1, 8),
@@ -33,13 +33,13 @@ FACTS = st.builds(
 JOBS = st.lists(FACTS, min_size=1, max_size=6).map(lambda facts: [job_of(MODEL, one) for one in facts])
 
 
-def held(job: Job, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return job.data.x[used], targets(job.data.y[used], MODEL.classes)
+def held(job: TrainingJob, used: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return job.data.x[used], one_hot_targets(job.data.y[used], MODEL.classes)
 
 
-def played(jobs: list[Job]) -> list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+def played(jobs: list[TrainingJob]) -> list[list[tuple[np.ndarray, np.ndarray, np.ndarray]]]:
     """Client -> step -> x, y and q of its batch, read as an engine reads them."""
-    plan = schedule(jobs)
+    plan = make_schedule(jobs)
     x, y = (
         np.concatenate(parts)
         for parts in zip(*(held(job, used) for job, used in zip(jobs, plan.used, strict=True)), strict=True)
@@ -61,8 +61,8 @@ def played(jobs: list[Job]) -> list[list[tuple[np.ndarray, np.ndarray, np.ndarra
 
 
 @given(jobs=JOBS)
-def test_every_client_reads_its_own_batches_in_order_and_nothing_else(jobs: list[Job]) -> None:
-    jobs = [jobs[i] for i in in_order(jobs)]
+def test_every_client_reads_its_own_batches_in_order_and_nothing_else(jobs: list[TrainingJob]) -> None:
+    jobs = [jobs[i] for i in order_jobs(jobs)]
     for job, steps in zip(jobs, played(jobs), strict=True):
         assert len(steps) == len(job.batches)
         for index, (x, y, q) in zip(job.batches, steps, strict=True):
@@ -72,17 +72,17 @@ def test_every_client_reads_its_own_batches_in_order_and_nothing_else(jobs: list
 
 
 @given(jobs=JOBS)
-def test_clients_at_work_are_a_prefix_that_shrinks(jobs: list[Job]) -> None:
-    order = in_order(jobs)
+def test_clients_at_work_are_a_prefix_that_shrinks(jobs: list[TrainingJob]) -> None:
+    order = order_jobs(jobs)
     assert sorted(order) == list(range(len(jobs)))
-    active = [step.active for step in schedule([jobs[i] for i in order]).steps]
+    active = [step.active for step in make_schedule([jobs[i] for i in order]).steps]
     assert active == [sum(len(job.batches) > k for job in jobs) for k in range(len(active))]
 
 
 def test_a_stack_holds_each_used_sample_once() -> None:
-    job = job_of(MODEL, Facts(n=10, steps=20, batch=4))
+    job = job_of(MODEL, JobFacts(n=10, steps=20, batch=4))
     few = replace(job, batches=job.batches[:1])
-    first, second = schedule([job, few]).used
+    first, second = make_schedule([job, few]).used
     assert list(first) == list(range(10))
     assert list(second) == sorted(job.batches[0])
 
@@ -96,7 +96,7 @@ def test_a_stack_holds_each_used_sample_once() -> None:
 def test_stacks_are_equal_parts_that_fit(clients: int, per_client: int, free: int, most: int) -> None:
     size = clients_at_once(clients, per_client=per_client, free=free, most=most)
     assert 1 <= size <= most
-    assert size == 1 or size * per_client <= SHARE * free
+    assert size == 1 or size * per_client <= MAX_MEMORY_SHARE * free
     stacks = -(-clients // size)
     assert clients > size * (stacks - 1)
     assert size * stacks - clients < stacks  # no stack is smaller than another by more than the rounding
@@ -104,8 +104,8 @@ def test_stacks_are_equal_parts_that_fit(clients: int, per_client: int, free: in
 
 def test_ten_thousand_devices_of_the_wecfl_network_fit_a_card_of_80_gb() -> None:
     """With activations of 8 MB per client, an estimate for batches of 32, until a GPU has measured them."""
-    model = build("wecfl-cnn", seed=0)
-    job = job_of(model, Facts(n=600, steps=10, batch=32))
+    model = build_model("wecfl-cnn", seed=0)
+    job = job_of(model, JobFacts(n=600, steps=10, batch=32))
     one = bytes_of(job, size=29_130, target=10, activations=8_000_000, itemsize=4)
     assert one == 4 * 29_130 * 4 + 8_000_000 + 320 * (784 + 10) * 4 + 16 * 320
     size = clients_at_once(10_000, per_client=one, free=80_000_000_000, most=1024)

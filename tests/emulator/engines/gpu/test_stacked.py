@@ -15,20 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from edge_client.data.dataset import Dataset, Local
+from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import Malformed, ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Fit, Probe
-from edge_client.training.fit_probe import fit, probe
+from edge_client.training.fit_probe import run_fit, run_probe
 from edge_client.training.learner import Learner
-from emulator.engines.gpu.stacked import stacked
+from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import load_vector
-from tests.support.engine_models import TERMS, Branching, Counting, Mixing, made, model_of
-from tests.support.reference_sgd import SAME, Facts, check_same_as_loop, difference, job_of
+from tests.support.engine_models import TERMS, CountingBuffer, Mixing, StackBranching, made, model_of
+from tests.support.reference_sgd import SAME, JobFacts, check_same_as_loop, difference, job_of
 
 
 @cache
 def learner_of(name: str, chunk: int | None = None) -> Learner:
-    return stacked(model_of(name), device="cpu", dtype="float64", chunk=chunk).open()
+    return stacked_recipe(model_of(name), device="cpu", dtype="float64", chunk=chunk).open()
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def learner_of(name: str, chunk: int | None = None) -> Learner:
 )
 @pytest.mark.parametrize("terms", TERMS, ids=lambda terms: "+".join(sorted(terms)) or "plain")
 def test_updates_equal_the_plain_loop(name: str, terms: frozenset[str]) -> None:
-    jobs = [job_of(model_of(name), Facts(n=7 + i, seed=i, terms=terms)) for i in range(3)]
+    jobs = [job_of(model_of(name), JobFacts(n=7 + i, seed=i, terms=terms)) for i in range(3)]
     check_same_as_loop(learner_of(name), model_of(name), jobs)
 
 
@@ -45,12 +45,12 @@ def test_ragged_jobs_equal_the_plain_loop(name: str) -> None:
     """Other numbers of steps and samples, batches shorter than asked, and every scalar its own."""
     every = TERMS[-1]
     facts = [
-        Facts(n=9, steps=2, batch=4, terms=every),
-        Facts(n=3, steps=5, batch=4, terms=every, settings={"lr": 0.01, "momentum": 0.5}),
-        Facts(n=16, steps=5, batch=8),
-        Facts(n=9, steps=5, batch=4, terms=frozenset({"anchor"}), settings={"mu": 0.9}),
-        Facts(n=9, steps=1, batch=4, terms=frozenset({"linear", "q"}), settings={"lr": 0.2}),
-        Facts(n=10, steps=5, batch=4, terms=frozenset({"momentum"})),
+        JobFacts(n=9, steps=2, batch=4, terms=every),
+        JobFacts(n=3, steps=5, batch=4, terms=every, settings={"lr": 0.01, "momentum": 0.5}),
+        JobFacts(n=16, steps=5, batch=8),
+        JobFacts(n=9, steps=5, batch=4, terms=frozenset({"anchor"}), settings={"mu": 0.9}),
+        JobFacts(n=9, steps=1, batch=4, terms=frozenset({"linear", "q"}), settings={"lr": 0.2}),
+        JobFacts(n=10, steps=5, batch=4, terms=frozenset({"momentum"})),
     ]
     jobs = [job_of(model_of(name), replace(one, seed=i)) for i, one in enumerate(facts)]
     check_same_as_loop(learner_of(name), model_of(name), jobs)
@@ -58,7 +58,7 @@ def test_ragged_jobs_equal_the_plain_loop(name: str) -> None:
 
 def test_clients_that_share_a_start_and_a_data_set_equal_the_plain_loop() -> None:
     model = model_of("digits-mlp")
-    one = job_of(model, Facts(n=6, terms=TERMS[-1]))
+    one = job_of(model, JobFacts(n=6, terms=TERMS[-1]))
     jobs = [one, replace(one, task=replace(one.task, lr=0.5)), one]
     check_same_as_loop(learner_of("digits-mlp"), model, jobs)
 
@@ -70,7 +70,9 @@ def test_neither_the_order_of_jobs_nor_the_chunk_changes_an_update(data: st.Data
     sizes = st.integers(1, 9)
     facts = data.draw(
         st.lists(
-            st.builds(Facts, n=sizes, steps=st.integers(1, 4), batch=st.integers(1, 5), terms=st.sampled_from(TERMS)),
+            st.builds(
+                JobFacts, n=sizes, steps=st.integers(1, 4), batch=st.integers(1, 5), terms=st.sampled_from(TERMS)
+            ),
             min_size=1,
             max_size=5,
         )
@@ -91,7 +93,7 @@ def test_what_is_called_between_steps_can_end_the_training() -> None:
         if len(calls) == 3:
             raise KeyboardInterrupt
 
-    jobs = [job_of(model_of("digits-mlp"), Facts(steps=9))]
+    jobs = [job_of(model_of("digits-mlp"), JobFacts(steps=9))]
     with pytest.raises(KeyboardInterrupt):
         list(learner_of("digits-mlp").train(jobs, third))
     assert len(calls) == 3
@@ -103,19 +105,19 @@ def test_no_jobs_give_no_results() -> None:
 
 def test_a_diverged_client_is_refused_and_leaves_the_others_alone() -> None:
     model = model_of("digits-mlp")
-    jobs = [job_of(model, Facts(seed=i)) for i in range(3)]
+    jobs = [job_of(model, JobFacts(seed=i)) for i in range(3)]
     bad = replace(jobs[1], task=replace(jobs[1].task, lr=1e300))
     first, _, last = learner_of("digits-mlp").train([jobs[0], bad, jobs[2]])
     for job, result in ((jobs[0], first), (jobs[2], last)):
         assert difference(job, result, next(learner_of("digits-mlp").train([job]))) < SAME
     with pytest.raises(Malformed, match="not_finite"):
-        fit(learner_of("digits-mlp"), bad.task, bad.data)
+        run_fit(learner_of("digits-mlp"), bad.task, bad.data)
 
 
 @pytest.mark.parametrize("name", ["digits-mlp", "wecfl-cnn", "dropping", "reading"])
 def test_models_are_evaluated_as_torch_evaluates_them(name: str) -> None:
     model, learner = model_of(name), learner_of(name)
-    job = job_of(model, Facts(n=11))
+    job = job_of(model, JobFacts(n=11))
     models = [job.start, job.start * 1.1]
     losses, logits = learner.evaluate(models, job.data, batch=4)
     for m, vector in enumerate(models):
@@ -134,7 +136,7 @@ def test_models_are_evaluated_as_torch_evaluates_them(name: str) -> None:
 def test_the_gradient_of_all_samples_is_that_of_one_large_step(name: str, n: int) -> None:
     """Without batch norm the mean over batches is the mean over samples: a step of lr 1 over all of them."""
     model = model_of(name)
-    job = job_of(model, Facts(n=n, steps=1, batch=n, settings={"lr": 1.0}))
+    job = job_of(model, JobFacts(n=n, steps=1, batch=n, settings={"lr": 1.0}))
     stepped = next(learner_of(name).train([job]))
     found = learner_of(name).gradient(job.start, job.data, batch=4, seed=0)
     np.testing.assert_allclose(found, job.start - stepped.vector, rtol=0, atol=SAME)
@@ -142,7 +144,7 @@ def test_the_gradient_of_all_samples_is_that_of_one_large_step(name: str, n: int
 
 def test_the_gradient_normalises_each_batch_by_itself_and_from_the_buffers_that_were_sent() -> None:
     model, learner = model_of("wecfl-cnn"), learner_of("wecfl-cnn")
-    job = job_of(model, Facts(n=10))
+    job = job_of(model, JobFacts(n=10))
     parts = [slice(0, 4), slice(4, 8), slice(8, 10)]
     expected = np.zeros(learner.program.schema.n_params)
     for part in parts:
@@ -154,11 +156,11 @@ def test_the_gradient_normalises_each_batch_by_itself_and_from_the_buffers_that_
 
 def test_the_clients_own_fit_and_probe_run_on_it() -> None:
     model, learner = model_of("digits-mlp"), learner_of("digits-mlp")
-    job = job_of(model, Facts(n=12))
+    job = job_of(model, JobFacts(n=12))
     task = Fit(start=job.start, steps=4, lr=0.1, batch=5, seed=3)
-    after = fit(learner, task, job.data).vector
+    after = run_fit(learner, task, job.data).vector
     want = frozenset({"loss", "votes", "confusion"})
-    reply = probe(learner, Probe(models=[job.start, after], want=want, batch=5, seed=0), Local(train=job.data))
+    reply = run_probe(learner, Probe(models=[job.start, after], want=want, batch=5, seed=0), DeviceData(train=job.data))
     assert reply.losses is not None
     assert reply.votes is not None
     assert reply.losses[1] < reply.losses[0]
@@ -167,8 +169,8 @@ def test_the_clients_own_fit_and_probe_run_on_it() -> None:
 
 def test_float32_updates_are_float32_and_near() -> None:
     model = model_of("digits-mlp")
-    job = job_of(model, Facts(terms=TERMS[-1]))
-    (single,) = stacked(model, device="cpu").open().train([job])
+    job = job_of(model, JobFacts(terms=TERMS[-1]))
+    (single,) = stacked_recipe(model, device="cpu").open().train([job])
     (double,) = learner_of("digits-mlp").train([job])
     assert single.vector.dtype == np.float32
     assert difference(job, single, double) < 1e-4  # float32 has 7 digits; the update is a tenth of the weights
@@ -176,29 +178,29 @@ def test_float32_updates_are_float32_and_near() -> None:
 
 def test_a_buffer_that_is_not_batch_norms_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"seen\n\nhint: choose the engine lean"):
-        stacked(made(Counting, (3,), 2), device="cpu").open()
+        stacked_recipe(made(CountingBuffer, (3,), 2), device="cpu").open()
 
 
 def test_a_model_that_torch_cannot_stack_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"(?s)'Branching' cannot be stacked.*choose the engine lean"):
-        stacked(made(Branching, (3,), 2), device="cpu").open()
+        stacked_recipe(made(StackBranching, (3,), 2), device="cpu").open()
 
 
 def test_a_model_that_comes_out_differently_in_a_stack_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"(?s)'Mixing' mixes the clients.*choose the engine lean"):
-        stacked(made(Mixing, (3,), 2), device="cpu").open()
+        stacked_recipe(made(Mixing, (3,), 2), device="cpu").open()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_said() -> None:
     with pytest.raises(RuntimeMissing, match="no CUDA device"):
-        stacked(model_of("digits-mlp"), device="cuda").open()
+        stacked_recipe(model_of("digits-mlp"), device="cuda").open()
 
 
 def test_a_recipe_travels_to_other_processes_and_leaves_its_module_where_it_was() -> None:
-    sent = stacked(model_of("digits-mlp"), device="cpu", dtype="float64", chunk=3)
+    sent = stacked_recipe(model_of("digits-mlp"), device="cpu", dtype="float64", chunk=3)
     recipe = pickle.loads(ForkingPickler.dumps(sent))  # noqa: S301 - our own
     assert not any(p.untyped_storage().is_shared() for p in sent.model.module.parameters())
-    job = job_of(model_of("digits-mlp"), Facts())
+    job = job_of(model_of("digits-mlp"), JobFacts())
     (here,), (there,) = learner_of("digits-mlp").train([job]), recipe.open().train([job])
     np.testing.assert_array_equal(here.vector, there.vector)

@@ -18,45 +18,45 @@ RNG = np.random.default_rng(0)
 
 
 def drawn(draw: Callable[[Axes], None]) -> Axes:
-    return plots.paint(4, 3, draw).axes[0]
+    return plots.make_figure(4, 3, draw).axes[0]
 
 
 def test_the_principal_components_show_a_plane_as_it_is_and_its_share_of_the_variance() -> None:
     flat = np.array([[0.0, 0.0], [4.0, 0.0], [4.0, 1.0], [0.0, 1.0]])
     turn = np.linalg.qr(RNG.standard_normal((6, 6)))[0][:2]
-    plane, shares = device_map.principal(flat @ turn + 5.0)
+    plane, shares = device_map.principal_components(flat @ turn + 5.0)
     near, far = (np.linalg.norm(x[:, None] - x, axis=2) for x in (plane, flat))
     np.testing.assert_allclose(near, far, atol=1e-9)
     assert shares == pytest.approx((16 / 17, 1 / 17))
 
 
 def test_devices_in_one_place_are_one_point_without_variance() -> None:
-    plane, shares = device_map.principal(np.full((3, 4), 2.5))
+    plane, shares = device_map.principal_components(np.full((3, 4), 2.5))
     assert not plane.any()
     assert shares == (0.0, 0.0)
 
 
 def test_t_sne_keeps_neighbours_together_and_repeats() -> None:
     points = np.concatenate([RNG.normal(10 * k, 0.1, size=(15, 5)) for k in range(2)])
-    plane, truth = device_map.neighbours(points), np.repeat(np.arange(2), 15)
-    np.testing.assert_array_equal(plane, device_map.neighbours(points))
+    plane, truth = device_map.tsne(points), np.repeat(np.arange(2), 15)
+    np.testing.assert_array_equal(plane, device_map.tsne(points))
     apart = np.linalg.norm(plane[:, None] - plane, axis=2)
     np.fill_diagonal(apart, np.inf)
     np.testing.assert_array_equal(truth[apart.argmin(axis=1)], truth)
 
 
 def test_t_sne_of_devices_in_one_place_is_drawn_too() -> None:
-    assert np.isfinite(device_map.neighbours(np.ones((20, 4)))).all()
+    assert np.isfinite(device_map.tsne(np.ones((20, 4)))).all()
 
 
 def test_the_perplexity_is_at_most_a_third_of_the_other_points() -> None:
     assert [device_map.perplexity(n) for n in (2, 15, 16, 31, 400)] == [None, None, 5, 10, 30]
     with pytest.raises(ValueError, match="too few"):
-        device_map.neighbours(np.zeros((15, 3)))
+        device_map.tsne(np.zeros((15, 3)))
 
 
 PLANE = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]])
-CENTERS, GROUPS = np.array([0, 1, 0, device_map.NOBODY]), np.array([1, 0, 0, device_map.NOBODY])
+CENTERS, GROUPS = np.array([0, 1, 0, device_map.NO_GROUP]), np.array([1, 0, 0, device_map.NO_GROUP])
 
 
 def test_every_device_lies_in_its_place_in_the_colour_of_its_center() -> None:
@@ -66,7 +66,7 @@ def test_every_device_lies_in_its_place_in_the_colour_of_its_center() -> None:
         for cloud in axes.collections
         for place in np.asarray(cloud.get_offsets()).tolist()
     }
-    expected = (plots.colour(0), plots.colour(1), plots.colour(0), device_map.NO_COLOUR)
+    expected = (plots.center_colour(0), plots.center_colour(1), plots.center_colour(0), device_map.UNASSIGNED_COLOUR)
     assert seen == {tuple(place): ink.lower() for place, ink in zip(PLANE.tolist(), expected, strict=True)}
 
 
@@ -106,13 +106,13 @@ def test_the_heat_map_is_sorted_by_center_and_tells_the_mean_of_each_ones_pairs(
 
 def test_the_mean_within_a_center_leaves_out_a_device_and_itself() -> None:
     cos: Array = np.array([[1.0, 0.2, 0.4], [0.2, 1.0, 0.6], [0.4, 0.6, 1.0]])
-    assert device_map.within(cos, np.array([0, 0, 0]), 0) == pytest.approx(0.4)
-    assert device_map.within(cos, np.array([0, 1, 1]), 0) is None
+    assert device_map.mean_within_cosine(cos, np.array([0, 0, 0]), 0) == pytest.approx(0.4)
+    assert device_map.mean_within_cosine(cos, np.array([0, 1, 1]), 0) is None
 
 
 def test_of_a_crowd_each_center_keeps_its_share_of_the_heat_map() -> None:
     centers = RNG.permutation(np.repeat([0, 1, 2], [500, 300, 200]))
-    rows = device_map.by_center(centers, np.zeros(1_000, np.int64))
+    rows = device_map.order_by_center(centers, np.zeros(1_000, np.int64))
     assert len(rows) == len(set(rows.tolist())) == device_map.MAX_ROWS
     assert np.all(np.diff(centers[rows]) >= 0)
     np.testing.assert_allclose(np.bincount(centers[rows]), [60, 36, 24], atol=1)

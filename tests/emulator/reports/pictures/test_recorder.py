@@ -9,8 +9,8 @@ from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
 from edge_client.protocol.task import Fit, Reply, Schema, TensorSpec
-from emulator.reports.pictures.recorder import Hearing, narrowed, shown, spread
-from emulator.reports.pictures.records import MAX_DEVICES, MAX_TOLD, MAX_WIDTH, ROUNDS
+from emulator.reports.pictures.recorder import RunRecorder, narrow_point, sample_shown, spread_rounds
+from emulator.reports.pictures.records import MAX_DEVICES, MAX_KEPT_ROUNDS, MAX_SHARE_ROUNDS, MAX_WIDTH
 from tests.support.softmax_program import grouped_fleet, play
 
 SCHEMA = Schema(
@@ -24,7 +24,7 @@ def answering(value: float) -> Replies:
     return {c: Reply(n=1, update=value + np.arange(5.0) + i) for i, c in enumerate(("a", "b"))}
 
 
-class Always:
+class AlwaysSame:
     def __init__(self, replies: Replies) -> None:
         self.replies, self.asked = replies, list[Exchange]()
 
@@ -34,13 +34,13 @@ class Always:
 
 
 def test_the_last_model_of_each_device_is_kept_by_its_classifier_in_three_rounds() -> None:
-    heard = Hearing({"a": 1, "b": 1}, SCHEMA, rounds=9)
+    recorder = RunRecorder({"a": 1, "b": 1}, SCHEMA, rounds=9)
     for number in range(1, 10):
         for value in (0.0, 10.0 * number):
             replies = answering(value)
-            assert heard.hearing(answer := Always(replies), number, STATE)({"a": TASK}) is replies
+            assert recorder.record_exchanges(answer := AlwaysSame(replies), number, STATE)({"a": TASK}) is replies
             assert answer.asked == [{"a": TASK}]
-    kept = heard.kept()
+    kept = recorder.picture_data()
     assert kept.representation == "classifier"
     assert [m.round for m in kept.moments] == [1, 5, 9]
     assert all(m.who == ("a", "b") for m in kept.moments)
@@ -49,9 +49,9 @@ def test_the_last_model_of_each_device_is_kept_by_its_classifier_in_three_rounds
 
 def test_the_methods_own_representation_is_kept_and_an_unknown_one_is_the_classifier() -> None:
     for kind, width in (("all", 5), ("something else", 3)):
-        heard = Hearing({"a": 1, "b": 1}, SCHEMA, rounds=1, kind=kind)
-        heard.hearing(lambda _: answering(1.0), 1, STATE)({"a": TASK})
-        assert heard.kept().moments[0].points.shape == (2, width)
+        recorder = RunRecorder({"a": 1, "b": 1}, SCHEMA, rounds=1, kind=kind)
+        recorder.record_exchanges(lambda _: answering(1.0), 1, STATE)({"a": TASK})
+        assert recorder.picture_data().moments[0].points.shape == (2, width)
 
 
 def test_who_sends_no_model_or_one_that_is_not_finite_is_left_out() -> None:
@@ -62,17 +62,19 @@ def test_who_sends_no_model_or_one_that_is_not_finite_is_left_out() -> None:
             "c": Reply(n=1, update=np.ones(5)),
         }
 
-    heard = Hearing({"a": 1, "b": 1, "c": 1}, SCHEMA, rounds=1)
-    heard.hearing(ask, 1, STATE)({"a": TASK})
-    assert [m.who for m in heard.kept().moments] == [("c",)]
-    assert Hearing({"a": 1}, SCHEMA, rounds=1).kept().moments == ()
+    recorder = RunRecorder({"a": 1, "b": 1, "c": 1}, SCHEMA, rounds=1)
+    recorder.record_exchanges(ask, 1, STATE)({"a": TASK})
+    assert [m.who for m in recorder.picture_data().moments] == [("c",)]
+    assert RunRecorder({"a": 1}, SCHEMA, rounds=1).picture_data().moments == ()
 
 
 def test_shares_are_kept_by_round_and_unknown_ones_are_nan() -> None:
-    heard = Hearing({"a": 1, "b": 1}, SCHEMA, rounds=2)
-    heard.closed(1, State(centers=np.zeros((2, 5)), extra={"u/a": np.array([0.25, 0.75])}))
-    heard.closed(2, State(centers=np.zeros((2, 5)), extra={"u/a": np.array([0.0, 1.0]), "u/b": np.array([0.5, 0.5])}))
-    shares = heard.kept().shares
+    recorder = RunRecorder({"a": 1, "b": 1}, SCHEMA, rounds=2)
+    recorder.record_round_end(1, State(centers=np.zeros((2, 5)), extra={"u/a": np.array([0.25, 0.75])}))
+    recorder.record_round_end(
+        2, State(centers=np.zeros((2, 5)), extra={"u/a": np.array([0.0, 1.0]), "u/b": np.array([0.5, 0.5])})
+    )
+    shares = recorder.picture_data().shares
     assert shares is not None
     assert (shares.rounds, shares.who) == ((1, 2), ("a", "b"))
     assert "u" in shares.name
@@ -92,9 +94,9 @@ def test_the_shares_are_found_where_the_methods_put_them(
     method: FedSoft | FedEM | FeSEM | FedAvg, *, has: bool
 ) -> None:
     local = grouped_fleet(4, 2)
-    heard = Hearing({c: len(held.train) for c, held in local.items()}, SCHEMA, rounds=1)
-    heard.closed(1, play(method, local, rounds=1))
-    shares = heard.kept().shares
+    recorder = RunRecorder({c: len(held.train) for c, held in local.items()}, SCHEMA, rounds=1)
+    recorder.record_round_end(1, play(method, local, rounds=1))
+    shares = recorder.picture_data().shares
     assert (shares is not None) == has
     if shares is not None:
         np.testing.assert_allclose(shares.values.sum(axis=2), 1.0, atol=1e-3)  # FedSoft adds sigma
@@ -103,32 +105,32 @@ def test_the_shares_are_found_where_the_methods_put_them(
 
 def test_a_large_fleet_is_sampled_and_the_sample_follows_no_stride() -> None:
     fleet = {f"d{i:05d}": 1 for i in range(10 * MAX_DEVICES)}
-    chosen = shown(fleet)
+    chosen = sample_shown(fleet)
     assert len(chosen) == MAX_DEVICES
-    assert chosen == sorted(chosen) == shown(dict(reversed(fleet.items())))
+    assert chosen == sorted(chosen) == sample_shown(dict(reversed(fleet.items())))
     groups = np.bincount([int(c[1:]) % 10 for c in chosen], minlength=10)
     assert groups.min() > MAX_DEVICES // 20  # 40 each in the mean, deviation 5.7: 20 is below three and a half
-    assert shown({"b": 1, "a": 1}) == ["a", "b"]
+    assert sample_shown({"b": 1, "a": 1}) == ["a", "b"]
 
 
 def test_rounds_are_spread_from_the_first_to_the_last() -> None:
-    assert [list(spread(n, ROUNDS)) for n in (1, 2, 3, 4, 9, 100)] == [
+    assert [list(spread_rounds(n, MAX_KEPT_ROUNDS)) for n in (1, 2, 3, 4, 9, 100)] == [
         [1], [1, 2], [1, 2, 3], [1, 2, 4], [1, 5, 9], [1, 50, 100],
     ]  # fmt: skip
-    many = spread(1_000, MAX_TOLD)
-    assert (len(many), many[0], many[-1]) == (MAX_TOLD, 1, 1_000)
+    many = spread_rounds(1_000, MAX_SHARE_ROUNDS)
+    assert (len(many), many[0], many[-1]) == (MAX_SHARE_ROUNDS, 1, 1_000)
 
 
 def test_a_wide_point_keeps_its_distances_and_a_narrow_one_is_itself() -> None:
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((6, 20_000)).astype(np.float32)
     rows[3:] = rows[:3] + 0.01 * rows[3:]  # near neighbours of the first three
-    narrow = np.stack([narrowed(row) for row in rows])
+    narrow = np.stack([narrow_point(row) for row in rows])
     assert narrow.shape == (6, MAX_WIDTH)
     assert narrow.dtype == np.float32
     i, j = np.triu_indices(6, 1)
     before, after = (np.linalg.norm(x[i] - x[j], axis=1) for x in (rows, narrow))
     np.testing.assert_allclose(after, before, rtol=0.1)  # sqrt(2 / 1024) / 2 = 2.2% is one deviation
-    flat = narrowed(np.ones(20_000, np.float32))  # without signs all would add up: 625
+    flat = narrow_point(np.ones(20_000, np.float32))  # without signs all would add up: 625
     np.testing.assert_allclose(np.linalg.norm(flat), np.sqrt(20_000), rtol=0.1)
-    np.testing.assert_array_equal(narrowed(rows[0, :MAX_WIDTH]), rows[0, :MAX_WIDTH])
+    np.testing.assert_array_equal(narrow_point(rows[0, :MAX_WIDTH]), rows[0, :MAX_WIDTH])

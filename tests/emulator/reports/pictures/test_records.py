@@ -9,25 +9,35 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from edge_client.protocol.task import Array
-from emulator.reports.pictures.records import Images, Kept, Moment, Shares, _packed, read, write
+from emulator.reports.pictures.records import (
+    CenterImages,
+    CenterShares,
+    PictureData,
+    RoundPoints,
+    _packed,
+    read_picture_data,
+    write_picture_data,
+)
 
-FULL = Kept(
+FULL = PictureData(
     representation="classifier",
     moments=(
-        Moment(round=1, who=("a", "b"), points=np.array([[1.0, 2.0], [1.5, -2.0]], np.float32)),
-        Moment(round=4, who=("a",), points=np.array([[3.0, 3.0]], np.float32)),
+        RoundPoints(round=1, who=("a", "b"), points=np.array([[1.0, 2.0], [1.5, -2.0]], np.float32)),
+        RoundPoints(round=4, who=("a",), points=np.array([[3.0, 3.0]], np.float32)),
     ),
-    shares=Shares(
+    shares=CenterShares(
         name="weight", rounds=(1, 2), who=("a", "b"),
         values=np.array([[[0.25, 0.75], [np.nan, np.nan]], [[0.5, 0.5], [1.0, 0.0]]], np.float32),
     ),
-    images=Images(pixels=np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8), center=np.array([2]), label=np.array([7])),
+    images=CenterImages(
+        pixels=np.arange(64, dtype=np.uint8).reshape(1, 1, 8, 8), center=np.array([2]), label=np.array([7]),
+    ),
 )  # fmt: skip
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    write(tmp_path / "pictures.npz", FULL)
-    back = read(tmp_path / "pictures.npz")
+    write_picture_data(tmp_path / "pictures.npz", FULL)
+    back = read_picture_data(tmp_path / "pictures.npz")
     assert back.representation == "classifier"
     assert [(m.round, m.who) for m in back.moments] == [(1, ("a", "b")), (4, ("a",))]
     for one, other in zip(back.moments, FULL.moments, strict=True):
@@ -43,9 +53,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_nothing_kept_is_written_and_read_and_a_run_without_the_file_kept_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path / "pictures.npz") == Kept()
-    write(tmp_path / "pictures.npz", Kept(representation="all"))
-    assert read(tmp_path / "pictures.npz") == Kept(representation="all")
+    assert read_picture_data(tmp_path / "pictures.npz") == PictureData()
+    write_picture_data(tmp_path / "pictures.npz", PictureData(representation="all"))
+    assert read_picture_data(tmp_path / "pictures.npz") == PictureData(representation="all")
 
 
 POINTS = hnp.arrays(
@@ -75,7 +85,7 @@ def test_models_that_hardly_differ_stay_apart() -> None:
 @pytest.mark.parametrize("change", ["bytes", "cut", "no rounds", "names", "shares", "images", "pickle"])
 def test_a_damaged_file_is_a_value_error(tmp_path: Path, change: str) -> None:
     path = tmp_path / "pictures.npz"
-    write(path, FULL)
+    write_picture_data(path, FULL)
     if change == "bytes":
         path.write_bytes(b"junk")
     elif change == "cut":
@@ -95,4 +105,4 @@ def test_a_damaged_file_is_a_value_error(tmp_path: Path, change: str) -> None:
             held["who-1"] = np.array([{}, {}], dtype=object)
         np.savez(path, **held)
     with pytest.raises(ValueError, match=r".+"):
-        read(path)
+        read_picture_data(path)

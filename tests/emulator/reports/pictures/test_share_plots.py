@@ -18,7 +18,7 @@ VALUES: Array = np.array(
 
 
 def over_rounds() -> Axes:
-    return plots.paint(4, 3, lambda ax: share_plots.draw_shares(ax, (1, 3, 5), VALUES, title="t")).axes[0]
+    return plots.make_figure(4, 3, lambda ax: share_plots.draw_shares(ax, (1, 3, 5), VALUES, title="t")).axes[0]
 
 
 def test_each_center_has_the_line_of_its_mean_over_the_devices_that_are_known() -> None:
@@ -28,7 +28,7 @@ def test_each_center_has_the_line_of_its_mean_over_the_devices_that_are_known() 
         line = lines[f"center {k}"]
         assert np.asarray(line.get_xdata()).tolist() == [1, 5]  # nobody is known in round 3
         np.testing.assert_allclose(np.asarray(line.get_ydata(), np.float64), means)
-        assert same_color(line.get_color(), plots.colour(k))
+        assert same_color(line.get_color(), plots.center_colour(k))
 
 
 def test_the_band_holds_the_middle_four_fifths_of_the_devices() -> None:
@@ -40,11 +40,11 @@ def test_the_band_holds_the_middle_four_fifths_of_the_devices() -> None:
 def test_a_device_has_one_point_per_center_and_stands_with_its_group() -> None:
     values = np.array([[0.1, 0.9], [0.7, 0.3], [0.2, 0.8], [np.nan, np.nan]])
     groups = np.array([1, 0, 1, 0])
-    axes = plots.paint(4, 3, lambda ax: share_plots.draw_devices_shares(ax, values, groups, title="t")).axes[0]
+    axes = plots.make_figure(4, 3, lambda ax: share_plots.draw_devices_shares(ax, values, groups, title="t")).axes[0]
     for k, expected in ((0, {(0.0, 0.7), (2.0, 0.1), (3.0, 0.2)}), (1, {(0.0, 0.3), (2.0, 0.9), (3.0, 0.8)})):
         places: Array = np.ma.filled(np.ma.asarray(axes.collections[k].get_offsets()), np.nan)
         assert {(x, y) for x, y in places.tolist() if y == y} == expected  # noqa: PLR0124 - NaN is not drawn
-        assert same_color(np.asarray(axes.collections[k].get_facecolor())[0], plots.colour(k))
+        assert same_color(np.asarray(axes.collections[k].get_facecolor())[0], plots.center_colour(k))
     assert [float(np.asarray(line.get_xdata())[0]) for line in axes.get_lines()] == [1.5]
     assert axes.get_xlabel() == "device, by true group"
 
@@ -54,7 +54,7 @@ def test_the_legend_stands_beside_the_lines() -> None:
         share_plots.draw_shares(axes, (1, 3, 5), VALUES, title="t")
         share_plots.name_centers(axes)
 
-    axes = plots.paint(4, 3, paint).axes[0]
+    axes = plots.make_figure(4, 3, paint).axes[0]
     legend = axes.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["center 0", "center 1"]

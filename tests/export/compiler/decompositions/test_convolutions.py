@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from export.compiler.decompositions import depthwise
-from export.compiler.decompositions.convolutions import Convolution, convolution_backward
+from export.compiler.decompositions.convolutions import ConvolutionSpec, convolution_backward
 
 TOLERANCE = 1e-11  # float64; sums of fewer than a thousand products
 
@@ -70,7 +70,7 @@ def test_every_way_to_the_inputs_gradient_agrees(
     out = torch.nn.functional.conv2d(x, weight, None, 1, padding, dilation)
     grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
     (expected,) = torch.autograd.grad(out, x, grad)
-    convolution = Convolution((1, 1), padding, dilation, 1)
+    convolution = ConvolutionSpec((1, 1), padding, dilation, 1)
     for way in (convolution.by_transposed, convolution.by_turned_kernel, convolution.by_columns):
         assert torch.allclose(way(grad, x.detach(), weight), expected, rtol=0, atol=TOLERANCE)
 
@@ -92,7 +92,7 @@ def test_a_product_per_row_of_the_kernel_is_the_convolution(
     x = torch.randn(2, 3, size, size + 1, generator=draw, dtype=torch.float64)
     weight = torch.randn(4, 3, *kernel, generator=draw, dtype=torch.float64)
     expected = torch.nn.functional.conv2d(x, weight, None, (1, stride), padding, dilation)
-    got = Convolution((1, stride), padding, dilation, 1).by_rows(x, weight)
+    got = ConvolutionSpec((1, stride), padding, dilation, 1).by_rows(x, weight)
     assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -139,7 +139,7 @@ def test_every_way_of_a_grouped_convolution_agrees(
     (expected,) = torch.autograd.grad(out, weight, grad)
     own = weight.detach()
     paired = depthwise.grad_weight(grad, x, own, stride, padding, dilation, count)
-    correlated = Convolution(stride, padding, dilation, count).by_correlation(grad, x, own)
+    correlated = ConvolutionSpec(stride, padding, dilation, count).by_correlation(grad, x, own)
     for got in (paired, correlated):
         assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
     if count == ins == outs:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.decompositions import matrices
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 small = st.tuples(st.integers(1, 7), st.integers(1, 7))
@@ -79,10 +79,10 @@ def test_rows_and_columns_picked_together_and_their_gradient_are_torchs(rows: li
     ],
 )
 def test_other_ways_to_index_are_refused_by_name(x: Tensor, indices: list[Tensor | None]) -> None:
-    with pytest.raises(Unsupported, match=r"^index: .*index"):
+    with pytest.raises(UnsupportedOperator, match=r"^index: .*index"):
         matrices.index(x, indices)
 
 
 def test_assigning_by_index_is_refused_by_name() -> None:
-    with pytest.raises(Unsupported, match="index_put: assigning"):
+    with pytest.raises(UnsupportedOperator, match="index_put: assigning"):
         matrices.index_put(noise(3), [torch.tensor([0])], noise(1))

@@ -15,7 +15,7 @@ from export.compiler.decompositions.norms import (
     group_norm,
     group_norm_backward,
 )
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 EPS = 1e-5
 
@@ -77,5 +77,5 @@ def test_without_weights_only_the_input_has_a_gradient(norm: str) -> None:
 
 def test_training_through_frozen_statistics_is_refused() -> None:
     x = drawn(2, 3)
-    with pytest.raises(Unsupported, match="frozen"):
+    with pytest.raises(UnsupportedOperator, match="frozen"):
         batch_norm_backward(x, x, None, None, None, None, None, False, EPS, [True] * 3)

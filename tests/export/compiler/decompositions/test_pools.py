@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - torch's custom
 
 from export.compiler.decompositions import pools
-from export.compiler.decompositions.supported_ops import Unsupported
+from export.compiler.decompositions.supported_ops import UnsupportedOperator
 
 TOLERANCE = 1e-12  # float64; sums of fewer than a hundred values
 
@@ -128,5 +128,5 @@ def test_adaptive_max_pooling_into_equal_windows_is_torchs(
 
 
 def test_adaptive_max_pooling_into_unequal_windows_is_refused_with_the_sizes() -> None:
-    with pytest.raises(Unsupported, match=r"\[9, 9\] does not divide into \[4, 3\] equal windows"):
+    with pytest.raises(UnsupportedOperator, match=r"\[9, 9\] does not divide into \[4, 3\] equal windows"):
         pools.adaptive_max_pool2d(torch.zeros(1, 1, 9, 9), [4, 3])
