@@ -40,7 +40,7 @@ MEDIA_TYPES = {
     ".wasm": "application/wasm",
 }
 INDEX_PAGE = "index.html"
-__all__ = ["phone_link", "qr_svg", "qr_terminal", "phone_routes", "web_broker_url"]
+__all__ = ["phone_link", "phone_routes", "qr_svg", "qr_terminal", "web_broker_url"]
 
 
 def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:

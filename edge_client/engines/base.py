@@ -22,7 +22,7 @@ from edge_client.protocol.task import Array, Tensors
 ENGINES = ("onnx", "litert", "pt2")
 DEVICES = ("auto", "cpu", "cuda", "tensorrt")
 UPDATED_ROLES = ("w", "buffers", "velocity")  # the names up to a slash
-KEPT_ON_BOARD = ("anchor", "linear", "lr", "momentum", "mu")
+FIXED_ROLES = ("anchor", "linear", "lr", "momentum", "mu")
 
 
 class LocalUpdate(Protocol):
@@ -69,7 +69,7 @@ def ports_by_role(function: Function) -> tuple[tuple[Port, ...], tuple[Port, ...
     def of(kinds: tuple[str, ...]) -> tuple[Port, ...]:
         return tuple(port for port in function.inputs if port.name.partition("/")[0] in kinds)
 
-    given = of(UPDATED_ROLES), of(KEPT_ON_BOARD)
+    given = of(UPDATED_ROLES), of(FIXED_ROLES)
     return (*given, tuple(port for port in function.inputs if port not in (*given[0], *given[1])))
 
 

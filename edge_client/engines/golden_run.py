@@ -57,7 +57,7 @@ class Numbers:
 class Run:
     """The inputs: what an update begins with, and what each step reads; `signs` (+1, -1) of the digests by tensor."""
 
-    start: Mapping[str, Array]
+    start: dict[str, Array]
     steps: Sequence[Mapping[str, Array]]
     signs: Mapping[str, Array]
 
@@ -80,20 +80,38 @@ def golden_inputs(program: Program, golden: Golden, *, fixed: bool) -> Run:
 
 
 def run_golden(engine: Engine, program: Program, golden: Golden) -> float:
-    """Train, and give the largest relative difference from what is expected; infinite for what is not finite."""
+    """Train, and give the largest relative difference from what is expected; infinite for what is not finite.
+
+    As in a real training, nothing but the engine holds what the update began with; and here the memory is taken at once
+    by numbers that are not finite, so that a runtime that reads it after it was freed is seen.
+    """
     run = golden_inputs(program, golden, fixed=engine.fixed_batch is not None)
+    begun = {name: run.start[name].copy() for name in _judged(program, "p")}
     with np.errstate(all="ignore"):  # a runtime that computes wrongly may give anything
         update = engine.update(run.start)
+        sizes = [(value.shape, value.dtype) for value in run.start.values()]
+        run.start.clear()
+        taken = [np.full(shape, np.nan, dtype) for shape, dtype in sizes]
         losses = [update.step(fresh) for fresh in run.steps]
-        return golden_difference(golden, losses, digests(program, run, update.read()))
+        taken.clear()
+        return golden_difference(golden, losses, digests(program, run.signs, begun, update.read()))
 
 
-def digests(program: Program, run: Run, end: Mapping[str, Array]) -> tuple[list[float], list[float]]:
-    """Of the weights' moves, and of the buffers (empty without): DIGEST numbers each."""
+def digests(
+    program: Program, signs: Mapping[str, Array], begun: Mapping[str, Array], end: Mapping[str, Array]
+) -> tuple[list[float], list[float]]:
+    """Of the weights' moves from `begun`, and of the buffers (empty without): DIGEST numbers each."""
     weights, buffers = _judged(program, "p"), _judged(program, "b")
-    moves = sum((_dealt(end[name], run.signs[name], run.start[name]) for name in weights), np.zeros(DIGEST))
-    ends = sum((_dealt(end[name], run.signs[name]) for name in buffers), np.zeros(DIGEST))
+    moves = sum((_dealt(end[name], signs[name], begun[name]) for name in weights), np.zeros(DIGEST))
+    ends = sum((_dealt(end[name], signs[name]) for name in buffers), np.zeros(DIGEST))
     return moves.tolist(), ends.tolist() if buffers else []
+
+
+def golden_difference(golden: Golden, losses: Sequence[float], found: tuple[Sequence[float], Sequence[float]]) -> float:
+    """The largest of the three relative differences."""
+    pairs = ((losses, golden.losses), (found[0], golden.weights), (found[1], golden.buffers))
+    worst = max(_relative(np.array(got), np.array(wanted)) for got, wanted in pairs if len(wanted))
+    return worst if math.isfinite(worst) else math.inf
 
 
 def _dealt(value: Array, signs: Array, start: Array | None = None) -> Array:
@@ -106,13 +124,6 @@ def _dealt(value: Array, signs: Array, start: Array | None = None) -> Array:
         part *= np.ravel(signs)[at : at + PART]
         sums += np.bincount(np.arange(len(part)) % DIGEST, weights=part, minlength=DIGEST)
     return sums / math.sqrt(value.size)
-
-
-def golden_difference(golden: Golden, losses: Sequence[float], found: tuple[Sequence[float], Sequence[float]]) -> float:
-    """The largest of the three relative differences."""
-    pairs = ((losses, golden.losses), (found[0], golden.weights), (found[1], golden.buffers))
-    worst = max(_relative(np.array(got), np.array(wanted)) for got, wanted in pairs if len(wanted))
-    return worst if math.isfinite(worst) else math.inf
 
 
 def _relative(got: Array, wanted: Array) -> float:

@@ -119,7 +119,7 @@ def _gradient(source: TraceSource, program: Program, draft: Golden) -> float:
 def _answered(source: TraceSource, program: Program, golden: Golden, run: Run, dtype: str) -> Golden | None:
     """The run with torch's losses and digests; None where they are not finite."""
     losses, end = _trained(source, program, run, dtype)
-    weights, buffers = digests(program, run, end)
+    weights, buffers = digests(program, run.signs, run.start, end)
     if not np.isfinite([*losses, *weights, *buffers]).all() or not any(weights):
         return None
     rows = [tuple(float(f"{v:.9g}") for v in row) for row in (losses, weights, buffers)]
@@ -129,7 +129,7 @@ def _answered(source: TraceSource, program: Program, golden: Golden, run: Run, d
 def _own(source: TraceSource, program: Program, told: Golden, run: Run) -> float:
     """How far torch's float32 is from its float64."""
     losses, end = _trained(source, program, run, "float32")
-    return golden_difference(told, losses, digests(program, run, end))
+    return golden_difference(told, losses, digests(program, run.signs, run.start, end))
 
 
 def _trained(source: TraceSource, program: Program, run: Run, dtype: str) -> tuple[list[float], dict[str, Array]]:

@@ -13,14 +13,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from coordinator.models.registry import MODELS, build_model
-from edge_client.engines.base import ENGINES, KEPT_ON_BOARD, Engine, LocalUpdate, open_engine
+from edge_client.engines.base import ENGINES, FIXED_ROLES, Engine, LocalUpdate, open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.protocol.task import Array, Tensors
 from export.compiler.program import compile_program
@@ -29,39 +28,34 @@ BATCH = 32  # of LiteRT, as a coordinator compiles by default
 TIMES = 7
 
 
-@dataclass(frozen=True, kw_only=True)
 class Without:
     """An engine that reads zeros in every port of one group."""
 
-    engine: Engine
-    group: str
-
-    @property
-    def name(self) -> str:
-        return self.engine.name
-
-    @property
-    def place(self) -> str:
-        return self.engine.place
-
-    @property
-    def fixed_batch(self) -> int | None:
-        return self.engine.fixed_batch
+    def __init__(self, engine: Engine, group: str) -> None:
+        self.name, self.place, self.fixed_batch = engine.name, engine.place, engine.fixed_batch
+        self._engine, self._group = engine, group
 
     def update(self, feeds: Tensors) -> LocalUpdate:
-        gone = {n: np.zeros_like(a) for n, a in feeds.items() if n.partition("/")[0] == self.group}
-        return self.engine.update({**feeds, **gone})
+        gone = {n: np.zeros_like(a) for n, a in feeds.items() if n.partition("/")[0] == self._group}
+        return self._engine.update({**feeds, **gone})
 
-    def evaluate(self, feeds: Tensors) -> Mapping[str, Array]:
-        return self.engine.evaluate(feeds)
+    def evaluate(self, feeds: Tensors) -> dict[str, Array]:
+        return self._engine.evaluate(feeds)
 
 
 def rows(name: str, engines: tuple[str, ...]) -> Iterator[list[str]]:
     """Compile, and measure each engine."""
     model = build_model(name, seed=0)
     print(f"{name}: compiling", file=sys.stderr, flush=True)
-    facts = {"input": model.input, "target": model.output, "loss": model.loss}
-    made = compile_program(model.module, name=name, batch=BATCH, engines=engines, **facts)
+    made = compile_program(
+        model.module,
+        name=name,
+        input=model.input,
+        target=model.output,
+        loss=model.loss,
+        batch=BATCH,
+        engines=engines,
+    )
     for engine in engines:
         golden = made.program.golden[engine]
         with tempfile.TemporaryDirectory() as scratch:
@@ -74,7 +68,7 @@ def rows(name: str, engines: tuple[str, ...]) -> Iterator[list[str]]:
                 began = time.process_time()
                 run_golden(here, made.program, golden)
                 took.append(time.process_time() - began)
-            wrong = [run_golden(Without(engine=here, group=group), made.program, golden) for group in KEPT_ON_BOARD]
+            wrong = [run_golden(Without(here, group), made.program, golden) for group in FIXED_ROLES]
         run = f"{len(golden.losses)} x {golden.batch}"
         yield [name, engine, run, f"{1000 * statistics.median(took):.0f}", *(f"{off:.0e}" for off in (right, *wrong))]
 
@@ -84,7 +78,7 @@ def main() -> int:
     options.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     options.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
     given = options.parse_args()
-    head = ["model", "engine", "steps x batch", "ms", "right", *(f"no {group}" for group in KEPT_ON_BOARD)]
+    head = ["model", "engine", "steps x batch", "ms", "right", *(f"no {group}" for group in FIXED_ROLES)]
     print(f"| {' | '.join(head)} |\n|{'|'.join(['---', '---', *['--:'] * (len(head) - 2)])}|")
     for name in given.models:
         for row in rows(name, tuple(given.engines)):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.engines.base import KEPT_ON_BOARD, UPDATED_ROLES, Engine, run_step
+from edge_client.engines.base import FIXED_ROLES, UPDATED_ROLES, Engine, run_step
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array
@@ -39,7 +39,7 @@ each_engine = pytest.mark.parametrize("engine", ENGINES)
 
 def fresh(given: dict[str, Array]) -> dict[str, Array]:
     """What a step reads anew."""
-    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*UPDATED_ROLES, *KEPT_ON_BOARD)}
+    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*UPDATED_ROLES, *FIXED_ROLES)}
 
 
 def neutral(name: str, value: Array) -> Array:

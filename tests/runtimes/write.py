@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_client.engines.base import KEPT_ON_BOARD, UPDATED_ROLES
+from edge_client.engines.base import FIXED_ROLES, UPDATED_ROLES
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Tensors
@@ -65,7 +65,7 @@ def update(program: Program, any_size: bool) -> dict[str, Array]:  # noqa: FBT00
 
 def _fresh(given: Tensors) -> dict[str, Array]:
     """What a step reads anew."""
-    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*UPDATED_ROLES, *KEPT_ON_BOARD)}
+    return {n: v for n, v in given.items() if n.partition("/")[0] not in (*UPDATED_ROLES, *FIXED_ROLES)}
 
 
 def _trained(program: Program, given: Tensors, batches: list[dict[str, Array]], dtype: torch.dtype) -> dict[str, Array]:
