@@ -8,7 +8,7 @@ READER_PYTHON ?= python3.11
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers bench-serve roads reference clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes constraints bench-serve roads reference clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
 
-constraints:     ## write constraints.txt anew: one resolution of everything for Python 3.10 to 3.14, pins kept where they can be
+constraints: $(STAMP) ## write constraints.txt anew: one resolution of everything for Python 3.10 to 3.14, pins kept where they can be
 	$(BIN)/uv pip compile --quiet --config-file tests/runtimes/uv.toml --universal --python-version 3.10 --extra dev --no-annotate --custom-compile-command 'make constraints' pyproject.toml -o constraints.txt
 
 web: $(STAMP)    ## the phone page's third-party files into .web, once (33 MB from npm's registry)
@@ -96,9 +96,12 @@ $(READERS)/%/.installed:
 	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
 	@touch $@
 
+runtimes: $(STAMP) ## every Python and runtime that we name, in environments of their own; needs mosquitto, 25 GB and half an hour; ROWS="3.10-newest" runs some
+	$(BIN)/python -m tests.runtimes $(if $(ROWS),--only $(ROWS))
+
 boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; needs root, debootstrap, mosquitto; about a quarter of an hour
 	$(BIN)/pytest -q --show-capture=no -m "board or slow" tests/boards
 	$(BIN)/python -m tests.boards.sizes
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) $(READERS) $(PEERS) .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(READERS) $(PEERS) .runtimes .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,8 +1,10 @@
-"""What a library's exception says, in one line and without the paths of this machine. Knows no library."""
+"""A library's exception as one line without the paths of this machine, and as an error of this project."""
 
 from __future__ import annotations
 
 import re
+
+from edge_client.errors import RuntimeMissing
 
 MAX_SENTENCE_CHARS = 300
 PATH_PATTERN = re.compile(r"""(File )?["'(]*[\w.~+:-]*([/\\][\w.~+@-]+){2,}["')]*(, line \d+)?(, in \w+)?[:\d]*\s*""")
@@ -12,3 +14,10 @@ def first_sentence(wrong: BaseException) -> str:
     """The first line that says something; the exception's kind when none does."""
     lines = (PATH_PATTERN.sub("", line).strip() for line in str(wrong).splitlines())
     return next((line[:MAX_SENTENCE_CHARS] for line in lines if line), type(wrong).__name__)
+
+
+def converter_missing(wrong: ImportError) -> RuntimeMissing:
+    """The error for a converter that is not installed or too old. The model has no part in it."""
+    return RuntimeMissing(
+        f"a converter cannot be imported: {first_sentence(wrong)}", hint="pip install 'fedcenters[export]'"
+    )

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Flat, Schema
 from export.compiler.tracing import MAX_BATCH, quiet_warnings
 from export.containers.write_onnx import to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_named_tflite
+from export.diagnostics import converter_missing
 from export.silence import suppress_output
 
 FILE_FORMATS = ("onnx", "tflite", "pt2")
@@ -48,8 +49,8 @@ def _export_file(module: nn.Module, first: tuple[Tensor, ...], sample_shape: Seq
             return to_named_tflite((_NamedStack if first else _Named)(module), given)
         made = _any_batch(module, (*first, torch.zeros(EXAMPLE_BATCH, *sample_shape)))
         return to_pt2(made) if fmt == "pt2" else name_batch_dimension(to_onnx(made, names, ["logits"]))
-    except RuntimeMissing:
-        raise
+    except ImportError as wrong:
+        raise converter_missing(wrong) from wrong
     except Exception as wrong:  # exporters raise many kinds; what they cannot convert is a refusal
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(f"this model cannot be written as {fmt}: {text}", hint="use another format") from wrong

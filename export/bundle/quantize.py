@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.task import Array
 from export.bundle.run_source import LabelledSamples
+from export.diagnostics import converter_missing
 from export.silence import suppress_output
 
 SCHEMES = ("fp16", "int8", "int8-static")
@@ -47,10 +48,8 @@ def quantize_file(file: bytes, fmt: str, scheme: str, calibration: LabelledSampl
     try:
         with suppress_output():
             return make(file, scheme, x)
-    except ImportError as missing:  # no model's fault
-        raise RuntimeMissing(
-            f"a quantizer cannot be imported: {missing}", hint="pip install 'fedcenters[export]'"
-        ) from missing
+    except ImportError as wrong:
+        raise converter_missing(wrong) from wrong
     except Exception as wrong:  # the tools raise many kinds; what they cannot convert is a refusal
         text = (str(wrong).strip().splitlines() or [repr(wrong)])[0][:300]
         raise ProgramRefused(f"{fmt} cannot be quantized to {scheme}: {text}", hint="leave this scheme out") from wrong

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edge_client.errors import ProgramRefused, RuntimeMissing, UsageError
+from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
 from export.compiler.golden_run import check_golden, golden_run
@@ -40,7 +40,7 @@ from export.compiler.tracing import count_random_numbers, export_graph, trace_fu
 from export.containers.write_onnx import OPSET, to_onnx
 from export.containers.write_pt2 import to_pt2
 from export.containers.write_tflite import to_tflite
-from export.diagnostics import first_sentence
+from export.diagnostics import converter_missing, first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
 EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have
@@ -293,7 +293,9 @@ class _refusal_context:  # noqa: N801 - reads as a word in a with statement
     def __enter__(self) -> None: ...
 
     def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
-        if isinstance(wrong, Exception) and not isinstance(wrong, RuntimeMissing):
+        if isinstance(wrong, ImportError):
+            raise converter_missing(wrong) from wrong
+        if isinstance(wrong, Exception):
             raise ProgramRefused(
                 f"model {self.source.name!r} cannot be written for {self.engine}: {first_sentence(wrong)}",
                 hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",

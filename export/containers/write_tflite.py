@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from edge_client.errors import RuntimeMissing
 from edge_client.protocol.task import Array
 from export.silence import suppress_output
 
@@ -35,12 +34,8 @@ def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
 
 def _converter() -> Any:  # noqa: ANN401 - the package has no types
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # read once, when the converter's library is loaded
-    try:
-        import litert_torch
-    except ImportError as missing:  # no model's fault: the converter is not there, or beside another ai-edge-litert
-        raise RuntimeMissing(
-            f"the LiteRT converter cannot be imported: {missing}", hint="pip install 'fedcenters[export]'"
-        ) from missing
+    import litert_torch
+
     litert_torch.config.show_progress = False
     return litert_torch
 

@@ -19,6 +19,11 @@ def program() -> None:
     compile_program(m.module, name="digits-mlp", input=m.input, classes=m.classes, batch=8, engines=("litert",))
 
 
+def onnx_program() -> None:
+    m = model("digits-mlp")
+    compile_program(m.module, name="digits-mlp", input=m.input, classes=m.classes, batch=8, engines=("onnx",))
+
+
 def center() -> None:
     m = model("digits-mlp")
     export_center(m.module, m.input, "tflite")
@@ -29,6 +34,7 @@ def center() -> None:
     [
         ("litert_torch", program),
         ("litert_torch", center),
+        ("onnxscript", onnx_program),  # an older one lacks a module for this torch
         ("ai_edge_quantizer", lambda: quantize_file(b"", "tflite", "int8")),
     ],
 )

@@ -1,7 +1,7 @@
 """`make runtimes`: every Python and runtime that we name, in an environment of its own, and one table of what they did.
 
     python -m tests.runtimes                          all rows, the demo on the server's Pythons, resolutions
-    python -m tests.runtimes --only 3.10-newest ...   these device rows and the resolutions
+    python -m tests.runtimes --only 3.10-newest ...   these device rows, and whether constraints.txt holds
 
 Leaves with 1 when a row fails. A Python without an interpreter on this machine is a skip with its reason, and in CI a
 failure.
@@ -16,13 +16,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tests.runtimes import write
-from tests.runtimes.environments import HOME, ROOT, Missing, interpreter, made, resolves, versions
+from tests.runtimes.environments import HOME, ROOT, Missing, interpreter, lowest_server, made, resolves, versions
 from tests.runtimes.federation import ENGINES, federate
-from tests.runtimes.rows import PYTHONS, ROWS, SERVERS, Row
+from tests.runtimes.rows import LOWEST_SERVER, PYTHONS, ROWS, SERVERS, Row
 from tests.support.requirements import IN_CI
 
 UPDATES = HOME / "updates"
@@ -39,16 +39,21 @@ Line = tuple[str, str, str, str]
 
 def main(only: list[str]) -> int:
     """-> the exit code."""
-    lines = [*resolutions(), *devices([row for row in ROWS if not only or row.name in only])]
+    lines = [
+        *resolutions("constraints.txt with everything" if only else ""),
+        *devices([row for row in ROWS if not only or row.name in only]),
+    ]
     if not only:
-        lines += [line for python in SERVERS for line in demo(python)]
+        lines += demos()
     print("\n" + table(lines))  # noqa: T201 - its data
     return 1 if any(line[3].startswith("FAIL") for line in lines) else 0
 
 
-def resolutions() -> Iterator[Line]:
+def resolutions(only: str = "") -> Iterator[Line]:
     """Each Python that we name, whether its interpreter is here or not."""
     for what, options in RESOLUTIONS.items():
+        if only not in ("", what):
+            continue
         for python in PYTHONS:
             wrong = resolves(python, *options)
             yield _seen((f"{python}, resolved", what, "wheels found", f"FAIL: {wrong[:300]}" if wrong else "ok"))
@@ -61,16 +66,13 @@ def devices(rows: Iterable[Row]) -> Iterator[Line]:
     for row in rows:
         try:
             pythons[row.name] = made(row)
-        except (Missing, RuntimeError) as wrong:
+        except (Missing, RuntimeError) as wrong:  # noqa: PERF203 - a dozen of them
             word = "FAIL" if IN_CI or isinstance(wrong, RuntimeError) else "skipped"
             yield _seen((row.name, "", "", f"{word}: {' '.join(str(wrong).split())[-300:]}"))
     if not pythons:
         return
-    if not UPDATES.exists():
-        fresh = UPDATES.with_name("updates.part")
-        shutil.rmtree(fresh, ignore_errors=True)
-        write.main(fresh)
-        fresh.rename(UPDATES)
+    shutil.rmtree(UPDATES, ignore_errors=True)
+    write.main(UPDATES)
     for name, python in pythons.items():
         seen[name] = suite(python)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,11 +80,11 @@ def devices(rows: Iterable[Row]) -> Iterator[Line]:
     for name, python in pythons.items():
         had = ", ".join(f"{package} {version}" for package, version in versions(python).items())
         both = [told[name, engine] for engine in ENGINES]
-        wrong = [f"{engine} {w}" for engine, t in zip(ENGINES, both, strict=True) for w in t.wrong]
+        said = [f"{engine} {w}" for engine, t in zip(ENGINES, both, strict=True) for w in t.wrong]
         good = "; ".join(
             f"{e}: alone {t.alone:.0%}, nearest {t.nearest:.0%}" for e, t in zip(ENGINES, both, strict=True)
         )
-        failed = wrong if seen[name].endswith(" passed") else [f"suite: {seen[name]}", *wrong]
+        failed = said if seen[name].endswith(" passed") else [f"suite: {seen[name]}", *said]
         ran = f"suite ({seen[name]}), doctor, join, nearest"
         yield _seen((name, had, ran, f"FAIL: {'; '.join(failed)}" if failed else f"ok; {good}"))
 
@@ -91,40 +93,40 @@ def suite(python: Path) -> str:
     """pytest's last line, without the time."""
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"FEDCENTERS_UPDATES": str(UPDATES)}
     alone = ["-q", "-c", os.devnull, "--rootdir", str(ROOT), "--noconftest", "-p", "no:cacheprovider"]
-    command = [python, "-m", "pytest", *alone, str(ROOT / "tests" / "runtimes" / "suite.py")]
+    command = [str(python), "-m", "pytest", *alone, str(ROOT / "tests" / "runtimes" / "suite.py")]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout[-4000:], done.stderr[-2000:], file=sys.stderr)  # noqa: T201 - talk
     return (done.stdout.strip().splitlines() or [done.stderr[-200:]])[-1].partition(" in ")[0]
 
 
-def demo(python: str) -> Iterator[Line]:
-    """What a user types: `make demo` on this Python, in an environment that the Makefile makes with constraints.txt."""
-    venv = HOME / f"server-{python}"
-    what = "make install, make demo"
-    try:
-        command = [
-            "make",
-            "--no-print-directory",
-            "demo",
-            f"VENV={venv.relative_to(ROOT)}",
-            f"PYTHON={interpreter(python)}",
-        ]
-    except Missing as wrong:
-        yield _seen((f"{python}, server", "", what, f"skipped: {wrong}"))
-        return
+def demos() -> Iterator[Line]:
+    """What a user types on each of the server's Pythons, and the demo with the lowest of everything."""
+    for python in SERVERS:
+        venv = HOME / f"server-{python}"
+        try:
+            options = (f"VENV={venv.relative_to(ROOT)}", f"PYTHON={interpreter(python)}")
+        except Missing as wrong:
+            yield _seen((f"{python}, server", "", "", f"skipped: {wrong}"))
+            continue
+        command = ("make", "--no-print-directory", "demo", *options)
+        yield demo(f"{python}, server", "make install, make demo", command, venv)
+    python_of_all = lowest_server()
+    program = str(python_of_all.with_name("fedcenters-emulator"))
+    yield demo(f"{LOWEST_SERVER}, server, lowest", "demo", (program, "demo"), python_of_all.parents[1])
+
+
+def demo(name: str, what: str, command: Sequence[str], venv: Path) -> Line:
+    """The whole chain: every engine trains, the files are verified, new devices choose."""
     began_s = time.monotonic()
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("FEDCENTERS_", "MAKE", "MFLAGS", "PYTHONPATH"))}
     with tempfile.TemporaryDirectory() as folder:
-        env |= {"TMPDIR": folder, "PYTHONPATH": str(ROOT)}
+        env |= {"TMPDIR": folder}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    had = ", ".join(f"{p} {v}" for p, v in versions(venv / "bin" / "python").items()) if venv.exists() else ""
+    said = " ".join(line.strip() for line in done.stderr.strip().splitlines()[-3:])[-300:]
     took = f"{time.monotonic() - began_s:.0f} s"
-    found = versions(venv / "bin" / "python") if venv.exists() else {}
-    had = ", ".join(f"{package} {version}" for package, version in found.items())
-    said = " ".join((done.stderr.strip().splitlines() or [""])[-1].split())
-    yield _seen(
-        (f"{python}, server", had, what, f"ok; {took}: {said}" if done.returncode == 0 else f"FAIL: {said[:300]}")
-    )
+    return _seen((name, had, what, f"ok; {took}" if done.returncode == 0 else f"FAIL: {said}"))
 
 
 def table(lines: Iterable[Line]) -> str:

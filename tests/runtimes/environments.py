@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.runtimes.rows import Row
+from tests.runtimes.rows import LOWEST_SERVER, Row
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / ".runtimes"
@@ -52,6 +52,25 @@ def made(row: Row) -> Path:
     return python
 
 
+def lowest_server() -> Path:
+    """A server's environment with the lowest of everything that the demo needs."""
+    python = HOME / "server-lowest" / "bin" / "python"
+    shutil.rmtree(HOME / "server-lowest", ignore_errors=True)
+    _uv("venv", "--python", str(interpreter(LOWEST_SERVER)), str(HOME / "server-lowest"))
+    _uv(
+        "pip",
+        "install",
+        "--python",
+        str(python),
+        "--no-build",
+        "--resolution",
+        "lowest-direct",
+        "-e",
+        ".[emulator,images]",
+    )
+    return python
+
+
 def versions(python: Path) -> Mapping[str, str]:
     """What the environment holds of what matters."""
     listed = json.loads(_uv("pip", "list", "--python", str(python), "--format", "json").stdout)
@@ -75,8 +94,15 @@ def resolves(python: str, *options: str) -> str:
 
 
 def _uv(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    env = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "")} | os.environ  # uv reads nothing of pip's
     done = subprocess.run(
-        [UV, "--quiet", *arguments], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
+        [UV, "--quiet", *arguments],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        check=False,
     )
     if check and done.returncode:
         raise RuntimeError(f"uv {' '.join(arguments)}\n{done.stderr}")

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.data.dataset import DeviceData
 from emulator.console import ConsoleProgress
-from emulator.data.fleet_split import FleetData, digits_fleet
+from emulator.data.fleet_split import digits_fleet
 from emulator.reports.demo_page import round_events
 from emulator.testbed import monitor
 from emulator.testbed import testbed_files as stage
@@ -29,8 +30,8 @@ from emulator.testbed.testbed import Testbed, run_testbed
 ENGINES = ("onnx", "litert")
 ALONE = {"method": "nonfed", "num-rounds": 3}
 TOGETHER = {"method": "fedavg", "num-rounds": 3}
-# A tenth is chance, which is where a device ends that trains on garbage. A device with few digits is above this.
-RIGHT = 0.5
+SHARES = 3  # of the digits for devices that train, and as many for new ones
+RIGHT = 0.5  # a tenth is chance, which is where a device ends that trains on garbage
 HEALTHY = ("python", "glibc", "runtime", "data", "broker")  # of doctor's checks: those that are not about the hardware
 PATIENCE_S, NEAREST_S = 300.0, 60.0
 
@@ -58,37 +59,46 @@ class Device:
 def federate(pythons: Mapping[str, Path], folder: Path) -> dict[tuple[str, str], Told]:
     """(environment, engine) -> what it showed. Never raises for what an environment does wrong."""
     return run_testbed(
-        folder, "mosquitto", ConsoleProgress(), lambda scene: _play(scene, pythons), federation=stage.DEMO_FEDERATION
+        folder,
+        "mosquitto",
+        ConsoleProgress(),
+        lambda testbed: _play(testbed, pythons),
+        federation=stage.DEMO_FEDERATION,
     )
 
 
 def _play(testbed: Testbed, pythons: Mapping[str, Path]) -> dict[tuple[str, str], Told]:
-    who = [(name, engine) for name in pythons for engine in ENGINES]
-    split = digits_fleet(len(who), new=len(who), groups=1)
+    told = {(name, engine): Told() for name in pythons for engine in ENGINES}
+    # The same few shares, however many take part: on a few digits an accuracy says little.
+    split = digits_fleet(SHARES, new=SHARES, groups=1)
     np.savez(testbed.work / stage.REFERENCE_FILE, x=split.reference)
+    trains, comes = ([*part.values()] for part in (split.devices, split.new_devices))
     # An environment that fails shall not keep the others waiting.
     facts: dict[str, Any] = {"quorum": 0.25, "deadline_s": 30, "start_timeout_s": 60, "bundle_run": TOGETHER["method"]}
-    coordinator = testbed.start_coordinator(devices=len(who), runs=[ALONE, TOGETHER], seed=0, **facts)
-    told = {each: Told() for each in who}
+    coordinator = testbed.start_coordinator(devices=len(told), runs=[ALONE, TOGETHER], seed=0, **facts)
     with contextlib.ExitStack() as stack:
         devices = {
-            (name, engine): stack.enter_context(_joined(testbed, pythons[name], f"d-{i}", split, cid, engine))
-            for i, ((name, engine), cid) in enumerate(zip(who, sorted(split.devices), strict=True))
+            each: stack.enter_context(_joined(testbed, pythons[each[0]], trains[i % SHARES], each))
+            for i, each in enumerate(told)
         }
         events = _until_the_bundle(testbed)
-        for each, cid in zip(who, sorted(split.devices), strict=True):
-            _judge(told[each], devices[each], events, cid)
-        for each, cid in zip(who, sorted(split.new_devices), strict=True):
-            _nearest(testbed, told[each], pythons[each[0]], split, cid, each[1])
+        for i, (each, device) in enumerate(devices.items()):
+            _judge(told[each], device, events)
+            _nearest(testbed, told[each], pythons[each[0]], comes[i % SHARES], each)
     testbed.children.wait_for_exit([coordinator])
     return told
 
 
+def _cid(who: tuple[str, str]) -> str:
+    """A device's id: no dots in it."""
+    return "-".join(who).replace(".", "-")
+
+
 @contextlib.contextmanager
-def _joined(testbed: Testbed, python: Path, name: str, split: FleetData, cid: str, engine: str) -> Iterator[Device]:
+def _joined(testbed: Testbed, python: Path, local: DeviceData, who: tuple[str, str]) -> Iterator[Device]:
     """`fedcenters-edge join`, which is asked to leave afterwards."""
-    files = testbed.write_device("devices", cid, split.devices[cid], engine=engine)
-    log = testbed.work / f"{name}.log"
+    files = testbed.write_device("devices", _cid(who), local, engine=who[1])
+    log = testbed.work / f"{files.cid}.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
             [python.with_name("fedcenters-edge"), "join", "--config", files.config],
@@ -117,10 +127,10 @@ def _until_the_bundle(testbed: Testbed) -> list[dict[str, Any]]:
     return events
 
 
-def _judge(told: Told, device: Device, events: list[dict[str, Any]], cid: str) -> None:
+def _judge(told: Told, device: Device, events: list[dict[str, Any]]) -> None:
     """The device's own accuracy, that of the common model on it, how its process is, and what doctor says."""
     for run, into in ((ALONE, "alone"), (TOGETHER, "together")):
-        accuracy = round_events(events, str(run["method"]))[-1]["per_device"].get(cid, 0.0)
+        accuracy = round_events(events, str(run["method"]))[-1]["per_device"].get(device.files.cid, 0.0)
         setattr(told, into, accuracy)
         if not accuracy > RIGHT:
             told.wrong.append(f"{into}: accuracy {accuracy:.2f}")
@@ -133,10 +143,10 @@ def _judge(told: Told, device: Device, events: list[dict[str, Any]], cid: str) -
         told.wrong.append(f"doctor left with {done.returncode}: {_last(done.stderr)}")
 
 
-def _nearest(testbed: Testbed, told: Told, python: Path, split: FleetData, cid: str, engine: str) -> None:
+def _nearest(testbed: Testbed, told: Told, python: Path, local: DeviceData, who: tuple[str, str]) -> None:
     """A device that never trained fetches the center and runs it."""
-    files = testbed.write_device("new", cid, split.new_devices[cid], engine=engine)
-    form = "onnx" if engine == "onnx" else "tflite"
+    files = testbed.write_device("new", f"new-{_cid(who)}", local, engine=who[1])
+    form = "onnx" if who[1] == "onnx" else "tflite"
     done = _ran(python, "nearest", "--config", str(files.config), "--format", form, "--json")
     if done.returncode:
         told.wrong.append(f"nearest left with {done.returncode}: {_last(done.stderr)}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 SERVERS = ("3.10", "3.11", "3.12", "3.13")  # where an interpreter is at hand, `make demo` is run as a user would
+LOWEST_SERVER = "3.11"  # here the demo is run with the lowest of everything as well
 NUMPY_1 = ("3.10", "3.11", "3.12")  # newer ones have no wheel of it
 
 

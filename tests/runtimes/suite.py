@@ -25,7 +25,7 @@ Trained = dict[str, Array]
 
 
 @dataclass(frozen=True)
-class Case:
+class RuntimeCase:
     """A program opened with one engine, and the arrays of its update."""
 
     engine: Engine
@@ -47,12 +47,12 @@ class Case:
 
 
 @pytest.fixture(params=sorted(FOLDER.glob("*.npz")), ids=lambda path: path.stem)
-def case(request: pytest.FixtureRequest) -> Case:
+def case(request: pytest.FixtureRequest) -> RuntimeCase:
     model, _, engine = request.param.stem.rpartition("-")
     program = Program.from_json(parse_json((FOLDER / f"{model}.json").read_bytes(), MAX_PROGRAM_BYTES))
     containers = program.containers[engine]
     files = {function: FOLDER / containers[function].sha256 for function in ("step", "evaluate")}
-    return Case(open_engine(engine, program, files), dict(np.load(request.param)))
+    return RuntimeCase(open_engine(engine, program, files), dict(np.load(request.param)))
 
 
 def relative(got: Tensors, expected: Tensors) -> float:
@@ -61,7 +61,7 @@ def relative(got: Tensors, expected: Tensors) -> float:
     return float(np.max([np.abs(got[n] - v).max() / max(1e-6, np.abs(v).max()) for n, v in expected.items()]))
 
 
-def trained(case: Case, lend: Callable[[Tensors], Tensors] = dict) -> Trained:
+def trained(case: RuntimeCase, lend: Callable[[Tensors], Tensors] = dict) -> Trained:
     """One update over all batches; `lend` makes the arrays that it is given, which are then dropped here."""
     given = case.part("given")
     update = case.engine.update(lend(given))
@@ -82,11 +82,11 @@ def in_fortran_order(feeds: Tensors) -> Tensors:
 
 
 @pytest.mark.parametrize("lend", [dict, copied, in_fortran_order])
-def test_a_whole_update_with_every_term_is_torchs(case: Case, lend: Callable[[Tensors], Tensors]) -> None:
+def test_a_whole_update_with_every_term_is_torchs(case: RuntimeCase, lend: Callable[[Tensors], Tensors]) -> None:
     case.check(trained(case, lend))
 
 
-def test_an_evaluation_is_torchs_and_disturbs_no_update(case: Case) -> None:
+def test_an_evaluation_is_torchs_and_disturbs_no_update(case: RuntimeCase) -> None:
     def looking(batches: list[dict[str, Array]]) -> Iterator[dict[str, Array]]:
         for batch in batches:
             told.append(case.engine.evaluate(case.part("asked")))
@@ -99,6 +99,6 @@ def test_an_evaluation_is_torchs_and_disturbs_no_update(case: Case) -> None:
     assert max(relative(each, case.part("told")) for each in told) < EVALUATION
 
 
-def test_a_second_update_of_the_same_engine_starts_anew(case: Case) -> None:
+def test_a_second_update_of_the_same_engine_starts_anew(case: RuntimeCase) -> None:
     first, second = trained(case), trained(case)
     assert all(np.array_equal(first[name], second[name]) for name in first)

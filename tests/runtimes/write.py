@@ -69,10 +69,7 @@ def _fresh(given: Tensors) -> dict[str, Array]:
 
 
 def _trained(program: Program, given: Tensors, batches: list[dict[str, Array]], dtype: torch.dtype) -> dict[str, Array]:
-    """Weights and buffers after all steps, and the `losses`.
-
-    No velocity: a bias before a batch norm has one of noise.
-    """
+    """Weights and buffers after all steps, and `losses`. No velocity: that of a bias before a batch norm is noise."""
     feed, losses, moved = dict(given), [], dict[str, Array]()
     for batch in batches:
         moved = torch_step(model(program.model).module, feed | batch, dtype=dtype)
