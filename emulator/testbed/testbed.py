@@ -120,7 +120,7 @@ def run_testbed(
             with ChildProcesses(work / "processes", signals) as children:
                 with signals.hold():
                     started = start_broker(work / "broker", broker)
-                facts: dict[str, Any] = {"folder": folder, "work": work, "talk": progress, "federation": federation}
+                facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
                 try:
                     progress.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
                     return play(Testbed(broker=started, children=children, **facts))

@@ -104,7 +104,7 @@ def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     wall = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from pathlib import Path\nfrom edge_client import config, doctor\n"
-        f"print(next(c for c in doctor.checks(config.load(Path({str(tmp_path / 'client.toml')!r}), {{}}))"
+        f"print(next(c for c in doctor.checks(config.load_config(Path({str(tmp_path / 'client.toml')!r}), {{}}))"
         " if c.name == 'runtime').line())\n"
     )
     done = subprocess.run([sys.executable, "-c", wall], cwd=ROOT, capture_output=True, text=True, check=True)

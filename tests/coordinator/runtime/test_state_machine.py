@@ -115,7 +115,7 @@ class Machine(RuleBasedStateMachine):
         store = self.alive.store
         store.fatal, store.before = store.writes + nth, before
 
-    @precondition(lambda self: self.alive.reception.live is None and self.number + 1 < EXCHANGES)
+    @precondition(lambda self: self.alive.dispatcher.live is None and self.number + 1 < EXCHANGES)
     @rule()
     def the_next_exchange_begins(self) -> None:
         self.number += 1

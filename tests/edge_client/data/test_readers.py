@@ -103,9 +103,9 @@ def test_pictures_become_samples_of_their_folders_class(tmp_path: Path) -> None:
 def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
     wall = "import sys; sys.modules['PIL'] = None\n"
     code = (
-        "from pathlib import Path\nfrom edge_client.data.dataset import load\n"
+        "from pathlib import Path\nfrom edge_client.data.dataset import load_folder\n"
         "from edge_client.errors import RuntimeMissing\n"
-        "try: load(Path(sys.argv[1]))\nexcept RuntimeMissing as wrong: print(wrong.hint)\n"
+        "try: load_folder(Path(sys.argv[1]))\nexcept RuntimeMissing as wrong: print(wrong.hint)\n"
     )
     (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA)
     (tmp_path / "train" / "cat").mkdir(parents=True)

@@ -182,7 +182,7 @@ def test_a_buffer_that_is_not_batch_norms_is_refused_by_name() -> None:
 
 
 def test_a_model_that_torch_cannot_stack_is_refused_by_name() -> None:
-    with pytest.raises(ProgramRefused, match=r"(?s)'Branching' cannot be stacked.*choose the engine lean"):
+    with pytest.raises(ProgramRefused, match=r"(?s)'StackBranching' cannot be stacked.*choose the engine lean"):
         stacked_recipe(made(StackBranching, (3,), 2), device="cpu").open()
 
 
