@@ -156,3 +156,18 @@ def test_a_device_installation_says_which_extra_a_server_command_needs(room: str
     assert "typer is not installed" in done.stderr
     assert "hint: pip install 'fedcenters[" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_class_name_has_one_meaning_in_the_whole_repository() -> None:
+    defined: dict[str, list[str]] = {}
+    for file in sorted(f for room in (*ROOMS, "tests") for f in modules(room)):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                defined.setdefault(node.name, []).append(str(file.relative_to(ROOT)))
+    assert {name: files for name, files in defined.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_folder_has_more_files_than_a_reader_can_scan(room: str) -> None:
+    folders = {file.parent for file in (ROOT / room).rglob("*") if file.suffix in (".py", ".js")}
+    assert {str(f.relative_to(ROOT)): n for f in folders if (n := len([*f.glob("*.py"), *f.glob("*.js")])) > 16} == {}
