@@ -20,9 +20,9 @@ from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
 from coordinator.strategies.base import Fleet, Round, ServedModels, ServingOptions, State, Strategy
-from coordinator.strategies.common.local_sgd import check_choice
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.representation import represent
+from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError

@@ -16,7 +16,8 @@ import numpy as np
 
 from coordinator.aggregation.privacy import epsilon_spent
 from coordinator.strategies.base import Round, State, Strategy, late_replies
-from coordinator.strategies.common.local_sgd import LocalSgd, pack_by_client, unpack_by_client
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 

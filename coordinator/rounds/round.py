@@ -13,8 +13,9 @@ import numpy as np
 from coordinator.rounds.metrics import RoundReport, make_report
 from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
-from coordinator.strategies.common.local_sgd import check_range, sample_cohort
 from coordinator.strategies.common.momentum import with_momentum
+from coordinator.strategies.common.sampling import sample_cohort
+from coordinator.strategies.common.setting_checks import check_range
 from edge_client.protocol.task import ClientId, Probe, Schema
 
 INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1

@@ -18,13 +18,8 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.common.initial_centers import MultiStartSgd
-from coordinator.strategies.common.local_sgd import (
-    ClientUpdates,
-    TaskSeeds,
-    pack_by_client,
-    sample_cohort,
-    unpack_by_client,
-)
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from edge_client.protocol.task import Array, ClientId, Probe, Schema
 
 

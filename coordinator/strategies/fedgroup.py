@@ -17,7 +17,9 @@ from coordinator.clustering.kmeans import kmeans
 from coordinator.clustering.label_matching import canonical_labels
 from coordinator.strategies.base import Fleet, RequireAll, Round, State
 from coordinator.strategies.common.center_tree import SplitTree, TreeOfCenters, split_leaf
-from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range
+from coordinator.strategies.common.sampling import TaskSeeds
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Fit, Flat, Schema
 
 

@@ -18,18 +18,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Replies, RequireAll, Round, ServedModels, State
+from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.initial_centers import MultiStartSgd
-from coordinator.strategies.common.local_sgd import (
-    ClientUpdates,
-    TaskSeeds,
-    check_choice,
-    check_range,
-    merge_anchors,
-    pack_by_client,
-    sample_cohort,
-    serving_center,
-    unpack_by_client,
-)
+from coordinator.strategies.common.local_sgd import merge_anchors
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
 from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Probe, Schema
 
 

@@ -26,17 +26,13 @@ from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import recall_points, remember_points
-from coordinator.strategies.common.local_sgd import (
-    ClientUpdates,
-    LocalSgd,
-    TaskSeeds,
-    check_choice,
-    check_range,
-    sample_cohort,
-    serving_center,
-)
+from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 E_STEPS = ("nearest", "k-means")

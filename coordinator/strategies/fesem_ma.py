@@ -14,7 +14,7 @@ import numpy as np
 
 from coordinator.clustering.neuron_matching import align_neurons, layer_chain
 from coordinator.strategies.base import Fleet, State
-from coordinator.strategies.common.local_sgd import ClientUpdates
+from coordinator.strategies.common.updates import ClientUpdates
 from coordinator.strategies.fesem import F64, FeSEM
 from edge_client.protocol.task import Array, Flat, Schema
 

@@ -14,7 +14,8 @@ import numpy as np
 from coordinator.clustering.hierarchy import LINKAGES, METRICS, agglomerative
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
-from coordinator.strategies.common.local_sgd import ClientUpdates, check_choice, check_range
+from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 

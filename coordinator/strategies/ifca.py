@@ -16,15 +16,11 @@ import numpy as np
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.strategies.base import Fleet, Mixture, Round, State
+from coordinator.strategies.common.assignment import choose_by_loss, serving_center
 from coordinator.strategies.common.initial_centers import MultiStartSgd
-from coordinator.strategies.common.local_sgd import (
-    ClientUpdates,
-    TaskSeeds,
-    check_choice,
-    choose_by_loss,
-    sample_cohort,
-    serving_center,
-)
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_choice
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import ClientId, Probe, Schema
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
-from coordinator.strategies.common.local_sgd import check_choice, check_range
+from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.fesem import F64, I64, Clusters, FeSEM
 
 

@@ -16,7 +16,9 @@ import numpy as np
 
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
 PERSONAL_SLOT = "personal"

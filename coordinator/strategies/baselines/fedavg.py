@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
-from coordinator.strategies.common.local_sgd import ClientUpdates, LocalSgd, TaskSeeds, sample_cohort
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 

@@ -15,7 +15,7 @@ from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.common.initial_centers import initial_centers
-from coordinator.strategies.common.local_sgd import check_range
+from coordinator.strategies.common.setting_checks import check_range
 from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
 
 

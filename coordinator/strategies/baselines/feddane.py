@@ -17,7 +17,8 @@ import numpy as np
 from coordinator.strategies.base import Fleet, RequireAll, Round, State
 from coordinator.strategies.baselines.fedprox import FedProx
 from coordinator.strategies.baselines.fedsgd import gradient_probe, gradient_updates
-from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import ClientUpdates, check_choice, check_range
+from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, Schema
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.local_sgd import check_range
+from coordinator.strategies.common.setting_checks import check_range
 from edge_client.protocol.task import Fit, Flat
 
 

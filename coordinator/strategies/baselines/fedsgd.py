@@ -13,7 +13,9 @@ import numpy as np
 
 from coordinator.aggregation.robust import weighted_mean
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, ServingOptions, State
-from coordinator.strategies.common.local_sgd import ClientUpdates, TaskSeeds, check_range, sample_cohort
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Flat, Probe, Schema
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
-from coordinator.strategies.common.local_sgd import LocalSgd, TaskSeeds, sample_cohort
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 
 import numpy as np
 
-from coordinator.strategies.common.local_sgd import pack_by_client, unpack_by_client
+from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
 from edge_client.protocol.task import Array, ClientId
 
 POINTS_KEY, AGES_KEY = "compared", "compared-rounds-ago"

@@ -16,16 +16,13 @@ from numpy.typing import NDArray
 from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
 from coordinator.strategies.base import Exchange, Fleet, Mixture, Replies, RequireAll, Round, State
-from coordinator.strategies.common.local_sgd import (
-    ClientUpdates,
-    LocalSgd,
-    TaskSeeds,
-    check_choice,
-    sample_cohort,
-    serving_center,
-)
+from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
+from coordinator.strategies.common.setting_checks import check_choice
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 I64 = NDArray[np.int64]

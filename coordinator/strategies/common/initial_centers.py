@@ -11,8 +11,11 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import kmeans
 from coordinator.strategies.base import Fleet, RequireAll, Round, State
-from coordinator.strategies.common.local_sgd import ClientUpdates, LocalSgd, TaskSeeds, check_choice, check_range
+from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import represent
+from coordinator.strategies.common.sampling import TaskSeeds
+from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import MAX_MODELS, Array, Flat, Schema
 
 START_MODES = ("groups", "k-means", "redraw")

@@ -1,38 +1,29 @@
-"""What methods share: local SGD settings, cohorts, seeds, folded anchors, choosing by loss.
-
-Pure functions over plain arrays. A model is a flat vector [schema.size]; clients are taken in sorted order everywhere.
-"""
+"""Local SGD: what all methods that train on devices share, as settings and as the tasks made from them."""
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import Align, aggregate
 from coordinator.aggregation.privacy import release_centers
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
-from coordinator.strategies.base import Fleet, Replies, ServingOptions
+from coordinator.strategies.base import ServingOptions
+from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import LABEL_PRIORS, Array, ClientId, Fit, Flat, Probe, Schema
+from edge_client.protocol.task import LABEL_PRIORS, Array, Fit, Flat, Probe, Schema
 
-MAX_SEED = 2**53  # the protocol's: JSON numbers are exact below it
 NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # of a field that no user sets
 MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
-
-
-BUFFER_SOURCES: Mapping[
-    str, str
-] = {  # policies for batch norm's running statistics; a center's are means by samples in each
-    "average": "sent",  # devices train on from the center's, and evaluate with them
-    "local": "own",  # a device keeps its own and is served with them (as FedBN does, Li et al. 2021)
-    "batch": "batch",  # evaluation takes the statistics of the device's training samples (Li et al. 2016)
+BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistics a device evaluates with
+    "average": "sent",  # the center's, which are means by samples; devices continue them in training
+    "local": "own",  # a device keeps its own (FedBN, Li et al. 2021)
+    "batch": "batch",  # those of the device's training samples (AdaBN, Li et al. 2016)
 }
 
 
@@ -169,79 +160,6 @@ class LocalSgd:
             )
 
 
-def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError unless the setting is a finite number in [least, most]."""
-    if not (math.isfinite(value) and low <= value <= high):
-        span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
-        raise ConfigError(f"{name} is {value}", hint=f"use a number {span}")
-
-
-def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
-    """Raise ConfigError unless the setting is one of the allowed words."""
-    if value not in allowed:
-        raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(allowed)}")
-
-
-def sample_cohort(fleet: Fleet, fraction: float, rng: np.random.Generator) -> list[ClientId]:
-    """A sorted cohort of ceil(fraction * m) distinct clients; nothing is drawn when everybody is asked."""
-    clients = sorted(fleet)
-    count = math.ceil(fraction * len(clients))
-    if count >= len(clients):
-        return clients
-    return sorted(clients[i] for i in rng.choice(len(clients), size=count, replace=False))
-
-
-@dataclass(frozen=True)
-class TaskSeeds:
-    """Task seeds of one exchange: they depend on one draw and the client's name, not on who else is asked."""
-
-    draw: int
-
-    @staticmethod
-    def from_rng(rng: np.random.Generator) -> TaskSeeds:
-        """One draw for the whole exchange."""
-        return TaskSeeds(int(rng.integers(MAX_SEED)))
-
-    def of(self, client: ClientId) -> int:
-        """A seed below SEED_LIMIT."""
-        digest = hashlib.sha256(f"{self.draw}/{client}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") % MAX_SEED
-
-
-@dataclass(frozen=True)
-class ClientUpdates:
-    """The fitted models of one exchange: client i has row `rows[i]` [schema.size] and `n[i]` training samples."""
-
-    clients: tuple[ClientId, ...]
-    rows: Array
-    n: NDArray[np.float64] = field(repr=False)
-
-    @staticmethod
-    def from_replies(replies: Replies, size: int) -> ClientUpdates:
-        """Sorted by client; a reply without a model counts as silence. Each is read once, maybe from a disk."""
-        clients, n, rows = list[ClientId](), list[float](), np.empty((0, size))
-        for client in sorted(replies):
-            reply = replies[client]
-            if reply.update is not None:
-                if not clients:
-                    rows = np.empty((len(replies), size), reply.update.dtype)
-                rows[len(clients)] = reply.update
-                clients.append(client)
-                n.append(reply.n)
-        return ClientUpdates(tuple(clients), rows[: len(clients)], np.array(n, dtype=np.float64))
-
-
-def pack_by_client(name: str, values: Mapping[ClientId, Array]) -> dict[str, Array]:
-    """One array per client as entries of `State.extra`; `unpack_by_client` reads them."""
-    return {f"{name}/{c}": values[c] for c in sorted(values)}
-
-
-def unpack_by_client(extra: Mapping[str, Array], name: str) -> dict[ClientId, Array]:
-    """What `pack_by_client` wrote under this name, sorted by client."""
-    prefix = f"{name}/"
-    return {key.removeprefix(prefix): extra[key] for key in sorted(extra) if key.startswith(prefix)}
-
-
 def merge_anchors(anchors: Array, mus: Sequence[float]) -> tuple[Flat | None, float]:
     """Anchors [s, p] with pulls [s] -> one anchor and one pull with the same gradient; (None, 0) without any pull."""
     strength = np.asarray(mus, dtype=np.float64)
@@ -251,19 +169,3 @@ def merge_anchors(anchors: Array, mus: Sequence[float]) -> tuple[Flat | None, fl
     if total == 0:
         return None, 0.0
     return (strength @ anchors / total).astype(anchors.dtype), total
-
-
-def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
-    """The candidate with the least loss for every client that answered, by lot among equals; NaN is the worst."""
-    told = {
-        c: np.where(np.isnan(r.losses), np.inf, r.losses) for c, r in sorted(replies.items()) if r.losses is not None
-    }
-    best = {c: np.flatnonzero(losses == losses.min()) for c, losses in told.items()}
-    return {c: int(ks[0] if len(ks) == 1 else rng.choice(ks)) for c, ks in best.items()}
-
-
-def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:
-    """The center that serves `who`: its own, or for a device that has none the one with most devices."""
-    counts = Counter(assignment.values())
-    usual = min(counts, key=lambda k: (-counts[k], k), default=0)
-    return usual if who is None else assignment.get(who, usual)

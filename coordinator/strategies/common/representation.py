@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.strategies.common.local_sgd import check_choice
+from coordinator.strategies.common.setting_checks import check_choice
 from edge_client.protocol.task import Array, Flat, Schema
 
 REPRESENTATIONS = {  # and why one would take it, for a run's configuration

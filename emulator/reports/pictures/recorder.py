@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from coordinator.strategies.base import Exchange, Fleet, Replies, State
-from coordinator.strategies.common.local_sgd import unpack_by_client
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
+from coordinator.strategies.common.updates import unpack_by_client
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from emulator.reports.pictures.records import (
     MAX_DEVICES,

@@ -22,7 +22,7 @@ from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
-from coordinator.strategies.common.local_sgd import unpack_by_client
+from coordinator.strategies.common.updates import unpack_by_client
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError

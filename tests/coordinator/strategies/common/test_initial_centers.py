@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.common.initial_centers import initial_centers
-from coordinator.strategies.common.local_sgd import pack_by_client, unpack_by_client
+from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
 from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.ifca import IFCA
 from edge_client.errors import ConfigError

@@ -1,0 +1,27 @@
+"""Which center a client belongs to: by the losses that it reported, or by default."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import numpy as np
+
+from coordinator.strategies.base import Replies
+from edge_client.protocol.task import ClientId
+
+
+def choose_by_loss(replies: Replies, rng: np.random.Generator) -> dict[ClientId, int]:
+    """argmin_k losses[k] of each client that reported losses [K]; equal losses are decided by lot, NaN is the worst."""
+    told = {
+        c: np.where(np.isnan(r.losses), np.inf, r.losses) for c, r in sorted(replies.items()) if r.losses is not None
+    }
+    best = {c: np.flatnonzero(losses == losses.min()) for c, losses in told.items()}
+    return {c: int(ks[0] if len(ks) == 1 else rng.choice(ks)) for c, ks in best.items()}
+
+
+def serving_center(assignment: Mapping[ClientId, int], who: ClientId | None) -> int:
+    """The center that serves `who`: its own, or the one with most clients for a client that has none."""
+    counts = Counter(assignment.values())
+    usual = min(counts, key=lambda k: (-counts[k], k), default=0)
+    return usual if who is None else assignment.get(who, usual)

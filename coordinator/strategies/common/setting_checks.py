@@ -1,0 +1,21 @@
+"""Checks of a method's settings; each raises ConfigError with a hint that names the accepted values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from edge_client.errors import ConfigError
+
+
+def check_range(name: str, value: float, *, low: float, high: float = math.inf) -> None:
+    """Raise ConfigError unless `value` is a finite number in [low, high]; `name` is the setting as users type it."""
+    if not (math.isfinite(value) and low <= value <= high):
+        span = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise ConfigError(f"{name} is {value}", hint=f"use a number {span}")
+
+
+def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise ConfigError unless `value` is one of the `allowed` words."""
+    if value not in allowed:
+        raise ConfigError(f"{name} is {value!r}", hint=f"use one of {', '.join(allowed)}")
