@@ -29,20 +29,20 @@ def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], byte
 
     Raises ConfigError for what cannot be private.
     """
-    if not isinstance(strategy, LocalSgd) or not strategy.privacy_noise:
+    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return strategy
     if schema.size > schema.n_params:
         raise ConfigError(
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    epsilon_spent(strategy.privacy_noise, 1, strategy.privacy_delta)  # the accountant is there
-    return cast("Strategy", replace(strategy, secret=secret()))
+    epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)  # the accountant is there
+    return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))
 
 
 def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round:
     """The round itself; the state of a private method remembers how often each device's updates were used."""
-    if not isinstance(strategy, LocalSgd) or not strategy.privacy_noise:
+    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return (yield from exchanges)
     times = Counter({c: int(n) for c, n in unpack_by_client(before.extra, RELEASES_KEY).items()})
     try:
@@ -64,16 +64,16 @@ def privacy_spent(strategy: Strategy, state: State) -> dict[str, Any]:
     `given_assignments`: the guarantee holds for the centers once it is known who belongs to which, because the method
     groups devices by comparing their updates with each other.
     """
-    if not isinstance(strategy, LocalSgd) or not strategy.privacy_noise:
+    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return {}
     most = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
     return {
         "privacy": {
-            "epsilon": round(epsilon_spent(strategy.privacy_noise, most, strategy.privacy_delta), 4),
-            "delta": strategy.privacy_delta,
+            "epsilon": round(epsilon_spent(strategy.server.privacy_noise, most, strategy.server.privacy_delta), 4),
+            "delta": strategy.server.privacy_delta,
             "releases": most,
-            "noise": strategy.privacy_noise,
-            "clip": strategy.privacy_clip,
+            "noise": strategy.server.privacy_noise,
+            "clip": strategy.server.privacy_clip,
             "given_assignments": strategy.clusters_together,
         }
     }

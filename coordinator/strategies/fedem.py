@@ -41,7 +41,7 @@ class FedEM(MultiStartSgd):
             replies = yield {c: self.fit(start=theta, rows=rows, seed=seeds.of(c), center=m) for c in posteriors}
             updates = ClientUpdates.from_replies(replies, schema.size)
             ones = np.ones((len(updates.clients), 1))
-            centers[m] = self.aggregate(theta[None], updates, ones, updates.n, schema)[0]
+            centers[m] = self.server.aggregate(theta[None], updates, ones, updates.n, schema)[0]
         priors |= posteriors
         return State(
             centers=centers, assignment=_largest(priors), extra={**state.extra, **pack_by_client("pi", priors)}

@@ -62,7 +62,7 @@ class FedSoft(MultiStartSgd):
             return state
         R = np.array([weights[c] for c in updates.clients]).reshape(-1, self.clusters)
         a = np.ones(len(R)) if self.select else updates.n
-        centers = self.aggregate(state.centers, updates, R, a, schema)
+        centers = self.server.aggregate(state.centers, updates, R, a, schema)
         extra = {**state.extra, **pack_by_client("u", shares), "age": np.array(1 if told else age + 1)}
         return State(centers=centers, assignment={c: int(u.argmax()) for c, u in shares.items()}, extra=extra)
 

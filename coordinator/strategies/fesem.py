@@ -129,7 +129,7 @@ class FeSEM(LocalSgd):
         return found.labels, np.ones(len(a), dtype=np.bool_)
 
     def _m_step(self, centers: Array, updates: ClientUpdates, R: F64, a: F64, schema: Schema) -> Array:
-        return self.aggregate(centers, updates, R, a, schema)
+        return self.server.aggregate(centers, updates, R, a, schema)
 
     def _watch(
         self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]

@@ -32,6 +32,6 @@ class FeSEMMA(FeSEM):
         return super()._points(align_neurons(vectors, state.extra["start"], schema), state, schema)
 
     def _m_step(self, centers: Array, updates: ClientUpdates, R: F64, a: F64, schema: Schema) -> Array:
-        return self.aggregate(
+        return self.server.aggregate(
             centers, updates, R, a, schema, align=lambda rows, center: align_neurons(rows, center, schema)
         )

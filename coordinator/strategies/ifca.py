@@ -47,7 +47,7 @@ class IFCA(MultiStartSgd):
         updates = ClientUpdates.from_replies(replies, schema.size)
         labels = np.array([chosen[c] for c in updates.clients], dtype=np.int64)
         a = updates.n if self.weights == "samples" else np.ones(len(labels))
-        centers = self.aggregate(state.centers, updates, one_hot(labels, self.clusters), a, schema)
+        centers = self.server.aggregate(state.centers, updates, one_hot(labels, self.clusters), a, schema)
         return replace(state, centers=centers, assignment={**state.assignment, **chosen})
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:

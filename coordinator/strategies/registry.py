@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, cast
 
 from coordinator.strategies.base import Strategy
@@ -60,20 +60,27 @@ _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "
 
 
 def make_method(name: str, **settings: Setting) -> Strategy:
-    """The method `name` with `settings` in kebab-case. Texts are read as the setting's own type.
+    """The method `name` with `settings` in kebab-case; texts are read as the setting's own type.
 
-    A reader's own method is named by its import path, or by the name it is registered under (export/plugins.py).
-    Raises UsageError for an unknown method, ConfigError for an unknown setting or a value that does not fit.
+    A method that is not built in is named by its import path, or by the name it is registered under
+    (export/plugins.py). Raises UsageError for an unknown method, ConfigError for an unknown setting or a value that
+    does not fit.
+
+    >>> method = make_method("fesem", **{"clusters": 4, "local-steps": "10", "reduce": "median"})
+    >>> method_name(method), method_settings(method)["reduce"]
+    ('fesem', 'median')
     """
     method = find_by_name("methods", name, METHODS)
     if not isinstance(method, type) or not is_dataclass(method):
         raise UsageError(f"{name} is no method", hint="a method is a frozen dataclass with begin, round and predictor")
-    types = {name.replace("_", "-"): kind for name, kind in _settings(method).items()}
-    values = {}
+    types, values = setting_types(method), dict[str, Any]()
     for key, value in settings.items():
         if key not in types:
             raise ConfigError(f"{name} has no setting {key!r}", hint=nearest_name_hint(key, types))
         values[key.replace("-", "_")] = _read(key, value, types[key])
+    for group, default in _groups(method).items():
+        given = {f.name: values.pop(f.name) for f in fields(default) if f.name in values}
+        values[group] = replace(default, **given)
     return cast("Strategy", method(**values))
 
 
@@ -82,15 +89,31 @@ def method_name(strategy: Strategy) -> str:
     return next((name for name, kind in METHODS.items() if kind is type(strategy)), type(strategy).__name__.lower())
 
 
-def method_settings(strategy: Strategy) -> dict[str, Setting]:
-    """Every setting of a method in kebab-case, defaults included, for the record of a run."""
-    return {name.replace("_", "-"): getattr(strategy, name) for name in _settings(type(strategy))}
+def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any dataclass of settings
+    """Every setting of a method in kebab-case, defaults included, for the record of a run.
+
+    >>> method_settings(make_method("fedsgd"))
+    {'learning-rate': 0.1, 'batch-size': 16, 'fraction-train': 1.0}
+    """
+    groups = [getattr(strategy, group) for group in _groups(strategy)]
+    owner = {name: group for group in groups for name in setting_types(group)}
+    return {name: getattr(owner.get(name, strategy), name.replace("-", "_")) for name in setting_types(strategy)}
 
 
-def _settings(method: type[Any]) -> dict[str, str]:
-    """The fields that a user may set, with their types."""
-    kinds = {f.name: f.type for f in fields(method) if f.metadata.get("setting", True)}
-    return {name: kind.__name__ if isinstance(kind, type) else str(kind) for name, kind in kinds.items()}
+def setting_types(method: Any) -> dict[str, str]:  # noqa: ANN401 - a dataclass or an object of one
+    """The settings that a user may give, in kebab-case, with their types "int", "float" or "str"."""
+    found, groups = dict[str, str](), _groups(method)
+    for f in fields(method):
+        if f.name in groups:
+            found |= setting_types(groups[f.name])
+        elif f.metadata.get("setting", True):
+            found[f.name.replace("_", "-")] = f.type.__name__ if isinstance(f.type, type) else str(f.type)
+    return found
+
+
+def _groups(method: Any) -> dict[str, Any]:  # noqa: ANN401
+    """The fields that stand for several settings, such as `server`, with their defaults, which are dataclasses."""
+    return {f.name: f.default for f in fields(method) if is_dataclass(f.default)}
 
 
 def _read(key: str, value: Setting, kind: str) -> Setting:

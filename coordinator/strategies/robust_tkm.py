@@ -13,8 +13,11 @@ import numpy as np
 
 from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
+from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.fesem import F64, I64, Clusters, FeSEM
+
+TRIMMED_MEAN = ServerOptions(reduce="trimmed-mean")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +27,13 @@ class TKM(FeSEM):
     lam: float = 0.0
     e_step: str = "k-means"
     trim_clusters: float = 0.05
-    reduce: str = "trimmed-mean"
+    server: ServerOptions = TRIMMED_MEAN
 
     def __post_init__(self) -> None:
         """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_choice("weights", self.weights, ("equal",))
-        check_choice("reduce", self.reduce, REDUCER_NAMES[1:])
+        check_choice("reduce", self.server.reduce, REDUCER_NAMES[1:])
         check_range("trim-clusters", self.trim_clusters, low=0.0, high=0.49)
 
     def _cluster(self, matrix: F64, a: F64, rng: np.random.Generator, init: I64 | None) -> Clusters:  # noqa: ARG002

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +161,9 @@ def _cell(
     column: TableColumn, row: TableRow, i: int, rounds: int, common: Mapping[str, Any], metrics: Sequence[str]
 ) -> TableCell:
     """Common settings and those of the column count where the method has them; those of the row must exist."""
-    from coordinator.strategies.registry import METHODS
+    from coordinator.strategies.registry import METHODS, setting_types
 
-    known = {f.name.replace("_", "-") for f in fields(METHODS[row.method])} if row.method in METHODS else set()
+    known = setting_types(METHODS[row.method]) if row.method in METHODS else {}
     shared = {key: value for key, value in {**common, **column.settings}.items() if key in known}
     printed = row.paper[i].split() if row.paper else []
     if printed and len(printed) != len(metrics):

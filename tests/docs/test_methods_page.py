@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from tests.support.softmax_program import grouped_fleet
 
 PAGE = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
 LOCAL = grouped_fleet(6, 2, n=20)
-COMMON = {f.name.replace("_", "-"): str(f.default) for f in fields(LocalSgd) if f.metadata.get("setting", True)}
+COMMON = {name: str(value) for name, value in method_settings(LocalSgd()).items()}
 
 
 def table(heading: str) -> dict[str, list[str]]:

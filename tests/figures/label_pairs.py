@@ -26,7 +26,8 @@ from coordinator.models.registry import build_model
 from coordinator.strategies.base import Fleet, Round, State, Strategy
 from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.nonfed import NonFed
-from coordinator.strategies.common.local_sgd import NOT_A_SETTING, LocalSgd
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.server_options import NOT_A_SETTING, ServerOptions
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, ClientId, Schema
@@ -104,7 +105,13 @@ def given_clusters(variant: str, split: FleetData) -> Mapping[ClientId, int] | N
 
 def method(variant: str, given: Mapping[ClientId, int] | None, *, clusters: int = 10, momentum: float = 0) -> Strategy:
     """WeCFL as the paper sets it, but for the variant and the server's momentum."""
-    sgd = LocalSgd(local_steps=10, batch_size=BATCH, learning_rate=0.001, momentum=0.9, server_momentum=momentum)
+    sgd = LocalSgd(
+        local_steps=10,
+        batch_size=BATCH,
+        learning_rate=0.001,
+        momentum=0.9,
+        server=ServerOptions(server_momentum=momentum),
+    )
     if variant == "alone":
         return NonFed(**vars(sgd))
     if variant in SERVED:  # one training, tested in three ways

@@ -36,4 +36,4 @@ class FedAvg(LocalSgd):
         return self.fit(start=center, seed=seed, center=0)
 
     def _reduce(self, centers: Array, updates: ClientUpdates, schema: Schema) -> Array:
-        return self.aggregate(centers, updates, np.ones((len(updates.clients), 1)), updates.n, schema)
+        return self.server.aggregate(centers, updates, np.ones((len(updates.clients), 1)), updates.n, schema)

@@ -37,7 +37,7 @@ class FedDANE(FedProx):
         if not of_s.clients or not of_fitted.clients:
             return state
         zero, ones = np.zeros_like(of_s.rows[:1]), np.ones((len(of_s.clients), 1))
-        common = self.aggregate(zero, of_s, ones, of_s.n, schema)[0]
+        common = self.server.aggregate(zero, of_s, ones, of_s.n, schema)[0]
         linear = dict(zip(of_fitted.clients, common - of_fitted.rows, strict=True))
         replies = yield {c: replace(self._task(center, seeds.of(c)), linear=linear[c]) for c in of_fitted.clients}
         centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)

@@ -32,7 +32,7 @@ class FedDist(FedAvg):
 
     def _reduce(self, centers: Array, updates: ClientUpdates, schema: Schema) -> Array:
         a = updates.n if self.weights == "samples" else np.ones(len(updates.n))
-        return self.aggregate(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
+        return self.server.aggregate(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ class PFedMe(FedAvg):
         if not local:
             return state
         moved, ones = ClientUpdates(tuple(local), np.stack(list(local.values())), n), np.ones(len(local))
-        centers = self.aggregate(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
+        centers = self.server.aggregate(state.centers, moved, ones[:, None], ones, schema, step=self.beta)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:

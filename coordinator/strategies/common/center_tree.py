@@ -121,7 +121,7 @@ class TreeOfCenters(LocalSgd):
         known = {**state.assignment, **{c: leaf[c] for c in updates.clients}}
         grown = self._grow(replace(state, assignment=known), schema, updates)
         labels = np.array([grown.assignment[c] for c in updates.clients], dtype=np.int64)
-        centers = self.aggregate(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
+        centers = self.server.aggregate(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
         return replace(grown, centers=centers)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:

@@ -81,7 +81,7 @@ class MultiStartSgd(LocalSgd):
         alike = self.start == "k-means"
         labels = self._alike(updates, schema, rng) if alike else np.array([dealt[c] for c in updates.clients])
         R = one_hot(labels, self.clusters)
-        means = self.aggregate(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
+        means = self.server.aggregate(np.tile(common, (self.clusters, 1)), updates, R, updates.n, schema)
         centers = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of an empty group what was drawn
         return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 

@@ -28,9 +28,9 @@ VELOCITY_KEY = "server-velocity"  # in State.extra, [n_centers, n_params]; NaN: 
 def with_momentum(strategy: Strategy, before: State, schema: Schema, exchanges: Round) -> Round:
     """The round itself; where the method has `server_momentum`, its centers then go on as they went before."""
     after = yield from exchanges
-    if not isinstance(strategy, LocalSgd) or not strategy.server_momentum:
+    if not isinstance(strategy, LocalSgd) or not strategy.server.server_momentum:
         return after
-    return apply_momentum(before, after, beta=strategy.server_momentum, n_params=schema.n_params)
+    return apply_momentum(before, after, beta=strategy.server.server_momentum, n_params=schema.n_params)
 
 
 def apply_momentum(before: State, after: State, *, beta: float, n_params: int) -> State:

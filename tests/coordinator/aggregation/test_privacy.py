@@ -22,6 +22,7 @@ from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
+from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.updates import unpack_by_client
 from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
@@ -197,7 +198,7 @@ LOCAL = grouped_fleet(6, 1)
 
 def test_updates_that_came_late_are_counted_too() -> None:
     fleet = world(FedAvg(), LOCAL)
-    method = with_noise_key(FedAvgLate(privacy_noise=1.0), fleet.schema, lambda: SECRET)
+    method = with_noise_key(FedAvgLate(server=ServerOptions(privacy_noise=1.0)), fleet.schema, lambda: SECRET)
     state, update = fleet.state, np.ones(fleet.schema.size)
     for times in (("d00", "d01"), ("d01", "d00")):
         now, late = ({who: Reply(n=10, update=update)} for who in times)
@@ -208,7 +209,7 @@ def test_updates_that_came_late_are_counted_too() -> None:
 
 
 def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn() -> None:
-    method = IFCA(clusters=3, local_steps=3, privacy_noise=1e-6, privacy_clip=0.1, secret=SECRET)
+    method = IFCA(clusters=3, local_steps=3, server=ServerOptions(privacy_noise=1e-6, privacy_clip=0.1, secret=SECRET))
     fleet = world(method, LOCAL)
     common, drawn = start_of(), fleet.state.centers.copy()
     told: list[Exchange] = []
@@ -226,13 +227,15 @@ def test_private_starts_lie_about_the_common_model_and_not_about_what_was_drawn(
 
 @pytest.mark.parametrize(("start", "given"), [("groups", False), ("redraw", False), ("k-means", True)])
 def test_starts_by_k_means_compare_devices_and_say_so(start: str, given: bool) -> None:  # noqa: FBT001
-    method = IFCA(start=start, privacy_noise=1.0)
+    method = IFCA(start=start, server=ServerOptions(privacy_noise=1.0))
     assert privacy_spent(method, State(centers=np.zeros((3, 1))))["privacy"]["given_assignments"] is given
 
 
 def test_a_private_method_still_learns_where_noise_is_small() -> None:
     method = with_noise_key(
-        FedAvg(local_steps=6, privacy_noise=0.02, privacy_clip=5.0), world(FedAvg(), LOCAL).schema, lambda: SECRET
+        FedAvg(local_steps=6, server=ServerOptions(privacy_noise=0.02, privacy_clip=5.0)),
+        world(FedAvg(), LOCAL).schema,
+        lambda: SECRET,
     )
     fleet = world(method, LOCAL)
     accuracies = [fleet.round().accuracy.micro for _ in range(4)]
@@ -244,9 +247,11 @@ def test_what_cannot_be_private_is_refused_with_a_hint() -> None:
     schema = world(FedAvg(), LOCAL).schema
     buffers = replace(schema.tensors[0], name="running", role="b")
     with pytest.raises(ConfigError, match="running statistics"):
-        with_noise_key(FedAvg(privacy_noise=1.0), type(schema)((*schema.tensors, buffers)), lambda: SECRET)
+        with_noise_key(
+            FedAvg(server=ServerOptions(privacy_noise=1.0)), type(schema)((*schema.tensors, buffers)), lambda: SECRET
+        )
     with pytest.raises(ConfigError, match="reduce"):
-        FedAvg(privacy_noise=1.0, reduce="median")
+        FedAvg(server=ServerOptions(privacy_noise=1.0, reduce="median"))
     plain = FedAvg()
     assert with_noise_key(plain, schema, lambda: pytest.fail("nobody needs the secret")) is plain
     assert privacy_spent(plain, plain.begin(start_of(), schema, {}, np.random.default_rng(0))) == {}
@@ -291,4 +296,4 @@ def test_the_key_is_made_once_and_only_for_its_owner(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="32"):
         open_noise_key(tmp_path)
     assert "secret" not in method_settings(make_method("fedavg"))
-    assert repr(FedAvg(secret=SECRET)).count("secret") == 0
+    assert repr(FedAvg(server=ServerOptions(secret=SECRET))).count("secret") == 0

@@ -10,7 +10,9 @@ import pytest
 from coordinator.rounds.metrics import RoundReport
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Replies, Strategy, drive
+from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.registry import Setting, make_method
 from coordinator.strategies.robust_tkm import TKM
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError
@@ -54,7 +56,8 @@ def honest(report: RoundReport) -> float:
 @pytest.mark.parametrize("attack", ["far", "noise", "back"])
 @pytest.mark.parametrize("reduce", ["trimmed-mean", "median"])
 def test_a_fifth_of_liars_costs_the_others_nothing_where_means_fail(attack: str, reduce: str) -> None:
-    robust, assignment = attacked(TKM(clusters=2, trim_clusters=0.2, reduce=reduce, **STEPS), attack, TWO)  # type: ignore[arg-type]
+    method = TKM(clusters=2, trim_clusters=0.2, server=ServerOptions(reduce=reduce), **STEPS)  # type: ignore[arg-type]
+    robust, assignment = attacked(method, attack, TWO)
     plain, _ = attacked(FeSEM(clusters=2, lam=0.0, e_step="k-means", **STEPS), attack, TWO)  # type: ignore[arg-type]
     groups = {c: i % 2 for i, c in enumerate(sorted(TWO)) if c not in HOSTILE}
     assert len({(g, assignment[c]) for c, g in groups.items()}) == 2
@@ -71,9 +74,9 @@ def test_the_robust_mean_holds_without_trimming_the_clusters(attack: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"reduce": "mean"}, {"trim_clusters": 0.5}, {"trim_updates": -0.1}, {"weights": "samples"}]
+    "wrong", [{"reduce": "mean"}, {"trim-clusters": 0.5}, {"trim-updates": -0.1}, {"weights": "samples"}]
 )
-def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, object]) -> None:
+def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, Setting]) -> None:
     with pytest.raises(ConfigError) as refused:
-        TKM(**wrong)  # type: ignore[arg-type]
+        make_method("tkm", **wrong)
     assert refused.value.hint

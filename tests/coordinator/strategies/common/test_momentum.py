@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from coordinator.strategies.base import State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import VELOCITY_KEY, apply_momentum, reset_velocity
+from coordinator.strategies.common.server_options import ServerOptions
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 from tests.support.methods import CASES, MethodWorld, build, copied, same, world
@@ -125,4 +126,4 @@ def test_a_silent_fleet_moves_no_center_and_a_replay_is_exact(case: str) -> None
 @pytest.mark.parametrize("wrong", [-0.1, 1.0, float("nan")])
 def test_momentum_that_never_ends_is_refused(wrong: float) -> None:
     with pytest.raises(ConfigError, match="server-momentum"):
-        LocalSgd(server_momentum=wrong)
+        ServerOptions(server_momentum=wrong)

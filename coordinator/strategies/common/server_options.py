@@ -1,0 +1,82 @@
+"""What the server does with the updates of an exchange: the reduce rule, privacy noise and momentum of the centers.
+
+    c_k <- (1 - step) c_k + step * REDUCE_i(w_i; R[i, k] a[i])
+
+The arithmetic is in coordinator/aggregation and in momentum.py; this file holds the settings and chooses between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from coordinator.aggregation.centers import Align, aggregate
+from coordinator.aggregation.privacy import release_centers
+from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
+from coordinator.strategies.common.setting_checks import check_choice, check_range
+from coordinator.strategies.common.updates import ClientUpdates
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import Array, Schema
+
+NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field that users cannot set
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How the updates of a center's devices become the center. Raises ConfigError for values that cannot work."""
+
+    reduce: str = "mean"  # a name of robust.REDUCER_NAMES
+    trim_updates: float = 0.2  # the share of a center's devices that may be hostile, for those reducers that need it
+    server_momentum: float = 0.0  # beta: the share of its last move that a center repeats (momentum.py)
+    privacy_noise: float = 0.0  # z of privacy.py; above 0 the centers are differentially private
+    privacy_clip: float = 1.0  # C of privacy.py: the greatest L2 norm of one device's contribution
+    privacy_delta: float = 1e-5  # the delta for which epsilon is reported
+    secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
+
+    def __post_init__(self) -> None:
+        """Check each value, and that the noise has a reducer with a bound."""
+        check_choice("reduce", self.reduce, REDUCER_NAMES)
+        check_range("trim-updates", self.trim_updates, low=0.0, high=0.49)
+        check_range("server-momentum", self.server_momentum, low=0.0, high=0.99)
+        check_range("privacy-noise", self.privacy_noise, low=0.0)
+        check_range("privacy-clip", self.privacy_clip, low=1e-9)
+        check_range("privacy-delta", self.privacy_delta, low=1e-12, high=0.1)
+        if self.privacy_noise and self.reduce != "mean":
+            raise ConfigError(
+                f"reduce {self.reduce} with privacy-noise", hint="only the mean has a bound that noise could follow"
+            )
+
+    def aggregate(  # noqa: PLR0913 - the formula has these parts
+        self,
+        centers: Array,
+        updates: ClientUpdates,
+        R: Array,
+        a: Array,
+        schema: Schema,
+        *,
+        step: float = 1.0,
+        align: Align | None = None,
+    ) -> Array:
+        """New centers [K, size] from m `updates`, responsibilities R [m, K], client weights a [m], a step in (0, 1].
+
+        Private centers count a device by R alone; `a` only says whether it counts. Raises ConfigError for private
+        centers without a key.
+        """
+        if self.privacy_noise:
+            how = {"clip": self.privacy_clip, "noise": self.privacy_noise, "step": step}
+            return release_centers(centers, updates.rows, R * (a != 0)[:, None], secret=self.secret, align=align, **how)
+        return aggregate(
+            centers,
+            updates.rows,
+            R,
+            a,
+            step=step,
+            reduce=make_reducer(self.reduce, trim=self.trim_updates),
+            align=align,
+            n_params=schema.n_params,
+            n=updates.n,
+        )
+
+
+SERVER_DEFAULTS = ServerOptions()
