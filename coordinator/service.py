@@ -58,7 +58,7 @@ def run_service(
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
         crowd = _DeviceCounter(
-            tell, sum(len(s.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
+            tell, sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
         )
         logs = [
             stack.enter_context(experiment_trackers.open_trackers(c.loggers, c.folder, c.to_toml())) for c in settings
@@ -130,7 +130,7 @@ def _hub(store: Store, watch: EventReporter) -> tuple[Hub, EventReporter]:
     from coordinator.dashboard.event_hub import Hub
     from coordinator.dashboard.metrics_view import replay_events
 
-    hub = Hub(replay_events(store.events()))
+    hub = Hub(replay_events(store.events.lines()))
 
     def both(event: Mapping[str, Any]) -> None:
         hub.event(event)

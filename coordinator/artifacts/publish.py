@@ -45,11 +45,11 @@ def publish_centers(
     outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram
 ) -> tuple[Catalog, Manifest, list[Event]]:
     """-> the catalog, its signed manifest, and the events of it (none when an earlier start made it already)."""
-    known, events = store.get_fact(CATALOG_FACT), list[Event]()
+    known, events = store.facts.get(CATALOG_FACT), list[Event]()
     if known is None:
         catalog, events = _make(outcomes, config, store, prepared)
         known = store.blobs.put(catalog.to_bytes())
-        store.put_fact(CATALOG_FACT, known, events)
+        store.facts.put(CATALOG_FACT, known, events)
     # The key may be another one since the catalog was made.
     catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest)
     data = catalog.to_bytes()
@@ -156,7 +156,7 @@ def _tensors(center: Array, prepared: CompiledProgram) -> bytes:
 
 def _cards(served: RunResult, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
     """What is told about each center: which method made it, and how many devices and samples it stands for."""
-    fleet, members = store.enrolled(), _members(served, config, store)
+    fleet, members = store.states.enrolled(), _members(served, config, store)
     return [
         {
             "center": k,
@@ -173,7 +173,7 @@ def _members(served: RunResult, config: CoordinatorConfig, store: Store) -> dict
     """Every center's devices, sorted; a method may serve a device several centers."""
     members: dict[int, list[ClientId]] = defaultdict(list)
     strategy = make_strategy(served.run, config)
-    for cid in sorted(store.enrolled()):
+    for cid in sorted(store.states.enrolled()):
         for center in _centers_of(served, strategy, cid):
             members[center].append(cid)
     return members

@@ -43,7 +43,7 @@ class CompiledProgram:
 
 def prepare_program(config: CoordinatorConfig, store: Store, key: SigningKey) -> CompiledProgram:
     """The stored program, or a newly compiled one."""
-    facts = json.loads(store.get_or_make_fact(PROGRAM_FACT, lambda: _compile(config, store)))
+    facts = json.loads(store.facts.get_or_make(PROGRAM_FACT, lambda: _compile(config, store)))
     data = store.blobs.read(facts["program"])
 
     def sign(manifest: Manifest) -> Manifest:

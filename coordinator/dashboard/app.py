@@ -31,7 +31,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from coordinator.dashboard.access import AccessControl
 from coordinator.dashboard.event_hub import Hub, PageStream
 from coordinator.dashboard.side_panels import EMPTY_PAGE_DATA, PageData
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
 from edge_client.protocol.messages import parse_json

@@ -18,7 +18,8 @@ from coordinator.runtime.late_updates import LateUpdates
 from coordinator.runtime.presence import FleetPresence, TokenBucket
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.event_log import EventLog
-from coordinator.storage.store import ExchangeKey, Store
+from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.storage.store import Store
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import Manifest
@@ -70,7 +71,7 @@ class Dispatcher:
     _strangers: TokenBucket = field(default_factory=lambda: TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
 
     def __post_init__(self) -> None:
-        self._enrolled = frozenset(self.store.enrolled())  # by an earlier start; they have joined already
+        self._enrolled = frozenset(self.store.states.enrolled())  # by an earlier start; they have joined already
         self._handlers: Mapping[str, Callable[[ClientId, Mapping[str, Any]], None]] = {
             "get": self.downloads.answer,
             "rdy": self._on_ready,
@@ -187,13 +188,13 @@ class Dispatcher:
         if self.late is not None and key == self.late.key and self.late.on_ready(cid, rdy):
             return
         sha256 = rdy["update"]["sha256"]
-        stored = self.store.replies(key).get(cid)
+        stored = self.store.exchanges.replies(key).get(cid)
         if stored is not None:
             status = "dup" if stored.sha256 == sha256 else "superseded"
-        elif cid in self.store.task_hashes(key):
+        elif cid in self.store.exchanges.task_hashes(key):
             status = "late"
-            if cid not in self.store.refusals(key.run, key.round):
-                self.store.put_refusal(key, cid, "late")
+            if cid not in self.store.exchanges.refusals(key.run, key.round):
+                self.store.exchanges.put_refusal(key, cid, "late")
         else:
             raise Malformed("closed", "no such exchange")
         self.sender.send(cid, "ack", **key._asdict(), attempt=rdy["attempt"], sha256=sha256, status=status)

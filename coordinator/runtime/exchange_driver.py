@@ -21,7 +21,7 @@ from coordinator.runtime.late_updates import LateUpdates
 from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
 from coordinator.runtime.task_messages import ExchangeContext, PreparedTask, prepare_tasks
 from coordinator.runtime.uploads import OpenUploads, have_field
-from coordinator.storage.store import ExchangeKey, ReplayDiverged, StoredReply
+from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged, StoredReply
 from coordinator.strategies.base import Exchange, Replies, notify_reply
 from edge_client.errors import Malformed, NetworkError
 from edge_client.protocol.blocks import Manifest
@@ -48,18 +48,18 @@ def run_exchange(
     """
     asked = prepare_tasks(key, tasks, context)
     hashes = {cid: a.sha256 for cid, a in asked.items()}
-    if not context.store.has_exchange(key):
-        context.store.open_exchange(key, hashes, context.config.deadline_s)
-    elif not _same_question(context.store.task_hashes(key), hashes):
+    if not context.store.exchanges.exists(key):
+        context.store.exchanges.open(key, hashes, context.config.deadline_s)
+    elif not _same_question(context.store.exchanges.task_hashes(key), hashes):
         raise ReplayDiverged(key)
     replies: dict[ClientId, Reply] = {}
-    if context.store.closed_with(key) is None:
+    if context.store.exchanges.closed_with(key) is None:
         live = LiveExchange(key, tasks, asked, wanted, context, late=late)
         live.begin()
         pump(live)
         replies = live.replies
-    stored = context.store.replies(key)
-    closed = context.store.closed_with(key) or []
+    stored = context.store.exchanges.replies(key)
+    closed = context.store.exchanges.closed_with(key) or []
     return _StoredReplies(closed, lambda cid: replies.get(cid) or _read_again(asked[cid], stored[cid], context))
 
 
@@ -116,10 +116,10 @@ class LiveExchange:
             goal=goal,
             quorum=math.ceil(round(context.config.quorum * goal, 9)),
             now_s=now_s,
-            deadline_s=context.store.left_s(key),
+            deadline_s=context.store.exchanges.left_s(key),
             credits=context.config.credits,
             budget=context.config.in_flight_bytes,
-            accepted={cid: reply.sha256 for cid, reply in context.store.replies(key).items()},
+            accepted={cid: reply.sha256 for cid, reply in context.store.exchanges.replies(key).items()},
         )
         self._beat_s = now_s
         self._uploads = OpenUploads(context.store)
@@ -179,7 +179,7 @@ class LiveExchange:
         if now_s >= self._beat_s + HEARTBEAT_S:
             self._beat_s = now_s
             with suppress(OSError):  # on a full disk a restart gives the exchange more time than it had left
-                self.desk.store.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
+                self.desk.store.exchanges.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
         self._apply(exchange_rules.Tick())
 
     def close(self) -> None:
@@ -252,14 +252,15 @@ class LiveExchange:
         """What must be on disk before anybody hears of it."""
         if isinstance(command, exchange_rules.Ack) and command.status == "ok":
             record, reply = self._checked.pop(command.cid)
-            self.desk.store.put_reply(self.key, record)
+            self.desk.store.exchanges.put_reply(self.key, record)
             self._moves[command.cid] = update_rms(self.asked[command.cid].reply_spec, reply)
             notify_reply(self._tasks, command.cid, reply)
             if reply.update is None:
                 self.replies[command.cid] = reply
         elif isinstance(command, exchange_rules.Close):
             if not command.enough and self.desk.config.below_quorum == "stop":
-                self.desk.store.heartbeat(self.key, self.desk.config.deadline_s)  # a restart gives it a whole deadline
+                # A restarted coordinator gives the exchange a whole deadline.
+                self.desk.store.exchanges.heartbeat(self.key, self.desk.config.deadline_s)
                 few = f"only {len(command.keys)} of {self._state.goal} devices gave an answer that counts"
                 raise NetworkError(
                     f"{few} in round {self.key.round}",
@@ -270,7 +271,7 @@ class LiveExchange:
 
     def _close(self, keys: Collection[ClientId]) -> None:
         """With everybody's reply but those that are out of line with the others; both are stored together."""
-        store = self.desk.store
+        store = self.desk.store.exchanges
         unknown = {cid: store.replies(self.key)[cid] for cid in keys if cid not in self._moves}  # a crash forgot them
         for cid, stored in unknown.items():
             asked = self.asked[cid]
@@ -278,7 +279,7 @@ class LiveExchange:
         moves = {cid: far for cid in keys if (far := self._moves[cid]) is not None}
         ratio = self.desk.config.max_update_ratio
         refused, scales = outliers(moves, store.scales(self.key.run), ratio=ratio)
-        store.close_exchange(self.key, set(keys) - refused.keys(), refused=refused, scales=scales)
+        store.close(self.key, set(keys) - refused.keys(), refused=refused, scales=scales)
 
     def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
         if isinstance(command, exchange_rules.Ack):
@@ -368,7 +369,7 @@ class LiveExchange:
     def _note(self, cid: ClientId, reason: str) -> None:
         """For people: why this device's answer does not count."""
         if cid not in self._state.accepted and not self.closed:
-            self.desk.store.put_refusal(self.key, cid, reason)
+            self.desk.store.exchanges.put_refusal(self.key, cid, reason)
 
     def _retry(self, cid: ClientId, why: str | None) -> None:
         self._ack(cid, "retry", detail=f"storage: {why}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)

@@ -16,7 +16,7 @@ from coordinator.rounds.update_validation import decode_reply, outliers, update_
 from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
 from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.uploads import OpenUploads, have_field
-from coordinator.storage.store import ExchangeKey, StoredReply
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.message_schemas import ACK_STATUSES, MAX_DETAIL_CHARS
@@ -112,7 +112,7 @@ class LateUpdates:
             self._check_move(cid, update_rms(question, reply))
             sha256 = self._desk.store.updates(cid).put(data)
             record = StoredReply(cid, sha256, len(data), reply.n, "delta", question.base, rdy["seconds"])
-            self._desk.store.put_late(self.key, record)
+            self._desk.store.late_updates.put(self.key, record)
         except Malformed as wrong:
             self._answer(
                 cid,
@@ -129,7 +129,7 @@ class LateUpdates:
 
     def _check_move(self, cid: ClientId, far: tuple[str, float] | None) -> None:
         """Against the scale that the exchange closed with: coming late is no way around it."""
-        config, scales = self._desk.config, self._desk.store.scales(self.key.run)
+        config, scales = self._desk.config, self._desk.store.exchanges.scales(self.key.run)
         refused, _ = outliers({} if far is None else {cid: far}, scales, ratio=config.max_update_ratio)
         if refused:
             raise Malformed("rejected", refused[cid].removeprefix("rejected: "))

@@ -29,8 +29,9 @@ from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.task_messages import ExchangeContext
 from coordinator.runtime.training_loop import RunTrainer, train_runs
 from coordinator.storage.event_log import EventLog
+from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.status import StatusWriter
-from coordinator.storage.store import ExchangeKey, Store
+from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, Replies
 from edge_client.errors import ConfigError, FedcentersError, Malformed, NetworkError
 from edge_client.protocol import messages
@@ -74,7 +75,7 @@ class Server:
             make_strategy(run, config)  # a wrong method or setting is told before anything is done
         _check_fingerprint(config, store)
         self.key = open_signing_key(config.signing_key_folder)
-        self.event_log = EventLog(config.folder / "metrics.jsonl", store, watch)
+        self.event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch)
         self._pulse, self._phase = StatusWriter(config.folder), "starting"
         self._observe, self._glance_s = observe, math.inf if observe is None else 0.0
         self._dial, self._stopping, self._paused = dial, False, False
@@ -149,14 +150,14 @@ class Server:
 
     def _lead(self) -> None:
         """Take a higher epoch than anyone before, connect with a will, say so."""
-        epoch = self.store.next_epoch(self._epoch_seen())
+        epoch = self.store.facts.next_epoch(self._epoch_seen())
         self.sender = CoordinatorSender(
             topics=self._topics,
             clock=self.clock,
             epoch=epoch,
             boot=secrets.token_hex(8),
             block=self.config.block,
-            spread_ms=SPREAD_PER_DEVICE_MS * len(self.store.enrolled()),
+            spread_ms=SPREAD_PER_DEVICE_MS * len(self.store.states.enrolled()),
         )
         self.downloads = BlockServer(self.store.blobs, self.sender, self.config.in_flight_bytes)
         self.dispatcher = Dispatcher(
@@ -205,7 +206,7 @@ class Server:
     def _prepare(self) -> CompiledProgram:
         began_s = self.clock.now_s()
         prepared = prepare_program(self.config, self.store, self.key)
-        self.store.get_or_make_fact("lesson", lambda: _fingerprint(self.config))
+        self.store.facts.get_or_make("lesson", lambda: _fingerprint(self.config))
         self.downloads.share(prepared.blobs())
         self.dispatcher.schema = prepared.program.schema
         engines = {engine: prepared.program.parity.get(engine) for engine in prepared.program.containers}
@@ -215,7 +216,7 @@ class Server:
 
     def _gather(self, prepared: CompiledProgram) -> None:
         """Wait for the fleet of the first start; it stays the same for all runs and restarts."""
-        if self.store.enrolled():
+        if self.store.states.enrolled():
             return
         fleet, engines, needed = self.dispatcher.fleet, prepared.program.containers, self.config.min_devices
         until_s = self.clock.now_s() + self.config.start_timeout_s
@@ -224,10 +225,10 @@ class Server:
                 f"{len(fleet.ready(engines))} of {needed} devices came within {self.config.start_timeout_s:g} s",
                 hint=f"start more devices, or lower min-devices; engines that can train: {', '.join(engines)}",
             )
-        self.store.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
+        self.store.states.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
 
     def _train(self, prepared: CompiledProgram) -> list[RunResult]:
-        members = self.store.enrolled()
+        members = self.store.states.enrolled()
         trainer = RunTrainer(
             seed=self.config.seed,
             batch=self.config.model.batch_size,
@@ -252,7 +253,7 @@ class Server:
 
         def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
             self._wait_while_paused()
-            if not self.store.has_exchange(key):
+            if not self.store.exchanges.exists(key):
                 self._write_status("waiting for devices")
                 self._wait_for_connected(key)
             return run_exchange(key, tasks, wanted, context, self._await, late=late)
@@ -267,7 +268,7 @@ class Server:
 
     def _wait_for_connected(self, key: ExchangeKey) -> None:
         """Until enough of the fleet is on line to begin an exchange, a deadline long; then as below the quorum."""
-        fleet, here = self.store.enrolled(), self.dispatcher.fleet
+        fleet, here = self.store.states.enrolled(), self.dispatcher.fleet
         needed = math.ceil(self.config.fraction_connected * len(fleet))
         until_s = self.clock.now_s() + self.config.deadline_s
         if self._pump(lambda: here.count(fleet) >= needed, until_s) or self.config.below_quorum == "continue":
@@ -285,9 +286,9 @@ class Server:
         self.sender.publish_catalog(catalog.version, manifest)
         for event in events:
             self.event_log.append_stored(event)
-        if self.store.get_fact("done") is None:
+        if self.store.facts.get("done") is None:
             done = {"event": "done", "seconds": round(self.clock.now_s() - self._began_s, 3)}
-            self.store.put_fact("done", "yes", [done])
+            self.store.facts.put("done", "yes", [done])
             self.event_log.append_stored(done)
 
     def _leave(self) -> None:
@@ -349,7 +350,8 @@ class Server:
             return
         self._glance_s = self.clock.now_s() + OBSERVE_INTERVAL_S
         presence = {cid: device.state for cid, device in self.dispatcher.fleet.devices.items()}
-        told = {"phase": self._phase, "paused": self._paused, "presence": presence, "names": self.store.run_names()}
+        names = self.store.states.run_names()
+        told = {"phase": self._phase, "paused": self._paused, "presence": presence, "names": names}
         self._observe({**self._numbers(), **told})
 
     def _numbers(self) -> dict[str, Any]:
@@ -388,7 +390,7 @@ class Server:
 
 def _check_fingerprint(config: CoordinatorConfig, store: Store) -> None:
     """A folder continues what it began with, nothing else."""
-    if store.get_fact("lesson") not in (None, _fingerprint(config)):
+    if store.facts.get("lesson") not in (None, _fingerprint(config)):
         raise ConfigError(
             f"{config.folder} holds a training with other settings",
             hint="choose another folder, or restore the settings in its config.toml",

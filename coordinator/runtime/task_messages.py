@@ -18,7 +18,8 @@ from coordinator.config import CoordinatorConfig
 from coordinator.rounds.update_validation import ZERO_BASE, ReplySpec, delta_base
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.sender import CoordinatorSender
-from coordinator.storage.store import ExchangeKey, Store
+from coordinator.storage.exchange_store import ExchangeKey
+from coordinator.storage.store import Store
 from edge_client.protocol import codecs, task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical_json

@@ -20,8 +20,9 @@ from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.storage.event_log import EventLog
+from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.privacy_noise_key import open_noise_key
-from coordinator.storage.store import ExchangeKey, Store
+from coordinator.storage.store import Store
 from coordinator.strategies.base import (
     Exchange,
     Replies,
@@ -79,12 +80,12 @@ class RunTrainer:
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """The rounds of one run that are not stored yet."""
-        run_id = self.store.run_id(run.name, lambda: secrets.token_hex(8))
+        run_id = self.store.states.run_id(run.name, lambda: secrets.token_hex(8))
         strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
-        begun = self.store.last_state(run_id)
+        begun = self.store.states.last(run_id)
         if begun is None:
             state = strategy.begin(self.initial, self.schema, self.fleet, round_rng(self.seed, INITIAL_ROUND))
-            self.store.put_state(run_id, INITIAL_ROUND, state)
+            self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
         number, state = begun
         while number < run.rounds:
@@ -124,13 +125,13 @@ class RunTrainer:
         seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
         numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
         events = [round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)]
-        if refused := self.store.refusals(run_id, number):
+        if refused := self.store.exchanges.refusals(run_id, number):
             events[0]["refused"] = refused
         events[0] |= privacy_spent(strategy, after)
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
             events.append({"event": "run-done", **last, "rounds": run.rounds})
-        self.store.put_state(run_id, number, after, events)
+        self.store.states.put(run_id, number, after, events)
         for event in events:
             self.event_log.append_stored(event)
         return after
@@ -145,7 +146,7 @@ class RunTrainer:
             return outcome
         models, batch = list(state.centers), self.batch
         asked = Probe(models=models, want=frozenset({"loss"}), split="test", batch=batch, seed=0)
-        run_id = self.store.run_id(outcome.run.name, lambda: secrets.token_hex(8))
+        run_id = self.store.states.run_id(outcome.run.name, lambda: secrets.token_hex(8))
         key = ExchangeKey(run_id, outcome.run.rounds + 1, 0)
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says
         looks = [
@@ -158,7 +159,7 @@ class RunTrainer:
     def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
         """What came after the exchanges of earlier rounds had closed, decoded; of a device the newest."""
         found = {}
-        for stored in self.store.assign_late(run_id, number):
+        for stored in self.store.late_updates.assign(run_id, number):
             data = self.store.updates(stored.cid).read(stored.sha256)
             delta = codecs.decode_vector(data, self.schema, kind="delta")
             base = None if stored.base == ZERO_BASE else self.store.blobs.read(stored.base)

@@ -1,39 +1,64 @@
-"""metrics.jsonl: one JSON object per line, a copy of the store's events that other programs may watch while it grows.
+"""The events of a training: rows of the database, copied to metrics.jsonl, one JSON object per line.
 
-The store is the truth: lines that a crash kept out of the file are added at the next start, half a line is completed.
+Other programs may read metrics.jsonl while it grows. The database is the record: the next start appends the lines that
+a crash kept out of the file and completes a partial line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from coordinator.storage.store import Store
+from coordinator.storage.database import Database
+
+
+def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
+    """Insert events, within a transaction of the caller."""
+    lines = [(json.dumps(event, allow_nan=False, separators=(",", ":")),) for event in events]
+    database.insert("insert into events (line) values (?)", lines)
+
+
+class EventStore:
+    """The events as rows of the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, event: Mapping[str, Any]) -> None:
+        """Store one event."""
+        with self._database.transaction():
+            insert_events(self._database, [event])
+
+    def lines(self, after: int = 0) -> list[str]:
+        """The stored events as JSON, oldest first, without the first `after`."""
+        query = "select line from events order by id limit -1 offset ?"
+        return [line for (line,) in self._database.rows(query, (after,))]
 
 
 class EventLog:
-    """Appends to `path`, and tells `watch` every event that happens now."""
+    """Copies the events of `store` to the file `path`, and passes each new event to `watch`."""
 
-    def __init__(self, path: Path, store: Store, watch: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, path: Path, store: EventStore, watch: Callable[[Mapping[str, Any]], None]) -> None:
         self._path, self._store, self._watch = path, store, watch
         self._lines = _whole_lines(path)
         self.catch_up()
 
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
-        """Store one event, then show it."""
+        """Store one event, copy it to the file and pass it on."""
         record = {"event": event, **fields}
-        self._store.put_event(record)
+        self._store.put(record)
         self.append_stored(record)
 
     def append_stored(self, record: Mapping[str, Any]) -> None:
-        """Show an event that was stored together with something else."""
+        """Copy an event that another transaction stored, and pass it on."""
         self.catch_up()
         self._watch(record)
 
     def catch_up(self) -> None:
-        """Append what the store has and the file lacks."""
-        new = self._store.events(after=self._lines)
+        """Append the stored events that the file lacks."""
+        new = self._store.lines(after=self._lines)
         if not new:
             return
         with self._path.open("a", encoding="utf-8") as file:
@@ -42,7 +67,7 @@ class EventLog:
 
 
 def _whole_lines(path: Path) -> int:
-    """Cut off half a line at the end; -> how many lines there are."""
+    """Remove a partial line at the end of the file; -> the number of lines."""
     if not path.exists():
         return 0
     data = path.read_bytes()

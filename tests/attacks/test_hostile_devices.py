@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from coordinator.runtime.dispatcher import Superseded
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.topics import routing_label
@@ -62,7 +62,7 @@ def test_another_devices_stored_update_answers_for_nobody_else(coordinator: Wire
     rdy(coordinator, ME, theirs)
     ((cid, go),) = coordinator.said()
     assert (cid, go["k"], go.get("have")) == (ME, "go", None)
-    assert ME not in coordinator.store.replies(KEY)
+    assert ME not in coordinator.store.exchanges.replies(KEY)
 
 
 def test_whatever_was_not_granted_is_not_yours_in_the_same_words_whether_it_exists_or_not(
@@ -162,10 +162,10 @@ def test_right_blocks_of_a_wrong_blob_are_bad_hash_leave_nothing_and_are_final_t
         said += [answer for answer in answers(coordinator) if answer != (ME, "go")]
         assert partials(coordinator, ME) == []
     assert said == [(ME, "bad_hash")] * 2
-    assert ME not in coordinator.store.replies(KEY)
+    assert ME not in coordinator.store.exchanges.replies(KEY)
     for cid in DEVICES[1:]:  # the exchange does not wait for it
         deliver(coordinator, cid)
-    assert coordinator.store.closed_with(KEY) == list(DEVICES[1:])
+    assert coordinator.store.exchanges.closed_with(KEY) == list(DEVICES[1:])
 
 
 def test_sizes_that_no_update_has_open_no_file(coordinator: WiredCoordinator) -> None:
@@ -190,7 +190,7 @@ def test_answers_to_what_was_never_asked_change_nothing(coordinator: WiredCoordi
     assert {code for _, code in answers(coordinator)} <= {"closed", "go"}
     for index in range(3):
         coordinator.hear(ME, "nack", re="x", code="no_data", run="r2", round=index, exchange=0)
-    assert coordinator.store.closed_with(KEY) is None
+    assert coordinator.store.exchanges.closed_with(KEY) is None
 
 
 def test_a_nack_in_a_loop_costs_one_answer_and_one_row(coordinator: WiredCoordinator) -> None:
@@ -198,7 +198,7 @@ def test_a_nack_in_a_loop_costs_one_answer_and_one_row(coordinator: WiredCoordin
         coordinator.hear(ME, "nack", re="x", code="no_data", **KEY._asdict())
     for cid in DEVICES[1:]:
         deliver(coordinator, cid)
-    assert coordinator.store.closed_with(KEY) == list(DEVICES[1:])
+    assert coordinator.store.exchanges.closed_with(KEY) == list(DEVICES[1:])
 
 
 def test_one_device_cannot_make_it_believe_that_another_coordinator_leads(coordinator: WiredCoordinator) -> None:
@@ -245,7 +245,7 @@ def test_thousands_of_unknown_devices_cost_counters_and_a_few_answers(coordinato
     assert after - before < 50_000
     assert len(coordinator.dispatcher.fleet.devices) == LIMIT
     assert len(coordinator.said()) <= 40  # the pace of all strangers together
-    assert len(coordinator.store.events()) <= LIMIT
+    assert len(coordinator.store.events.lines()) <= LIMIT
 
 
 @pytest.mark.parametrize(
@@ -297,5 +297,5 @@ def test_blocks_of_one_result_do_not_count_for_what_was_said_of_another(tmp_path
     here.dispatcher.live.tick()
     here.announce(ME, 1, KEY)
     here.send(KEY, ME, 0, list(range(2, 10)))
-    assert ME not in here.store.replies(KEY)
+    assert ME not in here.store.exchanges.replies(KEY)
     here.store.close()

@@ -112,8 +112,8 @@ def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_th
     fed.start_devices(DEVICES)
     fed.world.run(lambda: len(spy.said("task")) == DEVICES)
     assert fed.store is not None
-    database = FullDatabase(fed.store._db)
-    monkeypatch.setattr(fed.store, "_db", database)
+    database = FullDatabase(fed.store.database._connection)
+    monkeypatch.setattr(fed.store.database, "_connection", database)
     fed.world.run(lambda: len(spy.said("ack")) >= 2 * DEVICES)
     assert {ack["status"] for ack in spy.said("ack")} == {"retry"}
     assert all("database or disk is full" in ack["detail"] for ack in spy.said("ack"))
@@ -124,9 +124,9 @@ def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_th
     assert fed.rounds() == undisturbed.rounds()
 
 
-@pytest.mark.parametrize("write", ["close_exchange", "put_state"])
+@pytest.mark.parametrize(("part", "write"), [("exchanges", "close"), ("states", "put")])
 def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_room_keeps_every_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Federation, write: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Federation, part: str, write: str
 ) -> None:
     fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
     process = fed.start_coordinator()
@@ -136,7 +136,7 @@ def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_roo
     def no_room(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(fed.store, write, no_room)
+    monkeypatch.setattr(getattr(fed.store, part), write, no_room)
     with pytest.raises(OSError, match="No space left on device"):
         fed.finish()
     assert process.ended
@@ -191,8 +191,8 @@ def test_a_refusal_that_cannot_be_written_down_counts_all_the_same(
     mute = fed.start_mute_device("d02")
     fed.world.run(lambda: len(spy.said("ack")) == 2)
     assert fed.store is not None
-    database = FullDatabase(fed.store._db)
-    monkeypatch.setattr(fed.store, "_db", database)
+    database = FullDatabase(fed.store.database._connection)
+    monkeypatch.setattr(fed.store.database, "_connection", database)
     task = spy.said("task", cid=mute.name)[-1]
     key = {name: task[name] for name in ("run", "round", "exchange")}
     spy.say(mute.name, "nack", re=task["id"], code="no_data", **key)

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.config import RunConfig
 from coordinator.rounds.round import round_rng
-from coordinator.storage.store import ReplayDiverged
+from coordinator.storage.exchange_store import ReplayDiverged
 from edge_client.transport.blobs import PartialBlob
 from edge_client.transport.memory import MemoryBroker
 from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy
@@ -43,7 +43,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> CoordinatorBaseline
     fed.start_devices(DEVICES)
     fed.finish()
     assert fed.store is not None
-    writes = fed.store.writes
+    writes = fed.store.database.writes
     fed.world.end()
     kinds = Counter[str](TOPICS.parse(message.topic).kind for message in spy.heard())
     return CoordinatorBaseline(fed.final_states(), fed.rounds(), writes, sum(kinds[k] for k in OURS), kinds["in"])

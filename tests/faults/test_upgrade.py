@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from coordinator.storage import state_codec
-from coordinator.storage.store import _UPGRADES, SCHEMA_VERSION, Store
+from coordinator.storage.database import SCHEMA_VERSION, UPGRADES
+from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
 from tests.faults.write_store import leave, write, write_key
 from tests.support import softmax_program
@@ -40,10 +41,10 @@ def restored(folder: Path, kept: Path = STORES / "1") -> Federation:
 
 
 def test_there_is_a_store_of_every_older_version_that_this_one_reads() -> None:
-    assert {folder.name for folder in STORES.iterdir()} - {SCHEMA_VERSION} == set(_UPGRADES)
+    assert {folder.name for folder in STORES.iterdir()} - {SCHEMA_VERSION} == set(UPGRADES)
 
 
-@pytest.mark.parametrize("version", sorted(_UPGRADES))
+@pytest.mark.parametrize("version", sorted(UPGRADES))
 def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path, version: str) -> None:
     fed = restored(tmp_path / "upgraded", STORES / version)
     spy = Spy(fed.world.broker)

@@ -146,7 +146,7 @@ class ProcessScene:
     def final_states(self) -> dict[str, bytes]:
         """As `Federation.final_states`."""
         with closing(Store(settings(self.folder).folder / "store")) as store:
-            found = store.last_state(store.run_id("fesem", str))
+            found = store.states.last(store.states.run_id("fesem", str))
             return {} if found is None else {"fesem": state_codec.encode_state(found[1])}
 
     def rounds(self) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 from coordinator.dashboard.endpoint import dashboard_endpoint
 from coordinator.dashboard.event_hub import Hub
 from coordinator.dashboard.server import DashboardServer
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from tests.support.virtual_federation import config
 
 PATIENCE_S = 20.0

@@ -21,6 +21,7 @@ from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
+from coordinator.storage.database import Database
 from coordinator.storage.store import Store
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
@@ -43,24 +44,22 @@ BALLAST = 4_096  # values that nothing trains; they make an update too big to tr
 BLOCK = 4_096
 
 
-class DoomedStore(Store):
-    """Dies at its `fatal`-th write, `before` it is committed or right after. `writes` counts them."""
+class DoomedDatabase(Database):
+    """Dies at its `fatal`-th transaction, `before` it is committed or right after. `writes` counts them."""
 
-    def __init__(
-        self, folder: Path, *, fatal: int = 0, before: bool = True, die: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, folder: Path, *, fatal: int, before: bool, die: Callable[[], None]) -> None:
         self.writes, self.fatal, self.before, self.die = 0, 0, before, die
         super().__init__(folder)
-        self._db.execute("pragma synchronous = off")  # processes die here, machines do not
+        self.execute("pragma synchronous = off")  # processes die here, machines do not
         self.writes, self.fatal = 0, fatal
 
     @contextmanager
-    def _write(self) -> Iterator[None]:
+    def transaction(self) -> Iterator[None]:
         self.writes += 1
         fatal = self.writes == self.fatal
         if fatal and self.before:
             self._die()
-        with super()._write():
+        with super().transaction():
             yield
         if fatal:
             self._die()
@@ -69,6 +68,17 @@ class DoomedStore(Store):
         self.die()
         self.close()
         raise Killed
+
+
+class DoomedStore(Store):
+    """A store in a database that dies at a given transaction."""
+
+    database: DoomedDatabase
+
+    def __init__(
+        self, folder: Path, *, fatal: int = 0, before: bool = True, die: Callable[[], None] = lambda: None
+    ) -> None:
+        super().__init__(folder, DoomedDatabase(folder, fatal=fatal, before=before, die=die))
 
 
 class WideEngine(softmax_program.SoftmaxEngine):
@@ -129,7 +139,7 @@ def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> N
         "program": store.blobs.put(canonical_json(made.to_json())),
         "initial": store.blobs.put(state_codec.encode_array(start)),
     }
-    store.get_or_make_fact(PROGRAM_FACT, lambda: json.dumps(facts))
+    store.facts.get_or_make(PROGRAM_FACT, lambda: json.dumps(facts))
 
 
 @dataclass
@@ -166,7 +176,7 @@ class Federation:
 
         def life(me: Participant) -> None:
             store = DoomedStore(self.config.folder / "store", fatal=fatal, before=before, die=me.vanish)
-            store.writes = 0
+            store.database.writes = 0
             self.store = store
 
             def dial(will: Will | None) -> Transport:
@@ -243,7 +253,7 @@ class Federation:
         """The last state of every run, as stored."""
         store = Store(self.config.folder / "store")
         try:
-            states = {run.name: store.last_state(store.run_id(run.name, str)) for run in self.config.runs}
+            states = {run.name: store.states.last(store.states.run_id(run.name, str)) for run in self.config.runs}
             return {name: state_codec.encode_state(found[1]) for name, found in states.items() if found is not None}
         finally:
             store.close()

@@ -19,7 +19,7 @@ from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.task_messages import ExchangeContext, prepare_tasks
 from coordinator.storage.event_log import EventLog
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import Exchange
 from edge_client.protocol import blocks, codecs, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
@@ -49,7 +49,7 @@ class WiredCoordinator:
         self.spy = spy
         transport = self.ear.client("coordinator")
         transport.connect()
-        epoch = self.store.next_epoch(0)
+        epoch = self.store.facts.next_epoch(0)
         self.sender = CoordinatorSender(
             topics=TOPICS, clock=clock, epoch=epoch, boot=f"{epoch:016x}", block=BLOCK, spread_ms=0, transport=transport
         )
@@ -60,10 +60,10 @@ class WiredCoordinator:
             sender=self.sender,
             downloads=downloads,
             fleet=FleetPresence(LIMIT),
-            event_log=EventLog(folder / "metrics.jsonl", self.store, lambda _: None),
+            event_log=EventLog(folder / "metrics.jsonl", self.store.events, lambda _: None),
         )
-        if not self.store.enrolled():
-            self.store.enrol(dict.fromkeys(DEVICES, (SAMPLES, "onnx")))
+        if not self.store.states.enrolled():
+            self.store.states.enrol(dict.fromkeys(DEVICES, (SAMPLES, "onnx")))
         self.context = ExchangeContext(
             config=self.config,
             clock=clock,
@@ -71,7 +71,7 @@ class WiredCoordinator:
             sender=self.sender,
             downloads=downloads,
             prepared=prepare_program(self.config, self.store, open_signing_key(folder)),
-            members=self.store.enrolled(),
+            members=self.store.states.enrolled(),
         )
         for cid in DEVICES:
             self.hear(cid, "st", s="on", bd=1, caps={"engine": "onnx", "n": SAMPLES})
@@ -85,9 +85,9 @@ class WiredCoordinator:
         """As `hold` does, up to where it would wait."""
         tasks = self.tasks(key)
         asked = prepare_tasks(key, tasks, self.context)
-        if not self.store.has_exchange(key):
-            self.store.open_exchange(key, {c: a.sha256 for c, a in asked.items()}, self.config.deadline_s)
-        if self.store.closed_with(key) is None:
+        if not self.store.exchanges.exists(key):
+            self.store.exchanges.open(key, {c: a.sha256 for c, a in asked.items()}, self.config.deadline_s)
+        if self.store.exchanges.closed_with(key) is None:
             self.dispatcher.live = live = LiveExchange(key, tasks, asked, wanted, self.context)
             live.begin()
 

@@ -112,7 +112,7 @@ def test_join_json_tells_public_facts_and_the_model_once_it_is_known(tmp_path: P
     with closing(Store(tmp_path / "store")) as store:
         program = softmax_program.program()
         named = store.blobs.put(canonical_json(program.to_json()))
-        store.put_fact("program", json.dumps({"program": named, "initial": named}))
+        store.facts.put("program", json.dumps({"program": named, "initial": named}))
     model = web.get("/phone/join.json").json()["model"]
     assert model == {
         "name": program.model,

@@ -21,7 +21,7 @@ from coordinator.dashboard import event_hub as hubs
 from coordinator.dashboard.endpoint import LINK_FILE
 from coordinator.dashboard.join import join_info
 from coordinator.identity.certificate_authority import open_authority
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.errors import NetworkError
 from edge_client.transport.keys import open_private_key
 from tests.coordinator.dashboard.test_endpoint import token

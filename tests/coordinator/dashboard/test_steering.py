@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.runtime.server import Server
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.errors import NetworkError
 from tests.support.virtual_federation import Federation
 
@@ -69,7 +69,7 @@ def test_a_closed_exchange_goes_on_with_those_who_have_answered(tmp_path: Path) 
     assert fed.world.clock.time_s - began_s < 5.0
     store = fed.store
     assert store is not None
-    assert store.closed_with(key) == ["d00", "d01", "d02"]
+    assert store.exchanges.closed_with(key) == ["d00", "d01", "d02"]
     fed.world.end()
 
 

@@ -70,7 +70,7 @@ def said(fed: Federation, spy: Spy, kind: str) -> list[dict[str, Any]]:
 
 def shown(fed: Federation, number: int) -> list[str]:
     store = Store(fed.config.folder / "store")
-    found = [reply.cid for reply in store.assign_late(store.run_id("run", str), number)]
+    found = [reply.cid for reply in store.late_updates.assign(store.states.run_id("run", str), number)]
     store.close()
     return found
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from coordinator.runtime.exchange_driver import LiveExchange, run_exchange
-from coordinator.storage.store import ExchangeKey
+from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol.blocks import Bitmap
 from tests.support.virtual_federation import BALLAST
 from tests.support.virtual_time import Killed, VirtualClock
@@ -112,8 +112,8 @@ class Machine(RuleBasedStateMachine):
 
     @rule(nth=st.integers(1, 3), before=st.booleans())
     def will_be_killed_at_a_write(self, nth: int, before: bool) -> None:  # noqa: FBT001 - drawn by name
-        store = self.alive.store
-        store.fatal, store.before = store.writes + nth, before
+        database = self.alive.store.database
+        database.fatal, database.before = database.writes + nth, before
 
     @precondition(lambda self: self.alive.dispatcher.live is None and self.number + 1 < EXCHANGES)
     @rule()
@@ -126,20 +126,20 @@ class Machine(RuleBasedStateMachine):
     @invariant()
     def what_was_acknowledged_is_stored(self) -> None:
         for (key, cid), sha256 in self.accepted.items():
-            stored = self.alive.store.replies(key)[cid]
+            stored = self.alive.store.exchanges.replies(key)[cid]
             assert stored.sha256 == sha256
             assert self.alive.store.updates(cid).has(sha256)
 
     @invariant()
     def a_closing_stands_for_ever_and_misses_nobody(self) -> None:
         for key in [self.key._replace(exchange=number) for number in range(self.number + 1)]:
-            closed = self.alive.store.closed_with(key)
+            closed = self.alive.store.exchanges.closed_with(key)
             if key in self.closings:
                 assert closed == self.closings[key]
             elif closed is not None:
                 self.closings[key] = closed
             if closed is not None:
-                assert closed == sorted(self.alive.store.replies(key))
+                assert closed == sorted(self.alive.store.exchanges.replies(key))
                 assert {cid for known, cid in self.accepted if known == key} <= set(closed)
 
     def teardown(self) -> None:
@@ -153,7 +153,7 @@ class Machine(RuleBasedStateMachine):
             shutil.rmtree(self.folder)
 
     def finish(self) -> None:
-        self.alive.store.fatal = 0
+        self.alive.store.database.fatal = 0
         self.reopen()
         while True:
             for cid in DEVICES:
@@ -171,7 +171,7 @@ class Machine(RuleBasedStateMachine):
             key = self.key._replace(exchange=number)
             replies = run_exchange(key, self.alive.tasks(key), self.wanted, self.alive.context, _never)
             assert sorted(replies) == self.closings.get(key, sorted(replies))
-            stored = self.alive.store.replies(key)
+            stored = self.alive.store.exchanges.replies(key)
             for cid, reply in replies.items():
                 attempt = [self.alive.update(key, cid, a)[0].sha256 for a in (0, 1)].index(stored[cid].sha256)
                 assert reply.n == SAMPLES - attempt
@@ -249,10 +249,10 @@ class Machine(RuleBasedStateMachine):
                 # an "ok" that a kill kept from being sent: from now on the device counts on it
                 assert self.accepted.setdefault((key, cid), sha256) == sha256
             elif status == "superseded":
-                assert self.alive.store.replies(key)[cid].sha256 != sha256
+                assert self.alive.store.exchanges.replies(key)[cid].sha256 != sha256
             else:
                 assert status in ("late", "bad_hash")
-                assert status == "bad_hash" or cid not in self.alive.store.replies(key)
+                assert status == "bad_hash" or cid not in self.alive.store.exchanges.replies(key)
 
 
 def _never(_live: LiveExchange) -> None:

@@ -24,7 +24,7 @@ def lines(path: Path) -> list[Any]:
 
 def test_every_event_is_a_line_and_is_told(tmp_path: Path, store: Store) -> None:
     told: list[Mapping[str, Any]] = []
-    event_log = EventLog(tmp_path / "m.jsonl", store, told.append)
+    event_log = EventLog(tmp_path / "m.jsonl", store.events, told.append)
     event_log.write("start", epoch=1)
     event_log.write("done")
     assert lines(tmp_path / "m.jsonl") == [{"event": "start", "epoch": 1}, {"event": "done"}] == told
@@ -32,16 +32,16 @@ def test_every_event_is_a_line_and_is_told(tmp_path: Path, store: Store) -> None
 
 def test_lines_that_a_crash_kept_out_are_added_and_half_a_line_is_made_whole(tmp_path: Path, store: Store) -> None:
     for event in ("a", "b", "c"):
-        store.put_event({"event": event})
+        store.events.put({"event": event})
     path = tmp_path / "m.jsonl"
     path.write_text('{"event":"a"}\n{"eve')
-    EventLog(path, store, lambda _: None)
+    EventLog(path, store.events, lambda _: None)
     assert [line["event"] for line in lines(path)] == ["a", "b", "c"]
 
 
 def test_an_event_that_was_stored_with_something_else_is_shown_once(tmp_path: Path, store: Store) -> None:
-    event_log = EventLog(tmp_path / "m.jsonl", store, lambda _: None)
-    store.put_fact("fact", "1", [{"event": "round"}])
+    event_log = EventLog(tmp_path / "m.jsonl", store.events, lambda _: None)
+    store.facts.put("fact", "1", [{"event": "round"}])
     event_log.append_stored({"event": "round"})
     event_log.catch_up()
     assert lines(tmp_path / "m.jsonl") == [{"event": "round"}]

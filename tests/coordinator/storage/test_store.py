@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.storage.store import ExchangeKey, Store, StoredReply
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from coordinator.storage.store import Store
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 
@@ -40,73 +41,73 @@ def store(reopen: Reopen) -> Store:
 
 
 def test_an_exchange_survives_with_its_tasks_replies_and_closing_set(store: Store, reopen: Reopen) -> None:
-    store.open_exchange(KEY, {"b": "2", "a": "1"}, 60.0)
-    store.put_reply(KEY, REPLY)
+    store.exchanges.open(KEY, {"b": "2", "a": "1"}, 60.0)
+    store.exchanges.put_reply(KEY, REPLY)
     store = reopen()
-    assert store.has_exchange(KEY)
-    assert store.task_hashes(KEY) == {"a": "1", "b": "2"}
-    assert store.replies(KEY) == {"a": REPLY}
-    assert store.closed_with(KEY) is None
-    store.close_exchange(KEY, ["a"])
-    assert reopen().closed_with(KEY) == ["a"]
+    assert store.exchanges.exists(KEY)
+    assert store.exchanges.task_hashes(KEY) == {"a": "1", "b": "2"}
+    assert store.exchanges.replies(KEY) == {"a": REPLY}
+    assert store.exchanges.closed_with(KEY) is None
+    store.exchanges.close(KEY, ["a"])
+    assert reopen().exchanges.closed_with(KEY) == ["a"]
 
 
 def test_an_exchange_may_close_with_nobody(store: Store) -> None:
-    store.open_exchange(KEY, {}, 60.0)
-    store.close_exchange(KEY, [])
-    assert store.closed_with(KEY) == []
-    assert store.closed_with(ExchangeKey("run1", 1, 1)) is None
+    store.exchanges.open(KEY, {}, 60.0)
+    store.exchanges.close(KEY, [])
+    assert store.exchanges.closed_with(KEY) == []
+    assert store.exchanges.closed_with(ExchangeKey("run1", 1, 1)) is None
 
 
 def test_the_first_reply_of_a_key_stands(store: Store) -> None:
-    store.put_reply(KEY, REPLY)
+    store.exchanges.put_reply(KEY, REPLY)
     with pytest.raises(Exception, match="UNIQUE"):
-        store.put_reply(KEY, REPLY._replace(sha256="ef" * 32))
-    assert store.replies(KEY) == {"a": REPLY}
+        store.exchanges.put_reply(KEY, REPLY._replace(sha256="ef" * 32))
+    assert store.exchanges.replies(KEY) == {"a": REPLY}
 
 
 def test_replies_come_sorted_by_device(store: Store) -> None:
     for cid in ("c", "a", "b"):
-        store.put_reply(KEY, REPLY._replace(cid=cid))
-    assert list(store.replies(KEY)) == ["a", "b", "c"]
+        store.exchanges.put_reply(KEY, REPLY._replace(cid=cid))
+    assert list(store.exchanges.replies(KEY)) == ["a", "b", "c"]
 
 
 def test_a_state_and_its_events_are_stored_together_or_not_at_all(store: Store) -> None:
     state = State(centers=np.ones((2, 3), np.float32), assignment={"a": 1})
     with pytest.raises(ValueError, match="JSON"):
-        store.put_state("run1", 1, state, [{"event": "round", "accuracy": float("nan")}])
-    assert store.last_state("run1") is None
-    store.put_state("run1", 1, state, [{"event": "round"}])
-    assert [json.loads(line)["event"] for line in store.events()] == ["round"]
+        store.states.put("run1", 1, state, [{"event": "round", "accuracy": float("nan")}])
+    assert store.states.last("run1") is None
+    store.states.put("run1", 1, state, [{"event": "round"}])
+    assert [json.loads(line)["event"] for line in store.events.lines()] == ["round"]
 
 
 def test_the_last_state_is_that_of_the_newest_round(store: Store, reopen: Reopen) -> None:
     for number in (0, 1, 2):
-        store.put_state("run1", number, State(centers=np.full((1, 2), number, np.float64)))
-    store.put_state("other", 9, State(centers=np.zeros((1, 2))))
-    found = reopen().last_state("run1")
+        store.states.put("run1", number, State(centers=np.full((1, 2), number, np.float64)))
+    store.states.put("other", 9, State(centers=np.zeros((1, 2))))
+    found = reopen().states.last("run1")
     assert found is not None
     assert found[0] == 2
     np.testing.assert_array_equal(found[1].centers, np.full((1, 2), 2.0))
 
 
 def test_the_time_left_is_that_of_the_last_heartbeat(store: Store, reopen: Reopen) -> None:
-    store.open_exchange(KEY, {}, 60.0)
-    assert store.left_s(KEY) == 60.0
-    store.heartbeat(KEY, 12.25)
-    assert reopen().left_s(KEY) == 12.25
+    store.exchanges.open(KEY, {}, 60.0)
+    assert store.exchanges.left_s(KEY) == 60.0
+    store.exchanges.heartbeat(KEY, 12.25)
+    assert reopen().exchanges.left_s(KEY) == 12.25
 
 
 def test_epochs_grow_beyond_everything_that_was_seen(store: Store, reopen: Reopen) -> None:
-    assert store.next_epoch(0) == 1
-    assert store.next_epoch(7) == 8
-    assert reopen().next_epoch(3) == 9
+    assert store.facts.next_epoch(0) == 1
+    assert store.facts.next_epoch(7) == 8
+    assert reopen().facts.next_epoch(3) == 9
 
 
 def test_facts_are_made_once(store: Store) -> None:
-    assert store.get_or_make_fact("x", lambda: "first") == "first"
-    assert store.get_or_make_fact("x", lambda: "second") == "first"
-    assert store.run_id("fesem", lambda: "r1") == store.run_id("fesem", lambda: "r2") == "r1"
+    assert store.facts.get_or_make("x", lambda: "first") == "first"
+    assert store.facts.get_or_make("x", lambda: "second") == "first"
+    assert store.states.run_id("fesem", lambda: "r1") == store.states.run_id("fesem", lambda: "r2") == "r1"
 
 
 def test_a_folder_has_one_writer(store: Store) -> None:
@@ -115,7 +116,7 @@ def test_a_folder_has_one_writer(store: Store) -> None:
 
 
 def test_a_folder_of_another_version_is_refused(store: Store, reopen: Reopen) -> None:
-    store.put_fact("schema", "999")
+    store.facts.put("schema", "999")
     with pytest.raises(ConfigError, match="another version of fedcenters"):
         reopen()
 
@@ -128,30 +129,30 @@ def test_what_one_device_sent_is_not_there_for_another(store: Store) -> None:
 
 
 def test_the_fleet_is_enrolled_once_and_sorted(store: Store, reopen: Reopen) -> None:
-    store.enrol({"b": (2, "litert"), "a": (1, "onnx")})
-    assert list(reopen().enrolled().items()) == [("a", (1, "onnx")), ("b", (2, "litert"))]
+    store.states.enrol({"b": (2, "litert"), "a": (1, "onnx")})
+    assert list(reopen().states.enrolled().items()) == [("a", (1, "onnx")), ("b", (2, "litert"))]
 
 
 def test_why_an_answer_does_not_count_is_kept_until_it_does(store: Store, reopen: Reopen) -> None:
-    store.open_exchange(KEY, {"a": "x", "b": "y"}, 60)
-    store.put_refusal(KEY, "a", "no_data: nothing here")
-    store.put_refusal(KEY, "b", "unavailable")
-    store.put_refusal(KEY, "b", "no_space")
-    assert reopen().refusals("run1", 1) == {"a": "no_data: nothing here", "b": "no_space"}
+    store.exchanges.open(KEY, {"a": "x", "b": "y"}, 60)
+    store.exchanges.put_refusal(KEY, "a", "no_data: nothing here")
+    store.exchanges.put_refusal(KEY, "b", "unavailable")
+    store.exchanges.put_refusal(KEY, "b", "no_space")
+    assert reopen().exchanges.refusals("run1", 1) == {"a": "no_data: nothing here", "b": "no_space"}
     again = reopen()
-    again.close_exchange(KEY, ["a"])
-    assert again.refusals("run1", 1) == {"b": "no_space"}
-    assert again.refusals("run1", 2) == {}
+    again.exchanges.close(KEY, ["a"])
+    assert again.exchanges.refusals("run1", 1) == {"b": "no_space"}
+    assert again.exchanges.refusals("run1", 2) == {}
 
 
 def test_late_replies_are_shown_to_one_round_which_a_replay_shows_again(store: Store, reopen: Reopen) -> None:
-    store.put_late(KEY, REPLY)
-    store.put_late(KEY, REPLY._replace(sha256="ef" * 32))  # the first of a device stands
-    assert store.assign_late("run1", 2) == [REPLY]
+    store.late_updates.put(KEY, REPLY)
+    store.late_updates.put(KEY, REPLY._replace(sha256="ef" * 32))  # the first of a device stands
+    assert store.late_updates.assign("run1", 2) == [REPLY]
     other = REPLY._replace(cid="b")
-    store.put_late(KEY, other)
+    store.late_updates.put(KEY, other)
     again = reopen()
-    assert again.assign_late("run1", 2) == [REPLY]
-    assert again.assign_late("run1", 3) == [other]
-    assert again.assign_late("run2", 3) == []
-    assert again.refusals("run1", 1) == {"a": "late", "b": "late"}
+    assert again.late_updates.assign("run1", 2) == [REPLY]
+    assert again.late_updates.assign("run1", 3) == [other]
+    assert again.late_updates.assign("run2", 3) == []
+    assert again.exchanges.refusals("run1", 1) == {"a": "late", "b": "late"}

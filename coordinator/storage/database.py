@@ -1,0 +1,138 @@
+"""The coordinator's SQLite database: one writer per folder, schema, upgrades of older schemas, durable transactions.
+
+The classes of the other files in this folder each read and write some of its tables. A transaction is on disk when it
+ends: the write-ahead log is synchronised at every commit.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from edge_client.errors import ConfigError
+
+DATABASE_FILE = "coordinator.sqlite"
+SCHEMA_VERSION = "3"
+# The statement that an older store needs beside the tables that it lacks. Version 1 hashed tasks in another form, and
+# version 2 asked for no loss in a test. An empty hash means that a replay cannot compare the task.
+_CLEAR_TASK_HASHES = "update tasks set sha256 = ''"
+UPGRADES = {"1": _CLEAR_TASK_HASHES, "2": _CLEAR_TASK_HASHES}
+_DISK_ERRORS = ("is full", "disk I/O error")  # parts of SQLite's messages
+
+_TABLES = """
+create table if not exists meta (key text primary key, value text not null) without rowid;
+create table if not exists devices (cid text primary key, n integer not null, engine text not null) without rowid;
+create table if not exists runs (name text primary key, run text not null unique) without rowid;
+create table if not exists states (run text, round integer, blob text not null, primary key (run, round)) without rowid;
+create table if not exists exchanges (
+    run text, round integer, exchange integer, left_ms integer not null, closed integer not null default 0,
+    primary key (run, round, exchange)) without rowid;
+create table if not exists tasks (
+    run text, round integer, exchange integer, cid text, sha256 text not null,
+    primary key (run, round, exchange, cid)) without rowid;
+create table if not exists replies (
+    run text, round integer, exchange integer, cid text, sha256 text not null, size integer not null,
+    n integer not null, what text not null, base text not null, seconds real not null,
+    primary key (run, round, exchange, cid)) without rowid;
+create table if not exists closings (
+    run text, round integer, exchange integer, cid text, primary key (run, round, exchange, cid)) without rowid;
+create table if not exists refusals (
+    run text, round integer, exchange integer, cid text, reason text not null,
+    primary key (run, round, exchange, cid)) without rowid;
+create table if not exists late (
+    run text, round integer, exchange integer, cid text, sha256 text not null, size integer not null,
+    n integer not null, what text not null, base text not null, seconds real not null, shown integer not null default 0,
+    primary key (run, round, exchange, cid)) without rowid;
+create table if not exists events (id integer primary key, line text not null);
+"""
+
+
+class Database:
+    """`folder`/coordinator.sqlite, locked against a second coordinator while it is open.
+
+    Raises ConfigError when the folder is in use or holds an unknown schema; an unknown schema is left unchanged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+        self._lock = _lock(folder / "lock")
+        # The thread that opens a store may pass it to one other thread, which then is its only user.
+        self._connection = sqlite3.connect(folder / DATABASE_FILE, isolation_level=None, check_same_thread=False)
+        self.execute("pragma journal_mode = wal")
+        self.execute("pragma synchronous = full")
+        version = self._version()
+        if version not in (None, SCHEMA_VERSION, *UPGRADES):
+            self.close()
+            raise ConfigError(
+                f"{folder} was written by another version of fedcenters",
+                hint="finish it with that version, or use another folder",
+            )
+        with self.transaction():
+            for statement in _TABLES.split(";"):
+                self.execute(statement)
+            self.execute(UPGRADES.get(version or "", ""))
+            self.put_meta("schema", SCHEMA_VERSION)
+
+    def _version(self) -> str | None:
+        """The version of the schema in the file; None in a new file."""
+        has_meta = self.rows("select 1 from sqlite_master where name = 'meta'")
+        return self.meta("schema") if has_meta else None
+
+    def close(self) -> None:
+        """Close the file and release the lock. Idempotent."""
+        self._connection.close()
+        self._lock.close()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit all statements of the block, durably, or none. Raises OSError when the disk refuses the commit."""
+        try:
+            self.execute("begin immediate")
+            yield
+            self.execute("commit")
+        except BaseException as wrong:
+            if self._connection.in_transaction:  # SQLite rolls back by itself when the disk is full
+                self.execute("rollback")
+            if isinstance(wrong, sqlite3.OperationalError) and any(word in str(wrong) for word in _DISK_ERRORS):
+                raise OSError(errno.ENOSPC, f"{self._folder}: {wrong}") from wrong
+            raise
+
+    def execute(self, query: str, values: Iterable[Any] = ()) -> None:
+        """Run one statement; a statement that writes belongs into a `transaction`."""
+        self._connection.execute(query, tuple(values))
+
+    def insert(self, query: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Run one statement for each row, within a `transaction`."""
+        self._connection.executemany(query, rows)
+
+    def rows(self, query: str, values: Iterable[Any] = ()) -> list[Any]:
+        """All rows of a query, as tuples."""
+        return self._connection.execute(query, tuple(values)).fetchall()
+
+    def meta(self, key: str) -> str | None:
+        """One value of the table of facts, or None."""
+        found = self.rows("select value from meta where key = ?", (key,))
+        return str(found[0][0]) if found else None
+
+    def put_meta(self, key: str, value: str) -> None:
+        """Insert or replace one value of the table of facts, within a `transaction`."""
+        self.execute("insert or replace into meta values (?, ?)", (key, value))
+
+
+def _lock(path: Path) -> IO[str]:
+    """Lock a file until it is closed; the kernel releases the lock when the process dies."""
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as taken:
+        file.close()
+        raise ConfigError(
+            f"{path.parent} is in use by another coordinator", hint="stop that one, or use another folder"
+        ) from taken
+    return file

@@ -1,0 +1,148 @@
+"""Exchanges: the task of each device, the replies, the refused replies, and the set of replies an exchange closed with.
+
+A coordinator stores tasks before it sends them and replies before it acknowledges them. A restarted coordinator
+therefore continues an open exchange with the replies that it has, and replays a closed one with the same replies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from coordinator.storage.database import Database
+from edge_client.errors import FedcentersError
+from edge_client.protocol.task import ClientId
+
+
+class ExchangeKey(NamedTuple):
+    """Names one exchange: the training run, its round (from 1), and which yield of the round it is (from 0)."""
+
+    run: str
+    round: int
+    exchange: int
+
+
+class StoredReply(NamedTuple):
+    """A reply on disk. `base` is the sha256 of the blob that a delta was taken from, "zero", or "" for statistics."""
+
+    cid: ClientId
+    sha256: str
+    size: int
+    n: int
+    what: str
+    base: str
+    seconds: float
+
+
+class ReplayDiverged(FedcentersError):
+    """A replayed exchange has other tasks than the stored one: the code, the seed or the data changed."""
+
+    def __init__(self, key: ExchangeKey) -> None:
+        super().__init__(
+            f"round {key.round} of run {key.run} asks other things than before the restart",
+            hint="continue with the version and the settings that began it, or use another folder",
+        )
+
+
+class ExchangeStore:
+    """The exchanges of all runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def open(self, key: ExchangeKey, hashes: Mapping[ClientId, str], left_s: float) -> None:
+        """Store a new exchange: the hash of each device's task, and the seconds until its deadline."""
+        with self._database.transaction():
+            self._database.execute("insert into exchanges values (?, ?, ?, ?, 0)", (*key, int(left_s * 1000)))
+            rows = [(*key, cid, sha256) for cid, sha256 in sorted(hashes.items())]
+            self._database.insert("insert into tasks values (?, ?, ?, ?, ?)", rows)
+
+    def exists(self, key: ExchangeKey) -> bool:
+        """Whether the exchange was ever opened."""
+        return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
+
+    def task_hashes(self, key: ExchangeKey) -> dict[ClientId, str]:
+        """The hash of each device's task, "" for a task of an older schema; empty for an unknown exchange."""
+        query = "select cid, sha256 from tasks where run = ? and round = ? and exchange = ?"
+        return dict(self._database.rows(query, key))
+
+    def heartbeat(self, key: ExchangeKey, left_s: float) -> None:
+        """Store the seconds that the open exchange has left. A restart continues with them: downtime does not count."""
+        query = "update exchanges set left_ms = ? where run = ? and round = ? and exchange = ?"
+        with self._database.transaction():
+            self._database.execute(query, (int(left_s * 1000), *key))
+
+    def left_s(self, key: ExchangeKey) -> float:
+        """Seconds that the exchange had left at the last heartbeat."""
+        query = "select left_ms from exchanges where run = ? and round = ? and exchange = ?"
+        return float(self._database.rows(query, key)[0][0] / 1000)
+
+    def put_reply(self, key: ExchangeKey, reply: StoredReply) -> None:
+        """Store a verified reply, whose blob is on disk. A second reply of a device is an error."""
+        with self._database.transaction():
+            self._database.execute("insert into replies values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*key, *reply))
+
+    def replies(self, key: ExchangeKey) -> dict[ClientId, StoredReply]:
+        """The stored replies of one exchange, sorted by device."""
+        query = (
+            "select cid, sha256, size, n, what, base, seconds from replies"
+            " where run = ? and round = ? and exchange = ? order by cid"
+        )
+        return {row[0]: StoredReply(*row) for row in self._database.rows(query, key)}
+
+    def put_refusal(self, key: ExchangeKey, cid: ClientId, reason: str) -> None:
+        """Store why a device's reply does not count: the device's error, that of the validation, or "late".
+
+        Refusals are shown to people and decide nothing, so a full disk loses the refusal and raises nothing.
+        """
+        with suppress(OSError), self._database.transaction():
+            self._database.execute("insert or replace into refusals values (?, ?, ?, ?, ?)", (*key, cid, reason))
+
+    def refusals(self, run: str, number: int) -> dict[ClientId, str]:
+        """The reasons of round `number`, sorted by device; of several exchanges the last one's."""
+        query = (
+            "select f.cid, f.reason from refusals f left join closings using (run, round, exchange, cid)"
+            " where f.run = ? and f.round = ? and closings.cid is null order by f.cid, f.exchange"
+        )
+        return dict(self._database.rows(query, (run, number)))
+
+    def close(
+        self,
+        key: ExchangeKey,
+        cids: Iterable[ClientId],
+        *,
+        refused: Mapping[ClientId, str] | None = None,
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
+        """Fix which replies the exchange closed with.
+
+        The same transaction stores the reasons of `refused` replies and the run's `scales`, which the next closing
+        compares updates with.
+        """
+        with self._database.transaction():
+            if scales:
+                self._database.put_meta(_scales(key.run), json.dumps(dict(scales)))
+            rows = [(*key, cid, reason) for cid, reason in sorted((refused or {}).items())]
+            self._database.insert("insert or replace into refusals values (?, ?, ?, ?, ?)", rows)
+            self._database.insert("insert into closings values (?, ?, ?, ?)", [(*key, cid) for cid in sorted(cids)])
+            query = "update exchanges set closed = 1 where run = ? and round = ? and exchange = ?"
+            self._database.execute(query, key)
+
+    def scales(self, run: str) -> dict[str, float]:
+        """The usual size of a run's updates, by kind (update_validation.py), as of the last closed exchange."""
+        return dict(json.loads(self._database.meta(_scales(run)) or "{}"))
+
+    def closed_with(self, key: ExchangeKey) -> list[ClientId] | None:
+        """The devices that the exchange closed with, sorted; None while it is open or unknown."""
+        query = "select closed from exchanges where run = ? and round = ? and exchange = ?"
+        rows = self._database.rows(query, key)
+        if not rows or not rows[0][0]:
+            return None
+        query = "select cid from closings where run = ? and round = ? and exchange = ? order by cid"
+        return [cid for (cid,) in self._database.rows(query, key)]
+
+
+def _scales(run: str) -> str:
+    return f"scales/{run}"

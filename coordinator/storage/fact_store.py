@@ -1,0 +1,40 @@
+"""Facts about a whole run folder: the epoch, the configuration's fingerprint, the program's and the catalog's hash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from coordinator.storage.database import Database
+from coordinator.storage.event_log import insert_events
+
+
+class FactStore:
+    """Named strings, each of which survives a restart."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def get(self, key: str) -> str | None:
+        """One stored fact, or None."""
+        return self._database.meta(key)
+
+    def put(self, key: str, value: str, events: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Store a fact, replacing an older one, and the events that report it, in one transaction."""
+        with self._database.transaction():
+            self._database.put_meta(key, value)
+            insert_events(self._database, events)
+
+    def get_or_make(self, key: str, make: Callable[[], str]) -> str:
+        """Return the fact `key`; the first call makes and stores it."""
+        known = self.get(key)
+        if known is None:
+            known = make()
+            self.put(key, known)
+        return known
+
+    def next_epoch(self, seen: int) -> int:
+        """Store and return an epoch greater than the stored one and than `seen`, the newest at the broker."""
+        epoch = max(int(self.get("epoch") or 0), seen) + 1
+        self.put("epoch", str(epoch))
+        return epoch
