@@ -71,7 +71,7 @@ def provision(  # noqa: PLR0913 - a command line
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
         work.write_infrastructure()
-        gone = {*work.authority.revoked_names(), *work.web.revoked()}
+        gone = set(work.revoked_names())
         fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
         phones = [f"web-{i:04d}" for i in range(web)]
         wanted = [*(cid for cid in fleet if cid not in gone), *(device or ())]
@@ -141,7 +141,7 @@ def _facts(work: Provisioner) -> dict[str, Any]:
         "enrol_url": work.plan.enrol_url,
         "made": len(work.written),
         "names": [each.name for each in work.expiries()],
-        "revoked": [*work.authority.revoked_names(), *work.web.revoked()],
+        "revoked": work.revoked_names(),
         "phones": work.web.names(),
         "expiring": [{"name": each.name, "days": each.days} for each in work.expiring_within()],
         "tokens": [each.cid for each in tokens if not each.used and each.expires_s > now_s],

@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from coordinator.identity.certificate_authority import CertificateAuthority, issue_time_s, open_authority, read_request
 from coordinator.identity.provisioning import open_plan
+from coordinator.identity.revocation import create_list, is_revoked
 from coordinator.identity.tokens import TokenRefused, TokenStore
 from edge_client.errors import ConfigError, Malformed, NetworkError
 from edge_client.protocol.messages import parse_json
@@ -72,7 +73,7 @@ class Registrar:
         cid, key = read_request(pem.encode("utf-8"), self.authority.federation)
         now, der = self.now(), key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
         used_s = self.tokens.redeem(token, cid, der, now.timestamp())
-        if self.authority.is_revoked(cid):
+        if is_revoked(self.authority, cid):
             raise TokenRefused("revoked", f"{cid} was revoked")
         made = [
             c for c in self.authority.certificates_of(cid) if c.public_key() == key and issue_time_s(c) >= int(used_s)
@@ -152,6 +153,7 @@ def open_enrolment_server(
         raise ConfigError(f"{folder} is not provisioned", hint="run `fedcenters-coordinator provision` first")
     plan = open_plan(folder, {})
     authority = open_authority(folder / "authority", plan.federation, now())
+    create_list(authority, now())
     registrar = Registrar(
         authority=authority, tokens=TokenStore(path=folder / "authority" / "tokens.sqlite"), tell=tell, now=now
     )

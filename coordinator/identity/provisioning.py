@@ -22,7 +22,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from coordinator.identity import broker_acl, signing_key
+from coordinator.identity import broker_acl, revocation, signing_key
 from coordinator.identity.certificate_authority import open_authority, subject_alternative_name
 from coordinator.identity.tokens import TokenStore
 from coordinator.identity.web_passwords import WebDevices
@@ -96,6 +96,7 @@ class Provisioner:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._put(self.folder / "federation.toml", _toml(_table(self.plan)))
         self.authority = open_authority(self.folder / "authority", self.plan.federation, self.now)
+        revocation.create_list(self.authority, self.now)
         self.tokens = TokenStore(path=self.folder / "authority" / "tokens.sqlite")
         self.web = WebDevices(self.folder)
 
@@ -147,10 +148,14 @@ class Provisioner:
         self._join_file(folder, cid, {"enrol-url": self.plan.enrol_url, "token": "token"})
 
     def revoke(self, name: str) -> None:
-        """Nobody comes with this name again. What the broker must be given is in `broker/`."""
+        """Revoke a device's certificates or a phone's password, and write the broker's files again."""
         if not self.web.revoke(name):
-            self.authority.revoke(name, self.now)
+            revocation.revoke_certificates(self.authority, name, self.now)
         self._broker_files()
+
+    def revoked_names(self) -> list[str]:
+        """The devices and then the phones that were revoked."""
+        return [*revocation.revoked_names(self.authority), *self.web.revoked()]
 
     def renew(self, name: str) -> None:
         """A new certificate for a name, with the same key; the old one stays valid until it ends.
@@ -180,7 +185,7 @@ class Provisioner:
 
     def expiries(self) -> list[CertificateExpiry]:
         """The newest certificate of every name that may come, and the authority's; what ends first comes first."""
-        revoked = self.authority.revoked()
+        revoked = revocation.revoked_serials(self.authority)
         newest = {name: self.authority.certificates_of(name)[-1] for name in self.authority.issued_names()}
         current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
         if not self._web_is_ours():
@@ -196,7 +201,7 @@ class Provisioner:
 
     def has_key_of(self, name: str) -> bool:
         """Whether a name's key lies here; a device that enrolled made its own and kept it."""
-        if name == "authority" or self.authority.is_revoked(name):
+        if name == "authority" or revocation.is_revoked(self.authority, name):
             return False
         folder, stem = self._place(name)
         return (folder / f"{stem}.key").exists()
@@ -210,7 +215,7 @@ class Provisioner:
             check_cid(cid)
         except Malformed as wrong:
             raise ConfigError(wrong.message, hint="a device id: letters, digits, '_' and '-', at most 64") from wrong
-        if self.authority.is_revoked(cid) or cid in self.web.revoked():
+        if revocation.is_revoked(self.authority, cid) or cid in self.web.revoked():
             raise ConfigError(f"{cid} was revoked", hint="give the device another name: a revoked one never comes back")
         return self.folder / "devices" / cid
 
@@ -283,14 +288,12 @@ class Provisioner:
     def _broker_files(self) -> None:
         folder = self.folder / "broker"
         there = PurePosixPath(self.plan.broker_folder or str(folder.resolve()))
-        revoked = [*self.authority.revoked_names(), *self.web.revoked()]
         conf = broker_acl.mosquitto_conf(there, port=self.plan.port, web_port=self.plan.web_port)
         self._put(folder / "mosquitto.conf", conf.encode())
         if self.plan.web_port:
             self.written += self.web.write_passwords()
-        self._put(folder / "mosquitto.acl", broker_acl.mosquitto_acl(self.plan.federation, revoked).encode())
-        self._put(folder / "emqx.acl.conf", broker_acl.emqx_acl(self.plan.federation, revoked).encode())
-        self._put(folder / "crl.pem", self.authority.crl_path.read_bytes())
+        for name, data in revocation.broker_files(self.authority, self.revoked_names()).items():
+            self._put(folder / name, data)
 
     def _pins(self) -> list[str]:
         return signing_key.trusted_keys(self.folder / "coordinator")

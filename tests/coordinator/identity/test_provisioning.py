@@ -124,34 +124,6 @@ def test_a_broker_that_is_dialled_by_another_name_gets_another_certificate(tmp_p
     assert [str(n.value) for n in names.get_extension_for_class(x509.SubjectAlternativeName).value] == ["new.example"]
 
 
-def test_revoking_writes_the_list_and_takes_every_right(tmp_path: Path) -> None:
-    work = provision_federation(tmp_path / "keys", "d1", "d2")
-    said = invoke(str(work.folder), "--revoke", "d1")
-    assert said.exit_code == 0
-    assert "SIGHUP" in said.stderr
-    assert work.authority.revoked_names() == ["d1"]
-    listed = x509.load_pem_x509_crl((work.folder / "broker" / "crl.pem").read_bytes())
-    assert listed.is_signature_valid(work.authority.key.public_key())
-    serial = read_certificate(work.folder / "devices" / "d1" / "device.crt").serial_number
-    assert [entry.serial_number for entry in listed] == [serial]
-    acl = (work.folder / "broker" / "mosquitto.acl").read_text()
-    assert acl.startswith("user d1\ntopic deny #\n")
-    before = snapshot(work.folder)
-    assert invoke(str(work.folder), "--revoke", "d1").exit_code == 0
-    assert snapshot(work.folder) == before
-
-
-def test_every_list_begins_later_than_the_one_before(tmp_path: Path) -> None:
-    """Of two lists a broker takes the later one; two revocations may come in one second."""
-    work = provision_federation(tmp_path / "keys", "d1", "d2", "d3")
-    begins = []
-    for cid in ("d1", "d2", "d3"):
-        work.revoke(cid)
-        begins.append(x509.load_pem_x509_crl(work.authority.crl_path.read_bytes()).last_update_utc)
-    assert sorted(set(begins)) == begins
-    assert begins[-1] < now()  # also for a broker whose clock is a little late
-
-
 @pytest.mark.parametrize(
     ("file", "said"),
     [
@@ -180,35 +152,6 @@ def test_the_same_host_gets_no_second_certificate(tmp_path: Path, host: str) -> 
     before = snapshot(tmp_path / "k")
     assert invoke(*asked).exit_code == 0
     assert snapshot(tmp_path / "k") == before
-
-
-def test_a_fleet_is_provisioned_again_without_those_that_were_revoked(tmp_path: Path) -> None:
-    asked = (str(tmp_path / "k"), "--federation", "demo", "--host", "h", "--devices", "2")
-    assert invoke(*asked).exit_code == 0
-    assert invoke(*asked[:1], "--revoke", "device-0001").exit_code == 0
-    before = snapshot(tmp_path / "k")
-    assert invoke(*asked).exit_code == 0
-    assert snapshot(tmp_path / "k") == before
-    assert invoke(*asked[:1], "--device", "device-0001").exit_code == ConfigError.exit_code
-
-
-def test_a_revoked_name_stays_revoked_and_a_stranger_cannot_be_revoked(tmp_path: Path) -> None:
-    work = provision_federation(tmp_path / "keys", "d1")
-    work.revoke("d1")
-    for again in (work.add_device, work.add_token, work.renew):
-        with pytest.raises(ConfigError, match="d1 was revoked"):
-            again("d1")
-    with pytest.raises(ConfigError, match="no certificate was made for 'd9'"):
-        work.revoke("d9")
-
-
-def test_a_renewed_certificate_is_revoked_with_the_old_one(tmp_path: Path) -> None:
-    work = provision_federation(tmp_path / "keys", "d1")
-    key = (work.folder / "devices" / "d1" / "device.key").read_bytes()
-    work.renew("d1")
-    assert (work.folder / "devices" / "d1" / "device.key").read_bytes() == key
-    work.revoke("d1")
-    assert len(work.authority.revoked()) == 2
 
 
 def test_whoever_ends_soon_is_told_and_renewed(tmp_path: Path) -> None:
@@ -290,20 +233,6 @@ def test_the_configuration_of_the_broker_says_where_its_files_will_be(tmp_path: 
         "allow_anonymous": "false",
     }
     assert int(told["max_queued_messages"]) > 0
-
-
-def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:
-    work = provision_federation(tmp_path / "keys", "d1")
-    work.revoke("d1")
-    lines = (work.folder / "broker" / "emqx.acl.conf").read_text().splitlines()
-    writes = [f"fc/v1/demo/{topic}" for topic in ("st/${username}", "rq/${username}", "in/+/${username}/#")]
-    assert lines == [
-        '{deny, {user, "d1"}, all, ["#"]}.',
-        '{allow, {user, "coordinator.0"}, all, ["fc/v1/demo/#"]}.',
-        f"{{allow, all, publish, {json.dumps(writes)}}}.",
-        '{allow, all, subscribe, ["fc/v1/demo/dn/${username}/#", "fc/v1/demo/bc/+", "fc/v1/demo/bb/+/+"]}.',
-        "{deny, all}.",
-    ]
 
 
 @pytest.fixture(scope="module")
