@@ -15,13 +15,11 @@ Reads files that a fixed list names, nothing that a request could choose.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
 from typing import Any, Protocol
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
@@ -32,24 +30,16 @@ from coordinator.dashboard.access import AccessControl
 from coordinator.dashboard.event_hub import Hub, PageStream
 from coordinator.dashboard.side_panels import EMPTY_PAGE_DATA, PageData
 from coordinator.storage.exchange_store import ExchangeKey
-from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.messages import parse_json
-from export.serve import http_errors
+from export.serve.http_gate import create_gated_app, read_json, require_json_type, security_headers
 
 MAX_BODY_BYTES = 4 << 10
-BODY_TIMEOUT_S = 10.0  # to send it
 HEARTBEAT_S = 10.0  # from one sign of life of a quiet stream to the next
 SEND_TIMEOUT_S = 20.0  # a page that takes nothing for so long is gone
 MAX_NAME_CHARS = 128
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-SECURITY_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cross-Origin-Opener-Policy": "same-origin",
+HEADERS = {
+    **security_headers("script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'"),
     "Cache-Control": "no-store",
 }
 COUNT_FIELD = validators.integer(0, 2**31)
@@ -96,36 +86,8 @@ def create_app(
         Route("/api/control", web.order, methods=["POST"]),
         *extra_routes,
     ]
-    handlers: dict[Any, Any] = {HTTPException: http_errors.on_http_exception, Malformed: http_errors.on_malformed}
-    inner = Starlette(routes=routes, exception_handlers=handlers)
-    inner.router.redirect_slashes = False
-    return _DashboardGate(inner, AccessControl(read=read_token, control=control_token))
-
-
-class _DashboardGate:
-    """Asks access.py first, and adds the headers that every answer has."""
-
-    def __init__(self, inner: ASGIApp, access: AccessControl) -> None:
-        self._inner, self._access = inner, access
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._inner(scope, receive, send)
-            return
-
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                given = {name.lower() for name, _ in message["headers"]}
-                message["headers"] = [
-                    *message["headers"],
-                    *((k.encode(), v.encode()) for k, v in SECURITY_HEADERS.items() if k.lower().encode() not in given),
-                ]
-            await send(message)
-
-        client = scope["client"][0] if scope.get("client") else ""
-        refusal = self._access.refuse(scope["method"], scope["path"], scope["headers"], client, time.monotonic())
-        answer = self._inner if refusal is None else http_errors.error_response(*refusal)
-        await answer(scope, receive, guarded)
+    access = AccessControl(read=read_token, control=control_token)
+    return create_gated_app(routes, rule=access.refuse, headers=HEADERS)
 
 
 class _DashboardHandlers:
@@ -182,9 +144,8 @@ class _DashboardHandlers:
         return JSONResponse(dict(self._beside.join(base)))
 
     async def order(self, request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
-            raise HTTPException(415, "an order is application/json")
-        order = COMMAND_SCHEMA(parse_json(await _body(request), MAX_BODY_BYTES), "the order")
+        require_json_type(request, "an order")
+        order = COMMAND_SCHEMA(await read_json(request, MAX_BODY_BYTES, "an order"), "the order")
         does: dict[str, Callable[[], None]] = {
             "pause": self._control.pause,
             "resume": self._control.resume,
@@ -241,25 +202,6 @@ def _static() -> dict[str, Response]:
             headers = {"Cache-Control": "no-cache"}
             found[file.name] = Response(file.read_bytes(), media_type=kind, headers=headers)
     return found
-
-
-async def _body(request: Request) -> bytes:
-    """At most BODY_BYTES, sent within BODY_S; more is not read."""
-    parts, size = [], 0
-
-    async def read() -> None:
-        nonlocal size
-        async for part in request.stream():
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise HTTPException(413, f"an order has at most {MAX_BODY_BYTES} bytes")
-            parts.append(part)
-
-    try:
-        await asyncio.wait_for(read(), BODY_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        raise HTTPException(408, f"an order is sent within {BODY_TIMEOUT_S:.0f} s") from None
-    return b"".join(parts)
 
 
 def _run(request: Request) -> str:

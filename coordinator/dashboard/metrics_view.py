@@ -20,7 +20,6 @@ from edge_client.protocol.task import ClientId
 MAX_EVENTS = 300
 MAX_RUNS = 32
 MAX_DEVICES = 20_000
-MESSAGE_KINDS = ("now", "fleet", "round", "event")  # kinds of what a page is told
 Messages = list[tuple[str, Any]]
 _NUMBER = {state: number for number, state in enumerate(DEVICE_STATES)}
 _QUIET = "round"  # has a table and charts of its own
@@ -125,10 +124,6 @@ class DashboardView:
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
         elif kind == "program":
             self.facts["model"] = event["model"]
-        elif kind == "run-done" and event["run"] in self.histories:
-            self.histories[event["run"]].done = True
-        elif kind == "served":
-            self.facts["served"] = self.facts.get("served", 0) + 1
         elif kind in ("bundle", "done"):
             self.facts[kind] = True
         return [("facts", dict(self.facts))]

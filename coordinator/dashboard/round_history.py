@@ -27,7 +27,7 @@ class RunHistory:
     """One run. `lines` are its rounds in short, oldest first."""
 
     def __init__(self, name: str, method: str, of: int) -> None:
-        self.name, self.method, self.of, self.done = name, method, of, False
+        self.name, self.method, self.of = name, method, of
         self.lines: deque[dict[str, Any]] = deque()
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -31,6 +32,7 @@ from coordinator.identity.signing_key import trusted_keys
 from coordinator.phone import vendored_files
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError, FedcentersError
+from export.serve.http_gate import security_headers
 
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -85,7 +87,7 @@ class _PhoneHandlers:
         name = request.path_params["name"] or INDEX_PAGE
         found = self._files.get(name)
         if found is None:
-            return self._refused("there is no such file")
+            raise HTTPException(404, "there is no such file", headers=self._headers)
         data, tag = found
         headers = {**self._headers, "ETag": tag, "Cache-Control": "no-cache"}
         if request.headers.get("if-none-match") == tag:
@@ -96,7 +98,7 @@ class _PhoneHandlers:
         """One of the files that are not ours."""
         name = request.path_params["name"]
         if name not in vendored_files.VENDORED_FILES:
-            return self._refused("there is no such file")
+            raise HTTPException(404, "there is no such file", headers=self._headers)
         zipped = "gzip" in request.headers.get("accept-encoding", "")
         path = self._third / (f"{name}{vendored_files.GZIP_SUFFIX}" if zipped else name)
         facts = await asyncio.to_thread(path.stat)
@@ -121,9 +123,6 @@ class _PhoneHandlers:
         }
         return JSONResponse(facts, headers={**self._headers, "Cache-Control": "no-store"})
 
-    def _refused(self, why: str) -> Response:
-        return JSONResponse({"error": why}, status_code=404, headers=self._headers)
-
 
 def model_summary(folder: Path) -> dict[str, Any] | None:
     """What the federation's model reads and predicts: {name, input, target, loss}; None until it was compiled."""
@@ -144,16 +143,11 @@ def _headers(broker: str) -> dict[str, str]:
     if parts.scheme not in ("ws", "wss") or not parts.hostname or set(broker) & set("; ,'\""):
         raise ConfigError(f"web-broker is {broker!r}", hint="write it as wss://host:port, or ws://127.0.0.1:port")
     origin = f"{parts.scheme}://{parts.netloc}"
-    return {
-        "Content-Security-Policy": "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; "
-        f"img-src 'self' data: blob:; connect-src 'self' {origin}; worker-src 'self' blob:; base-uri 'none'; "
-        "form-action 'none'; frame-ancestors 'none'",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Embedder-Policy": "require-corp",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-    }
+    policy = (
+        "script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data: blob:; "
+        f"connect-src 'self' {origin}; worker-src 'self' blob:"
+    )
+    return {**security_headers(policy), "Cross-Origin-Embedder-Policy": "require-corp"}
 
 
 @cache

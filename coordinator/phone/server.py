@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import uvicorn
-from starlette.applications import Starlette
 
 from coordinator.config import read_config
 from coordinator.http_settings import uvicorn_config
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
+from export.serve.http_gate import create_gated_app
 
 
 def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
@@ -22,7 +22,7 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
         raise UsageError(f"--listen is {listen!r}", hint="use HOST:PORT, as 127.0.0.1:8090")
     if (certificate is None) != (key is None):
         raise UsageError("https needs a certificate and its key", hint="give --certificate and --key together")
-    app = Starlette(routes=routes.phone_routes(read_config(path)))
+    app = create_gated_app(routes.phone_routes(read_config(path)))
     settings = uvicorn_config(app, host, int(port), certificate=certificate, key=key)
     try:
         settings.load()

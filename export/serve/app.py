@@ -1,15 +1,14 @@
-"""The HTTP interface of a site, for Starlette: what openapi.py describes. Knows requests and responses.
+"""The HTTP interface of `fedcenters-export serve`, as openapi.py describes it: routes and handlers for Starlette.
 
-Files below /generations/ never change, so their ETag is their hash, they may be cached for ever, and ranges resume.
+Files below /generations/ never change: their ETag is their SHA-256, a client may cache them for ever, and a range
+request resumes a download.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import hmac
 import json
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -19,22 +18,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
-from edge_client.protocol.messages import parse_json
-from export.serve import http_errors, nearest
+from export.serve import nearest
 from export.serve.generations import GenerationManager
+from export.serve.http_gate import Refusal, RequestHead, create_gated_app, read_json
 from export.serve.openapi import openapi_document
-from export.serve.rate_limits import BODY_TIMEOUT_S, MAX_BODY_BYTES, MAX_RANGE_CHARS, RateLimiter
+from export.serve.rate_limits import RateLimiter
 from export.serve.site import SiteFile, index_content
 
-WATCH_INTERVAL_S = 1.0  # from one look at the watched folder to the next
-MAX_CACHED_FILE_BYTES = 1 << 20  # bytes of a file that is kept in memory
+MAX_BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
+MAX_RANGE_CHARS = 256  # of a Range header; a download needs no long list of ranges
+WATCH_INTERVAL_S = 1.0  # between two looks at the watched folder
+MAX_CACHED_FILE_BYTES = 1 << 20  # a larger file is read from disk each time
 IMMUTABLE_CACHE_CONTROL = "public, max-age=31536000, immutable"
 MEDIA_TYPES = {".json": "application/json", ".md": "text/markdown; charset=utf-8", ".sig": "application/json"}
-MAX_CACHED_FILES = 256  # files in memory
+MAX_CACHED_FILES = 256
 DEVICE_PATTERN = "[A-Za-z0-9_-]{1,64}"
 REPORT_SCHEMA = validators.record(
     validators.required(
@@ -47,7 +48,7 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def create_serve_app(manager: GenerationManager, *, rate: RateLimiter, token: str | None = None) -> ASGIApp:
-    """The whole interface. `rate` counts per client address; with a `token` every request must bear it."""
+    """The application. `rate` counts per client address; with a `token` every request but /health must bear it."""
     web = _ServeHandlers(manager)
     routes = [
         Route("/health", web.health),
@@ -60,50 +61,26 @@ def create_serve_app(manager: GenerationManager, *, rate: RateLimiter, token: st
         Route("/nearest", web.nearest, methods=["POST"]),
         Route("/reports", web.reports, methods=["POST"]),
     ]
-    handlers: dict[Any, Any] = {HTTPException: http_errors.on_http_exception, Malformed: http_errors.on_malformed}
-    inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=web.watching)
-    inner.router.redirect_slashes = False  # a path is a file's or it is none
-    return _ServeGate(inner, rate, token)
+    return create_gated_app(routes, rule=lambda head: _refuse(head, rate, token), lifespan=web.watching)
 
 
-class _ServeGate:
-    """Who may come in, and how often; before anything else is done for a request."""
-
-    def __init__(self, inner: ASGIApp, rate: RateLimiter, token: str | None) -> None:
-        self._inner, self._rate = inner, rate
-        self._bearer = None if token is None else f"Bearer {token}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._inner(scope, receive, send)
-            return
-        client = scope["client"][0] if scope.get("client") else ""
-        wait_s = self._rate.wait_s(client, time.monotonic())
-        if wait_s > 0:
-            headers = {"Retry-After": str(int(wait_s) + 1)}
-            await http_errors.error_response(429, "too many requests", headers)(scope, receive, send)
-        elif self._bearer is not None and scope["path"] != "/health" and not self._may(scope):
-            await http_errors.error_response(401, "a token is needed", {"WWW-Authenticate": "Bearer"})(
-                scope, receive, send
-            )
-        else:
-            await self._inner(scope, receive, send)
-
-    def _may(self, scope: Scope) -> bool:
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        return self._bearer is not None and hmac.compare_digest(given, self._bearer)
+def _refuse(head: RequestHead, rate: RateLimiter, token: str | None) -> Refusal | None:
+    wait_s = rate.wait_s(head.client, head.now_s)
+    if wait_s > 0:
+        return Refusal(status=429, error="too many requests", headers={"Retry-After": str(int(wait_s) + 1)})
+    if token is not None and head.path != "/health" and not head.has_token(token):
+        return Refusal(status=401, error="a token is needed", headers={"WWW-Authenticate": "Bearer"})
+    return None
 
 
 class _ServeHandlers:
-    """The handlers."""
-
     def __init__(self, manager: GenerationManager) -> None:
         self._manager = manager
-        self._memory: dict[str, bytes] = {}  # by hash
+        self._memory: dict[str, bytes] = {}  # SHA-256 -> content
 
     @asynccontextmanager
     async def watching(self, _: Starlette) -> AsyncIterator[None]:
-        """Look for new bundles as long as the server lives."""
+        """Watch the bundle folder while the server runs."""
         task = asyncio.create_task(self._watch())
         try:
             yield
@@ -192,25 +169,10 @@ class _ServeHandlers:
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    """A JSON object of at most BODY_BYTES, sent within BODY_S; more is not read."""
-    try:
-        data = await asyncio.wait_for(_read(request), BODY_TIMEOUT_S)
-    except asyncio.TimeoutError:
-        raise HTTPException(408, f"a body is sent within {BODY_TIMEOUT_S:.0f} s") from None
-    question = parse_json(data, MAX_BODY_BYTES)
-    if not isinstance(question, dict):
+    body = await read_json(request, MAX_BODY_BYTES, "a body")
+    if not isinstance(body, dict):
         raise Malformed("bad_json", "the body is no JSON object")
-    return question
-
-
-async def _read(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise HTTPException(413, f"a body has at most {MAX_BODY_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+    return body
 
 
 def _device(request: Request) -> str | None:
@@ -218,7 +180,7 @@ def _device(request: Request) -> str | None:
 
 
 def _fresh(request: Request, content: dict[str, Any]) -> Response:
-    """JSON that is asked for again each time, and sent again only when it has changed."""
+    """JSON that the client revalidates each time, and that is sent again only when it has changed."""
     data = json.dumps(content, sort_keys=True).encode()
     headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Cache-Control": "no-cache"}
     if _matches(request.headers.get("if-none-match"), headers["ETag"]):

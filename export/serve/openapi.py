@@ -1,4 +1,7 @@
-"""The OpenAPI 3.1 document of the HTTP interface. Data only; app.py does what it says, which schemathesis checks."""
+"""The OpenAPI 3.1 document of the HTTP interface, as data. A test draws requests from it and checks the answers.
+
+It is written by hand: Starlette derives no types, and its SchemaGenerator only joins YAML from handlers' docstrings.
+"""
 
 from __future__ import annotations
 

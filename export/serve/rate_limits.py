@@ -9,9 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 
 MAX_CLIENTS = 10_000
-MAX_BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
-BODY_TIMEOUT_S = 10.0  # to send it
-MAX_RANGE_CHARS = 256  # of a Range header; a long list of ranges is nobody's download
 
 
 class RateLimiter:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.blocks import is_count
 from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_entries, read_bundle
 
 VERSION = 1
@@ -113,20 +112,6 @@ class SiteFolder:
     def point(self, name: str) -> None:
         """index.json names this generation from now on."""
         replace_file(self.root / INDEX_FILE, json.dumps(index_content(name), sort_keys=True).encode() + b"\n")
-
-    def pointed(self) -> str | None:
-        """The generation of index.json, where there is one. Raises Malformed."""
-        path = self.root / INDEX_FILE
-        if not path.is_file():
-            return None
-        raw = json.loads(path.read_bytes())
-        if (
-            not isinstance(raw, dict)
-            or not is_count(raw.get("v"), VERSION, VERSION)
-            or raw["generation"] not in self.names()
-        ):
-            raise Malformed("bad_index", f"{path} names no generation of this site")
-        return str(raw["generation"])
 
     def names(self) -> list[str]:
         """Every generation that is there, the newest first."""

@@ -7,6 +7,7 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -15,6 +16,7 @@ import pytest
 from playwright.sync_api import expect
 
 from coordinator.dashboard import access
+from export.serve.http_gate import Refusal, RequestHead
 from tests.coordinator.dashboard.test_metrics_view import joined, round_event, seen
 from tests.support.browser import Open
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
@@ -156,12 +158,12 @@ def test_the_page_has_no_script_and_no_style_of_its_own(site: DashboardSite) -> 
 
 def test_a_flood_is_answered_with_too_many_and_others_are_not() -> None:
     gate = access.AccessControl(read=None, control="x" * 32)
-    headers = [(b"host", b"127.0.0.1:80")]
-    answers = [gate.refuse("GET", "/", headers, "loud", 0.0) for _ in range(int(access.REQUESTS_BURST) + 1)]
+    loud = RequestHead(method="GET", path="/", headers={b"host": b"127.0.0.1:80"}, client="loud", now_s=0.0)
+    answers = [gate.refuse(loud) for _ in range(int(access.REQUESTS_BURST) + 1)]
     assert answers[:-1] == [None] * int(access.REQUESTS_BURST)
-    assert answers[-1] == (429, "too many requests")
-    assert gate.refuse("GET", "/", headers, "calm", 0.0) is None
-    assert gate.refuse("GET", "/", headers, "loud", 1.0) is None
+    assert answers[-1] == Refusal(status=429, error="too many requests")
+    assert gate.refuse(replace(loud, client="calm")) is None
+    assert gate.refuse(replace(loud, now_s=1.0)) is None
 
 
 @pytest.mark.browser

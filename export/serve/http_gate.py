@@ -1,0 +1,169 @@
+"""The gate that every HTTP service shares: the dashboard, the phone's page and `fedcenters-export serve`.
+
+A service gives its routes, a rule and headers. The rule sees each request's head before a handler does and may refuse
+it; the headers are added to every answer that does not set them itself. Every error is one JSON object {"error": text}.
+What differs between the services (who may read, how many requests a second) is in their rules; what a rule asks for
+(host name, bearer token, origin) and how a body is read are written here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
+
+from edge_client.errors import Malformed
+from edge_client.protocol.messages import parse_json
+
+BODY_TIMEOUT_S = 10.0  # for the whole body
+SAME_ORIGIN_VALUES = (b"same-origin", b"none")  # Sec-Fetch-Site of the service's own page, and of a typed address
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestHead:
+    """A request before its body is read. `client` is the address of the peer; header names are in lower case."""
+
+    method: str
+    path: str
+    headers: Mapping[bytes, bytes]
+    client: str
+    now_s: float
+
+    @property
+    def host(self) -> str:
+        """The name in the header Host, without its port."""
+        host = self.headers.get(b"host", b"").decode("latin-1")
+        if host.startswith("["):
+            return host[1:].partition("]")[0]
+        return host.partition(":")[0]
+
+    @property
+    def is_same_origin(self) -> bool:
+        """Whether the request comes from the service's own page, or from no browser at all."""
+        if self.headers.get(b"sec-fetch-site", b"same-origin") not in SAME_ORIGIN_VALUES:
+            return False
+        origin = self.headers.get(b"origin")
+        return origin is None or origin.partition(b"://")[2] == self.headers.get(b"host")
+
+    def has_token(self, *tokens: str | None) -> bool:
+        """Whether the header Authorization bears one of the tokens. Each is compared, in constant time."""
+        given = self.headers.get(b"authorization", b"")
+        found = [hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens if token is not None]
+        return any(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    """The answer to a request that no handler sees."""
+
+    status: int
+    error: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Rule = Callable[[RequestHead], Refusal | None]
+
+
+def create_gated_app(
+    routes: Sequence[BaseRoute],
+    *,
+    rule: Rule = lambda _: None,
+    headers: Mapping[str, str] | None = None,
+    lifespan: Lifespan[Starlette] | None = None,
+) -> ASGIApp:
+    """An ASGI application whose every request passes the rule, and whose every answer has the headers."""
+    handlers: dict[Any, Any] = {HTTPException: _on_http_exception, Malformed: _on_malformed}
+    inner = Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+    inner.router.redirect_slashes = False  # a path names one thing, or nothing
+    return _Gate(inner, rule, headers or {})
+
+
+class _Gate:
+    def __init__(self, inner: ASGIApp, rule: Rule, headers: Mapping[str, str]) -> None:
+        self._inner, self._rule = inner, rule
+        self._headers = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inner(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                added = ((name, value) for name, value in self._headers if name not in given)
+                message["headers"] = [*message["headers"], *added]
+            await send(message)
+
+        head = RequestHead(
+            method=scope["method"],
+            path=scope["path"],
+            headers=dict(scope["headers"]),
+            client=scope["client"][0] if scope.get("client") else "",
+            now_s=time.monotonic(),
+        )
+        refusal = self._rule(head)
+        answer = self._inner if refusal is None else _error(refusal.status, refusal.error, refusal.headers)
+        await answer(scope, receive, send_with_headers)
+
+
+async def read_json(request: Request, max_bytes: int, name: str) -> Any:  # noqa: ANN401 - JSON
+    """The JSON value of a body of at most `max_bytes`, which must come within BODY_TIMEOUT_S; more is not read.
+
+    `name` stands for the body in errors. Raises HTTPException 408 or 413, and Malformed.
+    """
+    parts, size = [], 0
+
+    async def read() -> None:
+        nonlocal size
+        async for part in request.stream():
+            size += len(part)
+            if size > max_bytes:
+                raise HTTPException(413, f"{name} has at most {max_bytes} bytes")
+            parts.append(part)
+
+    try:
+        await asyncio.wait_for(read(), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise HTTPException(408, f"{name} is sent within {BODY_TIMEOUT_S:.0f} s") from None
+    return parse_json(b"".join(parts), max_bytes)
+
+
+def require_json_type(request: Request, name: str) -> None:
+    """Raise HTTPException 415 for a content type that an HTML form could send."""
+    if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+        raise HTTPException(415, f"{name} is application/json")
+
+
+def security_headers(allowed: str) -> dict[str, str]:
+    """Headers for a page that may load and dial only what the directives in `allowed` name (CSP level 3)."""
+    return {
+        "Content-Security-Policy": f"default-src 'none'; {allowed}; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cross-Origin-Opener-Policy": "same-origin",
+    }
+
+
+def _error(status: int, error: str, headers: Mapping[str, str] | None = None) -> Response:
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+async def _on_http_exception(_: Request, wrong: HTTPException) -> Response:
+    return _error(wrong.status_code, wrong.detail, wrong.headers)
+
+
+async def _on_malformed(_: Request, wrong: Malformed) -> Response:
+    return _error(413 if wrong.code == "too_big" else 400, wrong.message)
