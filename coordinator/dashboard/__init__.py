@@ -1,1 +1,1 @@
-"""The page on which people see a run and steer it: what it shows, who may see it, and the server that sends it."""
+"""The page on which people see a run and steer it: its numbers (metrics_view.py), who may see them, and its server."""

@@ -1,15 +1,15 @@
-"""The dashboard over HTTP: one page, what it shows as server-sent events, and the buttons. Decides nothing.
+"""The dashboard's routes: one page, its numbers as server-sent events, and the buttons.
 
-    GET  /                      the page; its files lie under /static/
-    GET  /api/stream            a snapshot, then what changes (event_hub.py), as text/event-stream
+    GET  /                      the page; its files are under /static/
+    GET  /api/stream            a snapshot, then each change (event_hub.py), as text/event-stream
     GET  /api/grid?run=NAME     which device had which center, round by round
-    GET  /api/map?run=NAME      where the devices' models lie, once that is computed (embedding_map.py)
+    GET  /api/map?run=NAME      the devices' models in two dimensions (embedding_map.py), once they are computed
     GET  /api/device/ID         one device
     GET  /api/files[/PATH]      the bundle
     GET  /api/join              what a new device needs
     POST /api/control           {"do": "pause" | "resume" | "close" | "stop"}; close names the exchange
 
-Reads files that a fixed list names, nothing that a request could choose.
+A request chooses among files that are listed beforehand; no path is put together from its text.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from coordinator.dashboard.access import AccessControl
 from coordinator.dashboard.event_hub import Hub, PageStream
-from coordinator.dashboard.side_panels import EMPTY_PAGE_DATA, PageData
+from coordinator.dashboard.side_panels import EMPTY_PANELS, SidePanels
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import validators
 from export.serve.http_gate import create_gated_app, read_json, require_json_type, security_headers
 
 MAX_BODY_BYTES = 4 << 10
-HEARTBEAT_S = 10.0  # from one sign of life of a quiet stream to the next
-SEND_TIMEOUT_S = 20.0  # a page that takes nothing for so long is gone
+HEARTBEAT_S = 10.0  # between two comments on a stream without events
+SEND_TIMEOUT_S = 20.0  # a page that reads nothing for so long is disconnected
 MAX_NAME_CHARS = 128
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -54,7 +54,7 @@ COMMAND_SCHEMA = validators.record(
 
 
 class RunControl(Protocol):
-    """What the buttons do; from another thread than the one that runs it. A `Server` is one."""
+    """What the buttons call, from a thread other than the coordinator's. A `Server` implements it."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
@@ -69,10 +69,10 @@ def create_app(
     read_token: str | None,
     control_token: str | None,
     extra_routes: Sequence[BaseRoute] = (),
-    page_data: PageData = EMPTY_PAGE_DATA,
+    panels: SidePanels = EMPTY_PANELS,
 ) -> ASGIApp:
-    """The whole interface. Without `read_token` it answers to this machine only; `extra_routes` guard themselves."""
-    web = _DashboardHandlers(view, control, page_data)
+    """The application. Without `read_token` it answers to this machine only; `extra_routes` set their own headers."""
+    web = _DashboardHandlers(view, control, panels)
     routes: list[BaseRoute] = [
         Route("/", web.page),
         Route("/static/{name}", web.static),
@@ -83,7 +83,7 @@ def create_app(
         Route("/api/files", web.files),
         Route("/api/files/{path:path}", web.file),
         Route("/api/join", web.join),
-        Route("/api/control", web.order, methods=["POST"]),
+        Route("/api/control", web.command, methods=["POST"]),
         *extra_routes,
     ]
     access = AccessControl(read=read_token, control=control_token)
@@ -91,10 +91,8 @@ def create_app(
 
 
 class _DashboardHandlers:
-    """The handlers."""
-
-    def __init__(self, hub: Hub, control: RunControl, page_data: PageData) -> None:
-        self._hub, self._control, self._beside = hub, control, page_data
+    def __init__(self, hub: Hub, control: RunControl, panels: SidePanels) -> None:
+        self._hub, self._control, self._panels = hub, control, panels
         self._static = _static()
 
     async def page(self, _: Request) -> Response:
@@ -119,21 +117,21 @@ class _DashboardHandlers:
         return JSONResponse(found)
 
     async def map(self, request: Request) -> Response:
-        return JSONResponse({"map": await asyncio.to_thread(self._beside.map, _run(request))})
+        return JSONResponse({"map": await asyncio.to_thread(self._panels.map, _run(request))})
 
     async def device(self, request: Request) -> Response:
         cid = request.path_params["cid"]
         found = self._hub.device(cid)
         if found is None:
             raise HTTPException(404, "there is no such device")
-        return JSONResponse({**found, "maps": await asyncio.to_thread(self._beside.device, cid)})
+        return JSONResponse({**found, "maps": await asyncio.to_thread(self._panels.device, cid)})
 
     async def files(self, _: Request) -> Response:
-        bundle = await asyncio.to_thread(self._beside.files)
+        bundle = await asyncio.to_thread(self._panels.files)
         return JSONResponse({"files": [] if bundle is None else bundle.entries()})
 
     async def file(self, request: Request) -> Response:
-        bundle = await asyncio.to_thread(self._beside.files)
+        bundle = await asyncio.to_thread(self._panels.files)
         path = None if bundle is None else bundle.path(request.path_params["path"])
         if path is None:
             raise HTTPException(404, "the bundle has no such file")
@@ -141,22 +139,22 @@ class _DashboardHandlers:
 
     async def join(self, request: Request) -> Response:
         base = f"{request.url.scheme}://{request.headers.get('host', '')[:MAX_NAME_CHARS]}"
-        return JSONResponse(dict(self._beside.join(base)))
+        return JSONResponse(dict(self._panels.join(base)))
 
-    async def order(self, request: Request) -> Response:
+    async def command(self, request: Request) -> Response:
         require_json_type(request, "an order")
-        order = COMMAND_SCHEMA(await read_json(request, MAX_BODY_BYTES, "an order"), "the order")
-        does: dict[str, Callable[[], None]] = {
+        command = COMMAND_SCHEMA(await read_json(request, MAX_BODY_BYTES, "an order"), "the order")
+        actions: dict[str, Callable[[], None]] = {
             "pause": self._control.pause,
             "resume": self._control.resume,
             "stop": self._control.stop,
-            "close": lambda: self._close(order.get("exchange")),
+            "close": lambda: self._close(command.get("exchange")),
         }
-        does[order["do"]]()
-        return JSONResponse({"done": order["do"]})
+        actions[command["do"]]()
+        return JSONResponse({"done": command["do"]})
 
     def _close(self, wanted: Mapping[str, Any] | None) -> None:
-        """The exchange that the person saw, and no later one."""
+        """Close the exchange that the page showed when its button was pressed, and no later one."""
         now = self._hub.exchange
         if wanted is None:
             raise HTTPException(400, "say which exchange to close")
@@ -166,7 +164,7 @@ class _DashboardHandlers:
 
 
 class _Events(StreamingResponse):
-    """A page's messages until one side leaves."""
+    """A page's events until the page or the server closes the stream."""
 
     def __init__(self, hub: Hub, page: PageStream) -> None:
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -180,13 +178,13 @@ class _Events(StreamingResponse):
             self._hub.unsubscribe(self._page)
 
     async def stream_response(self, send: Send) -> None:
-        """Give up on whoever takes nothing: the connection ends unfinished, and a page that lives comes again."""
+        """Close the connection of a page that reads nothing for SEND_TIMEOUT_S; a living page connects again."""
 
-        async def patient(message: Message) -> None:
+        async def send_in_time(message: Message) -> None:
             await asyncio.wait_for(send(message), SEND_TIMEOUT_S)
 
         with suppress(asyncio.TimeoutError):
-            await super().stream_response(patient)
+            await super().stream_response(send_in_time)
 
     async def _lines(self, page: PageStream) -> AsyncIterator[bytes]:
         while (text := await page.next(HEARTBEAT_S)) is not None:
@@ -194,7 +192,7 @@ class _Events(StreamingResponse):
 
 
 def _static() -> dict[str, Response]:
-    """Every file of the page by its name: what is not among them cannot be asked for."""
+    """Name -> response of each of the page's files; no other file is served below /static/."""
     found = {}
     for file in resources.files("coordinator.dashboard").joinpath("static").iterdir():
         kind = MEDIA_TYPES.get("." + file.name.rpartition(".")[2])

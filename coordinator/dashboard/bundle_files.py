@@ -1,6 +1,6 @@
-"""The files of a run's bundle that a page may take away: those that its manifest names, and no other.
+"""The files of a run's bundle that a page may download: those that its manifest names, and no other.
 
-A request chooses among the listed paths; none is put together from what it says.
+A request chooses among the listed paths; no path is put together from its text.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ MAX_LISTED_FILES = 2_000
 
 
 class BundleFiles:
-    """What is in `folder`, by the manifest there; nothing where there is none, or one that cannot be read."""
+    """The files that the manifest in `folder` names; none without a manifest that can be read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._entries = {entry["path"]: entry for entry in _entries(folder)}
 
     def entries(self) -> list[dict[str, Any]]:
-        """Path, size in bytes and sha256 of each."""
+        """Path, size in bytes and SHA-256 of each file."""
         return [{key: entry.get(key) for key in ("path", "size", "sha256")} for entry in self._entries.values()]
 
     def path(self, name: str) -> Path | None:

@@ -1,14 +1,14 @@
-"""Where devices' models lie: a map in two dimensions, how far each is from every center, how alike centers are. Pure.
+"""A map of the devices' models in two dimensions, their distances to every center, the centers' cosines. Pure.
 
-The map shows the two principal components of the models that devices sent in one round, w_i [p]. For at most SMALL
-devices they come from the Gram matrix of the differences to the mean center, else from a Lanczos iteration on the same
-differences, which forms no n x n matrix. So that any fleet fits, differences are kept as sketches of s numbers, where
-s n 4 bytes are at most SKETCH_BYTES: signs drawn once, then every s-th number summed up (a count sketch, Charikar,
-Chen and Farach-Colton 2002, with buckets in turn). Inner products are right on average, and exact while s >= p.
-Distances and cosines are always exact. The silhouette (Rousseeuw 1987) is that of at most SAMPLE devices, in turn.
+The map shows the first two principal components of the models w_i [p] that devices sent in one round. For at most
+GRAM_MAX_DEVICES devices they come from the Gram matrix of the differences to the mean center, else from a Lanczos
+iteration on the same differences, which forms no n x n matrix. To bound memory, differences are kept as count sketches
+(Charikar, Chen and Farach-Colton 2002) of s numbers, where 4 n s bytes are at most MAX_SKETCH_BYTES: random signs, then
+the sum of every s-th number. Sketched inner products are unbiased, and exact while s >= p. Distances and cosines are
+always exact. The silhouette (Rousseeuw 1987) uses at most SILHOUETTE_MAX_DEVICES devices, evenly spaced.
 
-Principal components have no sign, and turn from round to round: the map is turned and mirrored to lie on the last one
-as well as it can (orthogonal Procrustes, Schönemann 1966).
+A principal component has no sign, and its direction changes from round to round. Each map is rotated or mirrored to
+lie as close as possible to the one before (orthogonal Procrustes, Schönemann 1966).
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from coordinator.clustering.silhouette import silhouette
 from edge_client.protocol.task import Array, ClientId, Flat
 
 MAX_SKETCH_BYTES = 64 << 20
-MAX_SKETCH_SIZE = 16_384  # numbers of a device
-GRAM_MAX_DEVICES = 512  # devices whose Gram matrix is decomposed as it is
-SILHOUETTE_MAX_DEVICES = 1_000  # devices of a silhouette
-COORDINATE_STEPS = 10_000  # of a coordinate, from the middle to the edge of the map
+MAX_SKETCH_SIZE = 16_384  # numbers per device
+GRAM_MAX_DEVICES = 512  # with more devices a Lanczos iteration replaces the Gram matrix
+SILHOUETTE_MAX_DEVICES = 1_000
+COORDINATE_STEPS = 10_000  # of a coordinate, from the origin to the farthest point
 F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingMap:
-    """One round: `plane` [n, 2] of devices, `middles` [k, 2] of centers, `distances` [n, k], `cosines` [k, k]."""
+    """The map of one round with n devices and k centers. Positions are [n, 2] and [k, 2], distances [n, k]."""
 
     devices: tuple[ClientId, ...]
     device_positions: F64 = field(repr=False)
     center_positions: F64 = field(repr=False)
     distances: F64 = field(repr=False)
     cosines: F64 = field(repr=False)
-    silhouette: float | None  # None without two centers that have devices
-    shares: tuple[float, float]  # of the variance, of each axis
+    silhouette: float | None  # None with fewer than two centers that have devices
+    shares: tuple[float, float]  # of the variance along each axis
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON: coordinates in whole steps of the farthest one's STEPS."""
+        """As JSON: coordinates are integers, and the farthest one is COORDINATE_STEPS."""
         reach = (
             max(
                 float(np.abs(self.device_positions).max(initial=0)), float(np.abs(self.center_positions).max(initial=0))
@@ -66,7 +66,7 @@ class EmbeddingMap:
         }
 
     def distance(self, cid: ClientId) -> list[float] | None:
-        """Of one device's model to every center; None when it is not in here."""
+        """The distances of one device's model to every center; None for a device that is not on the map."""
         return self.distances[self.devices.index(cid)].round(6).tolist() if cid in self.devices else None
 
 
@@ -78,35 +78,38 @@ def make_embedding_map(
     count: int,
     before: EmbeddingMap | None = None,
 ) -> EmbeddingMap:
-    """`count` models [p] one after another, none of them kept, and `centers` [k, p]."""
+    """The map of `count` models [p] and `centers` [k, p]. Models are read one by one, and only sketches are kept.
+
+    A `before` map of the same run turns the new one to lie close to it.
+    """
     known = np.asarray(centers, np.float32)
     pivot = known.mean(axis=0)
-    press = _Sketch(known.shape[1], count)
-    rows, who, distances = np.zeros((count, press.size), np.float32), [], np.zeros((count, len(known)))
+    sketch = _Sketch(known.shape[1], count)
+    rows, who, distances = np.zeros((count, sketch.size), np.float32), [], np.zeros((count, len(known)))
     for i, (cid, model) in enumerate(models):
         vector = np.asarray(model, np.float32)
-        rows[i], distances[i] = press(vector - pivot), [np.linalg.norm(vector - center) for center in known]
+        rows[i], distances[i] = sketch(vector - pivot), [np.linalg.norm(vector - center) for center in known]
         who.append(cid)
     rows, distances = rows[: len(who)], distances[: len(who)]
     labels = np.array([assignment.get(cid, -1) for cid in who])
-    mean = rows.mean(axis=0) if len(rows) else np.zeros(press.size, np.float32)
+    mean = rows.mean(axis=0) if len(rows) else np.zeros(sketch.size, np.float32)
     rows -= mean
     axes, shares = principal_axes(rows)
-    plane, middles = rows @ axes, np.stack([press(center - pivot) - mean for center in known]) @ axes
-    turn = _turn(who, plane, before)
+    plane, middles = rows @ axes, np.stack([sketch(center - pivot) - mean for center in known]) @ axes
+    turn = _align(who, plane, before)
     return EmbeddingMap(
         devices=tuple(who),
         device_positions=plane.astype(np.float64) @ turn,
         center_positions=middles.astype(np.float64) @ turn,
         distances=distances,
         cosines=_cosines(known),
-        silhouette=_apart(rows, labels),
+        silhouette=_mean_silhouette(rows, labels),
         shares=shares,
     )
 
 
 class _Sketch:
-    """[p] -> [size], linear; the same for every vector of a survey."""
+    """A linear count sketch [p] -> [size], the same for every vector of a map."""
 
     def __init__(self, width: int, count: int) -> None:
         fits = max(64, min(MAX_SKETCH_SIZE, MAX_SKETCH_BYTES // (4 * max(1, count))))
@@ -120,12 +123,12 @@ class _Sketch:
             return vector
         signed = np.zeros(self._rows * self.size, np.float32)
         np.multiply(vector, self._signs, out=signed[: len(vector)])
-        pressed: Flat = signed.reshape(self._rows, self.size).sum(axis=0)
-        return pressed
+        sketched: Flat = signed.reshape(self._rows, self.size).sum(axis=0)
+        return sketched
 
 
 def principal_axes(rows: Array) -> tuple[Array, tuple[float, float]]:
-    """[n, s] with mean zero -> axes [s, 2] of length 1, or 0 where nothing varies, and their shares of the variance."""
+    """Rows [n, s] with mean zero -> axes [s, 2] of length 1 (0 without variance), and their shares of the variance."""
     axes, spread = np.zeros((rows.shape[1], 2), np.float32), float((rows.astype(np.float64) ** 2).sum())
     if spread == 0.0:
         return axes, (0.0, 0.0)
@@ -142,14 +145,14 @@ def principal_axes(rows: Array) -> tuple[Array, tuple[float, float]]:
         _, singular, right = svds(rows, k=2, v0=start)
         values, found = singular[::-1] ** 2, right[::-1].T
     lengths = np.linalg.norm(found, axis=0)
-    real = (lengths > 0) & (values > spread * 1e-9)  # beside float32's rounding
+    real = (lengths > 0) & (values > spread * 1e-9)  # smaller ones are float32's rounding
     axes[:, : found.shape[1]][:, real] = (found / np.where(real, lengths, 1))[:, real]
     shares = [*(np.where(real, values, 0) / spread).tolist(), 0.0, 0.0]
     return axes, (shares[0], shares[1])
 
 
-def _turn(who: Sequence[ClientId], plane: Array, before: EmbeddingMap | None) -> F64:
-    """The rotation or reflection [2, 2] that brings devices closest to where they were."""
+def _align(who: Sequence[ClientId], plane: Array, before: EmbeddingMap | None) -> F64:
+    """The rotation or reflection [2, 2] that brings devices closest to their positions in the map before."""
     if before is None:
         return np.eye(2)
     then = dict(zip(before.devices, before.device_positions, strict=True))
@@ -162,7 +165,7 @@ def _turn(who: Sequence[ClientId], plane: Array, before: EmbeddingMap | None) ->
 
 
 def _cosines(centers: Array) -> F64:
-    """[k, p] -> [k, k]; a center of zeros is like nothing."""
+    """Centers [k, p] -> [k, k]; the cosines of a center of zeros are 0."""
     exact = centers.astype(np.float64)
     lengths = np.linalg.norm(exact, axis=1)
     unit = exact / np.where(lengths > 0, lengths, 1)[:, None]
@@ -170,8 +173,8 @@ def _cosines(centers: Array) -> F64:
     return cosines.clip(-1, 1)
 
 
-def _apart(rows: Array, labels: NDArray[np.int64]) -> float | None:
-    """The mean silhouette of devices with a center."""
+def _mean_silhouette(rows: Array, labels: NDArray[np.int64]) -> float | None:
+    """The mean silhouette of the devices that have a center; None with fewer than two such centers."""
     held = np.flatnonzero(labels >= 0)
     if len(held) > SILHOUETTE_MAX_DEVICES:
         held = held[np.linspace(0, len(held) - 1, SILHOUETTE_MAX_DEVICES).round().astype(int)]

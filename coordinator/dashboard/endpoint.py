@@ -1,7 +1,7 @@
-"""Where a dashboard listens and what opens it, from the configuration; refuses what others could read or steer.
+"""The dashboard's address and tokens, from the configuration. Opens no port.
 
-On this machine's loopback reading needs no token, and steering the one that the link holds after `#control=`, which a
-browser sends nowhere. Anywhere else both tokens and TLS are needed. Opens no port.
+On the loopback reading needs no token; steering needs the token that the link holds after `#control=`, which a browser
+sends to no server. On any other address both tokens and TLS are needed, and a configuration without them is refused.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from coordinator.config import CoordinatorConfig
 from edge_client.errors import ConfigError
 
 MAX_PORT = 65_535
-LINK_FILE = "dashboard.url"  # in the run folder while it is served, for its owner only: who has the link may steer
+LINK_FILE = "dashboard.url"  # in the run folder while the server runs, mode 0600: the link gives the right to steer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Endpoint:
-    """An address with what guards it. `read` None: no token is needed to read."""
+    """An address with its tokens and its certificate. `read` None: no token is needed to read."""
 
     host: str
     port: int
@@ -30,14 +30,14 @@ class Endpoint:
     key: Path | None = None
 
     def link(self, port: int) -> str:
-        """What to open in a browser, once it is known which port was free."""
+        """The address for a browser. `port` is the one in use, which may differ from a configured 0."""
         scheme = "http" if self.certificate is None else "https"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{port}/#control={self.control}"
 
 
 def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
-    """Of `dashboard` and the keys that belong to it. Raises ConfigError."""
+    """The endpoint that `dashboard` and the settings dashboard-* describe. Raises ConfigError."""
     host, port = _address(config.dashboard)
     read, control = (_token(path) for path in (config.dashboard_read_token, config.dashboard_control_token))
     if (config.dashboard_certificate is None) != (config.dashboard_key is None):
@@ -69,7 +69,7 @@ def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
 
 
 def _address(text: str) -> tuple[str, int]:
-    """'8080' or 'host:8080' or '[::1]:8080'; port 0 is any free one."""
+    """Parse '8080', 'host:8080' or '[::1]:8080'; port 0 is any free one."""
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > MAX_PORT:
         raise ConfigError(f"dashboard is {text!r}", hint="dashboard is a port, as 8080, or an address, as 0.0.0.0:8080")

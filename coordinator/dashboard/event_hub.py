@@ -1,7 +1,7 @@
-"""Between one coordinator and the pages that look at it: what happened goes into the view, from there to every page.
+"""The hub between one coordinator and its open pages: each event goes into the view, and the changes to every page.
 
-The coordinator's thread calls `event` and `status`; pages live in an event loop of another thread. A page that does not
-read as fast as things happen is left behind: its stream ends, and it begins anew with a snapshot. Knows no HTTP.
+The coordinator's thread calls `event` and `status`; the pages live in an event loop of another thread. The stream of a
+page that reads too slowly ends; the page connects again and begins with a new snapshot.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 
 from coordinator.dashboard.metrics_view import DashboardView, Messages
 
-MAX_PAGES = 64  # that may look at the same time
-MAX_QUEUED_MESSAGES = 256  # messages for one page
+MAX_PAGES = 64  # open at the same time
+MAX_QUEUED_MESSAGES = 256  # per page
 
 
 class Hub:
-    """One view and its pages. Every method may be called from any thread; `subscribe` from an event loop's."""
+    """One view and its pages. Any thread may call every method but `subscribe`, which an event loop's thread calls."""
 
     def __init__(self, view: DashboardView | None = None) -> None:
         self._view = view or DashboardView()
@@ -29,37 +29,37 @@ class Hub:
         self._closed = False
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """One event of metrics.jsonl happened."""
+        """Take in one event of metrics.jsonl."""
         with self._lock:
-            self._spread(self._view.event(event))
+            self._send(self._view.event(event))
 
     def status(self, seen: Mapping[str, Any]) -> None:
-        """The server tells how things are."""
+        """Take in the server's status (Server.observe)."""
         with self._lock:
-            self._spread(self._view.status(seen))
+            self._send(self._view.status(seen))
 
     def broadcast(self, kind: str, data: Any) -> None:  # noqa: ANN401 - JSON
-        """Something that is no part of the view."""
+        """Send pages a message that is not part of the view."""
         with self._lock:
-            self._spread([(kind, data)])
+            self._send([(kind, data)])
 
     def snapshot(self) -> dict[str, Any]:
-        """What a page begins with."""
+        """The state that a page begins with."""
         with self._lock:
             return self._view.snapshot()
 
     def grid(self, run: str) -> dict[str, Any] | None:
-        """As View.grid."""
+        """See DashboardView.grid."""
         with self._lock:
             return self._view.grid(run)
 
     def device(self, cid: str) -> dict[str, Any] | None:
-        """As View.device."""
+        """See DashboardView.device."""
         with self._lock:
             return self._view.device(cid)
 
     def newest(self, run: str) -> int | None:
-        """The last round of a run that is over, or None."""
+        """See DashboardView.newest."""
         with self._lock:
             return self._view.newest(run)
 
@@ -71,7 +71,7 @@ class Hub:
             return found
 
     def subscribe(self) -> PageStream | None:
-        """A page whose first message is the snapshot; None when there are too many."""
+        """A new page whose first message is the snapshot; None when there are MAX_PAGES already."""
         with self._lock:
             if self._closed or len(self._pages) >= MAX_PAGES:
                 return None
@@ -81,28 +81,28 @@ class Hub:
             return page
 
     def unsubscribe(self, page: PageStream) -> None:
-        """A page is gone."""
+        """Remove a page that was closed."""
         with self._lock:
             self._pages.discard(page)
 
     def close(self) -> None:
-        """End every page's stream, and take no other."""
+        """End every page's stream and accept no other page."""
         with self._lock:
             self._closed = True
             for page in self._pages:
                 page.end()
 
-    def _spread(self, told: Messages) -> None:
+    def _send(self, changes: Messages) -> None:
         if not self._pages:
             return
-        for kind, data in told:
+        for kind, data in changes:
             text = format_sse(kind, data)
             for page in self._pages:
                 page.put(text)
 
 
 class PageStream:
-    """The messages that wait for one page."""
+    """The queue of messages for one page."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop, self._came = loop, asyncio.Event()
@@ -110,7 +110,7 @@ class PageStream:
         self._ended = False
 
     def put(self, text: bytes) -> None:
-        """From any thread: one more message, or the end of a page that does not keep up."""
+        """Queue a message, from any thread; a page with a full queue is ended instead."""
         if len(self._messages) >= MAX_QUEUED_MESSAGES:
             self._messages.clear()
             self.end()
@@ -119,12 +119,12 @@ class PageStream:
             self._wake()
 
     def end(self) -> None:
-        """From any thread: nothing more will come."""
+        """End the stream, from any thread, after the messages in the queue."""
         self._ended = True
         self._wake()
 
     async def next(self, timeout_s: float) -> bytes | None:
-        """All that waits, as one text, which is empty when nothing came for `timeout_s`; None at the end."""
+        """The queued messages in one piece, which is empty when none came for `timeout_s`; None at the end."""
         if not self._messages and not self._ended:
             self._came.clear()
             if not self._messages and not self._ended:
@@ -143,5 +143,5 @@ class PageStream:
 
 
 def format_sse(kind: str, data: Any) -> bytes:  # noqa: ANN401 - JSON
-    """One server-sent event (HTML living standard, 9.2): JSON has no line breaks."""
+    """One server-sent event (HTML living standard, 9.2). Its data is one line: this JSON has no line breaks."""
     return f"event: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode()

@@ -1,7 +1,7 @@
-"""What a device must know to join this federation or to ask for its nearest center, in words that can be copied.
+"""How a new device joins this federation or asks for its nearest center, as text that a person copies from the page.
 
-Public facts only: the broker's address, the federation's name, the public signing keys. What lets a device in (a
-certificate, a token) is its own: `fedcenters-coordinator provision` makes it.
+It holds public facts only: the broker's address, the federation's name, the public signing keys. A device's certificate
+or token comes from `fedcenters-coordinator provision`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEAREST_COMMAND = "fedcenters-edge nearest --config client.toml --json"
 
 
 def join_info(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str, Any]:
-    """`base` is how whoever asks has reached us, as http://host:port; `phone`: whether the page for phones is there."""
+    """`base` is the address at which the page was opened, as http://host:port; `phone`: whether phones have a page."""
     url = brokers.broker_url(config.broker)
     facts = {
         "federation": config.federation,

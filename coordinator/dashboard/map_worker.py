@@ -1,8 +1,7 @@
-"""Surveys the newest round of a run when a page asks, beside the coordinator, from what lies on disk.
+"""A thread that maps the newest round of a run when a page asks for it, from the files of the run folder.
 
-One thread, one round at a time, at most a fifth of the time: nobody who looks slows a training down much, and a round
-that nobody asks for costs nothing. Nothing is kept but the newest survey of each run; the run folder has all it needs
-to be made again.
+It makes one map at a time and rests REST_FACTOR times as long as the map took, so that pages slow the training down
+little; a round that no page asks for is not mapped. It keeps the newest map of each run only.
 """
 
 from __future__ import annotations
@@ -26,24 +25,24 @@ from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import check_sha256
 
 log = logging.getLogger(__name__)
-MAX_MAPPED_DEVICES = 5_000  # of a larger fleet every second, third, ... is surveyed
-REST_FACTOR = 4.0  # times as long as a survey took
+MAX_MAPPED_DEVICES = 5_000  # of a larger fleet every second, third, ... is mapped
+REST_FACTOR = 4.0  # rest after a map, in parts of the time that it took
 RunRound = tuple[str, int]
 
 
 class MapWorker:
-    """`newest` says which round of a run is the last one, `done` is told each survey's run and round."""
+    """`newest` gives the last round of a run; `done` is called with the run and round of each finished map."""
 
     def __init__(self, folder: Path, newest: Callable[[str], int | None], done: Callable[[str, int], None]) -> None:
         self._folder, self._newest, self._done = folder, newest, done
         self._changed, self._leaving = threading.Condition(), False
         self._wanted: dict[str, int] = {}
         self._found: dict[str, tuple[int, EmbeddingMap | None]] = {}
-        self._thread = threading.Thread(target=self._work, name="surveyor", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="map-worker", daemon=True)
         self._thread.start()
 
     def map(self, run: str) -> dict[str, Any] | None:
-        """The newest survey there is, as JSON; a newer round is surveyed from now on."""
+        """The newest map of a run as JSON, or None; the worker begins with a newer round if there is one."""
         newest = self._newest(run)
         with self._changed:
             number, found = self._found.get(run, (0, None))
@@ -53,19 +52,19 @@ class MapWorker:
         return None if found is None else {"run": run, "round": number, **found.to_json()}
 
     def device(self, cid: ClientId) -> dict[str, Any]:
-        """Run -> round, and the distances of the device's model to the centers then."""
+        """Run -> the mapped round, and the distances of the device's model to the centers in it."""
         with self._changed:
             found = dict(self._found)
         distances = {
             run: (number, one.distance(cid), one.silhouette) for run, (number, one) in found.items() if one is not None
         }
         return {
-            run: {"round": number, "distance": distance, "silhouette": apart}
-            for run, (number, distance, apart) in distances.items()
+            run: {"round": number, "distance": distance, "silhouette": silhouette}
+            for run, (number, distance, silhouette) in distances.items()
         }
 
     def close(self) -> None:
-        """Leave as soon as the survey that is being made is done."""
+        """End the thread after the map that it is making."""
         with self._changed:
             self._leaving = True
             self._changed.notify()
@@ -92,15 +91,15 @@ class MapWorker:
 
 
 def map_of_round(folder: Path, run: str, number: int, before: EmbeddingMap | None = None) -> EmbeddingMap | None:
-    """The survey of one round of a run folder; None when no model was sent in it."""
+    """The map of one round of a run folder; None when no model was sent in it."""
     state = _state(folder, run, number)
     parameters = read_program(folder).schema.n_params
     who, models = device_models(folder, run, number, limit=MAX_MAPPED_DEVICES)
     if not who or state is None:
         return None
-    parts = ((cid, model[:parameters]) for cid, model in models)
+    trained = ((cid, model[:parameters]) for cid, model in models)
     centers = np.asarray(state.centers, np.float32)[:, :parameters]
-    return make_embedding_map(parts, centers, state.assignment, count=len(who), before=before)
+    return make_embedding_map(trained, centers, state.assignment, count=len(who), before=before)
 
 
 def _state(folder: Path, run: str, number: int) -> State | None:

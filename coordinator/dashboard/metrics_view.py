@@ -1,9 +1,9 @@
-"""What the page shows of a federation: the events of metrics.jsonl and the server's status, reduced to bounded JSON.
+"""Where the dashboard's numbers come from: events of metrics.jsonl and the server's status, reduced to bounded JSON.
 
-`DashboardView.event` and `DashboardView.status` take in what happened and give what a page that knows all before must
-still be told, as (kind, data); `DashboardView.snapshot` is all of it. The same events give the same page, live or read
-from a file. Bounded: the newest EVENTS events, the rounds that round_history.py keeps, MAX_RUNS runs. No clock, no
-thread, no network.
+`DashboardView.event` and `DashboardView.status` take in a change and return the messages (kind, data) that bring an
+open page up to date; `DashboardView.snapshot` is the whole state, with which a page begins. The same events give the
+same page, live or replayed from the file. Bounded: MAX_EVENTS events, MAX_RUNS runs, MAX_DEVICES devices, and the
+rounds that round_history.py keeps. No clock, no thread, no network.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from coordinator.dashboard.device_grid import DEVICE_STATES, device_states, late_devices
+from coordinator.dashboard.device_states import DEVICE_STATES, device_states, late_devices
 from coordinator.dashboard.round_history import RunHistory
 from edge_client.protocol.task import ClientId
 
@@ -22,11 +22,10 @@ MAX_RUNS = 32
 MAX_DEVICES = 20_000
 Messages = list[tuple[str, Any]]
 _NUMBER = {state: number for number, state in enumerate(DEVICE_STATES)}
-_QUIET = "round"  # has a table and charts of its own
 
 
 class DashboardView:
-    """One federation. `now` is what goes on; `histories` the runs by name; `devices` the numbers of the devices."""
+    """One federation. `now` is its status, `histories` its runs by name, `devices` the index of each device."""
 
     def __init__(self) -> None:
         self.now: dict[str, Any] = {"phase": "not started", "paused": False, "connected": 0, "exchange": None}
@@ -41,62 +40,62 @@ class DashboardView:
         self._late: frozenset[ClientId] = frozenset()
         self._closed: tuple[str, int, int] | None = None
 
-    # -- taking in
+    # -- input
 
     def event(self, event: Mapping[str, Any]) -> Messages:
-        """One event of metrics.jsonl."""
+        """Take in one event of metrics.jsonl; -> messages for open pages."""
         kind = event["event"]
-        told: Messages = []
+        messages: Messages = []
         if kind == "joined":
-            told += self._known([event["device"]])
+            messages += self._add_devices([event["device"]])
             number = self.devices.get(event["device"])
             if number is not None:
                 self._engine[number], self._samples[number] = event["engine"], event["n"]
-                told.append(("fleet", {"facts": [[number, event["engine"], event["n"]]]}))
+                messages.append(("fleet", {"facts": [[number, event["engine"], event["n"]]]}))
         elif kind == "round":
-            told += self._round(event)
+            messages += self._round(event)
         else:
-            told += self._other(event)
-        if kind != _QUIET:
-            told.append(("event", self._noted(_short(event))))
-        return told
+            messages += self._update_facts(event)
+        if kind != "round":  # a round has a table and charts instead of a line in the log
+            messages.append(("event", self._log(_short(event))))
+        return messages
 
-    def status(self, seen: Mapping[str, Any]) -> Messages:
-        """What the server tells of itself (Server.observe)."""
-        exchange = seen["exchange"]
+    def status(self, status: Mapping[str, Any]) -> Messages:
+        """Take in the server's status (Server.observe); -> messages for open pages."""
+        exchange = status["exchange"]
         if exchange is not None:
             key = exchange["run"], exchange["round"], exchange["exchange"]
             if exchange["closed"] and key != self._closed:
                 self._closed, self._late = key, late_devices(exchange, self._late)
         now = {
-            "phase": seen["phase"],
-            "paused": seen["paused"],
-            "unix_ms": seen["unix_ms"],
-            "connected": seen["connected"],
-            "bytes": seen["bytes"],
-            "exchange": None if exchange is None else self._exchange(exchange, seen["names"]),
+            "phase": status["phase"],
+            "paused": status["paused"],
+            "unix_ms": status["unix_ms"],
+            "connected": status["connected"],
+            "bytes": status["bytes"],
+            "exchange": None if exchange is None else self._exchange(exchange, status["names"]),
         }
-        told = self._known(seen["presence"])
-        doing = device_states(seen["presence"], exchange, self._late)
+        messages = self._add_devices(status["presence"])
+        states = device_states(status["presence"], exchange, self._late)
         changed: dict[int, list[int]] = {}
-        for cid, state in doing.items():
+        for cid, state in states.items():
             number, code = self.devices.get(cid), _NUMBER[state]
             if number is not None and self._state[number] != code:
                 self._state[number] = code
                 changed.setdefault(code, []).append(number)
         if changed:
-            told.append(("fleet", {"states": [[code, numbers] for code, numbers in sorted(changed.items())]}))
+            messages.append(("fleet", {"states": [[code, numbers] for code, numbers in sorted(changed.items())]}))
         if {**now, "unix_ms": 0} != {**self.now, "unix_ms": 0}:
-            told.append(("now", now))
+            messages.append(("now", now))
         self.now = now
-        return told
+        return messages
 
     def _round(self, event: Mapping[str, Any]) -> Messages:
-        told = self._known([*event["assignment"], *event["per_device"]])
+        messages = self._add_devices([*event["assignment"], *event["per_device"]])
         history = self.histories.get(event["run"])
         if history is None:
             if len(self.histories) >= MAX_RUNS:
-                return told
+                return messages
             history = self.histories[event["run"]] = RunHistory(event["run"], event["method"], event["of"])
         here = self.devices.keys()
         known = {key: {c: v for c, v in event[key].items() if c in here} for key in ("assignment", "per_device")}
@@ -107,10 +106,10 @@ class DashboardView:
                 past.append({"run": event["run"], "round": event["round"], "reason": str(reason)[:300]})
                 del past[:-20]
         about = {"run": history.name, "method": history.method, "of": history.of}
-        return [*told, ("round", {**about, "line": line, "centers": history.centers(len(self.devices))})]
+        return [*messages, ("round", {**about, "line": line, "centers": history.centers(len(self.devices))})]
 
-    def _noted(self, line: dict[str, Any]) -> dict[str, Any]:
-        """The line as it is shown: devices that join one after another share one."""
+    def _log(self, line: dict[str, Any]) -> dict[str, Any]:
+        """Add a line to the log; devices that join one after another share one line."""
         last = self.events[-1] if self.events else {}
         if line["event"] == "joined" == last.get("event"):
             self.events.pop()
@@ -118,7 +117,7 @@ class DashboardView:
         self.events.append(line)
         return line
 
-    def _other(self, event: Mapping[str, Any]) -> Messages:
+    def _update_facts(self, event: Mapping[str, Any]) -> Messages:
         kind = event["event"]
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
@@ -128,8 +127,8 @@ class DashboardView:
             self.facts[kind] = True
         return [("facts", dict(self.facts))]
 
-    def _known(self, cids: Iterable[ClientId]) -> Messages:
-        """Number the devices that are new, as long as there is room."""
+    def _add_devices(self, cids: Iterable[ClientId]) -> Messages:
+        """Give new devices an index, up to MAX_DEVICES."""
         new = [cid for cid in dict.fromkeys(cids) if cid not in self.devices]
         new = sorted(new)[: max(0, MAX_DEVICES - len(self.devices))]
         for cid in new:
@@ -144,10 +143,10 @@ class DashboardView:
         same = {key: exchange[key] for key in ("round", "exchange", "asked", "wanted", "quorum", "left_s", "closed")}
         return {**same, **counts, "id": exchange["run"], "run": names.get(exchange["run"], exchange["run"])}
 
-    # -- giving out
+    # -- output
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything that a page needs to begin with, as JSON."""
+        """The whole state, with which a page begins, as JSON."""
         return {
             "now": self.now,
             "facts": self.facts,
@@ -172,16 +171,16 @@ class DashboardView:
         }
 
     def newest(self, run: str) -> int | None:
-        """The last round of a run that is over, or None."""
+        """The last finished round of a run, or None."""
         lines = self.histories[run].lines if run in self.histories else ()
         return int(lines[-1]["round"]) if lines else None
 
     def grid(self, run: str) -> dict[str, Any] | None:
-        """The picture of a run's assignments, or None."""
+        """RunHistory.grid of a run, or None for an unknown run."""
         return self.histories[run].grid(list(self.devices)) if run in self.histories else None
 
     def device(self, cid: str) -> dict[str, Any] | None:
-        """All about one device, or None."""
+        """One device: engine, samples, state, its centers round by round, refused updates; None for an unknown one."""
         number = self.devices.get(cid)
         if number is None:
             return None
@@ -196,7 +195,7 @@ class DashboardView:
 
 
 def replay_events(lines: Iterable[str]) -> DashboardView:
-    """The view after these lines of metrics.jsonl."""
+    """The view after the given lines of metrics.jsonl."""
     view = DashboardView()
     for line in lines:
         if line.strip():
@@ -205,8 +204,8 @@ def replay_events(lines: Iterable[str]) -> DashboardView:
 
 
 def _short(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An event without its long parts: at most 2,000 characters as JSON."""
+    """The first ten values of an event; one longer than 200 characters as JSON is replaced by "..."."""
     kept: dict[str, Any] = {}
     for key, value in event.items():
-        kept[key] = value if len(json.dumps(value)) <= 200 else "..."  # noqa: PLR2004 - a line, not a table
+        kept[key] = value if len(json.dumps(value)) <= 200 else "..."  # noqa: PLR2004 - the docstring says it
     return dict(list(kept.items())[:10])

@@ -1,7 +1,7 @@
-"""The rounds of one run as the page needs them: a short line for each, and where every device stood. Pure and bounded.
+"""The rounds of one run as the page shows them: a short record of each, and the center of every device. Pure, bounded.
 
-Devices are numbered by the view; a round keeps its devices' centers as 16-bit and accuracies as 32-bit numbers, so that
-CELLS of them are some 24 MB. Older rounds than that are forgotten; metrics.jsonl has them all.
+The view gives each device an index. A round keeps its devices' centers as int16 and their accuracies as float32, so
+that MAX_CELLS of them are 24 MB. Older rounds are dropped here; metrics.jsonl has them all.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_ROUNDS = 1_000  # that are kept of a run, at most
+MAX_ROUNDS = 1_000  # of a run
 MAX_CELLS = 4_000_000  # devices times rounds
-NO_CENTER = -1  # no center
-MAX_GRID_ROWS, MAX_GRID_ROUNDS = 200, 300  # devices and rounds in the picture of assignments
-CENTER_MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a center in that picture; "." is none
+NO_CENTER = -1
+MAX_GRID_ROWS, MAX_GRID_ROUNDS = 200, 300  # of the grid of assignments
+CENTER_MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a center in the grid; "." is none
 COPIED_FIELDS = ("round", "accuracy", "f1", "per_center", "loss", "loss_per_center", "bytes", "seconds")
 
 Centers = NDArray[np.int16]
 
 
 class RunHistory:
-    """One run. `lines` are its rounds in short, oldest first."""
+    """One run. `lines` are its rounds' short records, oldest first."""
 
     def __init__(self, name: str, method: str, of: int) -> None:
         self.name, self.method, self.of = name, method, of
@@ -33,7 +33,7 @@ class RunHistory:
         self._accuracies: deque[NDArray[np.float32]] = deque()
 
     def add(self, event: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-        """A `round` event -> its line. `numbers` has every device that the event names."""
+        """Add a `round` event; -> its short record. `numbers` has the index of every device that the event names."""
         centers = np.full(len(numbers), NO_CENTER, np.int16)
         for cid, center in event["assignment"].items():
             centers[numbers[cid]] = center
@@ -53,7 +53,7 @@ class RunHistory:
         return line
 
     def _moved(self, centers: Centers) -> int:
-        """How many devices have another center than in the round before."""
+        """The number of devices whose center differs from the one in the round before."""
         if not self._centers:
             return 0
         before = self._centers[-1]
@@ -61,12 +61,12 @@ class RunHistory:
         return int(np.count_nonzero((before[:both] != centers[:both]) & (before[:both] >= 0) & (centers[:both] >= 0)))
 
     def centers(self, count: int) -> list[int]:
-        """The newest center of each of `count` devices; NOBODY where there is none."""
+        """The newest center of each of `count` devices; NO_CENTER without one."""
         newest = self._centers[-1].tolist() if self._centers else []
         return [*newest, *[NO_CENTER] * (count - len(newest))]
 
     def of_device(self, number: int) -> list[dict[str, Any]]:
-        """Round by round where a device stood: its center, its accuracy; None where it had none."""
+        """The center and the accuracy of a device in each round; None where it had none."""
         found = []
         for line, centers, accuracies in zip(self.lines, self._centers, self._accuracies, strict=True):
             center = int(centers[number]) if number < len(centers) else NO_CENTER
@@ -81,7 +81,7 @@ class RunHistory:
         return found
 
     def grid(self, names: Sequence[str]) -> dict[str, Any]:
-        """Some devices, sorted by their newest center and name, times the newest rounds; a row is a text of MARKS."""
+        """At most MAX_GRID_ROWS devices, sorted by newest center and name, times the newest rounds, as CENTER_MARKS."""
         newest = self.centers(len(names))
         order = sorted(range(len(names)), key=lambda i: (newest[i] == NO_CENTER, newest[i], names[i]))
         if len(order) > MAX_GRID_ROWS:

@@ -1,4 +1,4 @@
-"""A dashboard behind uvicorn, in a thread beside the coordinator that it shows."""
+"""The dashboard's web server: uvicorn in a thread of the coordinator's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from coordinator.dashboard.endpoint import LINK_FILE, Endpoint
 from coordinator.dashboard.event_hub import Hub
 from coordinator.dashboard.join import join_info
 from coordinator.dashboard.map_worker import MapWorker
-from coordinator.dashboard.side_panels import PageData
+from coordinator.dashboard.side_panels import SidePanels
 from coordinator.http_settings import uvicorn_config
 from coordinator.phone.routes import phone_routes
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
@@ -28,14 +28,14 @@ SHUTDOWN_TIMEOUT_S = 2.0
 
 
 class DashboardServer:
-    """A dashboard that is being served at `link`."""
+    """A running dashboard; `link` opens it in a browser."""
 
     def __init__(self, endpoint: Endpoint, config: CoordinatorConfig, hub: Hub, control: RunControl) -> None:
         """Raises NetworkError when it cannot listen."""
         map_worker = MapWorker(
             config.folder, hub.newest, lambda run, number: hub.broadcast("map", {"run": run, "round": number})
         )
-        self._hub, self._surveyor, self._file = hub, map_worker, config.folder / LINK_FILE
+        self._hub, self._map_worker, self._file = hub, map_worker, config.folder / LINK_FILE
         phone = _phone(config)
         app = create_app(
             hub,
@@ -43,9 +43,7 @@ class DashboardServer:
             read_token=endpoint.read,
             control_token=endpoint.control,
             extra_routes=phone or (),
-            page_data=PageData(
-                config.folder, map_worker, lambda base: join_info(config, base, phone=phone is not None)
-            ),
+            panels=SidePanels(config.folder, map_worker, lambda base: join_info(config, base, phone=phone is not None)),
         )
         settings = uvicorn_config(app, endpoint.host, endpoint.port, certificate=endpoint.certificate, key=endpoint.key)
         try:
@@ -65,18 +63,18 @@ class DashboardServer:
             target=self._server.run, kwargs={"sockets": [self._socket]}, name="dashboard", daemon=True
         )
         self._thread.start()
-        self._leave_word()
+        self._write_link()
 
     def close(self) -> None:
         """End every page's stream, then the server."""
         self._hub.close()
-        self._surveyor.close()
+        self._map_worker.close()
         self._server.should_exit = True
         self._thread.join(SHUTDOWN_TIMEOUT_S)
         with suppress(OSError):
             self._file.unlink()
 
-    def _leave_word(self) -> None:
+    def _write_link(self) -> None:
         with suppress(OSError):
             self._file.unlink(missing_ok=True)
             with os.fdopen(os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -84,7 +82,7 @@ class DashboardServer:
 
 
 def _phone(config: CoordinatorConfig) -> Sequence[BaseRoute] | None:
-    """The page for phones; None without a broker that browsers can dial, or without what that page needs."""
+    """The routes of the phone's page; None without a broker for browsers, or without the page's vendored files."""
     try:
         return phone_routes(config)
     except (ConfigError, RuntimeMissing) as why:

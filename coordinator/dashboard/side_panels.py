@@ -1,4 +1,4 @@
-"""What the page shows beside the view: maps of the newest rounds, the files of the bundle, what a new device needs."""
+"""The page's side panels: maps of the newest rounds, the files of the bundle, and how a new device joins."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ JoinInfo = Callable[[str], Mapping[str, Any]]
 BUNDLE_FOLDER = "bundle"  # the bundle's folder within a run folder
 
 
-class PageData:
-    """Of one run folder; without one there is nothing."""
+class SidePanels:
+    """The panels of one run folder; without a folder they are empty."""
 
-    def __init__(self, folder: Path | None, map_worker: MapWorker | None, joining: JoinInfo) -> None:
-        self._folder, self._surveyor, self._joining = folder, map_worker, joining
+    def __init__(self, folder: Path | None, map_worker: MapWorker | None, join_info: JoinInfo) -> None:
+        self._folder, self._map_worker, self._join_info = folder, map_worker, join_info
 
     def map(self, run: str) -> Mapping[str, Any] | None:
-        """The newest survey of a run, or None as long as there is none."""
-        return None if self._surveyor is None else self._surveyor.map(run)
+        """The newest map of a run, or None before the first is made."""
+        return None if self._map_worker is None else self._map_worker.map(run)
 
     def device(self, cid: str) -> Mapping[str, Any]:
-        """Run -> a device's distances to the centers, in the newest survey."""
-        return {} if self._surveyor is None else self._surveyor.device(cid)
+        """Run -> a device's distances to the centers, in the newest map."""
+        return {} if self._map_worker is None else self._map_worker.device(cid)
 
     def files(self) -> BundleFiles | None:
-        """The bundle as it is now."""
+        """The files of the bundle in the run folder now."""
         return None if self._folder is None else BundleFiles(self._folder / BUNDLE_FOLDER)
 
     def join(self, base: str) -> Mapping[str, Any]:
-        """What a new device must know, for someone who has reached us at `base`."""
-        return self._joining(base)
+        """How a new device joins, for a page that was opened at the address `base`."""
+        return self._join_info(base)
 
 
-EMPTY_PAGE_DATA = PageData(None, None, lambda _: {})
+EMPTY_PANELS = SidePanels(None, None, lambda _: {})

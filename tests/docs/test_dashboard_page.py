@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import read_config
-from coordinator.dashboard.device_grid import DEVICE_STATES
+from coordinator.dashboard.device_states import DEVICE_STATES
 from coordinator.dashboard.endpoint import dashboard_endpoint
 from coordinator.dashboard.event_hub import MAX_PAGES
 from coordinator.dashboard.map_worker import MAX_MAPPED_DEVICES, REST_FACTOR

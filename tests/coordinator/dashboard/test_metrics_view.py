@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.dashboard import metrics_view as views
 from coordinator.dashboard import round_history as histories
-from coordinator.dashboard.device_grid import DEVICE_STATES
+from coordinator.dashboard.device_states import DEVICE_STATES
 from coordinator.dashboard.metrics_view import DashboardView, replay_events
 
 COUNT = 6

@@ -1,6 +1,6 @@
-"""What each device is doing, from what the coordinator sees: who is connected, and how far the open exchange is. Pure.
+"""The state of each device on the page, from what the coordinator sees: connections and the open exchange. Pure.
 
-A device that is asked and has not answered counts as training: whether it really does, only the device knows.
+A device that has a task and has not answered counts as training; only the device itself can say whether it trains.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from edge_client.protocol.task import ClientId
 
-# The page knows a state by its place in this list.
+# The page receives a state as its index in this tuple.
 DEVICE_STATES = ("training", "uploading", "waiting", "answered", "late", "rejected", "idle", "sleeping", "away")
 _PRESENT = {"on": "idle", "sleep": "sleeping"}  # any other presence: away
 _GROUPS = {"answered": "answered", "uploading": "uploading", "waiting": "waiting", "refused": "rejected"}
@@ -19,10 +19,10 @@ _GROUPS = {"answered": "answered", "uploading": "uploading", "waiting": "waiting
 def device_states(
     presence: Mapping[ClientId, str], exchange: Mapping[str, Any] | None, late: Collection[ClientId]
 ) -> dict[ClientId, str]:
-    """Device -> one of STATES.
+    """Device -> one of DEVICE_STATES.
 
-    `presence` is on, off, sleep or lost; `exchange` as LiveExchange.progress tells it, or None; `late` missed the end
-    of an exchange and has answered none since.
+    `presence` is on, off, sleep or lost; `exchange` is LiveExchange.progress, or None; the `late` devices missed the
+    end of an exchange and have answered none since.
     """
     found = {cid: _PRESENT.get(how, "away") for cid, how in presence.items()}
     for cid in late:
@@ -39,9 +39,9 @@ def device_states(
 
 
 def late_devices(exchange: Mapping[str, Any], late: Collection[ClientId]) -> frozenset[ClientId]:
-    """Who is late once this exchange has closed, given who was before.
+    """The late devices after this exchange has closed, given those before it.
 
-    Nobody misses an exchange that closed since there were as many answers as wanted; who answers is late no more.
+    An exchange that closed because it had as many answers as it wanted makes no device late; an answer ends lateness.
     """
     answered = len(exchange["answered"])
     tardy = exchange["open"] if answered < exchange["wanted"] else ()

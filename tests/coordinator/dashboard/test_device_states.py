@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.dashboard.device_grid import DEVICE_STATES, device_states, late_devices
+from coordinator.dashboard.device_states import DEVICE_STATES, device_states, late_devices
 
 
 def exchange(**groups: Sequence[str]) -> dict[str, Any]:
