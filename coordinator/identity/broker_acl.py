@@ -1,8 +1,8 @@
-"""What a broker must be told: who may write and read which topics, as files for Mosquitto and EMQX. Text in, text out.
+"""The broker's configuration and access lists, as text for Mosquitto and EMQX. Pure.
 
-The common name of the client certificate is the user name. Everything that no line allows is refused. The federation
-is written out, never a wildcard. A revoked name is refused by name as well: the revocation list stops new connections,
-this line takes every right from one that is still open.
+The common name of the client certificate is the user name. A topic that no line allows is refused. Topics name the
+federation, never a wildcard. A revoked name has a line of its own: the revocation list refuses new connections, and the
+line takes every right from a connection that is still open.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ password_file {folder}/mosquitto.passwd
 
 
 def mosquitto_conf(folder: PurePosixPath, *, port: int, address: str = "", web_port: int = 0) -> str:
-    """mosquitto.conf for a broker that finds its files in `folder`; it listens on every address unless one is given.
+    """mosquitto.conf for a broker with its files in `folder`; without an `address` it listens on all of them.
 
-    With `web_port` there is a second listener, for browsers.
+    With `web_port` it has a second listener, for browsers.
     """
     place = {"folder": folder, "address": f" {address}" if address else ""}
     return MOSQUITTO_CONF_TEMPLATE.format(port=port, **place) + (

@@ -1,6 +1,6 @@
-"""The commands of whoever runs a federation: `provision` writes its files, `enrol` turns tokens into certificates.
+"""The operator's commands: `provision` writes a federation's files, `enrol` turns tokens into certificates.
 
-Parses, calls, prints. stdout carries data, stderr talk; no secret is on either.
+stdout carries data, stderr progress; no secret is on either.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def provision(  # noqa: PLR0913 - a command line
     ] = None,
     web_port: Annotated[int, typer.Option(min=0, max=65_535, help="The broker's port for browsers; 8884.")] = 0,
     page: Annotated[str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.")] = "",
-    revoke: Annotated[list[str] | None, typer.Option(metavar="ID", help="Let nobody in by this name again.")] = None,
+    revoke: Annotated[list[str] | None, typer.Option(metavar="ID", help="Refuse a device or a phone for ever.")] = None,
     renew: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A new certificate; `expiring` for all that end soon.")
     ] = None,
@@ -126,7 +126,7 @@ def _listed(path: Path | None) -> list[str]:
 
 
 def _expanded(names: list[str] | None, work: Provisioner) -> list[str]:
-    """`expiring` stands for everything here that ends soon; the authority cannot renew itself."""
+    """Replace `expiring` by the names whose certificates end soon and whose keys are here, without the authority."""
     soon = [each.name for each in work.expiring_within() if work.has_key_of(each.name)]
     return [found for name in names or () for found in (soon if name == "expiring" else [name])]
 

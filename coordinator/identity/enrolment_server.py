@@ -1,9 +1,10 @@
-"""Enrolment over HTTPS: a device shows its one-time token and a signing request, and is given its certificate.
+"""Enrolment over HTTPS: a device sends its one-time token and a signing request, and receives its certificate.
 
 One request: POST /enrol with a JSON object {"token", "csr"} of at most 16 KiB; the answer is {"certificate"} or
-{"error", "detail"}. The device's key never leaves the device. This is its own process, so that the one which talks to
-the fleet all day has no authority's key. Python's own HTTP server does: a request is small, rare, and bounded in size,
-time and number here. The operator is told of every certificate, and of every refusal but those of mere noise.
+{"error", "detail"}. The device's key never leaves the device. The server is a process of its own, so that the
+coordinator's process does not hold the authority's key. It uses Python's own HTTP server: requests are small and rare,
+and bounded here in size, time and number. The operator is told of every certificate and of every refusal but those of
+unknown tokens.
 """
 
 from __future__ import annotations
@@ -41,13 +42,13 @@ WallClock = Callable[[], dt.datetime]
 
 
 def utc_now() -> dt.datetime:
-    """The wall clock: certificates live by it."""
+    """The wall clock, which certificates refer to."""
     return dt.datetime.now(dt.timezone.utc)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Registrar:
-    """Decides: token and signing request -> certificate. Knows no HTTP."""
+    """Decides on requests: token and signing request -> certificate, or a refusal."""
 
     authority: CertificateAuthority
     tokens: TokenStore
@@ -78,13 +79,15 @@ class Registrar:
         made = [
             c for c in self.authority.certificates_of(cid) if c.public_key() == key and issue_time_s(c) >= int(used_s)
         ]
-        certificate = made[-1] if made else self.authority.issue_client(key, cid, now)  # made: an answer got lost
+        certificate = (
+            made[-1] if made else self.authority.issue_client(key, cid, now)
+        )  # made: the device lost an earlier answer
         self.tell(f"{cid} has a certificate until {certificate.not_valid_after_utc:%Y-%m-%d}")
         return certificate.public_bytes(Encoding.PEM).decode("ascii")
 
 
 class EnrolmentServer(ThreadingHTTPServer):
-    """The listener: a thread per request, at most OPEN_REQUESTS of them; what comes beyond is closed at once."""
+    """The listener: a thread per request, at most MAX_OPEN_REQUESTS of them; a further connection is closed at once."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -93,7 +96,7 @@ class EnrolmentServer(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.registrar, self._slots = registrar, threading.BoundedSemaphore(MAX_OPEN_REQUESTS)
         super().__init__(address, _Handler)
-        # The handshake waits for the request's own thread: nobody can hold up the listener by saying nothing.
+        # The handshake runs in the request's own thread: a silent client cannot block the listener.
         self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
@@ -103,7 +106,7 @@ class EnrolmentServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
-        watch = threading.Timer(REQUEST_TIMEOUT_S, _cut, (request,))
+        watch = threading.Timer(REQUEST_TIMEOUT_S, _shut_down, (request,))
         watch.daemon = True
         watch.start()
         try:
@@ -113,7 +116,7 @@ class EnrolmentServer(ThreadingHTTPServer):
             self._slots.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
-        """A client that breaks off, or speaks no TLS, is not worth a word."""
+        """Log nothing of a client that disconnects or speaks no TLS."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -142,13 +145,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002, ANN401 - as http.server wants it
-        """The registrar tells what matters."""
+        """Log nothing: the registrar reports what the operator needs."""
 
 
 def open_enrolment_server(
     folder: Path, listen: str, *, tell: Report, now: WallClock = utc_now, port: int | None = None
 ) -> EnrolmentServer:
-    """The listener of a provisioned folder, not serving yet. Raises ConfigError, NetworkError."""
+    """The listener of a provisioned folder, before it serves. Raises ConfigError, NetworkError."""
     if not (folder / "federation.toml").is_file():
         raise ConfigError(f"{folder} is not provisioned", hint="run `fedcenters-coordinator provision` first")
     plan = open_plan(folder, {})
@@ -171,15 +174,15 @@ def open_enrolment_server(
 
 
 def run_enrolment_server(folder: Path, listen: str, *, tell: Report) -> None:
-    """Until SIGTERM or Ctrl-C."""
+    """Serve until SIGTERM or Ctrl-C."""
     with open_enrolment_server(folder, listen, tell=tell) as server:
         signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown, daemon=True).start())
         tell(f"tokens become certificates at port {server.server_address[1]}")
         server.serve_forever()
 
 
-def _cut(request: socket.socket) -> None:
-    """End a request that takes too long; its thread finds the connection closed."""
+def _shut_down(request: socket.socket) -> None:
+    """Close the connection of a request that takes too long, which ends its thread."""
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:  # it is over already

@@ -1,4 +1,4 @@
-"""The links that phones open, as text and as QR codes. Pure."""
+"""The links that open the phone's page, as text and as QR codes. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def qr_terminal(url: str) -> str:
 
 
 def qr_svg(url: str) -> str:
-    """A link as a QR code, an SVG of its own with a quiet zone; dark on light in any theme, as scanners want it."""
+    """A link as a QR code in SVG with a quiet zone; dark on light in any theme, which scanners need."""
     import segno
 
     out = io.BytesIO()
@@ -31,6 +31,6 @@ def qr_svg(url: str) -> str:
 
 
 def phone_link(base: str, *, device: str = "", secret: str = "") -> str:
-    """The address that a phone opens at `base`; with a device of its own its name and secret, behind the '#'."""
+    """The page's address below `base`; for a named device with its name and secret after the '#'."""
     page = f"{base.rstrip('/')}{PHONE_PATH}/"
     return f"{page}#id={quote(device)}&secret={quote(secret)}" if device else page

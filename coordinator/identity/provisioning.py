@@ -1,13 +1,13 @@
-"""`provision`: everything that lets a fleet in and nobody else, as files in one folder.
+"""`provision`: every file that gives a fleet access to its federation, in one folder.
 
-    federation.toml    what was asked for, so that a later command need not repeat it
+    federation.toml    the plan, so that a later command need not repeat it
     authority/         the certificate authority: stays on the operator's machine, offline at best
     coordinator/       ca.crt, coordinator.crt, coordinator.key, signing.key, signing.pub
     broker/            mosquitto.conf, mosquitto.acl, emqx.acl.conf, ca.crt, server.crt, server.key, crl.pem
     enrolment/         ca.crt, server.crt, server.key: the listener where a token becomes a certificate
     devices/{cid}/     client.toml, ca.crt, device.crt, device.key; or client.toml, ca.crt, token; or link.txt, link.svg
 
-Doing the same twice changes nothing. Time comes in; nothing is sent anywhere, and no secret is returned.
+Repeating a command changes nothing. Time is an argument; nothing is sent over a network, and no secret is returned.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ ENROL_PORT = 8443
 
 @dataclass(frozen=True, kw_only=True)
 class ProvisionPlan:
-    """What a federation's files are made from. The first of `hosts` is the one that devices dial."""
+    """The input of a federation's files. Devices dial the first of `hosts`."""
 
     federation: str
     hosts: tuple[str, ...]
     port: int = PORTS["mqtts"]
     enrol_port: int = ENROL_PORT
-    broker_folder: str = ""  # where the broker finds its files; `broker` in the provisioned folder when empty
-    web_port: int = 0  # of the broker's listener for browsers; none when 0
+    broker_folder: str = ""  # of the broker's files on its machine; when empty, `broker` in the provisioned folder
+    web_port: int = 0  # of the broker's listener for browsers; 0: none
     page: str = ""  # the address of the coordinator's web app, as phones reach it
 
     def __post_init__(self) -> None:
@@ -65,21 +65,21 @@ class ProvisionPlan:
 
     @property
     def broker(self) -> str:
-        """The address that everybody dials."""
+        """The address that devices and the coordinator dial."""
         return f"mqtts://{_bracketed(self.hosts[0])}:{self.port}"
 
     @property
     def enrol_url(self) -> str:
-        """Where a token becomes a certificate."""
+        """The address of the enrolment server."""
         return f"https://{_bracketed(self.hosts[0])}:{self.enrol_port}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CertificateExpiry:
-    """A certificate that is in use."""
+    """When a certificate in use ends."""
 
     name: str
-    days: int  # left; negative when it is over
+    days: int  # left; negative after the end
     ends: dt.datetime
 
 
@@ -101,7 +101,7 @@ class Provisioner:
         self.web = WebDevices(self.folder)
 
     def write_infrastructure(self) -> None:
-        """The coordinator's folder, the broker's and the enrolment's; the broker's files follow every revocation."""
+        """Write the folders of the coordinator, the broker and the enrolment server."""
         coordinator = self.folder / "coordinator"
         self._client(coordinator, "coordinator", broker_acl.COORDINATOR_CLIENT_ID)
         if not (coordinator / signing_key.CURRENT_KEY_FILE).exists():
@@ -114,7 +114,7 @@ class Provisioner:
         self._broker_files()
 
     def add_web_device(self, cid: str) -> None:
-        """A link for a phone, with a name and a password of its own; kept if it is there."""
+        """Write a phone's link with a name and a password, unless it has one. Raises ConfigError as `add_device`."""
         if not self.plan.page.startswith(("https://", "http://localhost", "http://127.0.0.1")):
             raise ConfigError(
                 f"phones open {self.plan.page!r}", hint="--page https://HOST:PORT, the coordinator's page"
@@ -125,7 +125,7 @@ class Provisioner:
         self.written += self.web.add(cid, folder, self.plan.page)
 
     def add_device(self, cid: str) -> None:
-        """A device's folder with a certificate. Raises ConfigError for a bad name, a phone's, or a revoked one."""
+        """Write a device's folder with a certificate. Raises ConfigError for a bad, a phone's or a revoked name."""
         folder = self._device_folder(cid)
         self._check_no_phone(cid)
         self._client(folder, "device", cid)
@@ -133,7 +133,7 @@ class Provisioner:
         self._join_file(folder, cid, {})
 
     def add_token(self, cid: str) -> None:
-        """A device's folder with a one-time token, unless it has a certificate: the device makes its own key."""
+        """Write a device's folder with a one-time token, unless it has a certificate; the device makes its own key."""
         folder = self._device_folder(cid)
         self._check_no_phone(cid)
         if not self.authority.certificates_of(cid):
@@ -158,7 +158,7 @@ class Provisioner:
         return [*revocation.revoked_names(self.authority), *self.web.revoked()]
 
     def renew(self, name: str) -> None:
-        """A new certificate for a name, with the same key; the old one stays valid until it ends.
+        """Issue a new certificate for a name and the same key; the old one stays valid until it ends.
 
         A device that keeps its key to itself gets a new token.
         """
@@ -179,12 +179,12 @@ class Provisioner:
             self._client(folder, stem, name)
 
     def pin_keys(self) -> None:
-        """Write the signing keys in force into every join file; what else was changed in one stays."""
+        """Write the trusted signing keys into every join file; its other settings stay."""
         for file in sorted((self.folder / "devices").glob("*/client.toml")):
             self._put(file, _toml({**_read_toml(file), "signing-keys": self._pins()}))
 
     def expiries(self) -> list[CertificateExpiry]:
-        """The newest certificate of every name that may come, and the authority's; what ends first comes first."""
+        """The newest certificate of every name that is not revoked, and the authority's, sorted by their ends."""
         revoked = revocation.revoked_serials(self.authority)
         newest = {name: self.authority.certificates_of(name)[-1] for name in self.authority.issued_names()}
         current = {name: c for name, c in newest.items() if c.serial_number not in revoked}
@@ -200,14 +200,14 @@ class Provisioner:
         )
 
     def has_key_of(self, name: str) -> bool:
-        """Whether a name's key lies here; a device that enrolled made its own and kept it."""
+        """Whether a name's key is in this folder; a device that enrolled with a token keeps its own."""
         if name == "authority" or revocation.is_revoked(self.authority, name):
             return False
         folder, stem = self._place(name)
         return (folder / f"{stem}.key").exists()
 
     def expiring_within(self, days: int = EXPIRY_WARNING_DAYS) -> list[CertificateExpiry]:
-        """Those that end within `days`."""
+        """The certificates that end within `days`."""
         return [each for each in self.expiries() if each.days < days]
 
     def _device_folder(self, cid: str) -> Path:
@@ -237,7 +237,7 @@ class Provisioner:
         self._certify(folder, stem, lambda key: self.authority.issue_client(key, name, self.now))
 
     def _server(self, folder: Path, name: str) -> None:
-        """A server's certificate; a new one when it is to be dialled by other names."""
+        """Write a server's certificate; a new one when the plan has other hosts."""
         path, wanted = folder / "server.crt", self.plan.hosts
         if path.exists() and _names_in(read_certificate(path)) != sorted(
             str(subject_alternative_name(h).value) for h in wanted
@@ -246,19 +246,19 @@ class Provisioner:
         self._certify(folder, "server", lambda key: self.authority.issue_server(key, name, wanted, self.now))
 
     def _web_server(self) -> None:
-        """A certificate for the browsers' listener; the operator may have put a better one in its place."""
+        """Write a certificate for the browsers' listener, unless there is one; the operator may replace it."""
         hosts = self.plan.hosts
         self._certify(
             self.folder / "broker", "web", lambda key: self.authority.issue_server(key, WEB_NAME, hosts, self.now)
         )
 
     def _web_is_ours(self) -> bool:
-        """Whether the browsers' certificate is still the one that was made here."""
+        """Whether this authority issued the certificate of the browsers' listener."""
         path = self.folder / "broker" / "web.crt"
         return path.exists() and read_certificate(path) in self.authority.certificates_of(WEB_NAME)
 
     def _certify(self, folder: Path, stem: str, issue: Callable[[Any], x509.Certificate]) -> None:
-        """Key, certificate and authority in a folder, unless they are there."""
+        """Write a key, its certificate and ca.crt into a folder, unless they are there."""
         folder.mkdir(parents=True, exist_ok=True)
         key, certificate = folder / f"{stem}.key", folder / f"{stem}.crt"
         if not key.exists():
@@ -269,7 +269,7 @@ class Provisioner:
         self._put(folder / "ca.crt", _pem(self.authority.certificate))
 
     def _join_file(self, folder: Path, cid: str, more: Mapping[str, str]) -> None:
-        """client.toml: what `fedcenters-edge join` reads. Keys that somebody added stay."""
+        """Write client.toml, which `fedcenters-edge join` reads. Settings that a user added stay."""
         ours = {
             "federation": self.plan.federation,
             "device-id": cid,
@@ -299,7 +299,7 @@ class Provisioner:
         return signing_key.trusted_keys(self.folder / "coordinator")
 
     def _put(self, path: Path, data: bytes) -> None:
-        """Write a file unless it says so already."""
+        """Write a file unless it has this content already."""
         if path.exists() and path.read_bytes() == data:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -308,7 +308,7 @@ class Provisioner:
 
 
 def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
-    """The plan of a folder with what the command line says otherwise. Raises ConfigError."""
+    """The plan of a folder, with the `changes` from the command line. Raises ConfigError."""
     path = folder / "federation.toml"
     known = {key.replace("-", "_"): value for key, value in _read_toml(path).items()} if path.exists() else {}
     asked = {key: value for key, value in changes.items() if value}

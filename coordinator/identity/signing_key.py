@@ -1,8 +1,8 @@
-"""The coordinator's own secrets: the key that signs what devices run, and the certificate that it dials with.
+"""The coordinator's secrets: the key that signs what devices run, and the certificate that it connects with.
 
 `signing.key` holds the raw Ed25519 private key in hex (mode 0600), `signing.pub` the raw public key in hex; devices pin
-the public one when they join. A change of keys has two steps: `announce_next_key` makes `signing-next.key`, whose
-public half the join files then pin too; `switch_key` signs with it from then on. Certificates are made in
+the public key when they join. A key change has two steps: `announce_next_key` creates `signing-next.key`, whose public
+key the join files then pin too; `switch_key` makes it the key that signs. Certificates come from
 certificate_authority.py.
 """
 
@@ -30,7 +30,7 @@ CURRENT_KEY_FILE, NEXT_KEY_FILE = "signing.key", "signing-next.key"
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
-    """An Ed25519 pair; `private` stays out of every printout."""
+    """An Ed25519 key pair; `repr` leaves out `private`."""
 
     private: bytes
     public: bytes
@@ -44,16 +44,16 @@ class SigningKey:
 
 
 def open_signing_key(folder: Path) -> SigningKey:
-    """The key in `folder`; made there if there is none. Refuses a key file that others can read."""
+    """The key in `folder`, created there if there is none. Raises ConfigError for a file that others can read."""
     if not (folder / CURRENT_KEY_FILE).exists():
         _create(folder / CURRENT_KEY_FILE)
     key = _read(folder / CURRENT_KEY_FILE)
-    _keep(folder / "signing.pub", key.public.hex() + "\n")
+    _write_if_changed(folder / "signing.pub", key.public.hex() + "\n")
     return key
 
 
 def trusted_keys(folder: Path) -> list[str]:
-    """The public keys [hex] that devices shall trust: the one in use, and the announced one if there is one."""
+    """The public keys [hex] that devices must trust: the one in use, then the announced one if there is one."""
     keys = [open_signing_key(folder)]
     if (folder / NEXT_KEY_FILE).exists():
         keys.append(_read(folder / NEXT_KEY_FILE))
@@ -61,13 +61,13 @@ def trusted_keys(folder: Path) -> list[str]:
 
 
 def announce_next_key(folder: Path) -> None:
-    """Make the next key, unless it is there: devices must pin it before anything is signed with it."""
+    """Create the next key, unless there is one; devices must pin it before it signs anything."""
     if not (folder / NEXT_KEY_FILE).exists():
         _create(folder / NEXT_KEY_FILE)
 
 
 def switch_key(folder: Path) -> None:
-    """Sign with the announced key from now on; the old one is kept aside. Raises ConfigError when none is announced."""
+    """Make the announced key the current one and keep the old one as a file. Raises ConfigError without one."""
     if not (folder / NEXT_KEY_FILE).exists():
         raise ConfigError(
             "no next signing key is announced",
@@ -81,7 +81,7 @@ def switch_key(folder: Path) -> None:
 
 
 def coordinator_credentials(config: CoordinatorConfig) -> Credentials:
-    """What the coordinator dials with. Raises ConfigError for a certificate that is not a coordinator's."""
+    """The coordinator's credentials at the broker. Raises ConfigError for a certificate of another name."""
     if config.certificate is not None:
         check_subject(config.certificate, name=COORDINATOR_CLIENT_ID, federation=config.federation)
     return Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
@@ -104,7 +104,7 @@ def _create(path: Path) -> None:
     write_private_file(path, private.hex().encode("ascii") + b"\n")
 
 
-def _keep(path: Path, text: str) -> None:
-    """Write a file unless it says so already."""
+def _write_if_changed(path: Path, text: str) -> None:
+    """Write a file unless it has this text already."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text.encode("utf-8"))

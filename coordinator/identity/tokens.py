@@ -1,8 +1,8 @@
-"""One-time tokens: each lets one named device have one certificate, within a day. Only their hashes are stored.
+"""One-time tokens: each allows one named device one certificate within a day. Only their hashes are stored.
 
-A token is 32 random bytes, so its bare SHA-256 tells nothing. The first request that shows a token binds it to that
-request's key; the same key may ask again (its answer may have been lost), any other is refused and counted. Time comes
-in as Unix seconds.
+A token is 32 random bytes, so its SHA-256 needs no salt. The first request with a token binds it to that request's key;
+the same key may ask again (its answer may have been lost), any other key is refused and counted. Time is an argument,
+in Unix seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ create table if not exists tokens (
 
 
 class TokenRefused(FedcentersError):
-    """A token that gives nothing; `code` is `unknown`, `expired` or `used`."""
+    """A token that allows nothing; `code` is `unknown`, `expired`, `used` or `revoked`."""
 
     exit_code = 5
 
@@ -38,12 +38,12 @@ class TokenRefused(FedcentersError):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenState:
-    """What an operator may know of a token: never the token."""
+    """The state of a token, without the token itself."""
 
     cid: str
     expires_s: float
     used: bool
-    refused: int  # how often another key tried it
+    refused: int  # requests with another key
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class TokenStore:
     path: Path
 
     def issue(self, cid: str, now_s: float) -> str:
-        """A new token for a device; the only time that it is seen. An unused one of the same device stops working."""
+        """A new token for a device, which is stored as a hash only. An unused token of the same device is deleted."""
         token = secrets.token_urlsafe(32)
         with self._open() as rows:
             rows.execute("delete from tokens where cid = ? and key is null", (cid,))
@@ -64,9 +64,9 @@ class TokenStore:
         return token
 
     def redeem(self, token: str, cid: str, key: bytes, now_s: float) -> float:
-        """Use a token for a device; -> when it was first used. Raises TokenRefused.
+        """Use a token for a device; -> the time of its first use. Raises TokenRefused.
 
-        `key`: the public key [DER] that wants a certificate.
+        `key`: the public key [DER] of the signing request.
         """
         used, wants = _hash(token), hashlib.sha256(key).hexdigest()
         with self._open() as rows:
@@ -100,7 +100,7 @@ class TokenStore:
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; other processes wait their turn."""
+        """One transaction; other processes wait for its end."""
         with closing(sqlite3.connect(self.path, timeout=30, isolation_level=None)) as database:
             database.execute("begin immediate")
             database.execute(TOKENS_SCHEMA)

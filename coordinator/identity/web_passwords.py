@@ -1,12 +1,12 @@
-"""Phones of a provisioned federation: each has a name and a password of its own, in a link.
+"""Phones of a provisioned federation: each has a name and a password, in a link.
 
-    devices/{cid}/link.txt         what the phone opens; whoever has it is this device, until it is revoked
-    devices/{cid}/link.svg         the same as a QR code
-    authority/web-revoked          names that may not come back
-    broker/mosquitto.passwd        PBKDF2-SHA512 of the passwords, in Mosquitto's own form
+    devices/{cid}/link.txt         the link that the phone opens; its holder acts as this device until it is revoked
+    devices/{cid}/link.svg         the same link as a QR code
+    authority/web-revoked          the revoked names
+    broker/mosquitto.passwd        PBKDF2-SHA512 hashes of the passwords, in Mosquitto's format
 
-A browser cannot be given a client certificate without its owner's help, so a phone is let in by a password: 32 random
-bytes, which travel in TLS alone. The access list holds it to its own topics, as a certificate does for other devices.
+A browser accepts a client certificate only with its user's help, so a phone has a password instead: 32 random bytes,
+which travel in TLS only. The access list limits a phone to its own topics, as it does other devices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from edge_client.transport.keys import write_private_file
 
 SECRET_BYTES = 32
 SALT_BYTES = 12
-HASH_ITERATIONS = 101  # Mosquitto's own number; the password is random, so that guessing is hopeless with any
+HASH_ITERATIONS = 101  # Mosquitto's own number; a random password needs no slower hash
 
 
 @dataclass
@@ -35,17 +35,17 @@ class WebDevices:
     folder: Path
 
     def names(self) -> list[str]:
-        """Who may come, sorted."""
+        """The phones that may connect, sorted."""
         gone = set(self.revoked())
         return sorted({p.parent.name for p in (self.folder / "devices").glob("*/link.txt")} - gone)
 
     def revoked(self) -> list[str]:
-        """Who may not come back, sorted."""
+        """The revoked phones, sorted."""
         path = self.folder / "authority" / "web-revoked"
         return sorted(path.read_text(encoding="ascii").split()) if path.exists() else []
 
     def add(self, cid: str, folder: Path, page: str) -> list[Path]:
-        """A link in the device's folder, unless there is one; -> the files written."""
+        """Write a link into the device's folder, unless there is one; -> the files written."""
         path = folder / "link.txt"
         if path.exists():
             return []
@@ -56,7 +56,7 @@ class WebDevices:
         return [path, folder / "link.svg"]
 
     def revoke(self, cid: str) -> bool:
-        """Let a phone in no more; False when there is none of this name."""
+        """Revoke a phone and delete its link; False for a name that is no phone's."""
         if cid not in self.names():
             return False
         gone = sorted({*self.revoked(), cid})
@@ -66,7 +66,7 @@ class WebDevices:
         return True
 
     def write_passwords(self) -> list[Path]:
-        """Mosquitto's password file for those who may come; a line that is right already stays as it is."""
+        """Write Mosquitto's password file; -> the files written. A line with the right password keeps its salt."""
         path = self.folder / "broker" / "mosquitto.passwd"
         old = path.read_text(encoding="ascii").splitlines() if path.exists() else []
         kept = dict(line.split(":", 1) for line in old if ":" in line)
@@ -90,13 +90,13 @@ class WebDevices:
 
 
 def hash_password(secret: str, salt: bytes, iterations: int = HASH_ITERATIONS) -> str:
-    """A password as Mosquitto 2 stores it: $7$iterations$salt$PBKDF2-HMAC-SHA512 of 64 bytes, both in base64."""
+    """A password as Mosquitto 2 stores it: $7$iterations$salt$hash; salt and PBKDF2-HMAC-SHA512 hash in base64."""
     digest = hashlib.pbkdf2_hmac("sha512", secret.encode(), salt, iterations, dklen=64)
     return "$7$" + "$".join([str(iterations), *(base64.b64encode(part).decode("ascii") for part in (salt, digest))])
 
 
 def verify_password(stored: str, secret: str) -> bool:
-    """Whether a stored line is this password's."""
+    """Whether a stored hash belongs to this password."""
     parts = stored.split("$")
     if len(parts) != 5 or parts[1] != "7":  # noqa: PLR2004 - "", kind, iterations, salt, digest
         return False

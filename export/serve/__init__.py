@@ -1,1 +1,1 @@
-"""Bundles over HTTP: a folder that any web server can host, and our own server with what a folder cannot do."""
+"""Bundles over HTTP: a folder that any web server can host, and a server that adds roll-outs and the nearest center."""

@@ -1,7 +1,7 @@
-"""What is served now: the generations in use, the roll-out between them, and the bundle folder that is watched.
+"""The generations that are served now, the roll-out between them, and the bundle folder that is watched.
 
-A bundle that appears in the watched folder is copied into the site first, and becomes a candidate only when every hash
-is right; until then, and if it never is, what was served stays. The roll-out's state is on disk before anyone sees it.
+A bundle that appears in the watched folder is copied into the site, and becomes a candidate only when every hash is
+right; until then the served generations stay. The roll-out's state is on disk before a client sees it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from export.serve.rollout import Rollout, RolloutPlan
 from export.serve.site import Generation, SiteFolder, replace_file
 
 log = logging.getLogger(__name__)
-ROLLOUT_FILE = ".rollout.json"  # in the site's folder; a dot keeps it from most web servers
-FileStamp = tuple[int, int, int]  # of a manifest: when, which file, how long
+ROLLOUT_FILE = ".rollout.json"  # in the site's folder; most web servers hide names with a dot
+FileStamp = tuple[int, int, int]  # of a manifest: modification time, inode, size
 
 
 class GenerationManager:
-    """One site and what it serves."""
+    """One site, its roll-out, and the generations that it serves."""
 
     def __init__(self, root: Path, bundle: Path, plan: RolloutPlan, trusted: Sequence[bytes] = ()) -> None:
         self.site, self.plan = SiteFolder(root=root, trusted=trusted), plan
-        self._bundle, self._seen = bundle, _seen(bundle)
+        self._bundle, self._last_stamp = bundle, _stamp(bundle)
         root.mkdir(parents=True, exist_ok=True)
-        self.rollout = self._stored()
+        self.rollout = self._read_rollout()
         self.generations: dict[str, Generation] = {}
         self._load()
         if (found := self.fetch_generation()) is not None:
@@ -37,16 +37,16 @@ class GenerationManager:
             raise ConfigError(f"{bundle} cannot be served", hint=f"fedcenters-export verify {bundle}")
 
     def has_changed(self) -> bool:
-        """Whether there is another bundle in the watched folder than when it was last looked at."""
-        now = _seen(self._bundle)
-        return now is not None and now != self._seen
+        """Whether the watched folder has another manifest than at the last fetch."""
+        now = _stamp(self._bundle)
+        return now is not None and now != self._last_stamp
 
     def fetch_generation(self) -> Generation | None:
-        """What lies in the watched folder, copied into the site; None when it is not right. Serves nothing yet.
+        """Copy the watched bundle into the site; None when a check fails. `accept` serves it.
 
-        Takes as long as copying does; touches nothing that answers a request, so it may run beside them.
+        Copying takes a while; it may run in a thread beside requests, since it changes nothing that they read.
         """
-        self._seen = _seen(self._bundle)
+        self._last_stamp = _stamp(self._bundle)
         try:
             return self.site.open(self.site.add(self._bundle))
         except FedcentersError as wrong:
@@ -54,12 +54,12 @@ class GenerationManager:
             return None
 
     def accept(self, generation: Generation) -> None:
-        """Offer what was fetched."""
+        """Make a fetched generation the candidate, or the stable one where there is none."""
         self.generations.setdefault(generation.name, generation)
         self.store_rollout(self.rollout.offer(generation.name, self.plan))
 
     def store_rollout(self, rollout: Rollout) -> None:
-        """The roll-out goes on like this. On disk first."""
+        """Make this the roll-out's state, on disk first."""
         if rollout == self.rollout:
             return
         before, self.rollout = self.rollout, rollout
@@ -71,16 +71,16 @@ class GenerationManager:
             self._load()
 
     def generation(self, device: str | None) -> Generation:
-        """What this device gets."""
+        """The generation that a device is served; None stands for a device without a name."""
         return self.generations[str(self.rollout.generation_for(device, self.plan))]
 
     def _load(self) -> None:
-        """Open what is on the site; what was removed is forgotten."""
+        """Remove old generations from the site and open the others."""
         served = [name for name in (self.rollout.stable, self.rollout.candidate) if name is not None]
         kept = self.site.prune(served)
         self.generations = {name: self.generations.get(name) or self.site.open(name) for name in kept}
 
-    def _stored(self) -> Rollout:
+    def _read_rollout(self) -> Rollout:
         path = self.site.root / ROLLOUT_FILE
         if not path.is_file():
             return Rollout()
@@ -90,7 +90,7 @@ class GenerationManager:
             raise ConfigError(f"{path} cannot be read: {wrong!r}", hint="remove it to begin a new roll-out") from wrong
 
 
-def _seen(bundle: Path) -> FileStamp | None:
+def _stamp(bundle: Path) -> FileStamp | None:
     try:
         found = (bundle / MANIFEST_FILE).stat()
     except OSError:

@@ -1,4 +1,4 @@
-"""POST /nearest: the same question as MQTT's `near`, as JSON. Pure."""
+"""POST /nearest: the answer to a device's question for its center, as over MQTT (`near`) but in JSON. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_SKETCH = MAX_SKETCH_SIZE
 NUMBER_FIELD = validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER)
 SKETCH_FIELD = validators.list_of(NUMBER_FIELD, 1, MAX_SKETCH)
 SAMPLES_FIELDS = validators.optional(n=validators.integer(1, 2**31))
-DEFAULT_SAMPLES = 20  # samples that are assumed where nobody says how many were looked at
+DEFAULT_SAMPLES = 20  # assumed where the question has no `n`
 QUESTION_SCHEMAS = {
     "loss": validators.record(
         validators.required(losses=validators.list_of(NUMBER_FIELD, 1, MAX_CENTERS)) | SAMPLES_FIELDS
@@ -41,22 +41,22 @@ def answer_nearest(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any
     if not isinstance(how, str) or how not in QUESTION_SCHEMAS:
         raise Malformed("bad_field", f"how is {how!r:.40}; ask by one of {', '.join(QUESTION_SCHEMAS)}")
     given = QUESTION_SCHEMAS[how](question, "the question")
-    guide, n, k = bundle.router, given.get("n", DEFAULT_SAMPLES), len(bundle.manifest["centers"])
+    router, n, k = bundle.router, given.get("n", DEFAULT_SAMPLES), len(bundle.manifest["centers"])
     if how == "votes":
-        return selection_rule.choose_by_votes(_as_many(given["votes"], k)).to_json()
+        return selection_rule.choose_by_votes(_one_per_center(given["votes"], k)).to_json()
     if how == "loss":
-        distances: Array = np.array(_as_many(given["losses"], k))
+        distances: Array = np.array(_one_per_center(given["losses"], k))
     else:
-        about = None if guide is None else guide.sketch if how == "sketch" else guide.round
-        if about is None:
+        compared = None if router is None else router.sketch if how == "sketch" else router.round
+        if compared is None:
             raise Malformed("bad_field", f"this bundle has nothing to compare a {how} with; ask by loss or by votes")
-        distances = selection_rule.sketch_distance(np.asarray(given["sketch"], np.float64), about.centers)
-    if guide is None or how not in guide.ways:
+        distances = selection_rule.sketch_distance(np.asarray(given["sketch"], np.float64), compared.centers)
+    if router is None or how not in router.ways:
         return selection_rule.choose_by_distance(distances, selection_rule.guessing_loss(bundle.program)).to_json()
-    return selection_rule.choose_by_prediction(distances, guide.predict(how, {how: distances}, n)).to_json()
+    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n)).to_json()
 
 
-def _as_many(values: list[Any], centers: int) -> list[Any]:
+def _one_per_center(values: list[Any], centers: int) -> list[Any]:
     if len(values) != centers:
         raise Malformed("bad_field", f"{len(values)} values, this bundle has {centers} centers")
     return values

@@ -1,7 +1,7 @@
-"""How much one client may ask: a bucket of requests that fills with time. Time is an argument.
+"""A limit on the requests of each client: a token bucket per address. Time is an argument.
 
-A client is an address. At most `MAX_CLIENTS` are remembered; the one that was silent the longest is forgotten first,
-which gives it a full bucket and costs nobody else anything.
+At most MAX_CLIENTS addresses are remembered; the one that was silent longest is dropped first and begins again with a
+full bucket.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ class RateLimiter:
 
     def __init__(self, per_s: float, burst: float | None = None) -> None:
         self.per_s, self.burst = per_s, max(1.0, 2 * per_s if burst is None else burst)
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> left, when
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # client -> (requests left, at which time)
 
     def wait_s(self, client: str, now_s: float) -> float:
-        """0 and one request less, or how many seconds until there is one."""
+        """Take one request and return 0, or return the seconds until there is one to take."""
         if self.per_s <= 0:
             return 0.0
         left, then_s = self._buckets.pop(client, (self.burst, now_s))

@@ -1,17 +1,17 @@
-"""Who gets a new bundle first, and whether their reports say that it is worse. Pure; time does not matter.
+"""Roll-out of a new bundle: which devices get it first, and the test on their reports that stops a worse one. Pure.
 
 A *generation* is a bundle under the hash of its manifest. A new one is a candidate: the devices whose hash falls into
-the canary's share get it, all others the stable one. Every device may report once, an accuracy from 0 to 1.
+the canary's share get it, all others the stable one. Each device may report its accuracy, from 0 to 1, once.
 
-The test is sequential, so that it may be looked at after every report. Reports are taken in pairs: ya from a stable
-device, yb from a canary. With bets 0 < l < 1 / max(m, 1 - m) around a value m, both fixed before the pair is seen,
+The test is sequential: it may be evaluated after every report. Reports are taken in pairs: ya from a stable device, yb
+from a canary. With bets 0 < l < 1 / max(m, 1 - m) around a value m, both fixed before the pair is seen,
 
     E <- E (1 + l (ya - m)) (1 - l (yb - m))
 
 has an expectation of at most E when canaries are at least as good: for means a <= b the factor's expectation is at
 most (1 + l (a - m)) (1 - l (a - m)) <= 1. By Ville's inequality E ever reaches 1 / alpha with a probability of at most
 alpha. This is testing by betting (Waudby-Smith and Ramdas, 2023) for two samples (Turner, Ly and Grünwald, 2021). E is
-the mean over a few bets, which keeps the promise and needs no guess of how much worse a bundle may be.
+the mean over a few bets, to which the same bound applies, so that no effect size has to be guessed.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-SIGNIFICANCE = 0.01  # of stopping a bundle that is at least as good
-BET_SIZES = (0.05, 0.1, 0.2, 0.4, 0.8)  # in parts of the largest that is allowed
-MAX_WAITING_REPORTS = 64  # reports of one side that wait for one of the other; more are not counted
+SIGNIFICANCE = 0.01  # alpha: the probability of stopping a bundle that is at least as good
+BET_SIZES = (0.05, 0.1, 0.2, 0.4, 0.8)  # in parts of the largest allowed bet
+MAX_WAITING_REPORTS = 64  # unpaired reports of one side; further ones are not counted
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutEvidence:
-    """Against the candidate: the logarithm of E for each bet, and what is still unpaired."""
+    """Evidence against the candidate: log E for each bet, and the reports that are still unpaired."""
 
     logs: tuple[float, ...] = (0.0,) * len(BET_SIZES)
     pairs: int = 0
-    total: float = 1.0  # of the reports seen in pairs, after one imagined pair (0, 1)
+    total: float = 1.0  # sum of the paired reports, with one pseudo-pair (0, 1)
     stable: tuple[float, ...] = ()
     canary: tuple[float, ...] = ()
 
     @property
     def e_value(self) -> float:
-        """The mean over the bets."""
+        """The mean of E over the bets."""
         return sum(math.exp(min(log, 700.0)) for log in self.logs) / len(self.logs)
 
     def with_report(self, accuracy: float, *, canary: bool) -> RolloutEvidence:
-        """One more report, 0 to 1; the same evidence when too many of its side wait already."""
+        """The evidence after one more report; unchanged when MAX_WAITING_REPORTS of its side are unpaired."""
         waiting = self.canary if canary else self.stable
         if len(waiting) >= MAX_WAITING_REPORTS:
             return self
@@ -51,9 +51,9 @@ class RolloutEvidence:
         return after.pair_reports() if all(both) else after
 
     def pair_reports(self) -> RolloutEvidence:
-        """The oldest report of each side counts."""
+        """The evidence after the oldest unpaired report of each side is paired."""
         a, b = self.stable[0], self.canary[0]
-        m = self.total / (2 * self.pairs + 2)  # the mean so far: known before this pair
+        m = self.total / (2 * self.pairs + 2)  # the mean so far, fixed before this pair is seen
         most = 1 / max(m, 1 - m)
         logs = tuple(
             log + math.log1p(bet * most * (a - m)) + math.log1p(-bet * most * (b - m))
@@ -70,7 +70,7 @@ class RolloutEvidence:
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutPlan:
-    """How careful a roll-out is: the canaries' share, and the pairs of reports after which all others follow."""
+    """The canaries' share of devices, and the pairs of reports after which the candidate becomes stable."""
 
     share: float = 0.05
     pairs: int = 200
@@ -78,7 +78,7 @@ class RolloutPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
-    """Which generation is served to whom. `withdrawn` ones were stopped and are not offered again."""
+    """The state of a roll-out. `withdrawn` generations were stopped and are not offered again."""
 
     stable: str | None = None
     candidate: str | None = None
@@ -87,7 +87,7 @@ class Rollout:
     reporters: frozenset[str] = frozenset()
 
     def offer(self, generation: str, plan: RolloutPlan) -> Rollout:
-        """A bundle appeared. The first one, and with a share of 1 every one, is stable at once."""
+        """The state after a new bundle. The first one, and with a share of 1 every one, is stable at once."""
         if generation in (self.stable, self.candidate, *self.withdrawn):
             return self
         if self.stable is None or plan.share >= 1:
@@ -95,13 +95,13 @@ class Rollout:
         return Rollout(stable=self.stable, candidate=generation, withdrawn=self.withdrawn)
 
     def generation_for(self, device: str | None, plan: RolloutPlan) -> str | None:
-        """The generation of a device; who does not say a name gets the stable one."""
+        """The generation that a device is served; a device without a name gets the stable one."""
         if self.candidate is None or device is None or queue_position(device, self.candidate) >= plan.share:
             return self.stable
         return self.candidate
 
     def add_report(self, device: str, generation: str, accuracy: float, plan: RolloutPlan) -> Rollout:
-        """The first report of each device about what it is served counts, while there is a candidate."""
+        """The state after a report. With a candidate, the first report of each device on its own generation counts."""
         if self.candidate is None or device in self.reporters or generation != self.generation_for(device, plan):
             return self
         evidence = self.evidence.with_report(accuracy, canary=generation == self.candidate)
@@ -114,7 +114,7 @@ class Rollout:
         return replace(self, evidence=evidence, reporters=self.reporters | {device})
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for a file."""
+        """The whole state as JSON."""
         e = self.evidence
         waiting = {"stable": list(e.stable), "canary": list(e.canary)}
         return {
@@ -127,7 +127,7 @@ class Rollout:
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> Rollout:
-        """What `to_json` gave. Raises KeyError, TypeError or ValueError."""
+        """The inverse of `to_json`. Raises KeyError, TypeError or ValueError."""
         e = raw["evidence"]
         evidence = RolloutEvidence(
             logs=tuple(map(float, e["logs"])),
@@ -146,6 +146,6 @@ class Rollout:
 
 
 def queue_position(device: str, generation: str) -> float:
-    """Where a device stands in a generation's queue, in [0, 1): other devices come first each time."""
+    """A device's place in [0, 1) in the order of a generation's canaries; each generation has another order."""
     digest = hashlib.sha256(f"{generation}/{device}".encode()).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # 53 bits: all that a float64 below 1 can hold
+    return (int.from_bytes(digest[:8], "big") >> 11) / 2**53  # a float64 has a mantissa of 53 bits

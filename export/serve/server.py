@@ -1,4 +1,4 @@
-"""`fedcenters-export serve`: the interface of app.py behind uvicorn, with limits, TLS, and an optional token."""
+"""`fedcenters-export serve`: app.py behind uvicorn, with limits on connections, optional TLS and an optional token."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from export.serve.rollout import RolloutPlan
 MAX_CONNECTIONS = 4_096  # beyond this many at once the answer is 503
 SOCKET_BACKLOG = 1_024
 IDLE_TIMEOUT_S = 15  # an open connection without a request is closed
-MIN_TOKEN_CHARS = 16  # at least
+MIN_TOKEN_CHARS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """What the command was asked. `rate` is requests per second and address, 0 for no limit."""
+    """The options of the command. `rate` is in requests per second and address; 0: no limit."""
 
     bundle: Path
     site: Path
@@ -38,38 +38,39 @@ class ServeOptions:
     trusted: Sequence[bytes] = ()
 
 
-def run_server(asked: ServeOptions) -> None:
-    """Serve until told to stop. Raises ConfigError or NetworkError before that when it cannot begin."""
-    if (asked.certificate is None) != (asked.key is None):
+def run_server(options: ServeOptions) -> None:
+    """Serve until a signal. Raises ConfigError or NetworkError when the server cannot start."""
+    if (options.certificate is None) != (options.key is None):
         raise ConfigError("TLS needs a certificate and its key", hint="give --certificate and --key")
-    manager = GenerationManager(asked.site, asked.bundle, asked.plan, asked.trusted)
+    manager = GenerationManager(options.site, options.bundle, options.plan, options.trusted)
     app = create_serve_app(
-        manager, rate=RateLimiter(asked.rate), token=None if asked.token is None else read_token(asked.token)
+        manager, rate=RateLimiter(options.rate), token=None if options.token is None else read_token(options.token)
     )
     config = uvicorn.Config(
         app,
-        host=asked.host,
-        port=asked.port,
+        host=options.host,
+        port=options.port,
         log_level="warning",
         access_log=False,
         server_header=False,
         limit_concurrency=MAX_CONNECTIONS,
         backlog=SOCKET_BACKLOG,
         timeout_keep_alive=IDLE_TIMEOUT_S,
-        ssl_certfile=asked.certificate,
-        ssl_keyfile=None if asked.key is None else str(asked.key),
+        ssl_certfile=options.certificate,
+        ssl_keyfile=None if options.key is None else str(options.key),
     )
     try:
         config.load()
         socket = config.bind_socket()
-        socket.listen(SOCKET_BACKLOG)  # now, so that whoever reads the line below can connect
+        socket.listen(SOCKET_BACKLOG)  # now: a reader of the line below may connect at once
     except (OSError, SystemExit) as wrong:
         raise NetworkError(
-            f"cannot serve on {asked.host}:{asked.port}: {wrong}", hint="is the port in use, is the certificate right?"
+            f"cannot serve on {options.host}:{options.port}: {wrong}",
+            hint="is the port in use, is the certificate right?",
         ) from None
     port = socket.getsockname()[1]
-    scheme = "http" if asked.certificate is None else "https"
-    sys.stderr.write(f"serving {asked.bundle} at {scheme}://{asked.host}:{port}/centers; Ctrl-C ends it\n")
+    scheme = "http" if options.certificate is None else "https"
+    sys.stderr.write(f"serving {options.bundle} at {scheme}://{options.host}:{port}/centers; Ctrl-C ends it\n")
     sys.stderr.flush()
     uvicorn.Server(config).run(sockets=[socket])
 

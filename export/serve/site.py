@@ -4,8 +4,8 @@
     generations/<generation>/...     a bundle, as reader.py describes it; never changes. Its name is the SHA-256 of its
                                      manifest.json, which names every other file by hash
 
-Who read index.json once and asks below that generation gets files of one bundle, whatever is published meanwhile. Two
-older generations stay for downloads that have begun. Knows no HTTP.
+A client that reads index.json once and then fetches below that generation gets files of one bundle, even when another
+is published meanwhile. Two older generations stay for downloads that have begun.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_ent
 
 VERSION = 1
 INDEX_FILE, GENERATIONS_FOLDER = "index.json", "generations"
-MAX_KEPT_GENERATIONS = 3  # generations, beside those that are served
+MAX_KEPT_GENERATIONS = 3  # the newest ones, which stay although they are not served
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SiteFile:
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """A bundle that will not change: its files by their path in it."""
+    """A bundle that does not change; `files` maps a path in it to the file."""
 
     name: str
     bundle: Bundle = field(repr=False)
@@ -46,7 +46,7 @@ class Generation:
 
     @property
     def centers(self) -> list[dict[str, Any]]:
-        """What is on offer, for a listing: each center's card and its files with their place on the site."""
+        """Each center's card and its files with their addresses on the site, for a listing."""
         return [
             {
                 "center": c["center"],
@@ -94,7 +94,7 @@ class SiteFolder:
         return name
 
     def open(self, name: str) -> Generation:
-        """A generation that is there, every hash checked again."""
+        """A generation of the site, after every hash was checked again."""
         folder = self._folder(name)
         bundle = read_bundle(folder, self.trusted)
         if hashlib.sha256(bundle.raw).hexdigest() != name:
@@ -110,16 +110,16 @@ class SiteFolder:
         return Generation(name=name, bundle=bundle, files=files)
 
     def point(self, name: str) -> None:
-        """index.json names this generation from now on."""
+        """Make index.json name this generation."""
         replace_file(self.root / INDEX_FILE, json.dumps(index_content(name), sort_keys=True).encode() + b"\n")
 
     def names(self) -> list[str]:
-        """Every generation that is there, the newest first."""
+        """The site's generations, the newest first."""
         folders = [p for p in (self.root / GENERATIONS_FOLDER).glob("*") if p.is_dir()]
         return [p.name for p in sorted(folders, key=lambda p: (-p.stat().st_ctime_ns, p.name))]
 
     def prune(self, served: Iterable[str]) -> list[str]:
-        """Remove old generations but not `served` ones; -> those that are left."""
+        """Remove old generations other than the `served` ones; -> the names that are left."""
         keep = {*served, *self.names()[:MAX_KEPT_GENERATIONS]}
         for name in self.names():
             if name not in keep:
@@ -146,7 +146,7 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """The file with this content: the old one or the new one, never a part."""
+    """Replace a file atomically: a reader sees the old content or the new one."""
     part = path.with_name(f".{path.name}.new")
     with part.open("wb") as file:
         file.write(data)

@@ -3,8 +3,8 @@
     center-K/config.pbtxt      name, inputs and outputs (Triton's model_config.proto, in protobuf's text format)
     center-K/VERSION/model.onnx
 
-A bundle that is written into the same repository becomes the next version of each model. Triton serves the newest one
-and loads it by itself when it polls (--model-control-mode=poll). Knows no HTTP.
+A bundle that is written into the same repository becomes the next version of each model. Triton serves the newest
+version, and loads it by itself in poll mode (--model-control-mode=poll).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from export.bundle.reader import read_bundle
 from export.serve.site import replace_file
 
 MODEL_FORMAT = "onnx"
-MAX_BATCH = 64  # samples that Triton may put together
+MAX_BATCH = 64  # samples in a dynamic batch
 
 
 def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> list[str]:
@@ -41,7 +41,7 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
         part.mkdir()
         (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
         replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
-        part.rename(folder / str(version))  # a version is there whole or not at all
+        part.rename(folder / str(version))  # atomic: a version is never incomplete
         written.append(f"{folder.name}/{version}")
     return written
 
