@@ -17,23 +17,20 @@ import numpy as np
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
 from edge_client.engines.base import open_engine
-from edge_client.errors import Malformed, NetworkError, ProtocolError
+from edge_client.errors import Malformed, NetworkError
 from edge_client.nearest import result as answers
 from edge_client.nearest.catalog_source import CatalogCenterSource
 from edge_client.nearest.choose_center import AUTO, CenterSource, Selection, choose_center
 from edge_client.nearest.personalise import evaluate_model, personalise
 from edge_client.nearest.result import NearestAnswer
-from edge_client.protocol import codecs, messages
+from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import MAX_MODELS, Reply
-from edge_client.protocol.topics import Topics
-from edge_client.runtime.downloader import Downloader, open_cache
 from edge_client.runtime.engine_selection import FILE, Vetting
-from edge_client.runtime.sender import DeviceSender, presence_message
-from edge_client.runtime.state import DeviceState
+from edge_client.runtime.session import Session
 from edge_client.runtime.task_runner import OpenEngine, TaskRunner
-from edge_client.transport.base import Connected, Dial, Message, Will
+from edge_client.transport.base import Dial
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import Clock
 
@@ -70,24 +67,24 @@ class NearestClient:
 
     def __post_init__(self) -> None:
         config = self.config
-        self._state = DeviceState(config.state, federation=config.federation, device_id=config.device_id)
-        self._topics = Topics(config.federation)
-        self._transport = self.dial(self._will)
-        self._sender = DeviceSender(self._topics, config.device_id, self._transport, clock=self.clock, rng=self.rng)
-        self._cache = open_cache(config)
-        self._downloads = Downloader(self._cache, self._sender.request_blocks)
-        self._runner = TaskRunner(config, self._cache, self.local, self.open_engine, Vetting(config.state / FILE))
+        self._session = session = Session(
+            config,
+            self.dial,
+            handlers={"cat": self._on_catalog, "near": self._on_answer},
+            presence=lambda: {"caps": {"engine": config.engine, "n": 0}},  # without samples it gets no tasks
+            clock=self.clock,
+            rng=self.rng,
+        )
+        self._runner = TaskRunner(config, session.cache, self.local, self.open_engine, Vetting(config.state / FILE))
         self._until_s = self.clock.now_s() + VISIT_TIMEOUT_S
 
     def run(self) -> NearestAnswer:
-        """Raises NetworkError when nobody answers in time, ProtocolError when what comes is not right."""
+        """Raises NetworkError when no answer comes in time, ProtocolError when what comes is not right."""
         try:
-            self._transport.connect()
+            self._session.transport.connect()
             return self._visit()
         finally:
-            self._downloads.pause()
-            self._sender.send_presence("off", self._state.birth)
-            self._transport.close()
+            self._session.close()
 
     def _visit(self) -> NearestAnswer:
         self._wait(lambda: self._pointer is not None, "its catalog of centers")
@@ -108,7 +105,7 @@ class NearestClient:
         manifest = Manifest.from_json(self._pointer["catalog"] if self._pointer else None)
         self._runner.check_signature(manifest)
         self._fetch([manifest])
-        return Catalog.from_bytes(self._cache.read(manifest.sha256))
+        return Catalog.from_bytes(self._session.cache.read(manifest.sha256))
 
     def _compare(self, chosen: Selection, source: CenterSource) -> None:
         """The coordinator's choice by our losses is ours, unless it knows better than its catalog."""
@@ -118,7 +115,7 @@ class NearestClient:
         stats = manifest_of(codecs.encode_stats(reply, source.program.schema), "stats", inline=True)
         which = {} if len(asked) == source.centers else {"centers": asked}
         while self._answer is None:
-            self._sender.send("near", how="loss", stats=stats, n=reply.n, **which)
+            self._session.sender.send("near", how="loss", stats=stats, n=reply.n, **which)
             self._wait(lambda: self._answer is not None, "which center is nearest", at_most_s=REQUEST_RETRY_S)
         if (theirs := self._answer["center"]) != chosen.center:
             log.warning("this device prefers center %s, the coordinator %s", chosen.center, theirs)
@@ -130,11 +127,11 @@ class NearestClient:
             raise Malformed("bad_field", f"center {chosen.center} has no {form} file")
         manifest = files[form]
         self._fetch([manifest])
-        self._cache.read(manifest.sha256)  # hashed again before it runs
+        self._session.cache.read(manifest.sha256)  # hashed again before it runs
         answer = answers.evaluate_center(
             self.config.device_id,
             chosen,
-            self._cache.path(manifest.sha256),
+            self._session.cache.path(manifest.sha256),
             self.local,
             file_format=form,
             sha256=manifest.sha256,
@@ -144,15 +141,15 @@ class NearestClient:
             signed_by=self.config.federation,
         )
         metrics = {name: v for name, v in (("accuracy", answer.accuracy), ("loss", answer.loss)) if v is not None}
-        self._sender.send("served", center=chosen.center, sha256=manifest.sha256, n=answer.n, metrics=metrics)
+        self._session.sender.send("served", center=chosen.center, sha256=manifest.sha256, n=answer.n, metrics=metrics)
         return answer
 
     # -- events
 
     def _fetch(self, manifests: list[Manifest]) -> None:
-        self._bytes += sum(m.size for m in {m.sha256: m for m in manifests}.values() if not self._cache.has(m.sha256))
-        self._downloads.start(manifests)
-        while (wait_s := self._downloads.step(self.clock.now_s())) is not None:
+        has = self._session.cache.has
+        self._bytes += sum(m.size for m in {m.sha256: m for m in manifests}.values() if not has(m.sha256))
+        for wait_s in self._session.fetch(manifests):
             self._check_patience("the blobs of the catalog")
             self._pump(wait_s)
 
@@ -172,49 +169,14 @@ class NearestClient:
 
     def _pump(self, timeout_s: float) -> None:
         left_s = max(0.0, self._until_s - self.clock.now_s())
-        event = self._transport.receive(min(timeout_s, left_s))
-        if isinstance(event, Connected):
-            self._transport.subscribe(*self._topics.device_filters(self.config.device_id))
-            self._say_here()
-        elif isinstance(event, Message) and event.payload:
-            self._on_message(event)
+        self._session.handle(self._session.transport.receive(min(timeout_s, left_s)))
+        self._session.raise_failure()
 
-    def _say_here(self) -> None:
-        """Present, but with no samples to train on: nobody will send tasks."""
-        self._sender.send_presence("on", self._state.birth, caps={"engine": self.config.engine, "n": 0})
-        self._downloads.link_lost()
+    def _on_catalog(self, message: Mapping[str, Any]) -> None:
+        self._pointer = message
 
-    def _on_message(self, event: Message) -> None:
-        try:
-            route = self._topics.parse(event.topic)
-            if route.kind == "b" and route.label is not None and route.index is not None:
-                self._downloads.on_block(route.label, route.index, event.payload)
-                return
-            message = messages.read_message(event.payload, route.kind)
-        except Malformed as wrong:
-            log.warning("cannot read a message on %s: %s", event.topic, wrong.message)
-            return
-        if self._state.see_epoch(message["epoch"]):
-            self._take(message)
-
-    def _take(self, message: Mapping[str, Any]) -> None:
-        if message["k"] == "cat":
-            self._pointer = message
-        elif message["k"] == "near":
-            self._answer = message
-        elif message["k"] == "rebirth":
-            self._say_here()
-        elif message["k"] == "err" and message["code"] == "not_member":
-            raise ProtocolError("this device is not enrolled here", hint="ask for a new join file")
-        elif message["k"] == "err":
-            log.warning("the coordinator answers %s %s", message["code"], message.get("detail", ""))
-            not_before_s = self.clock.now_s() + message.get("retry_ms", 0) / 1000
-            self._downloads.on_error(message.get("re"), message["code"], not_before_s)
-
-    def _will(self) -> Will:
-        birth = self._state.next_birth()
-        payload = presence_message("lost", birth, ident=f"lost-{birth}", t_ms=self.clock.unix_ms())
-        return Will(self._topics.state(self.config.device_id), payload)
+    def _on_answer(self, message: Mapping[str, Any]) -> None:
+        self._answer = message
 
 
 def personalise_and_score(

@@ -61,6 +61,7 @@ class TaskRunner:
 
     def __post_init__(self) -> None:
         self.engine_name = self.config.engine
+        self.refused: list[Refused] = []  # engines that fail the golden run of the last task's program
         self._programs: dict[str, Program] = {}
         self._engines: dict[frozenset[str], Engine] = {}  # by the sha256 of the containers; of one program only
 

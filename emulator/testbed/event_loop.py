@@ -21,7 +21,7 @@ from edge_client.transport.base import Connected, Disconnected, Event, Message, 
 from edge_client.transport.mqtt import BACKOFF_RESET_S, PahoSession, parse_url
 
 if TYPE_CHECKING:
-    from edge_client.runtime.client import ClientLoop
+    from edge_client.runtime.session import ClientLoop
 
 CONNECT_TIMEOUT_S = 10.0  # for the TCP handshake
 CONNACK_TIMEOUT_S = 60.0  # from there to the broker's welcome

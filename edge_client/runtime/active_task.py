@@ -1,0 +1,161 @@
+"""The task that a device works on: fetch what it needs, choose the engine, run it, and store its result.
+
+task_runner.py computes. A result is on disk before the device announces it, so a power cut at any line repeats at most
+the training.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, RuntimeMissing
+from edge_client.protocol import task_codec
+from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
+from edge_client.protocol.program import Program
+from edge_client.runtime.engine_selection import Refused
+from edge_client.runtime.session import ClientLoop, Session
+from edge_client.runtime.state import StoredResult, TaskKey, residual_name
+from edge_client.runtime.task_runner import TaskResult, TaskRunner
+from edge_client.transport.base import Event
+
+log = logging.getLogger(__name__)
+
+POLL_INTERVAL_S = 0.2  # between two looks at the events while training
+
+
+class TaskDropped(Exception):
+    """The coordinator stopped or replaced the task, or the device stops."""
+
+
+@dataclass
+class ActiveTask:
+    """A valid task message and what carries it out. `take` handles the events that come in the meantime."""
+
+    key: TaskKey
+    message: Mapping[str, Any]
+    until_s: float  # on the session's clock; a result after it is useless
+    session: Session
+    runner: TaskRunner
+    take: Callable[[Event | None], None]
+    dropped: bool = False
+    _next_poll_s: float = 0.0
+
+    def execute(self) -> Generator[float, Event | None, tuple[TaskResult, float]]:
+        """Fetch in the order of trust (the signed program, its containers, the vectors), then run.
+
+        Yields and takes what `ClientLoop` does. -> (result, seconds of training). Raises TaskDropped, and what
+        `refuse` tells the coordinator.
+        """
+        run, state, runner, clock = self.key.run, self.session.state, self.runner, self.session.clock
+        manifest = Manifest.from_json(self.message["program"])
+        needed = task_codec.container_functions(self.message)
+        runner.check_signature(manifest)
+        yield from self._fetch([manifest])
+        program = runner.program(manifest)
+        for field, function in needed.items():
+            runner.check_container(program, function, Manifest.from_json(self.message[field]))
+        message = task_codec.without_unneeded_inits(
+            self.message, lambda slot: state.own_model(run, slot, program.schema) is not None
+        )
+        vectors = task_codec.task_manifests(message)
+        runner.check_signature(*vectors)  # a crafted model could make its update give away the samples
+        yield from self._choose_engine(manifest, program, set(needed.values()))
+        yield from self._fetch(vectors)
+        began_s = clock.now_s()
+        result = runner.run(
+            message,
+            own=lambda slot, schema: state.own_model(run, slot, schema),
+            residual=lambda schema: state.residual(self.key, message.get("center"), schema),
+            posterior=lambda: state.posterior(self.key),
+            between=self._poll,
+        )
+        return result, clock.now_s() - began_s
+
+    def store(self, result: TaskResult, seconds: float, *, block: int) -> None:
+        """Write the result to disk durably; its update travels in blocks of `block` bytes."""
+        state, schema, residual = self.session.state, result.schema, result.residual
+        stored = StoredResult(
+            key=self.key,
+            n=result.n,
+            what=result.what,
+            update=manifest_of(result.data, result.what, block=block, inline=True),
+            seconds=seconds,
+            metrics=result.metrics,
+            residual=None if residual is None else residual_name(self.key.run, self.message.get("center"), schema),
+            residual_sha256=None if residual is None else state.keep_residual(residual, schema),
+        )
+        state.store_result(stored, result.data, schema, own=result.own, posterior=result.posterior)
+
+    def refuse(self, wrong: Exception) -> None:
+        """Tell the coordinator why there is no result."""
+        code, detail, retry_ms = nack_fields(wrong)
+        log.warning("cannot do %s: %s: %s", self.key, code, detail, exc_info=wrong if code == "internal" else None)
+        fields = {**vars(self.key), "code": code, "detail": detail, "retry_ms": retry_ms}
+        self.session.sender.send("nack", re=self.message["id"], **fields)
+
+    def _fetch(self, manifests: list[Manifest]) -> ClientLoop:
+        """Take events until the blobs are here, the task is dropped, or its time is over."""
+        for wait_s in self.session.fetch(manifests):
+            self.take((yield min(wait_s, max(0.0, self.until_s - self.session.clock.now_s()))))
+            self._check_wanted()
+
+    def _choose_engine(self, manifest: Manifest, program: Program, functions: set[str]) -> ClientLoop:
+        """Fetch the containers of the first engine that passes the program's golden run; announce those that fail."""
+        runner, refused, chosen = self.runner, list[Refused](), None
+        before = (runner.engine_name, runner.refused)
+        for name in runner.engines(program):
+            files = runner.containers(program, name, functions, manifest.block)
+            self.session.cache.pin({manifest.sha256, *(file.sha256 for file in files)})
+            yield from self._fetch(files)
+            try:
+                failed = runner.use(program, name, manifest.sha256)
+            except (RuntimeMissing, ProgramRefused) as wrong:
+                if not refused:
+                    raise
+                log.warning("%s cannot take the place of %s: %s", name, refused[0].engine, wrong.message)
+                continue
+            if failed is None:
+                chosen = name
+                break
+            refused.append(failed)
+        runner.refused = refused
+        if (runner.engine_name, refused) != before:
+            self.session.announce()
+            for each in refused:
+                log.warning("%s; %s", each, "no other engine is left" if chosen is None else f"using {chosen}")
+        if chosen is None:
+            raise refused[0].error()
+
+    def _poll(self) -> None:
+        """Between two training steps: take in at most one event, without waiting."""
+        now_s = self.session.clock.now_s()
+        if self.session.stopping.is_set() or now_s >= self._next_poll_s:
+            self._next_poll_s = now_s + POLL_INTERVAL_S
+            self.take(self.session.transport.receive(0.0))
+            self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        if self.dropped or self.session.stopping.is_set():
+            raise TaskDropped
+        if self.session.clock.now_s() >= self.until_s:
+            raise Malformed("deadline", "the time was over before the task was done")
+
+
+def nack_fields(wrong: Exception) -> tuple[str, str, int | None]:
+    """-> (code, detail, retry_ms) of the `nack` that tells of an error."""
+    if isinstance(wrong, DeviceRefused):
+        return "unavailable", wrong.reason[:MAX_DETAIL_CHARS], int(wrong.retry_s * 1000)
+    if isinstance(wrong, Malformed):
+        code = wrong.code if wrong.code in NACK_CODES else "internal"
+        return code, wrong.message.removeprefix(f"{wrong.code}: ")[:MAX_DETAIL_CHARS], None
+    if isinstance(wrong, RuntimeMissing):
+        return "no_engine", wrong.message[:MAX_DETAIL_CHARS], None
+    if isinstance(wrong, ProgramRefused):
+        return "bad_program", wrong.message[:MAX_DETAIL_CHARS], None
+    if isinstance(wrong, MemoryError | OSError):
+        return "no_space", str(wrong)[:MAX_DETAIL_CHARS], None
+    return "internal", "see this device's own log", None
