@@ -26,7 +26,7 @@ from edge_client.config import ClientConfig, load_config
 from edge_client.data.dataset import load_folder as load_data
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.engines.installed import version_of
+from edge_client.engines.runtime_versions import runtime_version
 from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
@@ -141,7 +141,7 @@ def _runtime(config: ClientConfig) -> str:
         raise CheckFailed(f"{config.engine} has no probe", "its programs come from the coordinator; try one round")
     said = [_golden(config.engine, config)]
     for engine in STEP_FILES:
-        if engine != config.engine and version_of(engine) is not None:
+        if engine != config.engine and runtime_version(engine) is not None:
             try:
                 said.append(_golden(engine, config))
             except (FedcentersError, CheckFailed) as wrong:
@@ -151,7 +151,7 @@ def _runtime(config: ClientConfig) -> str:
 
 def _golden(engine: str, config: ClientConfig) -> str:
     """Train the probe with an engine, and compare with torch's outcome."""
-    began_s, version = time.perf_counter(), version_of(engine) or engine
+    began_s, version = time.perf_counter(), runtime_version(engine) or engine
     program, files = load_probe(engine)
     golden = program.golden[engine]
     try:

@@ -31,7 +31,7 @@ from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
-from edge_client.runtime.engine_selection import require_golden
+from edge_client.runtime.golden_results import require_golden
 from edge_client.training.learner import EngineLearner
 from edge_client.transport.blobs import BlobFolder
 

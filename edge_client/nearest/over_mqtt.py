@@ -27,7 +27,7 @@ from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.task import MAX_MODELS, Reply
-from edge_client.runtime.engine_selection import FILE, Vetting
+from edge_client.runtime.golden_results import FILE, GoldenResults
 from edge_client.runtime.session import Session
 from edge_client.runtime.task_runner import OpenEngine, TaskRunner
 from edge_client.transport.base import Dial
@@ -75,7 +75,9 @@ class NearestClient:
             clock=self.clock,
             rng=self.rng,
         )
-        self._runner = TaskRunner(config, session.cache, self.local, self.open_engine, Vetting(config.state / FILE))
+        self._runner = TaskRunner(
+            config, session.cache, self.local, self.open_engine, GoldenResults(config.state / FILE)
+        )
         self._until_s = self.clock.now_s() + VISIT_TIMEOUT_S
 
     def run(self) -> NearestAnswer:

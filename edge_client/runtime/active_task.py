@@ -1,7 +1,7 @@
-"""The task that a device works on: fetch what it needs, choose the engine, run it, and store its result.
+"""The task that a device works on: fetch what it needs, run it, and store its result.
 
-task_runner.py computes. A result is on disk before the device announces it, so a power cut at any line repeats at most
-the training.
+engine_selection.py chooses the engine, task_runner.py computes. A result is on disk before it is announced, so a
+power cut at any line repeats at most the training.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from edge_client.errors import DeviceRefused, Malformed, ProgramRefused, Runtime
 from edge_client.protocol import task_codec
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS, NACK_CODES
-from edge_client.protocol.program import Program
-from edge_client.runtime.engine_selection import Refused
+from edge_client.runtime.engine_selection import select_engine
 from edge_client.runtime.session import ClientLoop, Session
 from edge_client.runtime.state import StoredResult, TaskKey, residual_name
 from edge_client.runtime.task_runner import TaskResult, TaskRunner
@@ -63,7 +62,7 @@ class ActiveTask:
         )
         vectors = task_codec.task_manifests(message)
         runner.check_signature(*vectors)  # a crafted model could make its update give away the samples
-        yield from self._choose_engine(manifest, program, set(needed.values()))
+        yield from select_engine(runner, self.session, manifest, set(needed.values()), self._fetch)
         yield from self._fetch(vectors)
         began_s = clock.now_s()
         result = runner.run(
@@ -102,33 +101,6 @@ class ActiveTask:
         for wait_s in self.session.fetch(manifests):
             self.take((yield min(wait_s, max(0.0, self.until_s - self.session.clock.now_s()))))
             self._check_wanted()
-
-    def _choose_engine(self, manifest: Manifest, program: Program, functions: set[str]) -> ClientLoop:
-        """Fetch the containers of the first engine that passes the program's golden run; announce those that fail."""
-        runner, refused, chosen = self.runner, list[Refused](), None
-        before = (runner.engine_name, runner.refused)
-        for name in runner.engines(program):
-            files = runner.containers(program, name, functions, manifest.block)
-            self.session.cache.pin({manifest.sha256, *(file.sha256 for file in files)})
-            yield from self._fetch(files)
-            try:
-                failed = runner.use(program, name, manifest.sha256)
-            except (RuntimeMissing, ProgramRefused) as wrong:
-                if not refused:
-                    raise
-                log.warning("%s cannot take the place of %s: %s", name, refused[0].engine, wrong.message)
-                continue
-            if failed is None:
-                chosen = name
-                break
-            refused.append(failed)
-        runner.refused = refused
-        if (runner.engine_name, refused) != before:
-            self.session.announce()
-            for each in refused:
-                log.warning("%s; %s", each, "no other engine is left" if chosen is None else f"using {chosen}")
-        if chosen is None:
-            raise refused[0].error()
 
     def _poll(self) -> None:
         """Between two training steps: take in at most one event, without waiting."""

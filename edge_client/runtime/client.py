@@ -19,14 +19,14 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder, DeviceData
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.engines.installed import version_of
+from edge_client.engines.runtime_versions import runtime_version
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.blocks import DEFAULT_BLOCK_BYTES, Manifest
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.transfer import MAX_WINDOW
 from edge_client.runtime.active_task import ActiveTask, TaskDropped
-from edge_client.runtime.engine_selection import FILE, Check, Vetting
+from edge_client.runtime.golden_results import FILE, Check, GoldenResults
 from edge_client.runtime.session import ClientLoop, Session
 from edge_client.runtime.state import TaskKey
 from edge_client.runtime.systemd_watchdog import Watchdog
@@ -74,7 +74,7 @@ class Client:
         self.state = session.state
         self._uploader = Uploader(self.state, session.sender, session.transport, clock=clock, rng=rng)
         handlers |= {"go": self._uploader.on_go, "ack": self._uploader.on_ack}
-        self._runner = TaskRunner(config, session.cache, local, open_engine, Vetting(config.state / FILE, check))
+        self._runner = TaskRunner(config, session.cache, local, open_engine, GoldenResults(config.state / FILE, check))
         self._task: ActiveTask | None = None
         self._boot: str | None = None  # of the coordinator's process
         self._block = DEFAULT_BLOCK_BYTES
@@ -233,7 +233,7 @@ class Client:
             "window": MAX_WINDOW,
             "disk": shutil.disk_usage(self.config.state).free,
         }
-        runtime = version_of(engine)
+        runtime = runtime_version(engine)
         caps |= {"runtime": runtime} if runtime else {}
         caps |= {"refused": [each.to_json() for each in refused]} if refused else {}
         return {"sw": SOFTWARE, "caps": caps}

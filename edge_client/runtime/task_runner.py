@@ -13,15 +13,14 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
-from edge_client.engines.base import ENGINES, Engine
-from edge_client.engines.installed import version_of
+from edge_client.engines.base import Engine
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs, signing, task_codec
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Reply, Schema
-from edge_client.runtime.engine_selection import Refused, Vetting
+from edge_client.runtime.golden_results import GoldenResults, RefusedRuntime
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner, Learner
 from edge_client.transport.blobs import BlobFolder
@@ -57,11 +56,11 @@ class TaskRunner:
     blobs: BlobFolder
     local: DeviceData
     open_engine: OpenEngine
-    vetting: Vetting
+    golden_results: GoldenResults
 
     def __post_init__(self) -> None:
         self.engine_name = self.config.engine
-        self.refused: list[Refused] = []  # engines that fail the golden run of the last task's program
+        self.refused: list[RefusedRuntime] = []  # engines that fail the golden run of the last task's program
         self._programs: dict[str, Program] = {}
         self._engines: dict[frozenset[str], Engine] = {}  # by the sha256 of the containers; of one program only
 
@@ -90,25 +89,19 @@ class TaskRunner:
         if (manifest.sha256, manifest.size) not in {(c.sha256, c.size) for c in listed.values()}:
             raise Malformed("bad_program", f"container {manifest.sha256:.16} is not the one that the program lists")
 
-    def engines(self, program: Program) -> list[str]:
-        """Whom to ask, in this order: the configured engine, then each installed one that has a golden run."""
-        own = self.config.engine
-        others = [name for name in ENGINES if name != own and name in program.golden and version_of(name)]
-        return [own, *others] if own in program.golden else [own]
-
     def containers(self, program: Program, engine: str, functions: Collection[str], block: int) -> list[Manifest]:
         """What an engine needs for these functions, and for its golden run if there is one."""
         files = program.containers[engine]
         wanted = {files[name] for name in (*functions, *(["step"] if engine in program.golden else []))}
         return [Manifest(sha256=c.sha256, size=c.size, block=block, kind="container") for c in wanted]
 
-    def use(self, program: Program, engine: str, sha256: str) -> Refused | None:
+    def use(self, program: Program, engine: str, sha256: str) -> RefusedRuntime | None:
         """Compute with this engine from now on, unless it fails the golden run of `program`, whose hash is given.
 
         Its step is here already. Raises what opening an engine raises.
         """
         if engine in program.golden:
-            refused = self.vetting.refused(self._opened(program, engine, ["step"]), program, sha256)
+            refused = self.golden_results.refused(self._opened(program, engine, ["step"]), program, sha256)
             if refused is not None:
                 return refused
         self.engine_name = engine

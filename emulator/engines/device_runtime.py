@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edge_client.engines.base import open_engine
 from edge_client.protocol.program import Program
-from edge_client.runtime.engine_selection import require_golden
+from edge_client.runtime.golden_results import require_golden
 from edge_client.training.learner import EngineLearner, Learner
 
 

@@ -20,7 +20,7 @@ from edge_client.config import ClientConfig, load_config
 from edge_client.doctor import CheckResult, load_probe, run_checks
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.engines.installed import version_of
+from edge_client.engines.runtime_versions import runtime_version
 from edge_client.runtime import train_conditions as device_module
 from edge_client.runtime.train_conditions import DeviceStatus
 from tests.edge_client.engines.broken import break_engine
@@ -104,7 +104,7 @@ def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
     wall = (
         "import sys; sys.modules['onnxruntime'] = None\n"
         "from pathlib import Path\nfrom edge_client import config, doctor\n"
-        f"print(next(c for c in doctor.checks(config.load_config(Path({str(tmp_path / 'client.toml')!r}), {{}}))"
+        f"print(next(c for c in doctor.run_checks(config.load_config(Path({str(tmp_path / 'client.toml')!r}), {{}}))"
         " if c.name == 'runtime').line())\n"
     )
     done = subprocess.run([sys.executable, "-c", wall], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -114,14 +114,14 @@ def test_a_runtime_that_is_missing_or_wrong_is_told(tmp_path: Path) -> None:
             break_engine(patch, "onnx", group, np.zeros_like)
             told = found(config)["runtime"]
             assert (told.ok, told.hint) == (False, "install another version of it")
-            assert told.said.startswith(f"{version_of('onnx')} computes wrongly: ")
+            assert told.said.startswith(f"{runtime_version('onnx')} computes wrongly: ")
 
 
 def test_of_every_other_installed_runtime_it_is_told_whether_it_could_take_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = load_config(device(tmp_path, "mqtt://127.0.0.1:1"), {})
-    onnx, litert = version_of("onnx"), version_of("litert")
+    onnx, litert = runtime_version("onnx"), runtime_version("litert")
     first, second = found(config)["runtime"].said.split("; ")
     assert first.startswith(f"{onnx} took 10 steps on cpu, ")
     assert second.startswith(f"{litert} took 10 steps on cpu, ")

@@ -27,7 +27,7 @@ from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Fit, Flat, Probe, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics, routing_label
 from edge_client.runtime.client import Client
-from edge_client.runtime.engine_selection import Check
+from edge_client.runtime.golden_results import Check
 from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Event, Message, Will
 from edge_client.transport.memory import MemoryBroker, MemoryTransport

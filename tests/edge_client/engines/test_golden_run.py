@@ -20,7 +20,7 @@ from edge_client.engines.onnx import OnnxUpdate
 from edge_client.errors import ProgramRefused, RuntimeMissing
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
-from edge_client.runtime.engine_selection import require_golden
+from edge_client.runtime.golden_results import require_golden
 from export.compiler.golden_run import TOLERANCE, check_golden
 from tests.edge_client.engines.broken import break_engine
 from tests.support.programs import BATCH, compiled

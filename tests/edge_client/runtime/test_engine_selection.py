@@ -15,15 +15,15 @@ import pytest
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.engines.base import Engine, open_engine
 from edge_client.engines.golden_run import run_golden
-from edge_client.engines.installed import RUNTIME_PACKAGES, version_of
+from edge_client.engines.runtime_versions import RUNTIME_PACKAGES, runtime_version
 from edge_client.protocol import codecs
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.message_schemas import RUNTIME
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit, Probe
-from edge_client.runtime import engine_selection, task_runner
-from edge_client.runtime.engine_selection import FAR, FILE, KEPT_MAX, LIMIT_BYTES, Vetting
+from edge_client.runtime import engine_selection, golden_results
+from edge_client.runtime.golden_results import FAR, FILE, KEPT_MAX, LIMIT_BYTES, GoldenResults
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
 from tests.edge_client.engines.broken import break_engine
@@ -72,28 +72,28 @@ def program() -> Program:
 
 def test_a_result_is_kept_over_restarts_and_is_not_computed_again(tmp_path: Path, program: Program) -> None:
     check = Counted(off=OFF)
-    refusals = [Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) for _ in range(3)]
+    refusals = [GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA) for _ in range(3)]
     assert check.made == ["onnx"]
     assert refusals[0] == refusals[2]
     assert refusals[0] is not None
     assert refusals[0].difference == OFF
-    assert str(refusals[0]).startswith(f"{version_of('onnx')} computes wrongly on cpu: 5.0e-01 from")
+    assert str(refusals[0]).startswith(f"{runtime_version('onnx')} computes wrongly on cpu: 5.0e-01 from")
 
 
 def test_another_version_place_or_program_is_computed_anew(
     tmp_path: Path, program: Program, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check = Counted()
-    assert Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) is None
-    monkeypatch.setattr(engine_selection, "version_of", lambda engine: f"{engine}runtime 99.0")
-    Vetting(tmp_path / FILE, check).refused(Named(), program, SHA)
+    assert GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA) is None
+    monkeypatch.setattr(golden_results, "runtime_version", lambda engine: f"{engine}runtime 99.0")
+    GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA)
     assert len(check.made) == 2
     elsewhere = Named()
     elsewhere.place = "cuda"
-    Vetting(tmp_path / FILE, check).refused(elsewhere, program, SHA)
-    Vetting(tmp_path / FILE, check).refused(Named(), program, "cd" * 32)
+    GoldenResults(tmp_path / FILE, check).refused(elsewhere, program, SHA)
+    GoldenResults(tmp_path / FILE, check).refused(Named(), program, "cd" * 32)
     assert len(check.made) == 4
-    Vetting(tmp_path / FILE, check).refused(Named(), program, SHA)
+    GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA)
     assert len(check.made) == 4
 
 
@@ -104,7 +104,7 @@ def test_a_damaged_file_means_that_the_runs_are_made_again(tmp_path: Path, progr
     (tmp_path / FILE).write_bytes(data)
     check = Counted()
     for _ in range(2):
-        assert Vetting(tmp_path / FILE, check).refused(Named(), program, SHA) is None
+        assert GoldenResults(tmp_path / FILE, check).refused(Named(), program, SHA) is None
     assert len(check.made) == 1
 
 
@@ -112,13 +112,13 @@ def test_a_damaged_file_means_that_the_runs_are_made_again(tmp_path: Path, progr
 def test_a_runtime_that_gives_nonsense_or_fails_in_the_run_is_refused(
     tmp_path: Path, program: Program, off: float
 ) -> None:
-    refused = Vetting(tmp_path / FILE, Counted(off=off)).refused(Named(), program, SHA)
+    refused = GoldenResults(tmp_path / FILE, Counted(off=off)).refused(Named(), program, SHA)
     assert refused is not None
     assert refused.difference == FAR
 
 
 def test_the_file_stays_small(tmp_path: Path, program: Program) -> None:
-    vets = Vetting(tmp_path / FILE, Counted())
+    vets = GoldenResults(tmp_path / FILE, Counted())
     for k in range(KEPT_MAX + 5):
         vets.refused(Named(), program, f"{k:064x}")
     data = (tmp_path / FILE).read_bytes()
@@ -127,7 +127,7 @@ def test_the_file_stays_small(tmp_path: Path, program: Program) -> None:
 
 @pytest.mark.parametrize("engine", RUNTIME_PACKAGES)
 def test_a_runtime_is_named_in_the_words_that_a_presence_message_takes(engine: str) -> None:
-    assert re.fullmatch(RUNTIME, version_of(engine) or "")
+    assert re.fullmatch(RUNTIME, runtime_version(engine) or "")
 
 
 # -- a device's rounds
@@ -186,7 +186,7 @@ def caps(stage: DeviceStage) -> dict[str, Any]:
 def test_a_right_runtime_is_used_and_named(stage: RealStage) -> None:
     stage.play(stage.round(1))
     assert set(stage.started) == {"onnx"}
-    assert caps(stage)["runtime"] == version_of("onnx")
+    assert caps(stage)["runtime"] == runtime_version("onnx")
     assert "refused" not in caps(stage)
     assert len(stage.said("rdy")) > 0
 
@@ -201,8 +201,8 @@ def test_a_wrong_runtime_gives_way_to_another_engine_for_a_whole_round(
     delta = codecs.decode_vector(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
     assert np.array_equal(delta, expected.astype(np.float32) - stage.task.start)
     (refused,) = caps(stage)["refused"]
-    assert (caps(stage)["engine"], caps(stage)["runtime"]) == ("litert", version_of("litert"))
-    assert (refused["engine"], refused["runtime"]) == ("onnx", version_of("onnx"))
+    assert (caps(stage)["engine"], caps(stage)["runtime"]) == ("litert", runtime_version("litert"))
+    assert (refused["engine"], refused["runtime"]) == ("onnx", runtime_version("onnx"))
     assert refused["difference"] > 10 * stage.program.golden["onnx"].tolerance
     told = [r.getMessage() for r in caplog.records if "computes wrongly" in r.getMessage()]
     assert len(told) == 1
@@ -243,7 +243,7 @@ def test_when_no_engine_is_left_the_task_is_refused_and_the_coordinator_told_why
 
     stage.play(script())
     assert [nack["code"] for nack in stage.said("nack")] == ["no_engine", "no_engine"]
-    assert stage.last("nack")["detail"].startswith(f"{version_of('onnx')} computes wrongly on cpu: ")
+    assert stage.last("nack")["detail"].startswith(f"{runtime_version('onnx')} computes wrongly on cpu: ")
     assert [each["engine"] for each in caps(stage)["refused"]] == ["onnx", "litert", "pt2"]
     assert caps(stage)["engine"] == "onnx"
     assert stage.said("rdy") == []
@@ -252,7 +252,7 @@ def test_when_no_engine_is_left_the_task_is_refused_and_the_coordinator_told_why
 
 def test_an_engine_that_is_not_installed_takes_no_place(stage: RealStage, monkeypatch: pytest.MonkeyPatch) -> None:
     break_engine(monkeypatch, "onnx", "mu", lambda a: a * 3)
-    monkeypatch.setattr(task_runner, "version_of", lambda engine: None if engine == "litert" else "x")
+    monkeypatch.setattr(engine_selection, "runtime_version", lambda engine: None if engine == "litert" else "x")
     stage.play(stage.round(1))
     assert caps(stage)["engine"] == "pt2"
     assert "litert" not in stage.started

@@ -16,7 +16,7 @@ _OTHERS = re.compile(r"[^A-Za-z0-9_.+ -]")
 MODULES = {"onnx": ("onnxruntime",), "litert": ("ai_edge_litert", "tflite_runtime"), "pt2": ("torch",)}
 
 
-def version_of(engine: str) -> str | None:
+def runtime_version(engine: str) -> str | None:
     """Package and version of the engine's runtime, as "onnxruntime 1.31.1"; of both where two are installed.
 
     None where there is none. A vendor's build may come as a module without a package.

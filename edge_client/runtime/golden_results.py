@@ -1,0 +1,125 @@
+"""Whether a runtime computes correctly on this device: the results of golden runs, stored in a file.
+
+    state/golden.json   how far each (program, engine, place, runtime version) was from its golden run
+
+The file may be deleted: the runs are made again. A file that is damaged counts as deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_client.engines.base import Engine
+from edge_client.engines.golden_run import run_golden
+from edge_client.engines.runtime_versions import runtime_version
+from edge_client.errors import Malformed, RuntimeMissing
+from edge_client.protocol.golden_run import Golden
+from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.program import Program
+from edge_client.transport.blobs import write_atomically
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[Engine, Program, Golden], float]  # edge_client.engines.golden_run.run_golden
+FILE = "golden.json"
+VERSION = 1
+LIMIT_BYTES = 1 << 16
+KEPT_MAX = 64  # results; the newest stay
+FAR = 1e9  # stands for what is not finite, in files and messages
+HINT = "install another version of the runtime, or set engine to another one"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedRuntime:
+    """A runtime that is not used: what it is, where it ran, and how far it was from the golden run."""
+
+    engine: str
+    runtime: str
+    place: str
+    difference: float
+    tolerance: float
+
+    def __str__(self) -> str:
+        """For people."""
+        return (
+            f"{self.runtime} computes wrongly on {self.place}: {self.difference:.1e} from the program's golden run, "
+            f"at most {self.tolerance:.0e}"
+        )
+
+    def to_json(self) -> dict[str, str | float]:
+        """As the presence message carries it."""
+        return {"engine": self.engine, "runtime": self.runtime, "difference": self.difference}
+
+    def error(self) -> RuntimeMissing:
+        """What a command or a task ends with."""
+        return RuntimeMissing(str(self), hint=HINT)
+
+
+class GoldenResults:
+    """The results in one file. `check` is made at most once for each."""
+
+    def __init__(self, file: Path, check: Check = run_golden) -> None:
+        self._file, self._check, self._found = file, check, _read(file)
+
+    def refused(self, engine: Engine, program: Program, sha256: str) -> RefusedRuntime | None:
+        """Why an opened engine may not train this program; None when it may, or when the program has no golden run."""
+        golden = program.golden.get(engine.name)
+        if golden is None:
+            return None
+        runtime = runtime_version(engine.name) or engine.name
+        key = f"{sha256}/{engine.name}/{engine.place}/{runtime}"
+        if key not in self._found:
+            self._keep(key, _far(self._check, engine, program, golden))
+        off = self._found[key]
+        if off <= golden.tolerance:
+            return None
+        return RefusedRuntime(
+            engine=engine.name, runtime=runtime, place=engine.place, difference=off, tolerance=golden.tolerance
+        )
+
+    def _keep(self, key: str, difference: float) -> None:
+        self._found = dict([*self._found.items(), (key, difference)][-KEPT_MAX:])
+        write_atomically(self._file, canonical_json({"v": VERSION, "found": list(self._found.items())}))
+
+
+def require_golden(engine: Engine, program: Program) -> None:
+    """Run the program's golden run now, and raise RuntimeMissing where the engine fails it; nothing is kept."""
+    golden = program.golden.get(engine.name)
+    if golden is None:
+        return
+    off = _far(run_golden, engine, program, golden)
+    if not off <= golden.tolerance:
+        runtime, tolerance = runtime_version(engine.name) or engine.name, golden.tolerance
+        raise RefusedRuntime(
+            engine=engine.name, runtime=runtime, place=engine.place, difference=off, tolerance=tolerance
+        ).error()
+
+
+def _far(check: Check, engine: Engine, program: Program, golden: Golden) -> float:
+    """The difference; FAR for a runtime that fails in the run, or gives what is not finite."""
+    try:
+        off = check(engine, program, golden)
+    except MemoryError:
+        raise
+    except Exception as wrong:  # noqa: BLE001 - each runtime raises its own kinds
+        log.warning("%s fails in its golden run: %s", engine.name, wrong)
+        return FAR
+    return min(off, FAR) if math.isfinite(off) else FAR
+
+
+def _read(file: Path) -> dict[str, float]:
+    try:
+        raw = parse_json(file.read_bytes(), LIMIT_BYTES)
+        found = dict(raw["found"])
+        if raw["v"] == VERSION and all(isinstance(k, str) and isinstance(v, float) for k, v in found.items()):
+            return found
+    except FileNotFoundError:
+        return {}
+    except (Malformed, OSError, KeyError, TypeError, ValueError) as wrong:
+        log.warning("%s is damaged: %s", file, wrong)
+    log.warning("%s is not used; golden runs are made again", file)
+    return {}
