@@ -49,7 +49,7 @@ class Testbed:
         """The public key that devices pin, in hex."""
         return open_signing_key(self.folder).public.hex()
 
-    def start_coordinator(self, **facts: Any) -> ChildProcess:  # noqa: ANN401 - those of stage.write_coordinator
+    def start_coordinator(self, **facts: Any) -> ChildProcess:  # noqa: ANN401 - those of testbed_files.write_coordinator
         """Write its configuration, which is checked here and now, and start it."""
         config = self.work / "coordinator.toml"
         testbed_files.write_coordinator(
