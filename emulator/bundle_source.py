@@ -85,7 +85,7 @@ def _newcomers(
     from coordinator.strategies.common.local_sgd import LocalSgd
     from coordinator.strategies.registry import make_method
     from emulator.router_training import FinishedTraining, fit_router
-    from emulator.simulate import open_devices
+    from emulator.run.load import open_devices
 
     assignment = last["assignment"] or (dict.fromkeys(split.devices, 0) if len(centers) == 1 else {})
     tree, splits = walked
@@ -160,7 +160,7 @@ def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, ce
 
 
 def _split(asked: Mapping[str, Any], data: Path | None) -> FleetData:
-    from emulator.simulate import make_fleet
+    from emulator.run.load import make_fleet
 
     return make_fleet(replace(config.make_args(asked), data=data))[1]
 

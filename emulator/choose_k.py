@@ -28,7 +28,9 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.config import SimulateArgs
-from emulator.simulate import make_fleet, open_devices, run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices
 
 CRITERIA = ("accuracy", "silhouette", "distance")
@@ -71,24 +73,23 @@ def choose_k(
     batch = int(method_settings(methods[0])["batch-size"])
     fleet = replace(split, devices=local)
     with open_devices(args.model, fleet, seed=args.seed, batch=batch, engine=args.engine) as (devices, start):
-        return run_trials(methods, start, devices, rounds=args.rounds, seed=args.seed, batch=batch, progress=progress)
+        settings = RunSettings(rounds=args.rounds, seed=args.seed, batch=batch)
+        return run_trials(methods, start, devices, settings, progress=progress)
 
 
-def run_trials(  # noqa: PLR0913 - a run has these settings
+def run_trials(
     methods: Iterable[Strategy],
     start: Flat,
     devices: EmulatedDevices,
+    settings: RunSettings,
     *,
-    rounds: int,
-    seed: int,
-    batch: int,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
 ) -> list[ClusterCountTrial]:
     """A run of each method from `start` [schema.size] on devices that know nothing of the run before."""
     trials = []
     for method in methods:
         heard, fresh = RecordingStrategy(method), replace(devices, own={}, posterior={})
-        result = run_simulation(heard, start, fresh, {}, rounds=rounds, seed=seed, batch=batch)
+        result = run_simulation(heard, start, fresh, settings)
         trials.append(_trial(heard, result.state, result.schema, result.records[-1]["per_device"]))
         progress(trials[-1])
     return trials

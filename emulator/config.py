@@ -137,6 +137,11 @@ def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[
     return plain | dict(settings)
 
 
+def fingerprint(table: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a `resolved_table` that decide the numbers of a run."""
+    return {key: value for key, value in table.items() if key in FINGERPRINT_KEYS or key not in HELP}
+
+
 def example_config(method: str) -> str:
     """A commented file with every key at its default, for `init`."""
     import tomli_w

@@ -24,7 +24,10 @@ from emulator.data.loaders.samples import DataSet
 from emulator.data.partition_schemes import parse_scheme
 from emulator.experiments.measures import MEASURES, FinishedRun
 from emulator.experiments.plan import TableCell
-from emulator.simulate import Record, open_devices, run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.load import open_devices
+from emulator.run.settings import RunSettings
+from emulator.run.summary import Record
 from emulator.simulation.checkpoint import Checkpoints
 
 DEADLINE_S = math.inf  # nobody is late: the papers know no deadline
@@ -127,12 +130,9 @@ def measure_cell(
             strategy,
             start,
             devices,
-            split.groups,
-            rounds=cell.rounds,
-            deadline_s=DEADLINE_S,
+            RunSettings(rounds=cell.rounds, deadline_s=DEADLINE_S, **facts),
             progress=lambda record: told(job, record),
             checkpoints=checkpoints,
-            **facts,
         )
         over = FinishedRun(strategy=strategy, result=result, devices=devices, split=split)
         values = {name: MEASURES[name].values(over) for name in metrics}
@@ -150,7 +150,7 @@ def measure_cell(
         "seed": job.seed,
         "values": values,
         "centers": len(result.state.centers),
-        "scores": {"ari": result.ari, "nmi": result.nmi, "purity": result.purity},
+        "scores": result.scores(split.groups),
         "holdout_loss": matrix,
         "curves": {name: [r[name]["micro"] for r in result.records] for name in ("accuracy", "f1")},
         "bytes": {way: sum(r["bytes"][way] for r in result.records) for way in ("down", "up")},

@@ -16,7 +16,7 @@ from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
 from emulator.experiments.plan import TableCell
 from emulator.experiments.table import render_table, replace_section
-from emulator.simulate import Record
+from emulator.run.summary import Record
 
 REPORT_INTERVAL_S = 15.0
 PICTURES = (".png", ".svg")

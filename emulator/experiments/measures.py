@@ -17,7 +17,7 @@ from coordinator.rounds.round import serving_probe
 from coordinator.strategies.base import Strategy
 from edge_client.protocol.task import Array, ClientId
 from emulator.data.fleet_split import FleetData
-from emulator.simulate import SimulationResult
+from emulator.run.execute import SimulationResult
 from emulator.simulation.virtual_network import EmulatedDevices
 
 HOLDOUT_BATCH = 256
@@ -31,6 +31,12 @@ class FinishedRun:
     result: SimulationResult
     devices: EmulatedDevices
     split: FleetData
+
+    @property
+    def ari(self) -> list[float]:
+        """How well the run found the true groups; empty for a fleet without true groups."""
+        found = self.result.scores(self.split.groups)["ari"]
+        return [] if found is None else [found]
 
     @cached_property
     def holdouts(self) -> tuple[Array, Array]:
@@ -77,7 +83,7 @@ MEASURES: dict[str, Measure] = {
         title="accuracy %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "accuracy"))
     ),
     "f1": Measure(title="F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1"))),
-    "ari": Measure(title="ARI", slack=0.05, values=lambda f: [] if f.result.ari is None else [f.result.ari]),
+    "ari": Measure(title="ARI", slack=0.05, values=lambda f: f.ari),
     "own-error": Measure(
         title="MSE, best center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min(axis=0).mean())]
     ),

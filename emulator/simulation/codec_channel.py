@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,15 @@ class CodecChannel:
         """What `keep` wrote and gave."""
         self._since = {(who, center): at for who, center, at in since}
         checkpoint.load_models(folder, {who for who, _ in self._since}, self._lost)
+
+
+ChannelFactory = Callable[[Schema], CodecChannel]
+
+
+def channel_factory(codec: str) -> ChannelFactory:
+    """How updates travel in this codec. Raises UsageError for a codec that the protocol lacks."""
+    code = protocol_codec(codec)
+    return CodecChannel if codec == "f32" else partial(CodecChannel, code=code, feedback=codec == "i8")
 
 
 def reply_bytes(reply: Reply) -> int:

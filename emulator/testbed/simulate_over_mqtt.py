@@ -23,7 +23,8 @@ from edge_client.errors import UsageError
 from emulator.config import CONFIG_FILE, FIELDS, GROUPS_FILE, SimulateArgs, resolved_table
 from emulator.console import ConsoleProgress
 from emulator.data.fleet_split import FleetData
-from emulator.simulate import Record, make_fleet, result_summary
+from emulator.run.load import make_fleet
+from emulator.run.summary import Record, result_summary
 from emulator.testbed import monitor, testbed_files
 from emulator.testbed.testbed import Testbed, run_testbed
 

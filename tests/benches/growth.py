@@ -13,7 +13,8 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Flat
 from edge_client.training.learner import Learner
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.simulate import run_simulation as simulate
+from emulator.run.execute import run_simulation as simulate
+from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices
 from export.compiler.program import vector_of
 from tests.benches.fit import exponent
@@ -74,7 +75,7 @@ def _fleet(learner: Learner, start: Flat, n: int) -> Callable[[], object]:
 
     def play() -> object:
         ready = EmulatedDevices(learner=learner, local=local)
-        return simulate(method, start, ready, {}, rounds=1, seed=0, batch=BATCH)
+        return simulate(method, start, ready, RunSettings(rounds=1, seed=0, batch=BATCH))
 
     return play
 

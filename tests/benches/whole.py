@@ -22,7 +22,7 @@ from edge_client.protocol.task import Array
 from emulator.config import SimulateArgs
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.images import UPPER
-from emulator.simulate import make_fleet
+from emulator.run.load import make_fleet
 from tests.benches.peer import ROOT, PeerMissing, environment, python_of
 from tests.benches.processes import CommandFailed, CommandUsage, run_watched
 from tests.benches.results import BenchFigure, missing_figures

@@ -12,7 +12,9 @@ import pytest
 from coordinator.local_broker import start_broker
 from coordinator.strategies.registry import make_method, method_settings
 from emulator.config import SimulateArgs
-from emulator.simulate import SimulationResult, make_fleet, open_devices, run_simulation
+from emulator.run.execute import SimulationResult, run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
 from tests.support import process_fleet
 from tests.support.process_fleet import FleetScene
 
@@ -45,10 +47,7 @@ def simulated() -> Mapping[str, SimulationResult]:
                 strategy,
                 start,
                 replace(devices, own={}, posterior={}),
-                split.groups,
-                rounds=ROUNDS,
-                seed=process_fleet.SEED,
-                batch=batch,
+                RunSettings(rounds=ROUNDS, seed=process_fleet.SEED, batch=batch),
             )
             for method, strategy in methods.items()
         }

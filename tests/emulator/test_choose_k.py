@@ -23,7 +23,8 @@ from emulator.choose_k import (
     validation_fleet,
 )
 from emulator.config import SimulateArgs
-from emulator.simulate import run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.settings import RunSettings
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 FLEET = grouped_fleet(9, 3, n=60)
@@ -40,7 +41,7 @@ def fesem(k: int) -> FeSEM:
 
 def test_the_true_number_of_groups_is_recommended_by_every_criterion() -> None:
     devices = devices_of(validation_fleet(FLEET, sample=100, seed=0))
-    trials = run_trials([fesem(k) for k in range(1, 6)], start_of(), devices, rounds=3, seed=0, batch=8)
+    trials = run_trials([fesem(k) for k in range(1, 6)], start_of(), devices, RunSettings(rounds=3, seed=0, batch=8))
     assert [t.clusters for t in trials] == [1, 2, 3, 4, 5]
     assert {by: recommend_k(trials, by) for by in CRITERIA} == dict.fromkeys(CRITERIA, 3)
     distances = [t.distance for t in trials]
@@ -93,7 +94,7 @@ def test_held_out_samples_are_training_samples_that_nobody_trains_on(n: list[int
 def test_listening_changes_nothing_of_a_run() -> None:
     heard = RecordingStrategy(fesem(2))
     plain, listened = (
-        run_simulation(method, start_of(), devices_of(FLEET), {}, rounds=2, seed=0, batch=8)
+        run_simulation(method, start_of(), devices_of(FLEET), RunSettings(rounds=2, seed=0, batch=8))
         for method in (fesem(2), heard)
     )
     np.testing.assert_array_equal(plain.state.centers, listened.state.centers)
@@ -103,7 +104,7 @@ def test_listening_changes_nothing_of_a_run() -> None:
 def test_one_number_does_not_depend_on_those_tried_before() -> None:
     devices = devices_of(FLEET)
     alone, after = (
-        run_trials([fesem(k) for k in ks], start_of(), devices, rounds=2, seed=0, batch=8)[-1]
+        run_trials([fesem(k) for k in ks], start_of(), devices, RunSettings(rounds=2, seed=0, batch=8))[-1]
         for ks in ([3], [1, 2, 3])
     )
     assert alone == after

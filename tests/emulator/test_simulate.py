@@ -14,7 +14,11 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
 from emulator.config import SimulateArgs
-from emulator.simulate import Record, SimulationResult, make_fleet, open_devices, run_simulation, simulate_json
+from emulator.run.execute import SimulationResult, run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
+from emulator.run.summary import Record
+from emulator.simulate import simulate_json
 from emulator.simulation.device_profiles import DEVICE_PROFILES
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
@@ -23,7 +27,7 @@ GROUPS = {c: i % 3 for i, c in enumerate(sorted(LOCAL))}
 
 
 def simulated(method: FedAvg | FeSEM, rounds: int = 4) -> SimulationResult:
-    return run_simulation(method, start_of(), devices_of(LOCAL), GROUPS, rounds=rounds, seed=0, batch=8)
+    return run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=rounds, seed=0, batch=8))
 
 
 def test_virtual_time_changes_nothing_about_the_models() -> None:
@@ -33,7 +37,7 @@ def test_virtual_time_changes_nothing_about_the_models() -> None:
 
 def test_centers_serve_groups_that_one_model_cannot() -> None:
     many, one = simulated(FeSEM(clusters=3, batch_size=8)), simulated(FedAvg(batch_size=8))
-    assert (many.ari, one.ari) == (1.0, 0.0)
+    assert [run.scores(GROUPS)["ari"] for run in (many, one)] == [1.0, 0.0]
     assert many.records[-1]["accuracy"]["micro"] > one.records[-1]["accuracy"]["micro"] + 0.15
 
 
@@ -48,7 +52,7 @@ def test_each_round_is_recorded_with_its_bytes_and_seconds() -> None:
 def test_real_seconds_stand_beside_the_simulated_ones_and_are_no_part_of_the_record() -> None:
     shown: list[Record] = []
     result = run_simulation(
-        FedAvg(local_steps=2, batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=2, seed=0, batch=8,
+        FedAvg(local_steps=2, batch_size=8), start_of(), devices_of(LOCAL), RunSettings(rounds=2, seed=0, batch=8),
         progress=shown.append,
     )  # fmt: skip
     assert len(result.real_seconds) == 2
@@ -61,7 +65,7 @@ def test_the_same_seed_gives_the_same_records_of_a_fleet_that_comes_and_goes() -
     kinds = tuple(replace(kind, availability=0.7, cycle_s=60.0, dropout=0.3) for kind in DEVICE_PROFILES)
     method = FedAvg(local_steps=2, batch_size=8)
     one, other, steady = (
-        run_simulation(method, start_of(), devices_of(LOCAL), {}, rounds=4, seed=3, batch=8, kinds=k)
+        run_simulation(method, start_of(), devices_of(LOCAL), RunSettings(rounds=4, seed=3, batch=8, profiles=k))
         for k in (kinds, kinds, DEVICE_PROFILES)
     )
     assert one.records == other.records
@@ -82,8 +86,8 @@ def test_a_file_of_profiles_and_seldom_tests_are_what_a_run_then_has(tmp_path: P
 
 
 def test_a_fleet_without_true_groups_has_no_score() -> None:
-    result = run_simulation(FedAvg(batch_size=8), start_of(), devices_of(LOCAL), {}, rounds=1, seed=0, batch=8)
-    assert (result.ari, result.nmi, result.purity) == (None, None, None)
+    result = run_simulation(FedAvg(batch_size=8), start_of(), devices_of(LOCAL), RunSettings(rounds=1, seed=0, batch=8))
+    assert result.scores({}) == {"ari": None, "nmi": None, "purity": None}
 
 
 def test_the_command_finds_the_groups_of_the_digits_and_leaves_a_readable_run(tmp_path: Path) -> None:
@@ -130,7 +134,7 @@ def test_a_regression_runs_and_has_no_accuracy() -> None:
     asked, split = make_fleet(SimulateArgs(data_set="regression", devices=4))
     with open_devices(asked.model, split, seed=0, batch=10) as (devices, start):
         result = run_simulation(
-            FedAvg(local_steps=20, batch_size=10), start, devices, split.groups, rounds=2, seed=0, batch=10
+            FedAvg(local_steps=20, batch_size=10), start, devices, RunSettings(rounds=2, seed=0, batch=10)
         )
         centers = [start, result.state.centers[0]]
         losses, _ = devices.learner.evaluate(centers, split.holdouts["domain 0"], batch=100)

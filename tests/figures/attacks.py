@@ -18,7 +18,9 @@ import numpy as np
 
 from coordinator.strategies.registry import make_method
 from emulator.config import SimulateArgs
-from emulator.simulate import make_fleet, open_devices, run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
 from emulator.simulation import attacks as hostile
 from emulator.simulation.attacks import ATTACKS, AttackSpec
 from emulator.simulation.virtual_network import EmulatedDevices
@@ -68,10 +70,8 @@ def played() -> Cells:
                         enemy = AttackSpec(attack=attack, share=share)
                         liars = enemy.attackers(split.devices, seed)
                         fleet = EmulatedDevices(learner=devices.learner, local=enemy.poison_data(split.devices, liars))
-                        lie = enemy.make_attack(liars, seed)
-                        result = run_simulation(
-                            strategy, start, fleet, split.groups, rounds=ROUNDS, **facts, attack=lie
-                        )
+                        settings = RunSettings(rounds=ROUNDS, **facts, attack=enemy.make_attack(liars, seed))
+                        result = run_simulation(strategy, start, fleet, settings)
                         accuracy = hostile.honest_accuracy(result.records[-1], liars)
                         found[share].append(float("nan") if accuracy is None else accuracy)
                         if not share:

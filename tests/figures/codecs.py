@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ from coordinator.rounds.metrics import last_rounds
 from coordinator.strategies.registry import make_method
 from edge_client.protocol.task import Flat, Schema
 from emulator.config import SimulateArgs
-from emulator.simulate import SimulationResult, make_fleet, open_devices, run_simulation
+from emulator.run.execute import SimulationResult, run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
 from emulator.simulation.codec_channel import Codec, CodecChannel, protocol_codec
 from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.doc_pages import DOCS, machine, put
@@ -53,9 +56,12 @@ WAYS: Mapping[str, tuple[Codec | None, bool]] = {  # name -> code and feedback
 }
 
 
-def played(data: Path) -> dict[str, list[SimulationResult]]:
+Played = tuple[SimulationResult, float | None]  # a run, and its adjusted Rand index
+
+
+def played(data: Path) -> dict[str, list[Played]]:
     """Every way of every seed."""
-    found: dict[str, list[SimulationResult]] = {way: [] for way in WAYS}
+    found: dict[str, list[Played]] = {way: [] for way in WAYS}
     for seed in SEEDS:
         asked = SimulateArgs(data_set="fashion-mnist", model="mnist-mlp", devices=DEVICES, seed=seed, data=data)
         args, split = make_fleet(asked)
@@ -63,16 +69,15 @@ def played(data: Path) -> dict[str, list[SimulationResult]]:
         with open_devices(args.model, split, **facts, engine="lean") as (devices, start):
             for way, (code, feedback) in WAYS.items():
                 fleet = EmulatedDevices(learner=devices.learner, local=devices.local)
-                channel = CodecChannel(devices.program.schema, code, feedback=feedback)
+                channel = partial(CodecChannel, code=code, feedback=feedback)
                 method = make_method("wecfl", **SETTINGS)
-                found[way].append(
-                    run_simulation(method, start, fleet, split.groups, rounds=ROUNDS, channel=channel, **facts)
-                )
+                result = run_simulation(method, start, fleet, RunSettings(rounds=ROUNDS, channel=channel, **facts))
+                found[way].append((result, result.scores(split.groups)["ari"]))
         print(f"seed {seed} is done", file=sys.stderr)  # noqa: T201 - a script's progress
     return found
 
 
-def table(found: Mapping[str, list[SimulationResult]], seconds: float) -> str:
+def table(found: Mapping[str, list[Played]], seconds: float) -> str:
     """Markdown: accuracy over the last three rounds, how well the groups were found, bytes up."""
     seeds = ", ".join(map(str, SEEDS))
     said = f"Accuracy weighs by samples and is the mean of the last three rounds; means and deviations of seeds {seeds}"
@@ -84,17 +89,17 @@ def table(found: Mapping[str, list[SimulationResult]], seconds: float) -> str:
         apart = 100 * (mine - plain)
         rows.append(
             f"| {way} | {100 * mine.mean():.2f} ± {100 * mine.std():.2f} | {apart.mean():+.2f} ± {apart.std():.2f} "
-            f"| {np.mean([r.ari for r in results]):.2f} | {size / 1e6:.2f} | {whole / size:.1f} |"
+            f"| {np.mean([ari for _, ari in results if ari is not None]):.2f} | {size / 1e6:.2f} | {whole / size:.1f} |"
         )
     return "\n".join([f"{said}. {seconds / 60:.0f} CPU minutes; {machine()}.", "", *rows])
 
 
-def _accuracies(results: list[SimulationResult]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([np.mean(last_rounds(result.records, "accuracy")) for result in results])
+def _accuracies(results: list[Played]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return np.array([np.mean(last_rounds(result.records, "accuracy")) for result, _ in results])
 
 
-def _bytes(results: list[SimulationResult]) -> float:
-    return float(np.mean([record["bytes"]["up"] for result in results for record in result.records]))
+def _bytes(results: list[Played]) -> float:
+    return float(np.mean([record["bytes"]["up"] for result, _ in results for record in result.records]))
 
 
 def main() -> None:

@@ -35,7 +35,9 @@ from edge_client.training.fit_probe import LABEL_PRIOR_SAMPLES
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import RawSamples
-from emulator.simulate import SimulationResult, open_devices, run_simulation
+from emulator.run.execute import SimulationResult, run_simulation
+from emulator.run.load import open_devices
+from emulator.run.settings import RunSettings
 from export.compiler.program import load_vector
 
 PARTITION = "cluster-n-class:groups=10,classes-group=3,classes=2"
@@ -195,14 +197,14 @@ def main() -> None:
             given = given_clusters(variant, split)
             strategy = method(variant, given, clusters=asked.clusters, momentum=asked.momentum)
             with open_devices("wecfl-cnn", split, seed=seed, batch=BATCH, engine="lean") as (devices, start):
-                result = run_simulation(
-                    strategy, start, devices, split.groups, rounds=asked.rounds, seed=seed, batch=BATCH
-                )
+                settings = RunSettings(rounds=asked.rounds, seed=seed, batch=BATCH)
+                result = run_simulation(strategy, start, devices, settings)
             told = {name: getattr(asked, name) for name in ("clusters", "momentum", "rounds")}
             pairs = set(pairs_of(split).values())
             found = {"variant": variant, "seed": seed, **told, "labels": len(set[int]().union(*pairs))}
             found |= {"pairs": len(pairs), "shirts": sum(SHIRT in pair for pair in pairs)}
-            found |= {"ari": result.ari, "curve": [round(100 * r["accuracy"]["micro"], 1) for r in result.records]}
+            found |= {"ari": result.scores(split.groups)["ari"]}
+            found |= {"curve": [round(100 * r["accuracy"]["micro"], 1) for r in result.records]}
             if isinstance(strategy, RecordingWeCFL):
                 found |= {"turns": strategy.turns(result), "percent": tested(result, split)}
             else:  # a device's own models, as it is served them

@@ -22,7 +22,9 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
-from emulator.simulate import open_devices, run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.load import open_devices
+from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices
 
 BATCH = 32
@@ -174,11 +176,7 @@ def _run(
         setting.method,
         start,
         devices,
-        split.groups,
-        rounds=setting.rounds,
-        seed=seed,
-        batch=BATCH,
-        evaluation=EvaluationPlan(every=setting.rounds),
+        RunSettings(rounds=setting.rounds, seed=seed, batch=BATCH, evaluation=EvaluationPlan(every=setting.rounds)),
     )
     assignment = dict(result.state.assignment)
     if kept is not None:

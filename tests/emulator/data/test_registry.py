@@ -11,7 +11,7 @@ from emulator.config import SimulateArgs
 from emulator.data.loaders.folder import data_folder
 from emulator.data.partition_schemes import parse_scheme
 from emulator.data.registry import DATA_SETS, load_data_set
-from emulator.simulate import make_fleet
+from emulator.run.load import make_fleet
 
 
 def at_hand(home: str) -> None:

@@ -11,7 +11,10 @@ import pytest
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
 from emulator.config import SimulateArgs
-from emulator.simulate import SimulationResult, make_fleet, open_devices, run_simulation, simulate_json
+from emulator.run.execute import SimulationResult, run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
+from emulator.simulate import simulate_json
 
 
 def assignments(engine: str, out: Path) -> tuple[list[dict[str, int]], list[float]]:
@@ -30,7 +33,7 @@ def simulated(model: str, workers: int) -> SimulationResult:
     args, split = make_fleet(SimulateArgs(devices=4, data_set="digits", model=model))
     method = FeSEM(clusters=2, local_steps=3, batch_size=16)
     with open_devices(args.model, split, seed=0, batch=16, workers=workers) as (devices, start):
-        return run_simulation(method, start, devices, split.groups, rounds=2, seed=0, batch=16)
+        return run_simulation(method, start, devices, RunSettings(rounds=2, seed=0, batch=16))
 
 
 @pytest.mark.parametrize("model", ["digits-mlp", "tests.emulator.engines.test_simulated:small_cnn"])

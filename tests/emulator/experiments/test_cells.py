@@ -13,7 +13,7 @@ from coordinator.strategies.registry import make_method, method_settings
 from emulator.experiments import plan
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
 from emulator.experiments.command import ExperimentArgs, ProgressReporter, format_duration, run_experiment
-from emulator.simulate import Record
+from emulator.run.summary import Record
 from emulator.simulation import virtual_network
 
 TOML = """

@@ -33,7 +33,8 @@ from emulator.engines.base import Recipe
 from emulator.engines.device_runtime import RuntimeRecipe
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import WorkerPool, balance, open_pool, open_pool_for_spec
-from emulator.simulate import run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices
 from export.compiler.program import compile_program, vector_of
 
@@ -119,7 +120,9 @@ def test_a_whole_run_has_the_same_centers_and_records(
     stage: WorkerStage, pair: tuple[EmulatedDevices, WorkerPool]
 ) -> None:
     strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
-    one, other = (run_simulation(strategy, stage.start, devices, {}, rounds=2, seed=0, batch=8) for devices in pair)
+    one, other = (
+        run_simulation(strategy, stage.start, devices, RunSettings(rounds=2, seed=0, batch=8)) for devices in pair
+    )
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
     assert one.records == other.records
 
@@ -191,7 +194,7 @@ def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: WorkerStage) -
 STOPPED = """
 from emulator.data.partition_schemes import parse_scheme
 from emulator import datasets
-from emulator.simulate import open_devices
+from emulator.run.load import open_devices
 from edge_client.protocol.task import Fit
 
 if __name__ == "__main__":

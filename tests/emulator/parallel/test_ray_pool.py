@@ -19,7 +19,8 @@ from coordinator.strategies.registry import make_method
 from edge_client.errors import FedcentersError, NetworkError
 from edge_client.protocol.task import OWN_MODEL, ClientId, Fit, OwnModel, Probe, Reply, Task
 from emulator.parallel.ray_pool import RayWorkerPool, open_ray_pool
-from emulator.simulate import run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 from tests.support.gated_recipe import FailingRecipe, GatedRecipe, PlainRecipe
 from tests.support.requirements import skip_without
@@ -113,7 +114,9 @@ def test_a_whole_run_rounds_on_the_wire_and_has_the_same_centers_and_records(clu
     strategy = make_method("fesem", **{"clusters": 2, "local-steps": 3, "batch-size": 8})
     alone = EmulatedDevices(learner=PlainRecipe().open(), local=LOCAL)
     with open_ray_pool(PlainRecipe(), LOCAL, address=cluster.address) as crew:
-        one, other = (run_simulation(strategy, W, devices, {}, rounds=2, seed=0, batch=8) for devices in (alone, crew))
+        one, other = (
+            run_simulation(strategy, W, devices, RunSettings(rounds=2, seed=0, batch=8)) for devices in (alone, crew)
+        )
     np.testing.assert_array_equal(one.state.centers, other.state.centers)
     assert one.records == other.records
 

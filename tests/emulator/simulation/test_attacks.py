@@ -13,7 +13,9 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Fit, Probe, Reply, Task
 from emulator.config import SimulateArgs
-from emulator.simulate import run_simulation, simulate_json
+from emulator.run.execute import run_simulation
+from emulator.run.settings import RunSettings
+from emulator.simulate import simulate_json
 from emulator.simulation.attacks import ATTACKS, AttackSpec, honest_accuracy, no_attack, parse_attack
 from emulator.simulation.device_profiles import DEVICE_PROFILES
 from emulator.simulation.virtual_network import VirtualNetwork
@@ -113,8 +115,8 @@ def test_three_of_ten_liars_ruin_the_mean_and_no_robust_reduce_that_holds_for_th
     for reduce in REDUCER_NAMES:
         settings: dict[str, Setting] = {"reduce": reduce, "trim-updates": 0.3, "local-steps": 5, "batch-size": 8}
         method = make_method("fedavg", **settings)
-        lie = enemy.make_attack(liars, 0)
-        found = run_simulation(method, START, devices_of(LOCAL), {}, rounds=4, seed=0, batch=8, attack=lie)
+        asked = RunSettings(rounds=4, seed=0, batch=8, attack=enemy.make_attack(liars, 0))
+        found = run_simulation(method, START, devices_of(LOCAL), asked)
         served[reduce] = honest_accuracy(found.records[-1], liars) or 0.0
     assert served.pop("mean") < 0.6
     assert min(served.values()) > 0.8, served

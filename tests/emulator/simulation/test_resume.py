@@ -20,8 +20,12 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat
 from emulator.config import SimulateArgs
 from emulator.data.fleet_split import FleetData
-from emulator.simulate import SimulationResult, make_channel, make_fleet, open_devices, run_simulation, simulate_json
+from emulator.run.execute import SimulationResult, run_simulation
+from emulator.run.load import make_fleet, open_devices
+from emulator.run.settings import RunSettings
+from emulator.simulate import simulate_json
 from emulator.simulation.checkpoint import Checkpoints
+from emulator.simulation.codec_channel import channel_factory
 from emulator.simulation.virtual_network import EmulatedDevices
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
@@ -58,11 +62,7 @@ class Bench:
             make_method(method, **{"batch-size": BATCH, **settings}),
             self.start,
             fresh,
-            self.split.groups,
-            rounds=rounds,
-            seed=0,
-            batch=BATCH,
-            channel=make_channel("i8", fresh.program.schema),
+            RunSettings(rounds=rounds, seed=0, batch=BATCH, channel=channel_factory("i8")),
             checkpoints=Checkpoints(folder=place, every=every, resume=resume, lesson={"method": method}),
             **more,
         )
@@ -113,8 +113,9 @@ def test_running_statistics_that_stay_on_devices_come_back(method: str, tmp_path
 
     def play(place: Path, **more: Any) -> SimulationResult:  # noqa: ANN401
         checkpoints = Checkpoints(folder=place, every=2, resume=True, lesson={})
-        facts: dict[str, Any] = {"rounds": ROUNDS, "seed": 0, "batch": BATCH, "checkpoints": checkpoints}
-        return run_simulation(strategy, start_of(buffered=True), devices_of(local, buffered=True), {}, **facts, **more)
+        settings = RunSettings(rounds=ROUNDS, seed=0, batch=BATCH)
+        start, devices = start_of(buffered=True), devices_of(local, buffered=True)
+        return run_simulation(strategy, start, devices, settings, checkpoints=checkpoints, **more)
 
     expected = play(tmp_path / "whole")
     with pytest.raises(ProcessEnded):

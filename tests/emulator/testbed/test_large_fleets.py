@@ -10,7 +10,9 @@ from coordinator.strategies.baselines.fedavg import FedAvg
 from edge_client.data.dataset import Dataset, DeviceData
 from emulator.data import registry
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.simulate import Record, run_simulation
+from emulator.run.execute import run_simulation
+from emulator.run.settings import RunSettings
+from emulator.run.summary import Record
 from emulator.simulation.spill import SpilledModels
 from emulator.simulation.virtual_network import EmulatedDevices
 from export.compiler.program import vector_of
@@ -50,9 +52,8 @@ def test_a_later_round_needs_no_more_memory_than_an_early_one() -> None:
     strategy = FedAvg(local_steps=2, batch_size=8, fraction_train=COHORT)
     asked = EvaluationPlan(fraction=COHORT)
     try:
-        result = run_simulation(
-            strategy, start, devices, {}, rounds=6, seed=0, batch=8, evaluation=asked, progress=ended
-        )
+        settings = RunSettings(rounds=6, seed=0, batch=8, evaluation=asked)
+        result = run_simulation(strategy, start, devices, settings, progress=ended)
     finally:
         tracemalloc.stop()
     # Of 300 devices that train for the first time and 300 that test, three rounds later a place in the books and in

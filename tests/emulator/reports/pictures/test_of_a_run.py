@@ -12,13 +12,15 @@ from coordinator.strategies.fesem import FeSEM
 from emulator.config import SimulateArgs
 from emulator.reports.pictures.records import PICTURES_FILE, read_picture_data
 from emulator.reports.run_figures import draw_run
-from emulator.simulate import run_simulation, simulate_json
+from emulator.run.execute import run_simulation
+from emulator.run.settings import RunSettings
+from emulator.simulate import simulate_json
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
 
 
 def test_a_run_that_is_heard_ends_with_the_same_centers() -> None:
     local, method = grouped_fleet(6, 3), FeSEM(clusters=3, local_steps=4, batch_size=8)
-    heard = run_simulation(method, start_of(), devices_of(local), {}, rounds=4, seed=0, batch=8)
+    heard = run_simulation(method, start_of(), devices_of(local), RunSettings(rounds=4, seed=0, batch=8))
     np.testing.assert_array_equal(heard.state.centers, play(method, local, rounds=4).centers)
     assert [(m.round, m.who) for m in heard.kept.moments] == [(n, tuple(sorted(local))) for n in (1, 2, 4)]
 

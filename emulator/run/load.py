@@ -1,0 +1,75 @@
+"""Second step of a simulated run: samples from disk -> a fleet of devices that are ready to train."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from edge_client.errors import UsageError
+from edge_client.protocol.task import ClientId, Flat
+from emulator.config import SimulateArgs
+from emulator.data import partition_schemes, registry
+from emulator.data.fleet_split import FleetData
+from emulator.engines.engine_spec import EngineSpec
+from emulator.parallel.process_pool import open_pool_for_spec
+from emulator.parallel.ray_pool import open_ray_pool
+from emulator.run.resolve import ResolvedRun
+from emulator.simulation.virtual_network import EmulatedDevices
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedFleet:
+    """Every device's samples, poisoned where the device attacks; `args` have the data set's defaults filled in."""
+
+    args: SimulateArgs
+    split: FleetData
+    attackers: frozenset[ClientId]
+
+
+def load_fleet(run: ResolvedRun) -> LoadedFleet:
+    """Read the data set and share it among the devices. Raises UsageError, ConfigError."""
+    args, split = make_fleet(run.args)
+    attackers = run.attack.attackers(split.devices, args.seed)
+    split = replace(split, devices=run.attack.poison_data(split.devices, attackers))
+    return LoadedFleet(args=args, split=split, attackers=attackers)
+
+
+def make_fleet(args: SimulateArgs) -> tuple[SimulateArgs, FleetData]:
+    """-> the options with the data set's defaults filled in, and the fleet that the options describe."""
+    entry = registry.find_data_set(args.data_set)
+    model, partition = args.model or entry.model, args.partition or entry.partition
+    if not model:
+        raise UsageError(f"no model of ours suits {args.data_set}", hint="name yours: --model package.module:Factory")
+    scheme = partition_schemes.parse_scheme(partition, groups=args.groups)
+    devices = entry.devices if args.devices is None else args.devices
+    split = scheme.split(
+        registry.load_data_set(args.data_set, args.data, seed=args.seed), devices=devices, seed=args.seed
+    )
+    return replace(args, model=model, partition=partition, devices=len(split.devices)), split
+
+
+@contextmanager
+def open_devices(  # noqa: PLR0913 - an engine has these settings
+    model_name: str, split: FleetData, *, seed: int, batch: int, engine: str = "auto", workers: int = 1, ray: str = ""
+) -> Iterator[tuple[EmulatedDevices, Flat]]:
+    """Compile the model for an engine (engines/registry.py); -> the devices and the common first model.
+
+    `workers` processes share the devices' work, or the Ray cluster at the address `ray` does it. A GPU has one process.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
+        spec = EngineSpec(model=model_name, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
+        if workers > 1 and not ray:
+            with open_pool_for_spec(spec, split.devices, workers=workers) as ready:
+                yield ready
+            return
+        engine_parts = spec.resolve()
+        recipe = engine_parts.recipe
+        if ray:
+            with open_ray_pool(recipe, split.devices, address=ray) as pool:
+                yield pool, engine_parts.initial_model(pool.program)
+            return
+        devices = EmulatedDevices(learner=recipe.open(), local=split.devices)
+        yield devices, engine_parts.initial_model(devices.program)

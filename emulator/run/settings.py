@@ -1,0 +1,29 @@
+"""What the rounds of a simulated run depend on besides the method, the first model and the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.rounds.round import EVERY_ROUND, EvaluationPlan
+from coordinator.rounds.update_validation import MAX_UPDATE_RATIO
+from emulator.simulation.attacks import Attack, no_attack
+from emulator.simulation.codec_channel import ChannelFactory, CodecChannel
+from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile
+
+DEADLINE_S = 600.0  # virtual seconds of an exchange
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """`batch` is the batch size of the engine, `profiles` the kinds of devices, `channel` makes the run's codec."""
+
+    rounds: int
+    seed: int
+    batch: int
+    deadline_s: float = DEADLINE_S
+    profiles: Sequence[DeviceProfile] = DEVICE_PROFILES
+    evaluation: EvaluationPlan = EVERY_ROUND
+    channel: ChannelFactory = CodecChannel
+    attack: Attack = no_attack
+    max_update_ratio: float = MAX_UPDATE_RATIO

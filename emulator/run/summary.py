@@ -1,0 +1,34 @@
+"""What a run is summed up as: the method, the fleet, and the scores of its last round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from coordinator.rounds.metrics import ari, nmi, purity
+from edge_client.protocol.task import ClientId
+from emulator.config import SimulateArgs
+
+Record = dict[str, Any]
+
+
+def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[str, Any]) -> Record:
+    """The options of the run, and the scores of `last`, the record of the last round."""
+    return {
+        "method": args.method,
+        "data_set": args.data_set,
+        "partition": args.partition,
+        "rounds": args.rounds,
+        "devices": args.devices,
+        "clusters": len(last["per_center"]),
+        "accuracy": last["accuracy"],
+        "f1": last["f1"],
+        **clustering_scores(groups, last["assignment"]),
+    }
+
+
+def clustering_scores(groups: Mapping[ClientId, int], assignment: Mapping[ClientId, int]) -> dict[str, float | None]:
+    """How well an assignment finds the true groups; None for a fleet without true groups."""
+    known = sorted(set(assignment) & set(groups))
+    labels = [groups[c] for c in known], [assignment[c] for c in known]
+    return {score.__name__: score(*labels) if known else None for score in (ari, nmi, purity)}

@@ -1,0 +1,69 @@
+"""Fourth step of a simulated run: its folder. config.toml comes before the first round, everything else at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.strategies.common.center_tree import SplitTree
+from coordinator.strategies.common.representation import annotate_representations
+from edge_client.errors import UsageError
+from edge_client.protocol import codecs
+from edge_client.protocol.task import Schema
+from emulator.data.fleet_split import FleetData
+from emulator.reports.pictures import records as pictures
+from emulator.reports.pictures.image_grid import pick_images
+from emulator.run.execute import SimulationResult
+from emulator.run.summary import Record
+from emulator.run_folder import TREE_FILE
+
+
+def write_config(folder: Path, table: Mapping[str, Any]) -> None:
+    """Make the folder and its config.toml, from which an interrupted run is resumed. Raises UsageError."""
+    import tomli_w
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.toml").write_text(annotate_representations(tomli_w.dumps(table)), encoding="utf-8")
+    except OSError as wrong:
+        raise UsageError(f"cannot write to {folder}: {wrong.strerror}", hint="choose another --out") from wrong
+
+
+def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData) -> None:
+    """metrics.jsonl, fleet.json, pictures.npz, centers/<method>/center-K.safetensors; replaces earlier ones."""
+    _write_centers(folder / "centers" / method, result)
+    with (folder / "metrics.jsonl").open("w", encoding="utf-8") as metrics:
+        for record, real_s in zip(result.records, result.real_seconds, strict=True):
+            metrics.write(json.dumps({**record, "real_seconds": real_s}, sort_keys=True) + "\n")
+    images = pick_images(split.devices, result.state.assignment)
+    pictures.write_picture_data(folder / pictures.PICTURES_FILE, replace(result.kept, images=images))
+    fleet = json.dumps(describe_fleet(split, result.schema), sort_keys=True)
+    (folder / "fleet.json").write_text(fleet, encoding="utf-8")
+
+
+def _write_centers(folder: Path, result: SimulationResult) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("center-*.safetensors"):
+        old.unlink()
+    for k, center in enumerate(result.state.centers):
+        data = codecs.encode_vector(center, result.schema, codec="f32", kind="model")
+        (folder / f"center-{k}.safetensors").write_bytes(data)
+    tree = SplitTree.from_state(result.state)
+    (folder / TREE_FILE).unlink(missing_ok=True)
+    if len(tree.models):
+        np.savez(folder / TREE_FILE, edges=tree.edges, models=tree.models.astype(np.float32))
+
+
+def describe_fleet(split: FleetData, schema: Schema) -> Record:
+    """For pictures: each device's true group, if any, and training samples of each class; the classifier's names."""
+    devices: Record = {}
+    for who, local in sorted(split.devices.items()):
+        y = local.train.y
+        counts = np.bincount(y).tolist() if np.issubdtype(y.dtype, np.integer) else [len(y)]
+        devices[who] = {"group": split.groups.get(who), "labels": counts}
+    return {"classifier": list(schema.classifier), "devices": devices}

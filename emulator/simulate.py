@@ -1,0 +1,69 @@
+"""`fedcenters-emulator simulate`: one run on this machine and in virtual time, in the four steps of emulator/run/."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from coordinator.storage.experiment_trackers import open_trackers
+from coordinator.strategies.registry import method_name, method_settings
+from emulator.config import SimulateArgs, fingerprint, resolved_table
+from emulator.parallel.process_pool import start_forkserver
+from emulator.run.execute import Progress, SimulationResult, run_simulation
+from emulator.run.load import LoadedFleet, load_fleet, open_devices
+from emulator.run.resolve import ResolvedRun, resolve_run
+from emulator.run.summary import Record, result_summary
+from emulator.run.write import write_config, write_run
+from emulator.simulation.attacks import honest_accuracy
+from emulator.simulation.checkpoint import Checkpoints
+
+
+def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, resume: bool = False) -> Record:
+    """Run, write the run's folder, and give the JSON object that the command prints.
+
+    `resume`: start from the folder's checkpoint, if it has one; the run may then have more rounds than before.
+    """
+    began = time.perf_counter()
+    run = resolve_run(args)
+    if args.workers > 1:
+        start_forkserver()  # it imports while the data is read
+    fleet = load_fleet(run)
+    result = _execute(run, fleet, progress, resume=resume)
+    write_run(args.folder, method_name(run.strategy), result, fleet.split)
+    last, attackers = result.records[-1], fleet.attackers
+    attacked = {"hostile": sorted(attackers), "honest_accuracy": honest_accuracy(last, attackers)} if attackers else {}
+    return {
+        **result_summary(fleet.args, fleet.split.groups, last),
+        "seconds": round(time.perf_counter() - began, 3),
+        "virtual_seconds": round(result.virtual_seconds, 3),
+        "answered": last["answered"],
+        **({"privacy": last["privacy"]} if "privacy" in last else {}),
+        **attacked,
+        "run": str(args.folder),
+    }
+
+
+def _execute(run: ResolvedRun, fleet: LoadedFleet, progress: Progress, *, resume: bool) -> SimulationResult:
+    """Open the devices and the trackers, write config.toml, and run every round."""
+    args, settings = fleet.args, replace(run.settings, attack=run.attack.make_attack(fleet.attackers, fleet.args.seed))
+    table = resolved_table(args, method_settings(run.strategy))
+    checkpoints = Checkpoints(folder=args.folder, every=args.checkpoint_every, resume=resume, lesson=fingerprint(table))
+    with (
+        open_devices(
+            args.model,
+            fleet.split,
+            seed=args.seed,
+            batch=settings.batch,
+            engine=args.engine,
+            workers=args.workers,
+            ray=args.ray,
+        ) as (devices, start),
+        open_trackers(args.loggers, args.folder, table) as track,
+    ):
+        write_config(args.folder, table)
+
+        def report(record: Record) -> None:
+            track(record)
+            progress(record)
+
+        return run_simulation(run.strategy, start, devices, settings, progress=report, checkpoints=checkpoints)
