@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edge_client.protocol.task import ClientId
 
@@ -157,6 +157,25 @@ class OpenExchange:
             for u in self.uploads.values()
         ]
         return min([self.closes_at_s, *due])
+
+    def progress(self, now_s: float) -> dict[str, Any]:
+        """What the dashboard and `status` show: `open` devices have no answer and no upload yet."""
+        silent = self.asked - self.accepted.keys() - self.refused.keys() - self.uploads.keys() - self.queue.keys()
+        return {
+            "run": self.run,
+            "round": self.round,
+            "exchange": self.number,
+            "asked": len(self.asked),
+            "wanted": self.goal,
+            "quorum": self.quorum,
+            "closed": self.closed,
+            "left_s": round(max(0.0, self.closes_at_s - now_s), 1),
+            "answered": sorted(self.accepted),
+            "uploading": sorted(self.uploads),
+            "waiting": sorted(self.queue),
+            "refused": sorted(self.refused),
+            "open": sorted(silent),
+        }
 
 
 Step = tuple[OpenExchange, list[Command]]

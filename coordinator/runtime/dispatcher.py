@@ -13,12 +13,12 @@ from typing import Any
 
 from coordinator.nearest.answer import answer_near
 from coordinator.runtime.block_server import BlockServer
-from coordinator.runtime.exchange_driver import LiveExchange
 from coordinator.runtime.late_updates import LateUpdates
+from coordinator.runtime.live_exchange import LiveExchange
 from coordinator.runtime.presence import FleetPresence, TokenBucket
 from coordinator.runtime.sender import CoordinatorSender
+from coordinator.runtime.upload_receiver import Announcement
 from coordinator.storage.event_log import EventLog
-from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages
@@ -181,23 +181,23 @@ class Dispatcher:
             self.sender.send(cid, "rebirth")
 
     def _on_ready(self, cid: ClientId, rdy: Mapping[str, Any]) -> None:
-        key = ExchangeKey(rdy["run"], rdy["round"], rdy["exchange"])
+        said = Announcement.from_message(rdy)
+        key = said.key
         if self.live is not None and key == self.live.key:
-            self.live.on_ready(cid, rdy)
+            self.live.on_ready(cid, said)
             return
-        if self.late is not None and key == self.late.key and self.late.on_ready(cid, rdy):
+        if self.late is not None and key == self.late.key and self.late.on_ready(cid, said):
             return
-        sha256 = rdy["update"]["sha256"]
         stored = self.store.exchanges.replies(key).get(cid)
         if stored is not None:
-            status = "dup" if stored.sha256 == sha256 else "superseded"
+            status = "dup" if stored.sha256 == said.update.sha256 else "superseded"
         elif cid in self.store.exchanges.task_hashes(key):
             status = "late"
             if cid not in self.store.exchanges.refusals(key.run, key.round):
                 self.store.exchanges.put_refusal(key, cid, "late")
         else:
             raise Malformed("closed", "no such exchange")
-        self.sender.send(cid, "ack", **key._asdict(), attempt=rdy["attempt"], sha256=sha256, status=status)
+        self.sender.send(cid, "ack", **said.ack_fields(), status=status)
 
     def _on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
         log.info("%s refuses: %s %s", cid, nack["code"], nack.get("detail", ""))

@@ -23,7 +23,8 @@ from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher, Superseded
-from coordinator.runtime.exchange_driver import LiveExchange, run_exchange
+from coordinator.runtime.exchange_driver import run_exchange
+from coordinator.runtime.live_exchange import LiveExchange
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.task_messages import ExchangeContext

@@ -44,6 +44,10 @@ class OpenUploads:
             self._open[cid] = known = BlockUpload(self.store.updates(cid).partial(manifest))
         return known.partial.bitmap
 
+    def sizes(self) -> dict[ClientId, int]:
+        """The size of each open upload, in bytes."""
+        return {cid: upload.partial.manifest.size for cid, upload in self._open.items()}
+
     def end(self, cid: ClientId) -> None:
         """Expect nothing from `cid` any more; what has arrived stays."""
         upload = self._open.pop(cid, None)

@@ -14,7 +14,7 @@ from coordinator.artifacts.signed_program import prepare_program
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
-from coordinator.runtime.exchange_driver import LiveExchange
+from coordinator.runtime.live_exchange import LiveExchange
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.task_messages import ExchangeContext, prepare_tasks

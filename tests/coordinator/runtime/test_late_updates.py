@@ -132,6 +132,20 @@ def test_a_late_update_whose_blocks_are_all_here_since_before_a_crash_is_taken_w
     assert shown(fed, 2) == ["d03"]
 
 
+def test_a_late_update_that_comes_inline_while_its_blocks_are_expected_is_kept_once(tmp_path: Path) -> None:
+    fed = federation(tmp_path, ballast=0)
+    spy = begun(fed)
+    announce(spy, 0)
+    said(fed, spy, "go")
+    data = announce(spy, 0, inline=True)
+    said(fed, spy, "ack")
+    upload(spy, data)
+    fed.finish()
+    fed.world.end()
+    assert [ack["status"] for ack in spy.said("ack", cid="d03")] == ["late"]
+    assert shown(fed, 2) == ["d03"]
+
+
 @pytest.mark.parametrize("value", [1e6, 5.0], ids=["far from any model", "far from what is usual here"])
 def test_a_late_update_that_is_wrong_is_refused_with_its_reason_and_not_kept(tmp_path: Path, value: float) -> None:
     fed = federation(tmp_path)

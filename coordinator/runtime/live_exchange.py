@@ -1,0 +1,211 @@
+"""The open exchange: exchange_rules.py decides on each event, the store keeps the decision, then the device is told."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from coordinator.rounds import exchange_rules
+from coordinator.runtime.late_updates import LateUpdates
+from coordinator.runtime.reply_recorder import ReplyRecorder
+from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.upload_receiver import Announcement, UploadPolicy, UploadReceiver
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from coordinator.strategies.base import Exchange
+from edge_client.errors import Malformed
+from edge_client.protocol.task import ClientId, Reply
+
+HEARTBEAT_S = 5.0
+
+
+class LiveExchange:
+    """The exchange that is open now. The event loop calls its methods, one event at a time.
+
+    `replies` holds the accepted replies without a model. With `late`, `late_updates` takes what comes after closing.
+    """
+
+    def __init__(
+        self,
+        key: ExchangeKey,
+        tasks: Exchange,
+        prepared: Mapping[ClientId, PreparedTask],
+        wanted: int | None,
+        context: ExchangeContext,
+        *,
+        late: bool = False,
+    ) -> None:
+        self.key, self._prepared, self._context = key, prepared, context
+        self.late_updates: LateUpdates | None = None
+        self._late = late
+        self._recorder = ReplyRecorder(key, tasks, prepared, context)
+        self.replies = self._recorder.replies
+        policy = UploadPolicy(
+            check=lambda _cid, _spec, _reply: None, on_accepted=self._on_accepted, on_refused=self._on_refused
+        )
+        self._receiver = UploadReceiver(prepared, context, policy)
+        now_s, goal = context.clock.now_s(), len(prepared) if wanted is None else min(wanted, len(prepared))
+        self._state = exchange_rules.open_exchange(
+            run=key.run,
+            round=key.round,
+            number=key.exchange,
+            asked=prepared.keys(),
+            goal=goal,
+            quorum=math.ceil(round(context.config.quorum * goal, 9)),
+            now_s=now_s,
+            deadline_s=context.store.exchanges.left_s(key),
+            credits=context.config.credits,
+            budget=context.config.in_flight_bytes,
+            accepted={cid: reply.sha256 for cid, reply in context.store.exchanges.replies(key).items()},
+        )
+        self._beat_s = now_s
+        self._sent: dict[ClientId, str] = {}  # id of the last task message
+        self._excused: set[tuple[ClientId, str]] = set()  # failures that a device may have once
+        self._events: deque[exchange_rules.Event] = deque()
+
+    @property
+    def closed(self) -> bool:
+        """Whether the replies are final."""
+        return self._state.closed
+
+    @property
+    def wakes_at_s(self) -> float:
+        """When `tick` has something to do."""
+        return min(self._state.wakes_at_s, self._beat_s + HEARTBEAT_S)
+
+    def progress(self) -> dict[str, Any]:
+        """What the dashboard and `status` show."""
+        return self._state.progress(self._context.clock.now_s())
+
+    def begin(self) -> None:
+        """Grant the blobs and send every task that has no stored reply; again after each connection to the broker."""
+        for cid, asked in self._prepared.items():
+            self._context.downloads.grant(cid, asked.blobs)
+        for cid in self._prepared:
+            self.resend_task(cid)
+        self.tick()
+
+    def resend_task(self, cid: ClientId) -> None:
+        """Send the task again, unless the device has answered."""
+        if cid not in self._prepared or cid in self._state.accepted or cid in self._state.refused or self.closed:
+            return
+        left_ms = max(0, int((self._state.closes_at_s - self._context.clock.now_s()) * 1000))
+        self._sent[cid] = self._context.sender.send(cid, "task", left_ms=left_ms, **self._prepared[cid].fields)
+
+    def tick(self) -> None:
+        """Let time pass: deadlines, silent uploads, the heartbeat."""
+        now_s = self._context.clock.now_s()
+        if now_s >= self._beat_s + HEARTBEAT_S:
+            self._beat_s = now_s
+            with suppress(OSError):  # on a full disk a restart gives the exchange more time than it had left
+                self._context.store.exchanges.heartbeat(self.key, max(0.0, self._state.closes_at_s - now_s))
+        self._apply(exchange_rules.Tick())
+
+    def close(self) -> None:
+        """Close now instead of at the deadline, by the same rules of the quorum."""
+        self._state = replace(self._state, closes_at_s=self._context.clock.now_s())
+        self.tick()
+
+    def on_ready(self, cid: ClientId, said: Announcement) -> None:
+        """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
+        asked, update = self._prepared.get(cid), said.update
+        if asked is None:
+            raise Malformed("closed", "you were not asked")
+        if update.kind != asked.reply_spec.blob_kind:
+            raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {update.kind}")
+        if update.size > asked.max_size:
+            raise Malformed("too_big", f"{update.size} bytes, at most {asked.max_size}")
+        self._receiver.announce(cid, said)
+        self._apply(exchange_rules.Ready(cid, update.sha256, update.size))
+
+    def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
+        """Take a block of an open upload; any other block is dropped."""
+        if cid not in self._state.uploads:  # its credit went back; what has arrived stays
+            self._receiver.uploads.end(cid)
+        if self._receiver.on_block(cid, label, index, message):
+            self._events.appendleft(exchange_rules.Block(cid))
+        self._apply()
+
+    def on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
+        """A device refuses the task. `unreachable` is asked once more: the blobs may have come meanwhile."""
+        ours = nack["re"] == self._sent.get(cid) if "run" not in nack else _key_of(nack) == self.key
+        if cid not in self._prepared or not ours:
+            return
+        if nack["code"] == "unreachable" and self._excuse(cid, "unreachable"):
+            self.resend_task(cid)
+            return
+        self._note_refusal(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
+        retry_ms = nack.get("retry_ms")
+        self._apply(exchange_rules.Refused(cid, nack["code"], None if retry_ms is None else retry_ms / 1000))
+
+    def _apply(self, *events: exchange_rules.Event) -> None:
+        """Apply these events and those that their commands add: decide, store, then answer."""
+        self._events.extend(events)
+        while self._events:
+            after, commands = exchange_rules.advance(self._state, self._events.popleft(), self._context.clock.now_s())
+            if not all(self._store(command) for command in commands):
+                continue
+            before, self._state = self._state, after
+            for command in commands:
+                self._carry_out(command, before)
+
+    def _store(self, command: exchange_rules.Command) -> bool:
+        """Write what a command promises; -> False when an accepted reply has no room and its device has to retry."""
+        if isinstance(command, exchange_rules.Close):
+            self._recorder.close(command, self._state.goal)
+        elif isinstance(command, exchange_rules.Ack) and command.status == "ok":
+            try:
+                self._recorder.accept(command.cid)
+            except OSError as full:
+                self._receiver.retry(command.cid, full.strerror)
+                return False
+        return True
+
+    def _carry_out(self, command: exchange_rules.Command, before: exchange_rules.OpenExchange) -> None:
+        if isinstance(command, exchange_rules.Ack):
+            self._receiver.ack(command.cid, command.status, sha256=command.sha256)
+        elif isinstance(command, exchange_rules.Busy):
+            ident, retry_ms = self._receiver.announced(command.cid).ident, int(command.retry_s * 1000)
+            self._context.sender.send(command.cid, "err", re=ident, code="busy", retry_ms=retry_ms)
+        elif isinstance(command, exchange_rules.Go):
+            self._receiver.begin(command.cid)
+        elif self._late:
+            self._receiver.uploads.end_all()
+            under_way = [cid for cid in (*before.uploads, *before.queue) if cid not in command.keys]
+            announced = {cid: self._receiver.announced(cid) for cid in under_way}
+            answered = before.accepted.keys() | command.keys
+            self.late_updates = LateUpdates(
+                self.key, self._prepared, self._context, answered=answered, announced=announced
+            )
+        else:
+            self._receiver.uploads.abandon_all()
+            for cid in sorted(before.asked - before.accepted.keys() - before.refused.keys() - command.keys):
+                self._context.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
+
+    def _on_accepted(self, record: StoredReply, reply: Reply) -> None:
+        self._recorder.hold(record, reply)
+        self._events.append(exchange_rules.Stored(record.cid, record.sha256))
+
+    def _on_refused(self, cid: ClientId, wrong: Malformed) -> None:
+        """Count a refused update as the device's answer; an update with a wrong hash may be sent once more."""
+        if wrong.code != "bad_hash" or not self._excuse(cid, "bad_hash"):
+            self._note_refusal(cid, str(wrong))
+            self._events.append(exchange_rules.Refused(cid, wrong.code))
+
+    def _note_refusal(self, cid: ClientId, reason: str) -> None:
+        """Store, for `status`, why this device's answer does not count."""
+        if cid not in self._state.accepted and not self.closed:
+            self._context.store.exchanges.put_refusal(self.key, cid, reason)
+
+    def _excuse(self, cid: ClientId, failure: str) -> bool:
+        """Whether this failure of the device is the first of its kind."""
+        first = (cid, failure) not in self._excused
+        self._excused.add((cid, failure))
+        return first
+
+
+def _key_of(message: Mapping[str, Any]) -> ExchangeKey:
+    return ExchangeKey(message["run"], message.get("round", -1), message.get("exchange", -1))

@@ -1,0 +1,156 @@
+"""Receives the announced updates of one exchange: upload, validate, store, acknowledge.
+
+Live and late updates take the same path. The exchange that asked for an update passes what differs: an additional
+check, what follows an accepted update, and what follows a refused one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coordinator.rounds.update_validation import ReplySpec, decode_reply
+from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
+from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.uploads import OpenUploads, have_field
+from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.message_schemas import ACK_STATUSES, MAX_DETAIL_CHARS
+from edge_client.protocol.task import ClientId, Reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announcement:
+    """A device's `rdy`: the update that it offers. `ident` is the id of the message, `n` its claimed sample count."""
+
+    key: ExchangeKey
+    ident: str
+    attempt: int
+    n: int
+    seconds: float
+    update: Manifest
+
+    @classmethod
+    def from_message(cls, rdy: Mapping[str, Any]) -> Announcement:
+        """The announcement that a checked `rdy` message makes."""
+        return cls(
+            key=ExchangeKey(rdy["run"], rdy["round"], rdy["exchange"]),
+            ident=rdy["id"],
+            attempt=rdy["attempt"],
+            n=rdy["n"],
+            seconds=rdy["seconds"],
+            update=Manifest.from_json(rdy["update"]),
+        )
+
+    def ack_fields(self) -> dict[str, Any]:
+        """The fields that name this update in an `ack`."""
+        return {**self.key._asdict(), "attempt": self.attempt, "sha256": self.update.sha256}
+
+
+@dataclass(frozen=True, kw_only=True)
+class UploadPolicy:
+    """What an exchange adds to the common path of its uploads."""
+
+    check: Callable[[ClientId, ReplySpec, Reply], None]  # raises Malformed for a reply that the exchange refuses
+    on_accepted: Callable[[StoredReply, Reply], None]  # the update is on disk
+    on_refused: Callable[[ClientId, Malformed], None]  # the `ack` with the reason is sent
+
+
+class UploadReceiver:
+    """The uploads of one exchange; `uploads` are the open ones."""
+
+    def __init__(
+        self,
+        prepared: Mapping[ClientId, PreparedTask],
+        context: ExchangeContext,
+        policy: UploadPolicy,
+    ) -> None:
+        self.uploads = OpenUploads(context.store)
+        self._announced: dict[ClientId, Announcement] = {}
+        self._prepared, self._policy = prepared, policy
+        self._store, self._sender = context.store, context.sender
+
+    def announce(self, cid: ClientId, said: Announcement) -> None:
+        """Remember what a device offers, instead of what it offered before."""
+        self._announced[cid] = said
+
+    def announced(self, cid: ClientId) -> Announcement:
+        """The device's last announcement."""
+        return self._announced[cid]
+
+    def begin(self, cid: ClientId) -> None:
+        """Take the announced update from its `rdy` if it is inline, else ask the device for the missing blocks."""
+        said = self._announced[cid]
+        if said.update.inline is not None:
+            self.uploads.end(cid)
+            self._receive(cid, said.update.inline)
+            return
+        try:
+            have = self.uploads.begin(cid, said.update)
+        except (Malformed, OSError) as full:
+            self.retry(cid, str(full))
+            return
+        if have.complete:  # the last process stopped after the last block; the device has nothing left to send
+            self._step(cid, lambda: self.uploads.finish(cid))
+            return
+        self._sender.send(
+            cid,
+            "go",
+            re=said.ident,
+            sha256=said.update.sha256,
+            shard=UPLOAD_SHARD,
+            window=UPLOAD_WINDOW,
+            have=have_field(have),
+        )
+
+    def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> bool:
+        """Take one block; -> whether it belongs to an open upload and neither the disk nor a check refused it."""
+        return self.uploads.expects(cid, label) and self._step(cid, lambda: self.uploads.take(cid, index, message))
+
+    def ack(self, cid: ClientId, status: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
+        """Answer the device's last announcement."""
+        self._sender.send(cid, "ack", **(self._announced[cid].ack_fields() | {"status": status} | fields))
+
+    def retry(self, cid: ClientId, reason: str | None) -> None:
+        """Tell the device that its update could not be stored and may be announced again later."""
+        self.ack(cid, "retry", detail=f"storage: {reason}"[:MAX_DETAIL_CHARS], retry_ms=RETRY_MS)
+
+    def _step(self, cid: ClientId, step: Callable[[], Path | None]) -> bool:
+        """One step of an upload; a complete blob is validated."""
+        try:
+            whole = step()
+        except Malformed as wrong:
+            self._refuse(cid, wrong)
+            return False
+        except OSError as full:
+            self.retry(cid, full.strerror)
+            return False
+        if whole is not None:
+            self._receive(cid, whole.read_bytes())
+        return True
+
+    def _receive(self, cid: ClientId, data: bytes) -> None:
+        """Validate and store a complete blob whose hash is right."""
+        said, spec, folder = self._announced[cid], self._prepared[cid].reply_spec, self._store.updates(cid)
+        try:
+            reply = decode_reply(spec, data, said.n)
+            self._policy.check(cid, spec, reply)
+        except Malformed as wrong:
+            folder.drop(said.update.sha256)
+            self._refuse(cid, wrong)
+            return
+        try:
+            sha256 = folder.put(data)
+            base = spec.base if spec.blob_kind == "delta" else ""
+            record = StoredReply(cid, sha256, len(data), reply.n, spec.blob_kind, base, said.seconds)
+            self._policy.on_accepted(record, reply)
+        except OSError as full:
+            self.retry(cid, full.strerror)
+
+    def _refuse(self, cid: ClientId, wrong: Malformed) -> None:
+        code = wrong.code if wrong.code in ACK_STATUSES else "bad_schema"
+        self.ack(cid, code, detail=str(wrong)[:MAX_DETAIL_CHARS])
+        self._policy.on_refused(cid, wrong)
