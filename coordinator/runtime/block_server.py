@@ -10,10 +10,10 @@ of silence it has them or will ask again. Who finds the budget spent is told `bu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
+from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.sender import UPLOAD_WINDOW, CoordinatorSender
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest, body_range
@@ -64,8 +64,9 @@ class BlockServer:
         """Let one device fetch these, and no longer what it was granted before."""
         self._granted[cid] = {m.sha256: m for m in manifests}
 
-    def answer(self, cid: ClientId, request: Mapping[str, Any]) -> None:
+    def answer(self, message: Envelope) -> None:
         """Serve one `get`, at most a window of blocks, now or in turn. Raises Malformed: the code of the answer."""
+        cid, request = message.cid, message.fields
         sha256 = request["sha256"]
         manifest = self._granted.get(cid, {}).get(sha256) or self._shared.get(sha256)
         if manifest is None:
@@ -82,7 +83,7 @@ class BlockServer:
         if cid in self._waiting:
             words = "you are served in turn"
             self.sender.send(
-                cid, "err", re=request["id"], code="busy", detail=words, retry_ms=int(QUEUE_TIMEOUT_S * 1000)
+                cid, "err", re=message.ident, code="busy", detail=words, retry_ms=int(QUEUE_TIMEOUT_S * 1000)
             )
 
     def send_due(self) -> None:

@@ -7,7 +7,7 @@ last are taken, one per device, within the credits and the bytes of an exchange.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_rms
 from coordinator.runtime.sender import RETRY_MS
@@ -28,7 +28,7 @@ class LateUpdates:
         context: ExchangeContext,
         *,
         answered: Collection[ClientId],
-        announced: Mapping[ClientId, Announcement],
+        announced: Iterable[Announcement],
     ) -> None:
         self.key, self._context = key, context
         self._prepared = {
@@ -38,18 +38,18 @@ class LateUpdates:
         }
         policy = UploadPolicy(check=self._check_move, on_accepted=self._keep, on_refused=lambda _cid, _wrong: None)
         self._receiver = UploadReceiver(self._prepared, context, policy)
-        for cid, said in announced.items():
-            self.on_ready(cid, said)
+        for said in announced:
+            self.on_ready(said)
 
-    def on_ready(self, cid: ClientId, said: Announcement) -> bool:
+    def on_ready(self, said: Announcement) -> bool:
         """Take an update, or ask for its blocks; -> False for an update that is not kept, which the caller answers."""
-        asked = self._prepared.get(cid)
+        cid, asked = said.cid, self._prepared.get(said.cid)
         if asked is None or said.update.kind != "delta" or said.update.size > asked.max_size:
             return False
         if said.update.inline is None and self._is_full(cid, said.update.size):
             self._context.sender.send(cid, "err", re=said.ident, code="busy", retry_ms=RETRY_MS)
         else:
-            self._receiver.announce(cid, said)
+            self._receiver.announce(said)
             self._receiver.begin(cid)
         return True
 

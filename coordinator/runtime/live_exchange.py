@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.rounds import exchange_rules
+from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.late_updates import LateUpdates
 from coordinator.runtime.reply_recorder import ReplyRecorder
 from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
@@ -109,17 +110,17 @@ class LiveExchange:
         self._state = replace(self._state, closes_at_s=self._context.clock.now_s())
         self.tick()
 
-    def on_ready(self, cid: ClientId, said: Announcement) -> None:
+    def on_ready(self, said: Announcement) -> None:
         """A device announces an update of this exchange. Raises Malformed with the code of the error answer."""
-        asked, update = self._prepared.get(cid), said.update
+        asked, update = self._prepared.get(said.cid), said.update
         if asked is None:
             raise Malformed("closed", "you were not asked")
         if update.kind != asked.reply_spec.blob_kind:
             raise Malformed("bad_field", f"asked for {asked.reply_spec.blob_kind}, got {update.kind}")
         if update.size > asked.max_size:
             raise Malformed("too_big", f"{update.size} bytes, at most {asked.max_size}")
-        self._receiver.announce(cid, said)
-        self._apply(exchange_rules.Ready(cid, update.sha256, update.size))
+        self._receiver.announce(said)
+        self._apply(exchange_rules.Ready(said.cid, update.sha256, update.size))
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""
@@ -129,8 +130,9 @@ class LiveExchange:
             self._events.appendleft(exchange_rules.Block(cid))
         self._apply()
 
-    def on_nack(self, cid: ClientId, nack: Mapping[str, Any]) -> None:
+    def on_nack(self, message: Envelope) -> None:
         """A device refuses the task. `unreachable` is asked once more: the blobs may have come meanwhile."""
+        cid, nack = message.cid, message.fields
         ours = nack["re"] == self._sent.get(cid) if "run" not in nack else _key_of(nack) == self.key
         if cid not in self._prepared or not ours:
             return
@@ -175,7 +177,7 @@ class LiveExchange:
         elif self._late:
             self._receiver.uploads.end_all()
             under_way = [cid for cid in (*before.uploads, *before.queue) if cid not in command.keys]
-            announced = {cid: self._receiver.announced(cid) for cid in under_way}
+            announced = [self._receiver.announced(cid) for cid in under_way]
             answered = before.accepted.keys() | command.keys
             self.late_updates = LateUpdates(
                 self.key, self._prepared, self._context, answered=answered, announced=announced

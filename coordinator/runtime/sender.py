@@ -5,7 +5,7 @@ Counts the bytes of payload that go down. Decides nothing and remembers nothing 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ RETRY_MS = 30_000  # storage errors are rarely over sooner
 UPLOAD_WINDOW = 16  # blocks that a device may have open, either way
 SUPPORTED_PROTOCOLS = (1,)
 SOURCES = ("mqtt",)
+
+Dial = Callable[[Will | None], Transport]
 
 
 @dataclass
@@ -36,6 +38,11 @@ class CoordinatorSender:
     release: Mapping[str, Any] | None = None  # what boards are offered: version and signed manifest
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
+
+    def open(self, dial: Dial) -> Transport:
+        """Make the transport that carries every message; its will says that this coordinator is offline."""
+        self.transport = transport = dial(Will(self.topics.coord(), self._record(online=False)))
+        return transport
 
     def send(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
         """One control message to one device; -> its id."""
@@ -58,10 +65,6 @@ class CoordinatorSender:
     def publish_catalog(self, version: int, catalog: Manifest) -> None:
         """The retained pointer to the catalog of centers."""
         self._publish(self.topics.catalog(), self._write("cat", {"ver": version, "catalog": catalog}), retain=True)
-
-    def will(self) -> Will:
-        """What the broker says for us when we vanish."""
-        return Will(self.topics.coord(), self._record(online=False))
 
     def _record(self, *, online: bool) -> bytes:
         fields = {

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.rounds.update_validation import ReplySpec, decode_reply
+from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
 from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.uploads import OpenUploads, have_field
@@ -26,19 +27,22 @@ from edge_client.protocol.task import ClientId, Reply
 class Announcement:
     """A device's `rdy`: the update that it offers. `ident` is the id of the message, `n` its claimed sample count."""
 
+    cid: ClientId
     key: ExchangeKey
-    ident: str
+    ident: str | None
     attempt: int
     n: int
     seconds: float
     update: Manifest
 
     @classmethod
-    def from_message(cls, rdy: Mapping[str, Any]) -> Announcement:
+    def from_message(cls, message: Envelope) -> Announcement:
         """The announcement that a checked `rdy` message makes."""
+        rdy = message.fields
         return cls(
+            cid=message.cid,
             key=ExchangeKey(rdy["run"], rdy["round"], rdy["exchange"]),
-            ident=rdy["id"],
+            ident=message.ident,
             attempt=rdy["attempt"],
             n=rdy["n"],
             seconds=rdy["seconds"],
@@ -73,9 +77,9 @@ class UploadReceiver:
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
 
-    def announce(self, cid: ClientId, said: Announcement) -> None:
+    def announce(self, said: Announcement) -> None:
         """Remember what a device offers, instead of what it offered before."""
-        self._announced[cid] = said
+        self._announced[said.cid] = said
 
     def announced(self, cid: ClientId) -> Announcement:
         """The device's last announcement."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime.dispatcher import Superseded
+from coordinator.runtime.leadership import Superseded
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
@@ -293,8 +293,8 @@ def test_blocks_of_one_result_do_not_count_for_what_was_said_of_another(tmp_path
     here.send(KEY, ME, 0, [0, 1])
     clock.time_s += 31.0
     here.announce(VICTIM, 0, KEY)
-    assert here.dispatcher.live is not None
-    here.dispatcher.live.tick()
+    assert here.dispatcher.exchange.live is not None
+    here.dispatcher.exchange.live.tick()
     here.announce(ME, 1, KEY)
     here.send(KEY, ME, 0, list(range(2, 10)))
     assert ME not in here.store.exchanges.replies(KEY)

@@ -21,7 +21,7 @@ def play(folder: Path, broker: Weather | None = None, *, devices: int = DEVICES,
         broker.begin(fed.world)
     fed.start_coordinator()
     fed.start_devices(devices)
-    fed.world.run(lambda: fed.server is not None and fed.server.offering, limit_s=50_000.0)
+    fed.world.run(lambda: fed.catalog is not None, limit_s=50_000.0)
     fed.world.end()
     return fed
 
@@ -95,7 +95,7 @@ def test_half_a_fleet_that_reconnects_in_one_second_changes_nothing(tmp_path: Pa
     broker.begin(fed.world)
     fed.start_coordinator()
     fed.start_devices(many)
-    fed.world.run(lambda: fed.server is not None and fed.server.asking)
+    fed.world.run(lambda: fed.live is not None)
     for storm in range(3):
         for cid in range(storm % 2, many, 2):
             until_s = fed.world.clock.time_s + 1.0 / many

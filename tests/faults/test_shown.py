@@ -20,7 +20,7 @@ def test_each_reply_is_shown_while_its_exchange_is_open(
     for kind in (StreamingGram, StreamingDistances):
 
         def see(self: object, who: ClientId, reply: Reply, *, original: object = kind.add_reply) -> None:
-            live = None if fed.server is None else fed.server.dispatcher.live
+            live = fed.live
             waiting = live is not None and not live.closed
             held = 0 if live is None else sum(r.update is not None for r in live.replies.values())
             seen.append((who, waiting, held))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.runtime.dispatcher import Superseded
+from coordinator.runtime.leadership import Superseded
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
 from tests.support.virtual_federation import FEDERATION, Federation

@@ -19,6 +19,7 @@ import numpy as np
 from coordinator.artifacts.signed_program import PROGRAM_FACT
 from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
 from coordinator.identity.signing_key import open_signing_key
+from coordinator.runtime.live_exchange import LiveExchange
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.database import Database
@@ -28,6 +29,7 @@ from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
 from edge_client.protocol.messages import canonical_json
+from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics
@@ -239,9 +241,21 @@ class Federation:
 
         return self.world.begin(cid, life)
 
+    @property
+    def live(self) -> LiveExchange | None:
+        """The coordinator's open exchange."""
+        session = None if self.server is None else self.server.session
+        return None if session is None else session.dispatcher.exchange.live
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """What the coordinator has published."""
+        session = None if self.server is None else self.server.session
+        return None if session is None else session.dispatcher.catalog.catalog
+
     def live_since(self, seconds: float) -> bool:
         """Whether an exchange has been open for so long."""
-        if self.open_since_s is None and self.server is not None and self.server.asking:
+        if self.open_since_s is None and self.live is not None:
             self.open_since_s = self.world.clock.time_s
         return self.open_since_s is not None and self.world.clock.time_s >= self.open_since_s + seconds
 
@@ -266,7 +280,7 @@ class Federation:
 
     def finish(self) -> None:
         """Run until the last center is published."""
-        self.world.run(lambda: self.server is not None and self.server.offering)
+        self.world.run(lambda: self.catalog is not None)
 
 
 class Spy:

@@ -88,7 +88,8 @@ class WiredCoordinator:
         if not self.store.exchanges.exists(key):
             self.store.exchanges.open(key, {c: a.sha256 for c, a in asked.items()}, self.config.deadline_s)
         if self.store.exchanges.closed_with(key) is None:
-            self.dispatcher.live = live = LiveExchange(key, tasks, asked, wanted, self.context)
+            live = LiveExchange(key, tasks, asked, wanted, self.context)
+            self.dispatcher.exchange.begin(live)
             live.begin()
 
     def hear(self, cid: str, kind: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields

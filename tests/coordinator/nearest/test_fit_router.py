@@ -151,7 +151,7 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
         fed.start_coordinator()
         fed.start_devices(4)
         fed.finish()
-        catalog = None if fed.server is None else fed.server.dispatcher.catalog
+        catalog = fed.catalog
         assert catalog is not None
         routers[wanted] = catalog.router
         fed.world.end()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.runtime.block_server import ASSUMED_ARRIVAL_S, BlockServer
+from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.sender import CoordinatorSender
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
@@ -45,7 +46,7 @@ class BlockServerSetup:
 
     def ask(self, cid: str, *at: list[int]) -> None:
         request: dict[str, Any] = {"id": f"r-{cid}", "sha256": self.manifest.sha256, "block": BLOCK, "at": list(at)}
-        self.downloads.answer(cid, request)
+        self.downloads.answer(Envelope(cid=cid, fields=request))
 
     def said(self) -> list[tuple[str, str]]:
         """(device, "block" or the code of an error), in order; each once."""

@@ -161,7 +161,7 @@ def test_after_a_break_only_the_missing_blocks_are_asked_for(fed: Federation, sp
     fed.world.run(lambda: fed.live_since(2.0))
     fed.world.kill("coordinator.0")
     fed.start_coordinator()
-    fed.world.run(lambda: fed.server is not None and fed.server.asking)
+    fed.world.run(lambda: fed.live is not None)
     spy.say("d01", "rdy", **rdy)
     go = answers(fed, spy, "go", "d01", 2)[-1]
     bitmap = blocks.Bitmap.from_base64(manifest_of(data, "delta", block=BLOCK).total, go["have"])

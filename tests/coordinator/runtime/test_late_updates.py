@@ -30,7 +30,7 @@ def begun(fed: Federation) -> Spy:
     fed.start_coordinator()
     fed.start_devices(3)
     fed.start_mute_device("d03", n=40)
-    fed.world.run(lambda: fed.server is not None and fed.server.asking and _exchange(spy, "d00") == 1)
+    fed.world.run(lambda: fed.live is not None and _exchange(spy, "d00") == 1)
     return spy
 
 

@@ -155,7 +155,7 @@ def test_an_exchange_is_not_begun_before_enough_devices_are_connected(tmp_path: 
     fed = Federation.of(tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=100.0)
     fed.start_coordinator()
     fed.start_devices(4)
-    fed.world.run(lambda: fed.server is not None and fed.server.asking)
+    fed.world.run(lambda: fed.live is not None)
     fed.world.kill("d03")
     with pytest.raises(NetworkError, match=r"3 of 4 devices were connected for round 1[\s\S]*fraction-connected"):
         fed.finish()

@@ -103,7 +103,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule()
     def the_broker_forgets(self) -> None:
-        live = self.alive.dispatcher.live
+        live = self.alive.dispatcher.exchange.live
         if live is not None:
             self.survive(live.begin)
 
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         database = self.alive.store.database
         database.fatal, database.before = database.writes + nth, before
 
-    @precondition(lambda self: self.alive.dispatcher.live is None and self.number + 1 < EXCHANGES)
+    @precondition(lambda self: self.alive.dispatcher.exchange.live is None and self.number + 1 < EXCHANGES)
     @rule()
     def the_next_exchange_begins(self) -> None:
         self.number += 1
@@ -159,7 +159,7 @@ class Machine(RuleBasedStateMachine):
         while True:
             for cid in DEVICES:
                 self.deliver(cid)
-            assert self.alive.dispatcher.live is None
+            assert self.alive.dispatcher.exchange.live is None
             self.read_back()
             if self.number + 1 == EXCHANGES:
                 return
@@ -213,12 +213,12 @@ class Machine(RuleBasedStateMachine):
 
     def tick(self) -> None:
         """The event loop's part: time, and the end of an exchange."""
-        live = self.alive.dispatcher.live
+        live = self.alive.dispatcher.exchange.live
         self.clock.time_s += 0.1
         if live is not None and not live.closed and self.clock.time_s >= live.wakes_at_s:
             live.tick()
         if live is not None and live.closed:
-            self.alive.dispatcher.live = None
+            self.alive.dispatcher.exchange.end()
 
     def reopen(self) -> None:
         """What is on disk at this moment, as another process finds it."""

@@ -1,0 +1,77 @@
+"""The published catalog of centers: which center is nearest to a new device, and how well a served center does."""
+
+from __future__ import annotations
+
+from coordinator.nearest.answer import answer_near
+from coordinator.runtime.block_server import BlockServer
+from coordinator.runtime.envelope import Envelope
+from coordinator.runtime.presence import TokenBucket
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.store import Store
+from edge_client.errors import Malformed
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.task import ClientId, Schema
+
+NEAR_REQUESTS_PER_S, NEAR_REQUESTS_BURST = 0.1, 6.0
+
+
+class CatalogServer:
+    """Answers `near` and `served` from the catalog that was published last."""
+
+    def __init__(self, store: Store, sender: CoordinatorSender, downloads: BlockServer, event_log: EventLog) -> None:
+        self._store, self._sender, self._downloads, self._event_log = store, sender, downloads, event_log
+        self._published: tuple[Catalog, Manifest, Schema] | None = None
+        self._router: tuple[str, Router] | None = None  # with the hash of its file
+        self._buckets: dict[ClientId, TokenBucket] = {}
+
+    @property
+    def catalog(self) -> Catalog | None:
+        """What is published."""
+        return None if self._published is None else self._published[0]
+
+    def publish(self, catalog: Catalog, manifest: Manifest, schema: Schema) -> None:
+        """Let every device fetch the catalog and its files, and say where it is."""
+        self._downloads.share([manifest, *catalog.blobs()])
+        self._published = (catalog, manifest, schema)
+        self.publish_again()
+
+    def publish_again(self) -> None:
+        """Repeat the retained pointer; the broker may have lost it."""
+        if self._published is not None:
+            catalog, manifest, _ = self._published
+            self._sender.publish_catalog(catalog.version, manifest)
+
+    def on_near(self, question: Envelope) -> None:
+        """Answer which center is nearest. Raises Malformed with the code of the error answer."""
+        bucket = self._buckets.setdefault(question.cid, TokenBucket(NEAR_REQUESTS_PER_S, NEAR_REQUESTS_BURST))
+        if not bucket.allow(self._sender.clock.now_s()):
+            raise Malformed("rate", "at most 6 a minute")
+        if self._published is None:
+            raise Malformed("busy", "there is no catalog yet")
+        catalog, _, schema = self._published
+        answer = answer_near(catalog, question.fields, schema, self._read_router(catalog))
+        self._sender.send(question.cid, "near", re=question.ident, **answer)
+
+    def on_served(self, served: Envelope) -> None:
+        """Log how well a device does with the file that it was given."""
+        center, sha256 = served.fields["center"], served.fields["sha256"]
+        if self.catalog is None or center >= len(self.catalog.centers):
+            raise Malformed("bad_field", "no such center")
+        files = self.catalog.centers[center].files
+        form = next((f for f, manifest in files.items() if manifest.sha256 == sha256), None)
+        if form is None:
+            raise Malformed("bad_field", "that file is not this center's")
+        numbers = {"n": served.fields["n"], "metrics": served.fields["metrics"], "sha256": sha256}
+        self._event_log.write("served", device=served.cid, center=center, format=form, **numbers)
+
+    def _read_router(self, catalog: Catalog) -> Router | None:
+        """The catalog's router for new devices, read from disk once."""
+        if catalog.router is None:
+            return None
+        sha256 = catalog.router.sha256
+        if self._router is None or self._router[0] != sha256:
+            self._router = (sha256, Router.from_bytes(self._store.blobs.read(sha256)))
+        return self._router[1]

@@ -1,0 +1,76 @@
+"""Passes announcements, blocks and refusals to the open exchange or to the late updates of the one before."""
+
+from __future__ import annotations
+
+from coordinator.runtime.envelope import Envelope
+from coordinator.runtime.late_updates import LateUpdates
+from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.runtime.upload_receiver import Announcement
+from coordinator.storage.store import Store
+from edge_client.errors import Malformed
+from edge_client.protocol.task import ClientId
+
+
+class CurrentExchange:
+    """The exchange that is open now, if there is one, and the late updates that the one before still takes."""
+
+    def __init__(self, store: Store, sender: CoordinatorSender) -> None:
+        self._store, self._sender = store, sender
+        self._live: LiveExchange | None = None
+        self._late: LateUpdates | None = None
+
+    @property
+    def live(self) -> LiveExchange | None:
+        """The open exchange."""
+        return self._live
+
+    def begin(self, live: LiveExchange) -> None:
+        """From now on messages belong to this exchange."""
+        self._live = live
+
+    def end(self) -> None:
+        """The open exchange is closed; its late updates, if it keeps them, replace those of the exchange before."""
+        late = None if self._live is None else self._live.late_updates
+        self._live = None
+        if late is not None:
+            if self._late is not None:
+                self._late.close()
+            self._late = late
+
+    def on_connected(self, cid: ClientId) -> None:
+        """A device is online again: send its task once more."""
+        if self._live is not None:
+            self._live.resend_task(cid)
+
+    def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
+        """A block of an upload."""
+        taker = self._late if self._late is not None and self._late.expects(cid) else self._live
+        if taker is not None:
+            taker.on_block(cid, label, index, message)
+
+    def on_nack(self, nack: Envelope) -> None:
+        """A device refuses a task."""
+        if self._live is not None:
+            self._live.on_nack(nack)
+
+    def on_ready(self, rdy: Envelope) -> None:
+        """A device announces an update. Raises Malformed("closed") for an exchange that never asked the device."""
+        said = Announcement.from_message(rdy)
+        if self._live is not None and said.key == self._live.key:
+            self._live.on_ready(said)
+        elif self._late is None or said.key != self._late.key or not self._late.on_ready(said):
+            self._answer_closed(said)
+
+    def _answer_closed(self, said: Announcement) -> None:
+        """Answer from the store an update that no exchange takes."""
+        stored = self._store.exchanges.replies(said.key).get(said.cid)
+        if stored is not None:
+            status = "dup" if stored.sha256 == said.update.sha256 else "superseded"
+        elif said.cid in self._store.exchanges.task_hashes(said.key):
+            status = "late"
+            if said.cid not in self._store.exchanges.refusals(said.key.run, said.key.round):
+                self._store.exchanges.put_refusal(said.key, said.cid, "late")
+        else:
+            raise Malformed("closed", "no such exchange")
+        self._sender.send(said.cid, "ack", **said.ack_fields(), status=status)

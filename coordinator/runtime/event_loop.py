@@ -1,0 +1,108 @@
+"""The event loop: broker events one after another, and what is due between them.
+
+Other threads act on it through `Controls`; the loop honours them where nothing is half done.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from coordinator.runtime.block_server import BlockServer
+from coordinator.runtime.dispatcher import Dispatcher
+from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.runtime.status_reporter import StatusReporter
+from coordinator.storage.exchange_store import ExchangeKey
+from edge_client.transport.base import Connected, Disconnected, Message, Transport
+
+log = logging.getLogger(__name__)
+
+MAX_WAIT_S = 1.0  # the longest wait of the event loop
+
+
+class ServerStopped(Exception):
+    """The server was asked to stop, and noticed it where nothing is half done."""
+
+
+@dataclass
+class Controls:
+    """What other threads ask of the server."""
+
+    stopping: bool = False
+    paused: bool = False
+    closing: ExchangeKey | None = None  # the exchange to close now
+
+
+class EventLoop:
+    """One thread that takes events from the transport."""
+
+    def __init__(
+        self,
+        *,
+        transport: Transport,
+        sender: CoordinatorSender,
+        downloads: BlockServer,
+        dispatcher: Dispatcher,
+        status: StatusReporter,
+        controls: Controls,
+    ) -> None:
+        self._clock, self._transport, self._sender = sender.clock, transport, sender
+        self._downloads, self._dispatcher = downloads, dispatcher
+        self._status, self._controls = status, controls
+
+    def run_until(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
+        """Take events until `done`; -> False when `until_s` came first. Raises ServerStopped."""
+        while not done():
+            if self._controls.stopping:
+                raise ServerStopped
+            live, now_s = self._dispatcher.exchange.live, self._clock.now_s()
+            self._status.tick(now_s)
+            if now_s >= until_s:
+                return False
+            if live is not None and live.key == self._controls.closing:
+                self._controls.closing = None
+                live.close()
+                continue
+            if live is not None and now_s >= live.wakes_at_s:
+                live.tick()
+                continue
+            wake_s = min(until_s, now_s + MAX_WAIT_S, math.inf if live is None else live.wakes_at_s)
+            self._take(min(wake_s, self._downloads.wakes_at_s) - now_s)
+            self._downloads.send_due()
+        return True
+
+    def run_until_closed(self, live: LiveExchange) -> None:
+        """Take events until the exchange is closed."""
+        self._dispatcher.exchange.begin(live)
+        self._status.write("asking")
+        self.run_until(lambda: live.closed)
+        self._status.notify()
+        self._dispatcher.exchange.end()
+        self._status.write("aggregating")
+
+    def wait_while_paused(self) -> None:
+        """Take events until the pause is over; return at once without one."""
+        if self._controls.paused:
+            self._status.write("paused")
+            self.run_until(lambda: not self._controls.paused)
+
+    def _take(self, timeout_s: float) -> None:
+        event = self._transport.receive(timeout_s)
+        if isinstance(event, Message):
+            self._dispatcher.dispatch(event)
+        elif isinstance(event, Connected):
+            self._on_connected()
+        elif isinstance(event, Disconnected):
+            log.warning("the broker is gone (%s); connecting again", event.reason)
+
+    def _on_connected(self) -> None:
+        """The broker has forgotten this connection, and maybe every retained message: send everything again."""
+        topics = self._sender.topics
+        self._transport.subscribe(topics.coord(), *topics.coordinator_filters())
+        self._sender.publish_record(online=True)
+        self._dispatcher.catalog.publish_again()
+        if self._dispatcher.exchange.live is not None:
+            self._dispatcher.exchange.live.begin()

@@ -1,0 +1,68 @@
+"""What the coordinator does now, for status.json and for an observer such as the dashboard."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from coordinator.runtime.dispatcher import Dispatcher
+from coordinator.runtime.sender import CoordinatorSender
+from coordinator.storage.status import StatusWriter
+from coordinator.storage.store import Store
+
+OBSERVE_INTERVAL_S = 0.5  # the shortest time between two regular calls of an observer
+
+EventWatcher = Callable[[Mapping[str, Any]], None]
+
+
+class StatusReporter:
+    """Writes status.json and calls `observe`, where there is one: at once on a change of phase, else regularly."""
+
+    def __init__(
+        self,
+        writer: StatusWriter,
+        *,
+        store: Store,
+        sender: CoordinatorSender,
+        dispatcher: Dispatcher,
+        is_paused: Callable[[], bool],
+        observe: EventWatcher | None,
+    ) -> None:
+        self._writer, self._phase = writer, "starting"
+        self._clock, self._store, self._sender, self._dispatcher = sender.clock, store, sender, dispatcher
+        self._is_paused, self._observe = is_paused, observe
+        self._observe_at_s = math.inf if observe is None else 0.0
+
+    def tick(self, now_s: float) -> None:
+        """Report if it is time."""
+        if now_s >= self._writer.due_s:
+            self.write()
+        elif now_s >= self._observe_at_s:
+            self.notify()
+
+    def write(self, phase: str = "") -> None:
+        """Report now; an empty `phase` is the one before."""
+        self._phase = phase or self._phase
+        self._writer.write(self._clock.now_s(), phase, self._numbers())
+        self.notify()
+
+    def notify(self) -> None:
+        """Call the observer, where there is one."""
+        if self._observe is None:
+            return
+        self._observe_at_s = self._clock.now_s() + OBSERVE_INTERVAL_S
+        presence = {cid: device.state for cid, device in self._dispatcher.fleet.devices.items()}
+        names = self._store.states.run_names()
+        run = {"phase": self._phase, "paused": self._is_paused(), "presence": presence, "names": names}
+        self._observe({**self._numbers(), **run})
+
+    def _numbers(self) -> dict[str, Any]:
+        live, fleet = self._dispatcher.exchange.live, self._dispatcher.fleet
+        return {
+            "unix_ms": self._clock.unix_ms(),
+            "connected": len(fleet.online()),
+            "runtimes": fleet.refusals(),
+            "bytes": {"down": self._sender.bytes_down, "up": self._dispatcher.bytes_up},
+            "exchange": None if live is None else live.progress(),
+        }
