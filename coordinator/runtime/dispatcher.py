@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.catalog_server import CatalogServer
-from coordinator.runtime.current_exchange import CurrentExchange
 from coordinator.runtime.envelope import Envelope, open_envelope
+from coordinator.runtime.exchange.current_exchange import CurrentExchange
 from coordinator.runtime.leadership import Leadership
 from coordinator.runtime.presence import FleetPresence, TokenBucket
 from coordinator.runtime.sender import CoordinatorSender

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
-from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.status_reporter import StatusReporter
 from coordinator.storage.exchange_store import ExchangeKey

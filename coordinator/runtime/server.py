@@ -20,12 +20,12 @@ from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import Controls, EventLoop, ServerStopped
-from coordinator.runtime.exchange_driver import run_exchange
+from coordinator.runtime.exchange.exchange_driver import run_exchange
+from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.leadership import Superseded, seen_epoch
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender, Dial
 from coordinator.runtime.status_reporter import EventWatcher, StatusReporter
-from coordinator.runtime.task_messages import ExchangeContext
 from coordinator.runtime.training_loop import RunTrainer, train_runs
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey

@@ -139,7 +139,7 @@ def test_ten_thousand_copies_of_a_block_cost_neither_a_checksum_nor_the_disk(
 
     manifest, data = coordinator.update(KEY, ME, 0)
     packed = blocks.pack_block(data[:BLOCK], 0, manifest.total)
-    monkeypatch.setattr("coordinator.runtime.uploads.unpack_block", refuse)
+    monkeypatch.setattr("coordinator.runtime.exchange.uploads.unpack_block", refuse)
     monkeypatch.setattr("edge_client.transport.blobs._write_at", refuse)
     topic = TOPICS.upload(0, ME, routing_label(manifest.sha256), 0)
     for _ in range(10_000):

@@ -19,7 +19,7 @@ import numpy as np
 from coordinator.artifacts.signed_program import PROGRAM_FACT
 from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.database import Database

@@ -14,10 +14,10 @@ from coordinator.artifacts.signed_program import prepare_program
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
-from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.task_messages import ExchangeContext, prepare_tasks
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender
-from coordinator.runtime.task_messages import ExchangeContext, prepare_tasks
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.strategies.base import Exchange

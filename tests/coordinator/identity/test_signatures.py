@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.identity import signing_key
-from coordinator.runtime.task_messages import PreparedTask
+from coordinator.runtime.exchange.task_messages import PreparedTask
 from edge_client.config import ClientConfig
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from coordinator.rounds.exchange_rules import Close
 from coordinator.rounds.update_validation import decode_reply, outliers, update_rms
-from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, notify_reply

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.runtime.uploads import OpenUploads, have_field
+from coordinator.runtime.exchange.uploads import OpenUploads, have_field
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, body_range, manifest_of, pack_block

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from coordinator.runtime.envelope import Envelope
-from coordinator.runtime.late_updates import LateUpdates
-from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.exchange.late_updates import LateUpdates
+from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.upload_receiver import Announcement
 from coordinator.runtime.sender import CoordinatorSender
-from coordinator.runtime.upload_receiver import Announcement
 from coordinator.storage.store import Store
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId

@@ -25,8 +25,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from coordinator.runtime.exchange_driver import run_exchange
-from coordinator.runtime.live_exchange import LiveExchange
+from coordinator.runtime.exchange.exchange_driver import run_exchange
+from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol.blocks import Bitmap
 from tests.support.virtual_federation import BALLAST

@@ -11,10 +11,10 @@ from typing import Any
 
 from coordinator.rounds import exchange_rules
 from coordinator.runtime.envelope import Envelope
-from coordinator.runtime.late_updates import LateUpdates
-from coordinator.runtime.reply_recorder import ReplyRecorder
-from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
-from coordinator.runtime.upload_receiver import Announcement, UploadPolicy, UploadReceiver
+from coordinator.runtime.exchange.late_updates import LateUpdates
+from coordinator.runtime.exchange.reply_recorder import ReplyRecorder
+from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.strategies.base import Exchange
 from edge_client.errors import Malformed

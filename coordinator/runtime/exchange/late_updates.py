@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_rms
+from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.runtime.sender import RETRY_MS
-from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
-from coordinator.runtime.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId, Reply

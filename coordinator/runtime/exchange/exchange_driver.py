@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from coordinator.runtime.live_exchange import LiveExchange
-from coordinator.runtime.reply_recorder import read_reply
-from coordinator.runtime.task_messages import ExchangeContext, prepare_tasks
+from coordinator.runtime.exchange.live_exchange import LiveExchange
+from coordinator.runtime.exchange.reply_recorder import read_reply
+from coordinator.runtime.exchange.task_messages import ExchangeContext, prepare_tasks
 from coordinator.storage.exchange_store import ExchangeKey, ReplayDiverged
 from coordinator.strategies.base import Exchange, Replies
 from edge_client.protocol.task import ClientId, Reply

@@ -13,9 +13,9 @@ from typing import Any
 
 from coordinator.rounds.update_validation import ReplySpec, decode_reply
 from coordinator.runtime.envelope import Envelope
+from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
+from coordinator.runtime.exchange.uploads import OpenUploads, have_field
 from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
-from coordinator.runtime.task_messages import ExchangeContext, PreparedTask
-from coordinator.runtime.uploads import OpenUploads, have_field
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
