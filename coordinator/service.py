@@ -1,8 +1,8 @@
-"""Several federations in one process: a thread each, a broker where one is wanted, and the signals of a service.
+"""Several federations in one process: a thread each, a broker where the configuration wants one, and signals.
 
-SIGTERM and SIGINT ask every coordinator to stop where nothing is half done. A second signal ends the process at once,
-and so does the first after eight seconds with a coordinator that is busy with something long: what counts is on disk.
-The federations share nothing but the process. One that fails is told of, and the others go on.
+SIGTERM and SIGINT ask every coordinator to stop where nothing is half done. A second signal ends the process at once.
+So does the first one after eight seconds, if a coordinator is still busy; accepted replies are on disk. The federations
+share only the process: the failure of one is reported, and the others go on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 STOP_TIMEOUT_S = 8.0  # after a signal; container engines kill after ten
 POLL_S = 0.5
-EventReporter = Callable[[Mapping[str, Any]], None]  # is told every event of metrics.jsonl
+EventReporter = Callable[[Mapping[str, Any]], None]  # called with every event of metrics.jsonl
 
 
 def run_service(
@@ -54,32 +54,32 @@ def run_service(
     _check_apart(settings)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
-    places = [dashboard_endpoint(config) if config.dashboard else None for config in settings]
+    endpoints = [dashboard_endpoint(config) if config.dashboard else None for config in settings]
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
-        crowd = _DeviceCounter(
+        counter = _DeviceCounter(
             tell, sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
         )
         logs = [
             stack.enter_context(experiment_trackers.open_trackers(c.loggers, c.folder, c.to_toml())) for c in settings
         ]
-        lives = [
-            _FederationThread(config, store, _both(log, crowd.watch(config)), insecure=insecure)
+        federations = [
+            _FederationThread(config, store, _call_both(log, counter.watch(config)), insecure=insecure)
             for config, store, log in zip(settings, stores, logs, strict=True)
         ]
-        for life, where in zip(lives, places, strict=True):
-            if where is not None:
-                stack.callback(life.show(where).close)
+        for federation, endpoint in zip(federations, endpoints, strict=True):
+            if endpoint is not None:
+                stack.callback(federation.serve_dashboard(endpoint).close)
         started = [stack.enter_context(one) for one in _brokers(settings)]
-        came = _Signals(lives, [one.pid for one in started if one.pid is not None]).wait()
-    failures = [life.failure for life in lives if life.failure is not None]
+        came = _SignalWaiter(federations, [one.pid for one in started if one.pid is not None]).wait()
+    failures = [federation.failure for federation in federations if federation.failure is not None]
     if failures:
         raise failures[0]
     if came == signal.SIGINT:
         raise KeyboardInterrupt
 
 
-def _both(first: EventReporter, second: EventReporter) -> EventReporter:
+def _call_both(first: EventReporter, second: EventReporter) -> EventReporter:
     def tell(event: Mapping[str, Any]) -> None:
         first(event)
         second(event)
@@ -108,8 +108,8 @@ class _FederationThread:
         self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch, observe=observe)
         self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
 
-    def show(self, endpoint: Endpoint) -> DashboardServer:
-        """Serve its dashboard, and say where."""
+    def serve_dashboard(self, endpoint: Endpoint) -> DashboardServer:
+        """Serve its dashboard and print the link."""
         from coordinator.dashboard.server import DashboardServer
 
         if self._hub is None:
@@ -126,31 +126,26 @@ class _FederationThread:
 
 
 def _hub(store: Store, watch: EventReporter) -> tuple[Hub, EventReporter]:
-    """A hub that knows what the store's events tell of, and a `watch` that tells it what comes."""
+    """A hub with the stored events, and a `watch` that passes later events to it."""
     from coordinator.dashboard.event_hub import Hub
     from coordinator.dashboard.metrics_view import replay_events
 
     hub = Hub(replay_events(store.events.lines()))
-
-    def both(event: Mapping[str, Any]) -> None:
-        hub.event(event)
-        watch(event)
-
-    return hub, both
+    return hub, _call_both(hub.event, watch)
 
 
-class _Signals:
-    """Waits for the lives, and for a signal."""
+class _SignalWaiter:
+    """Waits for the federations' threads and for a signal."""
 
-    def __init__(self, lives: Sequence[_FederationThread], helpers: Sequence[int]) -> None:
-        self._lives, self._helpers, self._came = lives, helpers, 0
+    def __init__(self, federations: Sequence[_FederationThread], helpers: Sequence[int]) -> None:
+        self._federations, self._helpers, self._came = federations, helpers, 0
 
     def wait(self) -> int:
-        """Run the lives to their ends; -> the signal that ended them, or 0."""
+        """Run the threads to their ends; -> the signal that ended them, or 0."""
         before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
-            for life in self._lives:
-                life.thread.start()
+            for federation in self._federations:
+                federation.thread.start()
             self._follow()
         finally:
             for number, handler in before.items():
@@ -160,12 +155,12 @@ class _Signals:
     def _follow(self) -> None:
         told: set[str] = set()
         leave_s = float("inf")
-        while alive := [life for life in self._lives if life.thread.is_alive()]:
+        while alive := [federation for federation in self._federations if federation.thread.is_alive()]:
             alive[0].thread.join(POLL_S)
-            for life in self._lives:
-                if life.failure is not None and life.name not in told and len(self._lives) > 1:
-                    told.add(life.name)
-                    _say(f"{life.name} has ended: {life.failure}")
+            for federation in self._federations:
+                if federation.failure is not None and federation.name not in told and len(self._federations) > 1:
+                    told.add(federation.name)
+                    _say(f"{federation.name} has ended: {federation.failure}")
             if self._came:
                 leave_s = min(leave_s, time.monotonic() + STOP_TIMEOUT_S)
                 if time.monotonic() > leave_s:
@@ -175,19 +170,19 @@ class _Signals:
         if self._came:
             self._leave_now(128 + number)
         self._came = number
-        os.write(2, b"stopping; once more to quit at once\n")  # print may be in the middle of something
-        for life in self._lives:
-            life.server.stop()
+        os.write(2, b"stopping; once more to quit at once\n")  # a signal may interrupt a print
+        for federation in self._federations:
+            federation.server.stop()
 
     def _leave_now(self, code: int) -> None:
-        """Without another word: no thread, no library and no broker of ours may hold this up."""
+        """End the process at once; no thread, library or child broker may delay it."""
         for pid in self._helpers:
             os.kill(pid, signal.SIGTERM)
         os._exit(code)
 
 
 class _DeviceCounter:
-    """Counts who joined over the embedded broker, and says once when there are too many for it."""
+    """Counts devices that join over the embedded broker, and warns once when there are too many for it."""
 
     def __init__(self, tell: EventReporter, known: int) -> None:
         self._tell, self._known, self._lock, self._told = tell, known, threading.Lock(), False
@@ -216,7 +211,7 @@ def _embedded(config: CoordinatorConfig) -> bool:
 
 
 def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
-    """Start each broker that some configuration wants from us, once."""
+    """Start once each local broker that a configuration names."""
     wanted = {own: config for config in settings if (own := brokers.local_broker(config.broker)) is not None}
     for (kind, port), config in wanted.items():
         started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web_port)
@@ -236,7 +231,7 @@ def _check_apart(settings: Sequence[CoordinatorConfig]) -> None:
 
 
 def _store(config: CoordinatorConfig) -> Store:
-    """The store, and beside it config.toml: how the run was made, defaults included.
+    """Open the store, and write config.toml beside it: the whole configuration, defaults included.
 
     Raises ConfigError for a setting that no method has.
     """
@@ -255,7 +250,7 @@ def _store(config: CoordinatorConfig) -> Store:
 
 
 def _every_setting(run: RunConfig, config: CoordinatorConfig) -> str:
-    """Of a run's method, as comments: what the configuration leaves alone is there too."""
+    """All settings of a run's method as comments, with the defaults that the configuration does not set."""
     import tomli_w
 
     lines = annotate_representations(tomli_w.dumps(method_settings(make_strategy(run, config)))).splitlines()

@@ -2,19 +2,19 @@
 
 `advance(exchange, event, now_s) -> (exchange, commands)`. The caller stores what an `Ack` with status "ok" accepts and
 what a `Close` closes, and only then carries the commands out in order. Times are seconds on one monotonic clock of the
-caller's, real or virtual. No network, no disk, no clock, no blobs: an update is its sha256 here.
+caller, real or virtual. An update is named by its sha256.
 
 The rules (PROTOCOL.md, rounds):
 
-* the first complete, verified update of a client is accepted ("ok"); the same hash again is "dup", another one
-  "superseded"; after closing everything new is "late"; a client that was not asked is "rejected";
-* a credit is one open upload. There are `credits` of them, and together they hold `budget` bytes at most (a single
-  upload may be larger): that much a broker has to keep for us. Without a free one a `Ready` waits in a queue in
-  silence; a full queue answers "busy". A credit that hears nothing for 30 s goes back; after 8 s of silence the client
-  is told to go on once more;
-* the exchange closes when `goal` updates are accepted (more may have been asked), when everybody answered (a refusal is
-  an answer), or at the deadline with whoever answered. `Close.enough` says whether the quorum was met. So every
-  exchange ends.
+* the first complete, verified update of a client is accepted ("ok"); the same hash again is "dup", another hash
+  "superseded"; after closing every new update is "late"; a client that was not asked is "rejected";
+* a credit is one open upload. There are `credits` of them, and together they hold at most `budget` bytes (a single
+  upload may be larger), because the broker has to keep these bytes. Without a free credit a `Ready` waits in a queue
+  without an answer; a full queue answers "busy". A credit returns after 30 s without a block; after 8 s of silence the
+  client is told once more to go on;
+* the exchange closes when `goal` updates are accepted (more clients may have been asked), when all clients have
+  answered (a refusal is an answer), or at the deadline. `Close.enough` says whether the quorum was met. Every exchange
+  ends.
 """
 
 from __future__ import annotations
@@ -57,16 +57,15 @@ class Stored:
 
 @dataclass(frozen=True)
 class Refused:
-    """A client will not answer (its nack), or its update failed a check; `retry_s` is its own wish, not a promise."""
+    """A client will not answer (its nack), or its update failed a check."""
 
     cid: ClientId
     code: str
-    retry_s: float | None = None
 
 
 @dataclass(frozen=True)
 class Tick:
-    """Time passed; send it at `wakes_at_s` or whenever convenient."""
+    """Time passed; due at `wakes_at_s`, harmless at any other time."""
 
 
 V = TypeVar("V")
@@ -100,7 +99,7 @@ class Busy:
 
 @dataclass(frozen=True)
 class Close:
-    """The exchange is over with exactly these clients' updates; stored, together with the keys, before it is used."""
+    """The exchange is over with exactly the updates of these clients; stored before the replies are used."""
 
     keys: frozenset[ClientId]
     enough: bool  # at least `quorum` of them
@@ -111,7 +110,7 @@ Command = Go | Ack | Busy | Close
 
 @dataclass(frozen=True, kw_only=True)
 class UploadCredit:
-    """An open credit: what it is for, when the client was last heard and when it was last told to go (seconds)."""
+    """An open credit: its update, the time of the last block and the time of the last `Go` (seconds)."""
 
     sha256: str
     size: int
@@ -123,8 +122,8 @@ class UploadCredit:
 class OpenExchange:
     """The state of one exchange: (run, round, number) is its key, `accepted` maps a client to the hash that counts.
 
-    Made by `open_exchange`; `advance` keeps `accepted` and `refused` apart and among those asked, so that no event
-    costs a look at all of them.
+    Made by `open_exchange`; `advance` keeps `accepted` and `refused` disjoint and within `asked`, so that no event has
+    to go through all clients.
     """
 
     run: str
@@ -144,12 +143,12 @@ class OpenExchange:
 
     @property
     def complete(self) -> bool:
-        """Whether nothing more is waited for: there are as many updates as wanted, or an answer from everybody."""
+        """Whether the goal is reached or every client has answered."""
         return len(self.accepted) >= self.goal or len(self.accepted) + len(self.refused) == len(self.asked)
 
     @property
     def wakes_at_s(self) -> float:
-        """When the next Tick changes something, if nothing else happens before; infinity when closed."""
+        """When the next Tick changes something, if no other event comes before; infinity when closed."""
         if self.closed:
             return float("inf")
         due = [
@@ -196,10 +195,10 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
     accepted: Mapping[ClientId, str] | None = None,
     refused: Mapping[ClientId, str] | None = None,
 ) -> OpenExchange:
-    """Open an exchange that closes `deadline_s` seconds from `now_s`; `accepted`, `refused` are what a log remembers.
+    """Open an exchange that closes `deadline_s` seconds from `now_s`; `accepted` and `refused` come from the store.
 
-    Without a `goal` all who were asked are waited for. The first Tick closes it if everybody in `asked` has answered
-    already, or nobody was asked. Raises ValueError for an exchange that could never work.
+    Without a `goal` the exchange waits for all clients. The first Tick closes it if every client in `asked` has
+    answered already, or `asked` is empty. Raises ValueError for arguments that contradict each other.
     """
     if credits < 1 or quorum < 0:
         raise ValueError(f"credits must be at least 1 and quorum not negative: {credits}, {quorum}")
@@ -224,7 +223,7 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
 
 
 def advance(exchange: OpenExchange, event: Event, now_s: float) -> Step:
-    """What an event changes, and what to do about it. The given exchange is left as it was."""
+    """-> the exchange after this event, and the commands to carry out. The given exchange is not changed."""
     if isinstance(event, Tick):
         return _tick(exchange, now_s)
     if isinstance(event, Ready | Stored) and (status := _final_status(exchange, event)):
@@ -239,7 +238,7 @@ def advance(exchange: OpenExchange, event: Event, now_s: float) -> Step:
 
 
 def _final_status(exchange: OpenExchange, event: Ready | Stored) -> str:
-    """The status of an update that cannot be accepted (any more), or an empty text."""
+    """The status of an update that cannot be accepted, or an empty text."""
     if event.cid not in exchange.asked:
         return "rejected"
     stored = exchange.accepted.get(event.cid)
@@ -249,7 +248,7 @@ def _final_status(exchange: OpenExchange, event: Ready | Stored) -> str:
 
 
 def _ready(exchange: OpenExchange, event: Ready, now_s: float) -> Step:
-    """Give a credit, or queue; a client that was recomputing (or refused before) is welcome with its new hash."""
+    """Give a credit, or queue; a client that refused before, or has computed another result, may upload it."""
     refused = _without(exchange.refused, event.cid)
     if event.cid in exchange.uploads:
         upload = UploadCredit(sha256=event.sha256, size=event.size, last_block_s=now_s, last_grant_s=now_s)
@@ -295,7 +294,7 @@ def _tick(exchange: OpenExchange, now_s: float) -> Step:
     uploads, again = {}, []
     for cid, upload in exchange.uploads.items():
         if now_s >= upload.last_block_s + CREDIT_IDLE_S:
-            continue  # the credit returns; what was received stays, and the client asks again
+            continue  # the credit returns; the received blocks stay, and the client asks again
         silent = now_s >= max(upload.last_block_s, upload.last_grant_s) + GO_REPEAT_S
         uploads[cid] = replace(upload, last_grant_s=now_s) if silent else upload
         again += [Go(cid, upload.sha256)] if silent else []
@@ -304,7 +303,7 @@ def _tick(exchange: OpenExchange, now_s: float) -> Step:
 
 
 def _grant(exchange: OpenExchange, now_s: float) -> Step:
-    """Give free credits to those who wait, first come first served, while their bytes fit into the budget."""
+    """Give free credits to waiting clients, first come first served, while their bytes fit into the budget."""
     if exchange.closed:
         return exchange, []
     held = sum(upload.size for upload in exchange.uploads.values())

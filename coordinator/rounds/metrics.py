@@ -15,8 +15,8 @@ import numpy as np
 
 from edge_client.protocol.task import Array, ClientId
 
-MAX_LOSS = 1e30  # what a device tells beyond that counts as nothing: a sum of such would overflow
-LAST_ROUNDS = 3  # rounds at the end of a run that a table's figure is the mean of
+MAX_LOSS = 1e30  # a larger reported loss is ignored: a sum of such losses would overflow
+LAST_ROUNDS = 3  # a table's figure is the mean over this many rounds at the end of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class FleetAverage:
 class RoundReport:
     """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any.
 
-    `loss` and `loss_per_center` are the same of the mean loss on the same samples; of the devices that told it.
+    `loss` and `loss_per_center` average the mean loss on the same samples over the devices that reported it.
     """
 
     accuracy: FleetAverage
@@ -50,7 +50,7 @@ def make_report(
     n_centers: int,
     losses: Mapping[ClientId, float] | None = None,
 ) -> RoundReport:
-    """From confusion matrices [C, C] of the devices that answered, and everybody's center; `losses` are mean ones."""
+    """From the confusion matrix [C, C] and mean loss of each device that answered, and each device's center."""
     clients = [c for c in sorted(confusions) if confusions[c].sum() > 0]
     told = np.array([(losses or {}).get(c, np.nan) for c in clients])
     knows = np.abs(told) < MAX_LOSS  # not NaN
@@ -71,7 +71,7 @@ def make_report(
 
 
 def accuracy(confusion: Array) -> float:
-    """Share of right answers in a non-empty matrix [C, C]."""
+    """Share of correct predictions in a non-empty confusion matrix [C, C]."""
     return float(np.trace(confusion) / confusion.sum())
 
 
@@ -89,7 +89,7 @@ def _average(values: Array, n: Array) -> FleetAverage:
 
 
 def _losses(outcome: RoundReport) -> dict[str, Any]:
-    """Nothing where no device told its loss."""
+    """The loss fields of a round's record; none where no device reported its loss."""
     if outcome.loss.micro is None:
         return {}
     loss = {"micro": outcome.loss.micro, "macro": outcome.loss.macro}
@@ -120,7 +120,7 @@ def purity(truth: Sequence[int], found: Sequence[int]) -> float:
 
 
 def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str = "micro") -> list[float]:
-    """`quantity` ("accuracy", "f1") of the last three rounds that have one, as the papers' tables report it."""
+    """`quantity` ("accuracy", "f1") of the last three rounds that have a value, as the papers' tables report it."""
     found = [r[quantity][kind] for r in records if r[quantity][kind] is not None]
     return found[-LAST_ROUNDS:]
 
@@ -142,7 +142,7 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
     seconds: float,
     local_steps: int | None = None,
 ) -> dict[str, Any]:
-    """One JSON object of metrics.jsonl; a driver that counts the devices' SGD steps says so in `local_steps`."""
+    """One JSON object of metrics.jsonl; `local_steps` counts the devices' SGD steps, where the driver does."""
     return {
         "event": "round",
         "run": run,

@@ -1,8 +1,8 @@
-"""What a private run has cost so far: in how many releases each device's updates went, kept in the method's state.
+"""The privacy loss of a run so far: how many releases used each device's updates, kept in the method's state.
 
-An update enters at most one release, whatever the method makes of it, so counting updates never counts too few. State
-and counts are stored together: a restart forgets none. Cohorts are drawn from the run's seed, which is no secret, so
-that sampling earns nothing here: a device pays in full for every exchange that it answered.
+An update enters at most one release, so the count of updates is an upper bound. State and counts are stored together,
+so that a restart loses none. Cohorts are drawn from the run's seed, which is not secret, so that there is no
+amplification by sampling: every exchange that a device answered counts in full.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ RELEASES_KEY = "private-releases"
 
 
 def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> Strategy:
-    """A private method with the key of its noise, which is asked of `secret`; all others as they are.
+    """A private method with the noise key that `secret` returns; any other method as it is.
 
-    Raises ConfigError for what cannot be private.
+    Raises ConfigError for a model that the noise cannot protect.
     """
     if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return strategy
@@ -36,12 +36,12 @@ def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], byte
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)  # the accountant is there
+    epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)  # raises if the accountant is not installed
     return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))
 
 
 def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round:
-    """The round itself; the state of a private method remembers how often each device's updates were used."""
+    """Run the round; the new state of a private method counts how often each device's updates were used."""
     if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return (yield from exchanges)
     times = Counter({c: int(n) for c, n in unpack_by_client(before.extra, RELEASES_KEY).items()})
@@ -59,10 +59,10 @@ def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round
 
 
 def privacy_spent(strategy: Strategy, state: State) -> dict[str, Any]:
-    """The field `privacy` of a round's record; nothing for a method that is not private.
+    """The field `privacy` of a round's record; empty for a method that is not private.
 
-    `given_assignments`: the guarantee holds for the centers once it is known who belongs to which, because the method
-    groups devices by comparing their updates with each other.
+    `given_assignments`: the guarantee covers the centers given the assignment only, because the method groups devices
+    by comparing their updates with each other.
     """
     if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
         return {}

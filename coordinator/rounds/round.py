@@ -1,6 +1,6 @@
 """A run is rounds of one method over one fleet; a round is the method's exchanges, then one of evaluation.
 
-Generators only: whoever drives them (server, simulation, replay) asks the devices. No network, no clock, no disk.
+A round is a generator of exchanges; its driver (server, simulation or replay) sends them and returns the replies.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1
 
 
 def round_rng(seed: int, round: int) -> np.random.Generator:  # noqa: A002 - the protocol's word
-    """The generator of one round: the same for a replay, independent of every other round's."""
+    """The random generator of one round: the same in a replay, independent of every other round's."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, round])))
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationPlan:
-    """Which rounds end with a test, and which share of the fleet takes it. The last round tests everybody."""
+    """Which rounds end with an evaluation, and on which share of the fleet. The last round evaluates on all devices."""
 
     every: int = 1
     fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what would never test anybody, by the names that a user types."""
+        """Refuse values that would never evaluate; errors name the configuration's keys."""
         check_range("evaluate-every", self.every, low=1)
         check_range("fraction-evaluate", self.fraction, low=1e-9, high=1.0)
 
     def cohort(self, fleet: Fleet, rng: np.random.Generator, *, round: int, of: int) -> list[ClientId]:  # noqa: A002 - the protocol's word
-        """Who is tested after round `round` of `of`, sorted; rounds count from 1. `rng` stays where it is."""
+        """The devices that evaluate after round `round` of `of`, sorted; rounds count from 1. `rng` is not advanced."""
         if round == of:
             return sorted(fleet)
         return [] if round % self.every else sample_cohort(fleet, self.fraction, rng.spawn(1)[0])
@@ -60,10 +60,10 @@ def run_round(  # noqa: PLR0913 - a round has these
     round: int = 1,  # noqa: A002 - the protocol's word
     of: int = 1,
 ) -> Generator[Exchange, Replies, tuple[State, RoundReport]]:
-    """The strategy's exchanges, then devices test what they would be served; `batch` is for that evaluation.
+    """The strategy's exchanges, then devices evaluate what they would be served, in batches of `batch` samples.
 
-    Whom `evaluation` samples depends on the round's seed alone: the same devices for every method, and training draws
-    the same numbers whoever is tested. A round that tests nobody has no such exchange.
+    The devices that `evaluation` samples depend on the round's seed alone: they are the same for every method, and
+    training draws the same numbers with and without evaluation. A round without evaluation has no such exchange.
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
     exchanges = with_momentum(strategy, state, schema, strategy.round(state, schema, fleet, rng))
@@ -77,7 +77,9 @@ def run_round(  # noqa: PLR0913 - a round has these
 def serving_probe(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:
     """The confusion matrix of a device's own predictor on its held-out samples, and its loss where it is one model."""
     mixture = strategy.predictor(state, who)
-    wanted = {"confusion"} if len(mixture) > 1 else {"confusion", "loss"}  # of a mixture, no mean of models' losses
+    wanted = (
+        {"confusion"} if len(mixture) > 1 else {"confusion", "loss"}
+    )  # the mean of a mixture's losses is not its loss
     return Probe(
         models=[model for _, model in mixture],
         prior=[weight for weight, _ in mixture] if len(mixture) > 1 else None,

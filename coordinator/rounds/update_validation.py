@@ -1,13 +1,13 @@
-"""Is this answer acceptable: schema, codec, finite, a plausible norm, and what was asked for. Pure.
+"""Validates a reply: schema, codec, finite values, a plausible norm, and the quantities that were asked for. Pure.
 
-`decode_reply` turns bytes that are already known to have the announced hash into a `Reply`, or raises Malformed with
-the code that the `ack` carries. The same function reads a stored reply again in a replay, so both give the same bits.
-`validate_reply` is the part of it that looks at numbers, for replies that never were bytes: those of emulated devices.
+`decode_reply` turns bytes whose hash was checked into a `Reply`, or raises Malformed with the code that the `ack`
+carries. A replay reads a stored reply with the same function, so both give the same bits. `validate_reply` is the part
+of it that checks values, for the replies of emulated devices, which never were bytes.
 
-Whether an update is far out of line with the others' is decided when the exchange closes (`outliers`), not when it
-arrives: a bound that followed the updates as they come would refuse or take the same update by who was faster. At the
-closing it is a function of the set of replies and of the scale that earlier closings left. The closing stores who
-stayed and the new scale together, so a replay reads the decision and never makes it again.
+Outliers are found when the exchange closes (`outliers`), not when an update arrives: a bound that followed the updates
+in their order of arrival would accept or refuse the same update depending on the order. At the closing the decision is
+a function of the set of replies and of the scales that earlier closings left. The closing stores the remaining replies
+and the new scales together, so that a replay reads the decision instead of making it again.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
-MAX_UPDATE_RMS = 10.0  # a parameter that moves further than this on average was not trained, but broken
-MAX_UPDATE_RATIO = 10.0  # times the scale of the cohort; an honest device that is new or misplaced moves some scales
-MIN_UPDATES_FOR_MEDIAN = 3  # updates have a middle from here on
-ZERO_BASE = "zero"  # the base of a delta that is no difference
-_LOSS = frozenset({"loss"})  # what answers a fit whose model stays on the device
-_ROUNDING = 1e-6  # of a sum of shares
+MAX_UPDATE_RMS = 10.0  # root mean square over the parameters; training does not move a model so far
+MAX_UPDATE_RATIO = (
+    10.0  # times the scale of the run; an honest device that is new or in the wrong center moves a few scales
+)
+MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing
+ZERO_BASE = "zero"  # the base of a delta that is the model itself
+_LOSS = frozenset({"loss"})  # the reply to a fit whose model stays on the device
+_ROUNDING = 1e-6  # tolerance of a sum of shares
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplySpec:
-    """What one device was asked, and how its answer has to look.
+    """What one device was asked, and what its reply has to look like.
 
     `base` is the sha256 of the blob that the delta is taken from, or "zero"; `base_vector` [schema.size] float32 is
     that blob as decoded. `samples` is the number of training samples that the device was
-    enrolled with: its largest weight.
+    enrolled with, which bounds its weight.
     """
 
     task: Task
@@ -48,12 +50,12 @@ class ReplySpec:
 
     @property
     def blob_kind(self) -> str:
-        """The kind of blob that answers."""
+        """The kind of the reply's blob."""
         return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
 
 
 def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
-    """Bytes and the number of samples that the device claims -> its reply. Raises Malformed."""
+    """Decode and validate the bytes of a reply; `n` is the sample count that the device claims. Raises Malformed."""
     task = question.task
     if isinstance(task, Fit) and task.upload:
         return validate_reply(question, Reply(n=n, update=_updated(question, data)))
@@ -61,9 +63,9 @@ def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
 
 
 def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
-    """The reply as it counts. Raises Malformed.
+    """The reply with the `n` that counts. Raises Malformed.
 
-    Training samples weigh a reply, so that no device may claim more of them than it was enrolled with.
+    A reply is weighted by its training samples, so `n` is at most the number that the device was enrolled with.
     """
     task, schema = question.task, question.schema
     reply = replace(reply, n=_counted(question, reply.n))
@@ -82,9 +84,9 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
 
 
 def delta_base(task: Task) -> tuple[str, Flat | None]:
-    """-> (the word for it in the task, its values as the device decodes them) of what a delta is taken from.
+    """-> what a delta is taken from: its name in the task, and its values as the device decodes them.
 
-    That is the start; where the start stays on the device, the anchor, else nothing.
+    The base is the start; if the start stays on the device it is the anchor, else zero.
     """
     if isinstance(task, Fit) and task.upload:
         if isinstance(task.start, np.ndarray):
@@ -95,9 +97,9 @@ def delta_base(task: Task) -> tuple[str, Flat | None]:
 
 
 def update_rms(question: ReplySpec, reply: Reply) -> tuple[str, float] | None:
-    """What a reply moves and how far, as a root of a mean square over the parameters; None for mere statistics.
+    """The kind of a reply's vector and its root mean square over the parameters; None for a reply without a vector.
 
-    "delta" from the base, a whole "model" where there is none, or "grad": what a step of length one would move.
+    The kinds are "delta" (from the base), "model" (without a base) and "grad" (the move of a step of length one).
     """
     what, move = "grad", reply.grad
     if reply.update is not None:
@@ -105,19 +107,19 @@ def update_rms(question: ReplySpec, reply: Reply) -> tuple[str, float] | None:
         what, move = ("model", reply.update) if base is None else ("delta", reply.update - base)
     if move is None:
         return None
-    with np.errstate(over="ignore"):  # infinitely far is too far
+    with np.errstate(over="ignore"):  # an overflow to infinity is refused like any large value
         return what, float(np.sqrt(np.mean(move[: question.schema.n_params].astype(np.float64) ** 2)))
 
 
 def outliers(
     moves: Mapping[ClientId, tuple[str, float]], scales: Mapping[str, float], *, ratio: float
 ) -> tuple[dict[ClientId, str], dict[str, float]]:
-    """Who moved more than `ratio` times the scale of its kind, each with the reason; and the scales for what follows.
+    """-> the devices that moved more than `ratio` times the scale of their kind, with the reason; and the new scales.
 
-    A kind's scale is the greatest median of an exchange's moves so far in this run, this exchange included. Not this
-    exchange's alone: where nearly all devices have converged, one that still learns, is new, or sits with the wrong
-    center moves many times further than the median, and that is not an attack. A median is within the honest moves
-    while fewer than half of the devices are hostile; of fewer than three moves it says nothing.
+    A kind's scale is the greatest median of an exchange's moves so far in this run, this exchange included. The median
+    of this exchange alone would not do: where nearly all devices have converged, a device that still learns, is new or
+    has the wrong center moves many times further than the median without being hostile. A median is within the honest
+    moves while fewer than half of the devices are hostile; of fewer than three moves it says nothing.
     """
     refused: dict[ClientId, str] = {}
     known = dict(scales)
@@ -140,17 +142,17 @@ def _updated(question: ReplySpec, data: bytes) -> Flat:
     """The fitted model [schema.size]: base + delta, both float32, as the simulation computes it."""
     delta = codecs.decode_vector(data, question.schema, kind="delta", codec=question.codec, base=question.base)
     base = question.base_vector
-    with np.errstate(over="ignore"):  # `validate_reply` finds it
+    with np.errstate(over="ignore"):  # `validate_reply` refuses infinities
         update: Flat = delta if base is None else base + delta
     return update
 
 
 def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
-    """Everything that was wanted, nothing else, in the shapes of the question; of a fit, its mean loss."""
+    """Require exactly the quantities that were asked for, in the shapes of the task; of a fit, its mean loss."""
     want, models, rows = _LOSS, 1, 1
     if isinstance(task, Probe):
         want, models = task.want, len(task.models)
-        rows = 1 if task.prior is not None else models  # with a prior the mixture of all is what gets counted
+        rows = 1 if task.prior is not None else models  # with a prior the mixture is counted as one model
     answers: dict[str, Array | None] = {
         "loss": reply.losses,
         "votes": reply.votes,
@@ -182,6 +184,6 @@ def _check_counts(confusion: Array, rows: int, n: int) -> None:
 
 
 def _check_total(counts: Array, n: int) -> None:
-    """Counts of samples: none negative, each row adding up to the `n` samples that were claimed."""
+    """Require counts that are not negative and whose rows each add up to the `n` samples that were claimed."""
     if (counts < 0).any() or (counts > n).any() or (counts.sum(axis=1) != n).any():
         raise Malformed("rejected", f"counts do not add up to the {n} samples claimed")

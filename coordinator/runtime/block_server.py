@@ -1,11 +1,12 @@
 """The block server: which device may fetch which blob, and the blocks that it asks for.
 
-Whatever was not granted is `not_yours`, in the same words and the same time whether the blob exists or not: nobody can
-probe for another device's update. Updates are never granted at all.
+A request for a blob that was not granted is answered `not_yours`, with the same text and in the same time whether the
+blob exists or not, so that a device cannot probe for another device's update. Updates are never granted.
 
-Blocks that were sent and may still be on their way hold `budget` bytes at most, whatever a thousand devices ask for at
-once: that much a broker has to keep for us. Whatever a device says next, its blocks have arrived; after eight seconds
-of silence it has them or will ask again. Who finds the budget spent is told `busy` and served in turn.
+Blocks that were sent and may still be on their way hold at most `budget` bytes, because the broker has to keep them.
+The next message of a device shows that its blocks have arrived; after eight seconds of silence they are taken as
+arrived, and the device asks again for a block that was lost. When the budget is spent a device is told `busy` and
+served in turn.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from edge_client.protocol.blocks import Manifest, body_range
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
 
-ASSUMED_ARRIVAL_S = 8.0  # the time after which a device asks again for a block that did not come
-MAX_UNACKNOWLEDGED = 256  # messages that the broker has not acknowledged: a slow link holds no more of them
-QUEUE_TIMEOUT_S = 60.0  # who waits for its turn asks again after so long
-POLL_S = 0.05  # how soon to look whether there is room again
+ASSUMED_ARRIVAL_S = 8.0  # a device asks again after this time for a block that did not come
+MAX_UNACKNOWLEDGED = 256  # messages; a slow link to the broker holds no more of them
+QUEUE_TIMEOUT_S = 60.0  # a waiting device asks again after this time
+POLL_S = 0.05  # how often to check whether there is room again
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class _BlockRequest:
 
 @dataclass
 class BlockServer:
-    """Grants per device and for everybody; both map a sha256 to its manifest."""
+    """Grants per device and for all devices; both map a sha256 to its manifest."""
 
     blobs: BlobFolder
     sender: CoordinatorSender
@@ -53,15 +54,15 @@ class BlockServer:
 
     @property
     def wakes_at_s(self) -> float:
-        """When `send_due` has something to do, if nobody asks before."""
+        """When `send_due` has something to do, if no request comes before."""
         return self.sender.clock.now_s() + POLL_S if self._waiting else float("inf")
 
     def share(self, manifests: Iterable[Manifest]) -> None:
-        """Let every member fetch these: programs, containers, the catalog and what it names."""
+        """Let every device fetch these: programs, containers, the catalog and what it names."""
         self._shared |= {m.sha256: m for m in manifests}
 
     def grant(self, cid: ClientId, manifests: Iterable[Manifest]) -> None:
-        """Let one device fetch these, and no longer what it was granted before."""
+        """Let one device fetch these instead of what it was granted before."""
         self._granted[cid] = {m.sha256: m for m in manifests}
 
     def answer(self, message: Envelope) -> None:
@@ -87,7 +88,7 @@ class BlockServer:
             )
 
     def send_due(self) -> None:
-        """Send to those who wait what the budget allows; a single request may always go."""
+        """Send what the budget allows to the waiting devices; a single request may always go."""
         now_s = self.sender.clock.now_s()
         for cid in [cid for cid, (_, at_s) in self._sent.items() if at_s + ASSUMED_ARRIVAL_S <= now_s]:
             self.mark_received(cid)
@@ -108,10 +109,10 @@ class BlockServer:
                 for index, start, stop in request.ranges:
                     file.seek(start)
                     self.sender.send_block(cid, request.manifest, index, file.read(stop - start))
-        except FileNotFoundError:  # gone while it waited; the device asks again, and is told
+        except FileNotFoundError:  # dropped while the request waited; the device asks again and gets an error
             return
 
     def mark_received(self, cid: ClientId) -> None:
-        """A device said something: what was sent to it has arrived."""
+        """A device sent a message: the blocks that were sent to it have arrived."""
         size, _ = self._sent.pop(cid, (0, 0.0))
         self._under_way -= size

@@ -1,6 +1,6 @@
-"""Who exists, what it can do, whether it is here, and how fast it may ask.
+"""Which devices exist, what they can do, whether they are online, and how fast they may send requests.
 
-Presence is a hint: deadlines decide. No MQTT, no disk, no clock; time comes in as seconds.
+Presence is a hint only: deadlines decide whether an exchange waits for a device. Times are arguments, in seconds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from edge_client.protocol.task import ClientId
 
-REFUSALS = 256  # devices; the file that `status` reads stays small
+MAX_REPORTED_REFUSALS = 256  # devices; the file that `status` reads stays small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,25 +28,25 @@ class DevicePresence:
 
     @property
     def able(self) -> bool:
-        """Whether its engine computes right, as far as the device has tried."""
+        """Whether its engine has not failed the golden run."""
         return all(engine != self.engine for engine, _, _ in self.refused)
 
     @property
     def is_online(self) -> bool:
-        """Whether it can be asked now, as far as one can know."""
+        """Whether its last announcement says that it is connected."""
         return self.state == "on"
 
 
 @dataclass
 class FleetPresence:
-    """Every device that announced itself, at most `limit`; what comes after costs one counter."""
+    """Every device that announced itself, at most `limit`; any other device is only counted in `rejected`."""
 
     limit: int
     devices: dict[ClientId, DevicePresence] = field(default_factory=dict)
     rejected: int = 0
 
     def update(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
-        """Take in one `st`; -> whether it changed what we know. A will of an earlier connection changes nothing."""
+        """Apply one `st`; -> whether it changed anything. The will of an earlier connection changes nothing."""
         known = self.devices.get(cid)
         if known is None and len(self.devices) >= self.limit:
             self.rejected += 1
@@ -61,20 +61,20 @@ class FleetPresence:
         return heard != known
 
     def online(self) -> list[ClientId]:
-        """The devices that are on, sorted."""
+        """The devices that are online, sorted."""
         return sorted(cid for cid, device in self.devices.items() if device.is_online)
 
     def count(self, members: Collection[ClientId]) -> int:
-        """How many of these are on."""
+        """How many of these are online."""
         return sum(cid in self.devices and self.devices[cid].is_online for cid in members)
 
     def refusals(self) -> dict[ClientId, str]:
-        """What devices say of runtimes that they do not use, at most REFUSALS devices."""
+        """Why devices do not use some of their runtimes, for at most MAX_REPORTED_REFUSALS devices."""
         told = {cid: device for cid, device in sorted(self.devices.items()) if device.refused}
-        return {cid: _refusal(told[cid]) for cid in list(told)[:REFUSALS]}
+        return {cid: _refusal(told[cid]) for cid in list(told)[:MAX_REPORTED_REFUSALS]}
 
     def ready(self, engines: Mapping[str, Any]) -> dict[ClientId, DevicePresence]:
-        """The devices that can train now: on, with samples, with a right engine that the program was compiled for."""
+        """The devices that can train now: online, with samples and a correct engine that the program has a file for."""
         able = {c: d for c, d in self.devices.items() if d.is_online and d.n > 0 and d.engine in engines and d.able}
         return dict(sorted(able.items()))
 
@@ -98,7 +98,7 @@ def _born(message: Mapping[str, Any]) -> DevicePresence:
 
 
 class TokenBucket:
-    """A token bucket for requests. The first refusal is spoken, those right after it are silent."""
+    """A token bucket for requests: `per_s` on average, `burst` at once. Only the first refusal in a row is answered."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s, self._burst = per_s, burst

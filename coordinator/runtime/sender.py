@@ -1,6 +1,6 @@
-"""The coordinator's voice: every message that it sends is built here, with its epoch, a fresh id and the time.
+"""Builds and sends every message of the coordinator, with its epoch, a fresh id and the time.
 
-Counts the bytes of payload that go down. Decides nothing and remembers nothing of what it said.
+Counts the bytes of payload that are sent.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import Clock
 
 UPLOAD_SHARD = 0  # one aggregator so far
-RETRY_MS = 30_000  # storage errors are rarely over sooner
+RETRY_MS = 30_000  # a storage error rarely ends sooner
 UPLOAD_WINDOW = 16  # blocks that a device may have open, either way
 SUPPORTED_PROTOCOLS = (1,)
 SOURCES = ("mqtt",)
@@ -26,7 +26,7 @@ Dial = Callable[[Will | None], Transport]
 
 @dataclass
 class CoordinatorSender:
-    """One voice per process start: `epoch` says who leads, `boot` (16 hex digits) that the process is a new one."""
+    """One sender per process start: `epoch` orders coordinators, `boot` (16 hex digits) identifies the process."""
 
     topics: Topics
     clock: Clock
@@ -35,7 +35,7 @@ class CoordinatorSender:
     block: int
     spread_ms: int
     transport: Transport | None = None
-    release: Mapping[str, Any] | None = None  # what boards are offered: version and signed manifest
+    release: Mapping[str, Any] | None = None  # the client release for boards: version and signed manifest
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
 
@@ -55,15 +55,15 @@ class CoordinatorSender:
         self._publish(self.topics.down_block(cid, routing_label(manifest.sha256), index), message)
 
     def is_congested(self, limit: int) -> bool:
-        """Whether the broker has yet to take more than `limit` of our messages, or cannot be reached."""
+        """Whether the broker has more than `limit` messages to acknowledge, or cannot be reached."""
         return self.transport is not None and not self.transport.drain(limit, 0.0)
 
     def publish_record(self, *, online: bool) -> None:
-        """The retained record that says who leads."""
+        """Publish the retained record that says which coordinator leads."""
         self._publish(self.topics.coord(), self._record(online=online), retain=True)
 
     def publish_catalog(self, version: int, catalog: Manifest) -> None:
-        """The retained pointer to the catalog of centers."""
+        """Publish the retained pointer to the catalog of centers."""
         self._publish(self.topics.catalog(), self._write("cat", {"ver": version, "catalog": catalog}), retain=True)
 
     def _record(self, *, online: bool) -> bytes:

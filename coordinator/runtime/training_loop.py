@@ -1,7 +1,7 @@
 """The runs, one after another: rounds of a method from its last stored state to its last round.
 
-A restart calls the same functions: what is stored is replayed, what is not is asked. Knows the store and the methods;
-how devices are asked is an argument.
+A restart calls the same functions: stored exchanges are replayed, the others are sent to the devices. `ask` sends an
+exchange and returns its replies.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from coordinator.strategies.registry import method_settings
 from edge_client.protocol import codecs
 from edge_client.protocol.task import MAX_MODELS, ClientId, Flat, Probe, Reply, Schema
 
-# How many updates are wanted (None: everybody's), and whether those that come after closing are kept.
+# Arguments: key, tasks, how many replies are wanted (None: all), whether updates that come after closing are kept.
 Ask = Callable[[ExchangeKey, Exchange, "int | None", bool], Replies]
 Meter = Callable[[], tuple[float, int, int]]  # seconds, bytes down and bytes up since the server began
 
 
 def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list[RunResult]:
-    """Every run of the configuration to its end."""
-    strategies = [make_strategy(run, config) for run in config.runs]  # complain before the first round, not after it
+    """Train every run of the configuration to its end."""
+    strategies = [make_strategy(run, config) for run in config.runs]  # raises before the first round
     outcomes = [trainer.run(run, strategy, ask) for run, strategy in zip(config.runs, strategies, strict=True)]
     if not config.teach_newcomers:
         return outcomes
@@ -52,9 +52,9 @@ def train_runs(config: CoordinatorConfig, trainer: RunTrainer, ask: Ask) -> list
 
 
 def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[Strategy, int | None]:
-    """-> the method, asking `share` times as many devices of the fleet, and how many updates it wants.
+    """-> the method with a cohort `share` times as large, and how many replies are wanted.
 
-    None: everybody's who is asked, as always without over-selection.
+    Without over-selection (`share` = 1) the second value is None: the replies of the whole cohort.
     """
     if share == 1:
         return strategy, None
@@ -65,7 +65,7 @@ def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[S
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrainer:
-    """What all runs share: the fleet with its numbers of samples, the common first model, where things are written."""
+    """What all runs share: the fleet with its numbers of training samples, the first model, the store."""
 
     seed: int
     batch: int
@@ -79,7 +79,7 @@ class RunTrainer:
     over_select: float = 1.0
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
-        """The rounds of one run that are not stored yet."""
+        """Train the rounds of one run that are not stored yet."""
         run_id = self.store.states.run_id(run.name, lambda: secrets.token_hex(8))
         strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
         begun = self.store.states.last(run_id)
@@ -94,7 +94,7 @@ class RunTrainer:
         return RunResult(run=run, strategy=strategy, state=state)
 
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
-        """One round; its state and its line for metrics.jsonl are stored together."""
+        """Train one round; its state and its record for metrics.jsonl are stored in one transaction."""
         exchange = -1
         asking, wanted = with_over_selection(strategy, self.over_select, len(self.fleet))
         keeps = uses_late(strategy)
@@ -137,9 +137,9 @@ class RunTrainer:
         return after
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
-        """One exchange more: the mean loss of every center on each device's held-out samples; nothing else leaves them.
+        """Ask each device for the mean loss of every center on its held-out samples, in one more exchange.
 
-        A run whose method assigns nobody, or of more centers than fit a probe, asks nobody.
+        A run whose method assigns no device, or that has more centers than fit a probe, is returned as it is.
         """
         state = outcome.state
         if not state.assignment or len(state.centers) > MAX_MODELS:
@@ -157,7 +157,7 @@ class RunTrainer:
         return replace(outcome, measurements=tuple(looks))
 
     def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
-        """What came after the exchanges of earlier rounds had closed, decoded; of a device the newest."""
+        """The decoded late updates of earlier rounds; the newest one of each device."""
         found = {}
         for stored in self.store.late_updates.assign(run_id, number):
             data = self.store.updates(stored.cid).read(stored.sha256)
@@ -169,5 +169,5 @@ class RunTrainer:
 
 
 def _is_test(tasks: Exchange) -> bool:
-    """Whether devices are only asked how well they are served: then everybody's answer is waited for."""
+    """Whether the exchange only evaluates on held-out samples; such an exchange waits for all devices."""
     return any(isinstance(task, Probe) and task.split == "test" for task in tasks.values())

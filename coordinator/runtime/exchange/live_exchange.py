@@ -140,8 +140,7 @@ class LiveExchange:
             self.resend_task(cid)
             return
         self._note_refusal(cid, f"{nack['code']}: {nack.get('detail', '')}".removesuffix(": "))
-        retry_ms = nack.get("retry_ms")
-        self._apply(exchange_rules.Refused(cid, nack["code"], None if retry_ms is None else retry_ms / 1000))
+        self._apply(exchange_rules.Refused(cid, nack["code"]))
 
     def _apply(self, *events: exchange_rules.Event) -> None:
         """Apply these events and those that their commands add: decide, store, then answer."""

@@ -1,7 +1,7 @@
-"""From what a method asks to what is sent: the task message of each device, and how its answer will be judged.
+"""The task message of each device from a method's exchange, and what its reply has to look like.
 
-Building the same question twice gives the same bytes, which is what a replay compares. Models are written to the blob
-folder here, because a task only names them. Sends nothing.
+Building the same task twice gives the same bytes; a replay compares their hashes. A task names its models by hash, so
+the models are written to the blob folder here.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import ClientId, Flat, Task
 from edge_client.transport.clock import Clock
 
-SIZE_SLACK_BYTES = 1 << 20  # what a reply may need beyond four times its values: names, scales, header
+SIZE_SLACK_BYTES = 1 << 20  # of a reply, beyond four times the bytes of its values: names, scales, header
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeContext:
-    """What an exchange works with. `members` is the enrolled fleet: (training samples, engine) per device."""
+    """The parts that an exchange uses. `members` is the enrolled fleet: (training samples, engine) per device."""
 
     config: CoordinatorConfig
     clock: Clock
@@ -44,7 +44,7 @@ class ExchangeContext:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedTask:
-    """One device's task as it goes out, the blobs that it must be able to fetch, and how to judge what comes back."""
+    """One device's task message, the blobs that it must be able to fetch, and how to validate its reply."""
 
     fields: Mapping[str, Any]  # of the task message, without `left_ms`
     blobs: tuple[Manifest, ...]
@@ -53,12 +53,12 @@ class PreparedTask:
 
     @property
     def sha256(self) -> str:
-        """Names the content of the task; equal tasks have equal hashes in every process, whatever key signed them."""
+        """The hash of the task's content without signatures: equal tasks have equal hashes in every process."""
         return hashlib.sha256(canonical_json(_unsigned(self.fields))).hexdigest()
 
 
 def _unsigned(value: Any) -> Any:  # noqa: ANN401 - any JSON value
-    """The same without signatures, which change with the key."""
+    """The same JSON value without signatures, which change with the key."""
     if isinstance(value, Mapping):
         return {name: _unsigned(inner) for name, inner in value.items() if name not in ("key", "sig")}
     return [_unsigned(inner) for inner in value] if isinstance(value, (list, tuple)) else value
@@ -106,7 +106,7 @@ def _ask(
 
 
 def _blob_writer(context: ExchangeContext) -> Callable[[Flat, str], Manifest]:
-    """Writes each distinct vector of an exchange once, however many devices are sent it."""
+    """A function that writes each distinct vector of an exchange to the blob folder once."""
     schema, known = context.prepared.program.schema, dict[tuple[str, str], Manifest]()
 
     def put(flat: Flat, kind: str) -> Manifest:

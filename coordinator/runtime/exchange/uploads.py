@@ -1,7 +1,8 @@
-"""Uploads that arrive in blocks: one open upload per device, checked block by block, then by the hash of the whole.
+"""Uploads that arrive in blocks: one open upload per device, checked block by block, then by the hash of the blob.
 
-Duplicates fall out by the bitmap before checksum and disk; what has no open upload is counted and dropped. Partials
-stay on disk, so a device that comes back sends only what is missing. Blobs of one device never answer for another's.
+The bitmap drops a duplicate block before its checksum is computed. A block without an open upload is counted and
+dropped. Partial blobs stay on disk, so that a device that reconnects sends only the missing blocks. Each device has a
+blob folder of its own.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ MAX_BAD_BLOCKS = 16  # after this many unreadable blocks a transfer is closed
 
 @dataclass
 class BlockUpload:
-    """An upload under way: the file that it fills, and how many blocks of it could not be read."""
+    """An open upload: the file that it fills, and how many of its blocks were unreadable."""
 
     partial: PartialBlob
     bad: int = 0
@@ -30,14 +31,14 @@ class BlockUpload:
 
 @dataclass
 class OpenUploads:
-    """The open uploads of one exchange."""
+    """The open uploads of one exchange. `dropped` counts blocks without an open upload."""
 
     store: Store
     dropped: int = 0
     _open: dict[ClientId, BlockUpload] = field(default_factory=dict)
 
     def begin(self, cid: ClientId, manifest: Manifest) -> Bitmap:
-        """Expect this blob from `cid`, instead of any other; -> which of its blocks are here. Malformed("no_space")."""
+        """Expect this blob from `cid`, and no other; -> which blocks are on disk. Raises Malformed("no_space")."""
         known = self._open.get(cid)
         if known is None or known.partial.manifest != manifest:
             self.end(cid)
@@ -49,24 +50,24 @@ class OpenUploads:
         return {cid: upload.partial.manifest.size for cid, upload in self._open.items()}
 
     def end(self, cid: ClientId) -> None:
-        """Expect nothing from `cid` any more; what has arrived stays."""
+        """Close the upload of `cid`; its blocks stay on disk."""
         upload = self._open.pop(cid, None)
         if upload is not None:
             upload.partial.close()
 
     def end_all(self) -> None:
-        """Expect nothing any more; what has arrived stays."""
+        """Close every upload; the blocks stay on disk."""
         for cid in list(self._open):
             self.end(cid)
 
     def abandon_all(self) -> None:
-        """Nobody needs what is still under way."""
+        """Close every upload and delete its blocks."""
         for upload in self._open.values():
             upload.partial.abandon()
         self._open.clear()
 
     def expects(self, cid: ClientId, said_label: str | None) -> bool:
-        """Whether a block of this label from `cid` belongs to an open upload; counted if not."""
+        """Whether a block with this label from `cid` belongs to an open upload; otherwise it is counted as dropped."""
         upload = self._open.get(cid)
         if upload is not None and routing_label(upload.partial.manifest.sha256) == said_label:
             return True
@@ -74,9 +75,9 @@ class OpenUploads:
         return False
 
     def take(self, cid: ClientId, index: int, message: bytes) -> Path | None:
-        """Keep one expected block; -> the blob's file once it is complete and its hash is right.
+        """Write one expected block; -> the blob's file once it is complete and its hash is right.
 
-        Raises Malformed("bad_hash") when the upload has to begin again: too many bad blocks, or the whole hash differs.
+        Raises Malformed("bad_hash") when the upload has to begin again: too many unreadable blocks, or another hash.
         """
         upload = self._open[cid]
         partial = upload.partial
@@ -91,7 +92,7 @@ class OpenUploads:
         return self.finish(cid) if partial.bitmap.complete else None
 
     def finish(self, cid: ClientId) -> Path:
-        """The file of a blob whose blocks are all here; its upload is over. Malformed("bad_hash") as `take`."""
+        """Close a complete upload; -> the blob's file. Raises Malformed("bad_hash") as `take`."""
         with closing(self._open.pop(cid).partial) as partial:
             return partial.finish()
 
@@ -104,7 +105,7 @@ class OpenUploads:
 
 
 def have_field(have: Bitmap) -> str | None:
-    """The `have` of a `go`: absent when nothing is here, and when it would not fit into a message."""
+    """The `have` field of a `go`: None when no block is on disk, or when the bitmap does not fit into a message."""
     if have.count == 0 or (have.total + 7) // 8 > MAX_BITMAP_BYTES:
         return None
     return have.to_base64()

@@ -177,7 +177,7 @@ def test_a_full_queue_answers_busy() -> None:
 
 
 def test_a_client_that_refused_may_still_answer() -> None:
-    exchange = after(opened(), Refused("x", "unavailable", 5.0), Ready("x", A, 9))
+    exchange = after(opened(), Refused("x", "unavailable"), Ready("x", A, 9))
     assert exchange.refused == {}
     assert after(exchange, Stored("x", A)).accepted == {"x": A}
 
