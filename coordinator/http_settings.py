@@ -1,4 +1,4 @@
-"""How the coordinator's pages are listened for: limits on headers, connections and idling; TLS where it is given."""
+"""uvicorn's settings for the coordinator's web servers: limits on headers, connections and idle time; optional TLS."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDLE_TIMEOUT_S = 20
 def uvicorn_config(
     app: ASGIApp, host: str, port: int, *, certificate: Path | None = None, key: Path | None = None
 ) -> uvicorn.Config:
-    """Settings for a server of `app`; nothing listens yet."""
+    """The settings of a server for `app`, which does not listen yet."""
     return uvicorn.Config(
         app,
         host=host,

@@ -1,8 +1,7 @@
-"""A broker for one machine: the `mosquitto` found here, or one embedded in this process. Loopback only, no accounts.
+"""A broker for one machine: the installed `mosquitto`, or amqtt embedded in this process. Loopback only, no accounts.
 
-`start_broker` returns once clients can connect, and `Broker.stop` leaves neither process nor file behind. The embedded
-one is amqtt. For a fleet that spans machines use a real broker with certificates (PROTOCOL.md, access), and pass its
-URL.
+`start_broker` returns once clients can connect; `Broker.stop` ends the process and removes its files. A fleet on
+several machines needs a broker with certificates (PROTOCOL.md, access), whose URL is passed instead.
 """
 
 from __future__ import annotations
@@ -60,12 +59,12 @@ class Broker:
 
     url: str
     kind: str
-    pid: int | None = None  # the broker's own process; None when it runs in this one or elsewhere
-    web: str = ""  # ws://... for browsers, where it was asked for
+    pid: int | None = None  # of the broker's process; None for an embedded or an external broker
+    web: str = ""  # ws://... for browsers, or empty
     _stop: Callable[[], None] = field(default=lambda: None, repr=False)
 
     def stop(self) -> None:
-        """End the broker and remove what it wrote. Idempotent; an external broker is left alone."""
+        """End the broker and remove its files. Idempotent; an external broker keeps running."""
         self._stop()
 
     def __enter__(self) -> Broker:  # noqa: PYI034 - typing.Self needs 3.11
@@ -76,7 +75,7 @@ class Broker:
 
 
 def find_mosquitto() -> str | None:
-    """The path of the `mosquitto` program, also where only root's PATH looks."""
+    """The path of the `mosquitto` program, which may be in a folder that only root's PATH has; or None."""
     return shutil.which("mosquitto") or shutil.which("mosquitto", path=os.pathsep.join(SYSTEM_FOLDERS))
 
 
@@ -99,7 +98,7 @@ def check_port_free(port: int) -> None:
 
 
 def local_broker(broker: str) -> tuple[str, int] | None:
-    """What `serve` has to start itself: "embedded" or "mosquitto", with ":PORT" or on 1883; None for a URL.
+    """(kind, port) of a broker that `serve` must start: "embedded" or "mosquitto", ":PORT" or 1883; None for a URL.
 
     Raises UsageError for anything else.
     """
@@ -114,13 +113,13 @@ def local_broker(broker: str) -> tuple[str, int] | None:
 
 
 def broker_url(broker: str) -> str:
-    """Where clients find what `local_broker` describes; a URL is itself."""
+    """The URL of the broker that `local_broker` describes; a URL is returned as it is."""
     own = local_broker(broker)
     return broker if own is None else f"mqtt://127.0.0.1:{own[1]}"
 
 
 def embedded_broker_warning(devices: int) -> str:
-    """What to tell about a fleet that is too large for the embedded broker; nothing for a smaller one."""
+    """A warning for a fleet that is too large for the embedded broker; else an empty text."""
     if devices <= EMBEDDED_MAX_DEVICES:
         return ""
     return (
@@ -133,8 +132,8 @@ def start_broker(folder: Path, prefer: str = "auto", *, port: int | None = None,
     """Start a broker, or check the one at a URL.
 
     `prefer` is "auto" (mosquitto when it is installed and works, else embedded), "mosquitto", "embedded", or the URL of
-    a broker that runs already. `folder` takes the generated configuration; `port` is a free one when not given. With
-    `web_port` browsers find the broker there, over WebSockets.
+    a broker that runs already. `folder` receives the generated configuration; without `port` a free one is taken. With
+    `web_port` the broker also listens there for browsers, over WebSockets.
     Raises NetworkError for a port in use or an unreachable URL, RuntimeMissing for an absent or broken broker.
     """
     if "://" in prefer:
@@ -193,7 +192,7 @@ def _try_mosquitto(program: str, folder: Path, port: int, web_port: int) -> Brok
     conf, log = folder / f"mosquitto-{port}.conf", folder / f"mosquitto-{port}.log"
     web = MOSQUITTO_WEB_LISTENER.format(port=web_port) if web_port else ""
     conf.write_text(MOSQUITTO_CONF.format(port=port, web=web))
-    # Its own session: a Ctrl-C in the terminal reaches us, and we end the broker after the clients.
+    # Its own session: a Ctrl-C in the terminal does not reach the broker, which has to outlive the clients.
     with log.open("wb") as out:
         try:
             process = subprocess.Popen(
@@ -223,17 +222,17 @@ def _web_url(port: int) -> str:
 
 
 def _wait_for(port: int, alive: Callable[[], bool], log: Callable[[], str], program: str) -> None:
-    """Return once the broker that we started listens on `port`."""
+    """Return once the started broker listens on `port`. Raises RuntimeMissing."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
-        # Alive is asked after connecting: whoever answers while ours has died is a stranger.
+        # `alive` after connecting: if the broker has died, another program has answered.
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
             if alive() and "in use" not in log():
                 return
         if not alive() or "in use" in log():
             break
         time.sleep(0.02)
-    if "in use" in log():  # taken since we looked
+    if "in use" in log():  # taken since check_port_free
         check_port_free(port)
     raise RuntimeMissing(
         f"{program} does not start: {log().strip()[-500:] or 'it says nothing'}", hint="use --broker embedded"
@@ -248,7 +247,7 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
             "neither mosquitto nor amqtt is installed",
             hint="pip install 'fedcenters[server]', or apt install mosquitto",
         ) from missing
-    # It reports every lost client as an error; clients report their own trouble better.
+    # amqtt logs every lost client as an error, which the client reports better itself.
     for name in ("amqtt", "transitions"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
     chosen = port or free_port()
@@ -274,13 +273,13 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
 
     def run() -> None:
         asyncio.set_event_loop(loop)
-        loop.set_exception_handler(_note)
+        loop.set_exception_handler(_log_exception)
         try:
             loop.run_until_complete(serve())
         except BaseException as wrong:  # noqa: BLE001 - handed to the thread that waits
             started.append(wrong)
         finally:
-            _finish(loop)
+            _close_loop(loop)
             ready.set()
 
     thread = threading.Thread(target=run, name="amqtt", daemon=True)
@@ -302,13 +301,13 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
     return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", web=_web_url(web_port), _stop=stop)
 
 
-def _note(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """A connection that amqtt gave up, as it does when many subscribe while others connect; the client tries again."""
+def _log_exception(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Log a connection that amqtt dropped, as it does when many clients connect at once; the client retries."""
     log.debug("the embedded broker: %s", context.get("exception") or context["message"])
 
 
 def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
-    """SIGTERM, then SIGKILL to the session of a process that has not left after `timeout_s`; it is gone on return."""
+    """Send SIGTERM, and after `timeout_s` SIGKILL to the process's session; return when the process has ended."""
     if process.poll() is not None:
         return
     process.terminate()
@@ -320,10 +319,10 @@ def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> 
         process.wait()
 
 
-def _finish(loop: asyncio.AbstractEventLoop) -> None:
-    """Close what amqtt leaves behind, half-closed connections and waiting tasks, so that nothing warns later.
+def _close_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Close the connections and tasks that amqtt leaves open, so that no warning follows.
 
-    Several passes: a task that is cancelled may close its connection, which the loop then lets go of one pass later.
+    Several passes: a cancelled task may close its connection, which the loop releases one pass later.
     """
     for _ in range(CLOSING_LOOP_PASSES):
         for transport in list(getattr(loop, "_transports", {}).values()):  # asyncio offers no public list of them

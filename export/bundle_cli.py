@@ -1,4 +1,4 @@
-"""Commands over bundles, for fedcenters-export: bundle, verify, quantize, site, serve. Parses, calls, prints."""
+"""Commands on bundles, for fedcenters-export: bundle, verify, quantize, site, serve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Federation = Annotated[str, typer.Option(help="whose bundle this is, in the sign
 
 
 def register_commands(app: typer.Typer) -> None:
-    """Register the commands."""
+    """Add the commands to `app`, each with an example."""
     app.command(epilog="Example: fedcenters-export bundle runs/demo --out centers --quantize fp16,int8")(bundle)
     app.command(epilog="Example: fedcenters-export verify centers --run runs/demo")(verify)
     app.command(epilog="Example: fedcenters-export quantize centers --out small --run runs/demo")(quantize)
@@ -132,7 +132,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
 
 
 class Layout(str, Enum):
-    """How a site is laid out."""
+    """The layout of a site's folder."""
 
     static = "static"
     triton = "triton"

@@ -1,7 +1,7 @@
 """A coordinator's run folder as the source of a bundle (export/bundle/run_source.py; entry point `fedcenters.runs`).
 
-The program and its containers come from the store, the centers from centers/<run>/, the cards from the record. Devices'
-samples never left them, so the only samples are those that `reference_samples` named and the run's own bundle holds.
+The program and its containers come from the store, the centers from centers/<run>/, the cards from the run's record.
+Devices' samples never leave them, so the only samples are the configured reference samples in the run's own bundle.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_run_folder(run: Path) -> bool:
     return (run / STORE_FOLDER / "coordinator.sqlite").is_file()
 
 
-def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:  # noqa: ARG001 - every kind's signature; this one compiles nothing
+def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:  # noqa: ARG001 - the entry point's signature; this source compiles nothing
     """The centers of the run `method`, with every engine that the coordinator compiled for."""
     from export.bundle.signature import make_signer
 
@@ -60,23 +60,24 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
 
 
 def _newcomers(run: Path) -> NewcomerData:
-    """What the run's own bundle teaches devices that never trained."""
+    """The router and the tree in the run's own bundle, for devices that never trained."""
     from export.bundle.reader import read_bundle
 
     if not (run / "bundle" / "manifest.json").is_file():
         return NewcomerData()
     bundle = read_bundle(run / "bundle")
-    told, begun, schema = bundle.manifest.get("tree"), bundle.manifest.get("start"), bundle.program.schema
-    start = None if begun is None else codecs.decode_vector(bundle.read(begun), schema, kind="model")
-    if told is None:
+    tree_entry, start_entry = bundle.manifest.get("tree"), bundle.manifest.get("start")
+    schema = bundle.program.schema
+    start = None if start_entry is None else codecs.decode_vector(bundle.read(start_entry), schema, kind="model")
+    if tree_entry is None:
         return NewcomerData(router=bundle.router, start=start)
-    splits = [codecs.decode_vector(bundle.read(entry), schema, kind="model") for entry in told["splits"]]
-    tree = CenterTree.from_json(told["edges"], len(bundle.manifest["centers"]))
+    splits = [codecs.decode_vector(bundle.read(entry), schema, kind="model") for entry in tree_entry["splits"]]
+    tree = CenterTree.from_json(tree_entry["edges"], len(bundle.manifest["centers"]))
     return NewcomerData(router=bundle.router, start=start, tree=tree, splits=splits)
 
 
-def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa: ARG001 - every kind's signature
-    """The samples that the run's own bundle was checked on, if there were any."""
+def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa: ARG001 - the entry point's signature
+    """The samples that the run's own bundle was checked on, or None."""
     from export.bundle.reader import read_bundle
 
     return read_bundle(run / "bundle").reference_samples() if (run / "bundle" / "manifest.json").is_file() else None
@@ -90,7 +91,7 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
     last = last_round(run, name)
     with open_database(run) as db:
         samples = dict(db.execute("select cid, n from devices").fetchall())
-    told: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "method": last["method"],
         "rounds": last["of"],
         "samples": samples,
@@ -98,7 +99,7 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
         "labels": _labels(run, name, int(last["round"]), read_program(run).schema),
         "labels_of": "held-out samples",
     }
-    return [center_facts(k, devices, **told) for k, devices in enumerate(members)]
+    return [center_facts(k, devices, **facts) for k, devices in enumerate(members)]
 
 
 def last_round(run: Path, name: str) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def last_round(run: Path, name: str) -> dict[str, Any]:
 
 
 def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId, list[int]]:
-    """Device -> how often each class occurs in its test, from the confusion matrices of the last one."""
+    """Device -> the count of each class in its test samples, from the confusion matrices of the last test."""
     with open_database(run) as db:
         rows = db.execute(_LAST_TEST, {"name": name, "rounds": rounds}).fetchall()
     labels = {}
@@ -136,7 +137,7 @@ def _federation(run: Path) -> str | None:
 
 
 def calibration(run: Path, *, data: Path | None) -> LabelledSamples | None:
-    """None: what devices train on stays with them."""
+    """None: devices keep their training samples."""
 
 
 def _only(run: Path) -> str:

@@ -1,4 +1,4 @@
-"""The client that boards are offered: a file made by `fedcenters-edge release`, signed here, kept as a blob."""
+"""The client release that devices are offered: a file of `fedcenters-edge release`, signed and stored as a blob."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edge_client.update.self_update import MAX_BYTES, release_version
 
 
 def offer_release(path: Path, *, blobs: BlobFolder, key: SigningKey, federation: str, block: int) -> dict[str, Any]:
-    """-> `release` of the coordinator's record: its version and its signed manifest. Raises ConfigError."""
+    """Store a release; -> its version and its signed manifest, for the coordinator's record. Raises ConfigError."""
     hint = "make it with `fedcenters-edge release FILE.tar`"
     try:
         if path.stat().st_size > MAX_BYTES:

@@ -14,7 +14,7 @@ from edge_client.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A finished run: its method with settings, and its last state; how every center does on devices that said so."""
+    """A finished run: its method and last state, and the measurements of every center on the devices that made them."""
 
     run: RunConfig
     strategy: Strategy
@@ -23,7 +23,7 @@ class RunResult:
 
 
 def make_strategy(run: RunConfig, config: CoordinatorConfig) -> Strategy:
-    """The method of a run; its batch size is the program's unless it says otherwise."""
+    """The method of a run; its batch size is the program's unless the run sets another. Raises ConfigError."""
     batch = config.model.batch_size
     settings: Mapping[str, Setting] = {"batch-size": batch, **run.settings}
     if settings["batch-size"] != batch and "litert" in config.model.engines:

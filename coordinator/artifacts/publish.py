@@ -1,7 +1,7 @@
-"""After the last round: the centers as files, the bundle, and the catalog that offers them to devices.
+"""Publishing after the last round: the centers as files, the bundle, and the catalog that offers them to devices.
 
-Everything here can be done again after a crash: the same states give the same centers, and a finished catalog is
-remembered together with its event, so that it is never made twice. torch is imported only to export.
+Every step can be repeated after a crash: the same states give the same centers, and a finished catalog is stored
+together with its event, so that it is made once. torch is imported only to export.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from edge_client.transport.blobs import write_atomically
 if TYPE_CHECKING:
     from export.bundle.run_source import NewcomerData
 
-MIN_MEASUREMENTS = 3  # devices from whose losses something can be learned
-CATALOG_FACT = "catalog"  # names the stored catalog in the store's facts
+MIN_MEASUREMENTS = 3  # devices whose losses a router is fitted to
+CATALOG_FACT = "catalog"  # the key of the catalog's hash in the store's facts
 Event = Mapping[str, Any]
 
 
 def publish_centers(
     outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram
 ) -> tuple[Catalog, Manifest, list[Event]]:
-    """-> the catalog, its signed manifest, and the events of it (none when an earlier start made it already)."""
+    """-> the catalog, its signed manifest, and its events (none when it was made before a restart)."""
     known, events = store.facts.get(CATALOG_FACT), list[Event]()
     if known is None:
-        catalog, events = _make(outcomes, config, store, prepared)
+        catalog, events = _make_catalog(outcomes, config, store, prepared)
         known = store.blobs.put(catalog.to_bytes())
         store.facts.put(CATALOG_FACT, known, events)
-    # The key may be another one since the catalog was made.
+    # The signing key may have changed since the catalog was made.
     catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest)
     data = catalog.to_bytes()
     store.blobs.put(data)
     return catalog, prepared.sign(manifest_of(data, "catalog", block=config.block)), events
 
 
-def _make(
+def _make_catalog(
     outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram
 ) -> tuple[Catalog, list[Event]]:
-    """Write every run's centers, export those that are served, and put their files where devices can fetch them."""
+    """Write every run's centers, export the served run's, and store their files as blobs that devices can fetch."""
     for outcome in outcomes:
         _write_centers(outcome, config, prepared)
     served = next(outcome for outcome in outcomes if outcome.run.name == config.served_run)
@@ -81,51 +81,53 @@ def _make(
         abstain=guessing_loss(prepared.program),
         **_router_fields(newcomers, config, store, prepared),
     )
-    told = {"run": served.run.name, "centers": cards, "formats": list(config.formats)}
-    return catalog, [{"event": "bundle", **told, "folder": "bundle" if config.formats else None}]
+    facts = {"run": served.run.name, "centers": cards, "formats": list(config.formats)}
+    return catalog, [{"event": "bundle", **facts, "folder": "bundle" if config.formats else None}]
 
 
 def _newcomers(served: RunResult, prepared: CompiledProgram) -> NewcomerData:
-    """A guide, where devices were asked how every center does; the way through a tree, where the method made one."""
+    """The router, where devices measured every center, and the center tree, where the method made one."""
     from export.bundle.run_source import NewcomerData
 
-    made, guide = TreeOfSplits.from_state(served.state), _guide(served, prepared)
-    start = None if guide is None or guide.round is None else prepared.initial
+    made, router = TreeOfSplits.from_state(served.state), _fit_router(served, prepared)
+    start = None if router is None or router.round is None else prepared.initial
     if not len(made.models):
-        return NewcomerData(router=guide, start=start)
+        return NewcomerData(router=router, start=start)
     edges = tuple((int(start), int(end)) for start, end in made.edges)
     tree = CenterTree(edges, len(served.state.centers))
-    return NewcomerData(router=guide, start=start, tree=tree, splits=list(made.models.astype(np.float32)))
+    return NewcomerData(router=router, start=start, tree=tree, splits=list(made.models.astype(np.float32)))
 
 
 def _router_fields(
     newcomers: NewcomerData, config: CoordinatorConfig, store: Store, prepared: CompiledProgram
 ) -> dict[str, Any]:
-    """The same as fields of a catalog; what they name can be fetched."""
+    """The same as fields of a catalog; the files that they name are stored as blobs."""
 
     def stored(data: bytes, kind: str) -> Manifest:
         store.blobs.put(data)
         return manifest_of(data, kind, block=config.block)
 
-    guide = newcomers.router
+    router = newcomers.router
     return {
-        "router": None if guide is None else stored(guide.to_bytes(), "router"),
+        "router": None if router is None else stored(router.to_bytes(), "router"),
         "start": None if newcomers.start is None else stored(_tensors(newcomers.start, prepared), "model"),
         "tree": newcomers.tree,
         "splits": tuple(stored(_tensors(vector, prepared), "model") for vector in newcomers.splits),
     }
 
 
-def _guide(served: RunResult, prepared: CompiledProgram) -> Router | None:
-    """Learned from the devices' looks; they count as looks at the usual number of samples.
+def _fit_router(served: RunResult, prepared: CompiledProgram) -> Router | None:
+    """The router fitted to the devices' measurements, each taken as one of the median number of samples.
 
-    Where a local round leads is compared with where the centers lie from the common start: that is known anyway.
+    A local round's update is compared with the centers' directions from the initial model, which need no measurement.
     """
     if len(served.measurements) < MIN_MEASUREMENTS:
         return None
-    usual = int(np.median([look.n for look in served.measurements]))
-    looks = [replace(look, n=usual) for look in served.measurements]
-    return learn_router(looks, sizes=[usual], centers=len(served.state.centers), round=_local_round(served, prepared))
+    typical = int(np.median([one.n for one in served.measurements]))
+    measurements = [replace(one, n=typical) for one in served.measurements]
+    return learn_router(
+        measurements, sizes=[typical], centers=len(served.state.centers), round=_local_round(served, prepared)
+    )
 
 
 def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:
@@ -155,7 +157,7 @@ def _tensors(center: Array, prepared: CompiledProgram) -> bytes:
 
 
 def _cards(served: RunResult, config: CoordinatorConfig, store: Store) -> list[dict[str, Any]]:
-    """What is told about each center: which method made it, and how many devices and samples it stands for."""
+    """The card of each center: its method, and the number of its devices and of their samples."""
     fleet, members = store.states.enrolled(), _members(served, config, store)
     return [
         {
@@ -170,7 +172,7 @@ def _cards(served: RunResult, config: CoordinatorConfig, store: Store) -> list[d
 
 
 def _members(served: RunResult, config: CoordinatorConfig, store: Store) -> dict[int, list[ClientId]]:
-    """Every center's devices, sorted; a method may serve a device several centers."""
+    """Center -> its devices, sorted; a method may serve a device several centers."""
     members: dict[int, list[ClientId]] = defaultdict(list)
     strategy = make_strategy(served.run, config)
     for cid in sorted(store.states.enrolled()):
@@ -180,9 +182,9 @@ def _members(served: RunResult, config: CoordinatorConfig, store: Store) -> dict
 
 
 def _centers_of(served: RunResult, strategy: Strategy, cid: ClientId) -> list[int]:
-    """The center that a device is assigned to; where a method assigns nobody, every center that serves the device.
+    """The center that a device is assigned to; without an assignment, every center that the method serves it.
 
-    A device that is served the model that it keeps itself has none.
+    A device that is served only the model that it keeps itself has no center.
     """
     state = served.state
     if state.assignment:
@@ -199,24 +201,24 @@ def _export(
     prepared: CompiledProgram,
     newcomers: NewcomerData,
 ) -> list[dict[str, Manifest]]:
-    """Write the bundle; -> per center the manifest of each format's file, which lies in the blob folder too."""
+    """Write the bundle; -> per center the manifest of each format's file, which is stored as a blob too."""
     from export.bundle.run_source import BundleSource, LabelledSamples
     from export.bundle.signature import make_signer
     from export.bundle.writer import BundleOptions, write_bundle
 
     out = config.folder / "bundle"
     members = _members(served, config, store)
-    told = run_cards(config.folder, served.run.name, [members[k] for k in range(len(cards))])
-    material = BundleSource(
+    facts = run_cards(config.folder, served.run.name, [members[k] for k in range(len(cards))])
+    source = BundleSource(
         program=prepared.program,
         files={blob.sha256: store.blobs.read(blob.sha256) for blob in prepared.blobs()},
         centers=list(served.state.centers),
-        cards=[{**more, **card} for more, card in zip(told, cards, strict=True)],
+        cards=[{**more, **card} for more, card in zip(facts, cards, strict=True)],
         reference=None if config.reference is None else LabelledSamples.read(config.reference),
         sign=make_signer(open_signing_key(config.signing_key_folder).private, config.federation),
         newcomers=newcomers,
     )
-    manifest = write_bundle(out, material, BundleOptions(formats=config.formats))
+    manifest = write_bundle(out, source, BundleOptions(formats=config.formats))
     return [
         {
             form: _container(store, (out / file["path"]).read_bytes(), config.block)

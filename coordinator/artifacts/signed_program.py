@@ -1,6 +1,6 @@
-"""The training program of this federation: compiled and signed once, then read from the store at every restart.
+"""The federation's training program: compiled and signed once, then read from the store at every restart.
 
-torch is imported only when there is something to compile.
+torch is imported only to compile.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Container, Program
 from edge_client.protocol.task import Flat
 
-PROGRAM_FACT = "program"  # names the stored program and the first model in the store's facts
+PROGRAM_FACT = "program"  # the key of the program's and the initial model's hashes in the store's facts
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledProgram:
-    """A program ready to be sent, its signed manifest, and the first model [schema.size] float32 of every run."""
+    """A program, its signed manifest, and the initial model [schema.size] float32 of every run."""
 
     program: Program
     manifest: Manifest
     initial: Flat
     block: int
-    sign: Callable[[Manifest], Manifest]  # for whatever else a device shall believe
+    sign: Callable[[Manifest], Manifest]  # for every other manifest that a device must trust
 
     def container(self, engine: str, function: str) -> Manifest:
         """The manifest of the file that runs `function` on `engine`."""
         return _named(self.program.containers[engine][function], self.block)
 
     def blobs(self) -> list[Manifest]:
-        """Everything that any device may have to fetch to run the program."""
+        """The manifests of the program and of its containers, for every engine."""
         files = {c.sha256: c for functions in self.program.containers.values() for c in functions.values()}
         return [self.manifest, *(_named(c, self.block) for c in files.values())]
 

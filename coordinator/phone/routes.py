@@ -1,12 +1,12 @@
-"""The page that makes a phone's browser an edge client, over HTTP: its files, what it must know to join, and its link.
+"""The routes of the page that makes a phone's browser an edge client.
 
-    GET /phone/             the page; its modules and style lie beside it (edge_client/web)
-    GET /phone/join.json    broker, federation, public signing keys, and what the model reads, once that is known
+    GET /phone/             the page, with its modules and style (edge_client/web)
+    GET /phone/join.json    broker, federation, public signing keys, and the model's input, once it is compiled
     GET /phone/third/NAME   ONNX Runtime Web and MQTT.js (vendored_files.py)
 
-Everything here is public: what lets one phone in is behind the '#' of its own link, which a browser sends nowhere. Only
-listed files are served. The page may run WebAssembly and dial the broker, nothing else; it is isolated from other pages
-(COOP, COEP), so that it may use threads.
+All of it is public: a phone's secret is after the '#' of its own link, which a browser sends to no server. Only listed
+files are served. The page may run WebAssembly and dial the broker, nothing else; it is isolated from other pages (COOP,
+COEP), which threads need.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["phone_link", "phone_routes", "qr_svg", "qr_terminal", "web_broker_ur
 
 
 def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:
-    """Routes for the coordinator's web app, its third-party files from `third` or the usual place.
+    """Routes for the coordinator's web app; third-party files come from `third` or from the default folder.
 
     Raises ConfigError where there is no broker for browsers, RuntimeMissing without the third-party files.
     """
@@ -60,7 +60,7 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
 
 
 def web_broker_url(config: CoordinatorConfig) -> str:
-    """The ws:// or wss:// address that a browser dials; "" when there is none."""
+    """The ws:// or wss:// address that a browser dials; "" without one."""
     if config.web_broker:
         return config.web_broker
     own = brokers.local_broker(config.broker)
@@ -68,8 +68,6 @@ def web_broker_url(config: CoordinatorConfig) -> str:
 
 
 class _PhoneHandlers:
-    """The handlers."""
-
     def __init__(self, config: CoordinatorConfig, third: Path) -> None:
         self._config, self._third = config, third
         self._broker = web_broker_url(config)
@@ -83,7 +81,7 @@ class _PhoneHandlers:
         self._model: Mapping[str, Any] | None = None
 
     async def own(self, request: Request) -> Response:
-        """The page, a module or the style."""
+        """The page, a module or the style sheet."""
         name = request.path_params["name"] or INDEX_PAGE
         found = self._files.get(name)
         if found is None:
@@ -95,7 +93,7 @@ class _PhoneHandlers:
         return Response(data, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     async def third(self, request: Request) -> Response:
-        """One of the files that are not ours."""
+        """A third-party file, compressed where the browser accepts it."""
         name = request.path_params["name"]
         if name not in vendored_files.VENDORED_FILES:
             raise HTTPException(404, "there is no such file", headers=self._headers)
@@ -111,7 +109,7 @@ class _PhoneHandlers:
         return FileResponse(path, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers, stat_result=facts)
 
     async def join(self, _: Request) -> Response:
-        """What a browser must know before it dials."""
+        """The public facts that a browser needs before it connects."""
         if self._model is None:
             self._model = await asyncio.to_thread(model_summary, self._config.folder)
         facts = {
@@ -125,10 +123,10 @@ class _PhoneHandlers:
 
 
 def model_summary(folder: Path) -> dict[str, Any] | None:
-    """What the federation's model reads and predicts: {name, input, target, loss}; None until it was compiled."""
+    """The federation's model as {name, input, target, loss}; None until it is compiled."""
     try:
         program = read_program(folder)
-    except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet; the page asks again
+    except (FedcentersError, sqlite3.Error, OSError, ValueError, KeyError):  # not yet compiled; the page asks again
         return None
     return {
         "name": program.model,

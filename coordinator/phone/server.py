@@ -1,4 +1,4 @@
-"""`fedcenters-coordinator phone`: the phone's page alone, beside a coordinator without a dashboard."""
+"""`fedcenters-coordinator phone`: the phone's page alone, for a coordinator without a dashboard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from export.serve.http_gate import create_gated_app
 
 
 def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
-    """Serve until Ctrl-C. Raises UsageError for what cannot be, NetworkError for a port in use."""
+    """Serve until Ctrl-C. Raises UsageError for wrong options, NetworkError for a port in use."""
     host, _, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isdecimal() or int(port) >= 1 << 16:

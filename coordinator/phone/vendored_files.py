@@ -1,7 +1,7 @@
-"""What the phone's page runs that is not ours: ONNX Runtime Web and MQTT.js, fetched once from npm's registry.
+"""The third-party files of the phone's page: ONNX Runtime Web and MQTT.js, fetched once from npm's registry.
 
-Each package is pinned by version and by the SHA-512 of its archive. Of an archive only the named files are taken, as
-plain files under their own names. Nothing is served that is not whole; the page itself loads nothing from elsewhere.
+Each package is pinned by version and by the SHA-512 of its archive. Only the named files are taken from an archive, as
+plain files. A folder that lacks a file is not served; the page loads nothing from other hosts.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ REGISTRY = "https://registry.npmjs.org"
 TIMEOUT_S = 60.0
 MIB = 1 << 20
 MAX_FILE_BYTES = 32 * MIB
-GZIP_SUFFIX = ".gz"  # beside each file: what a browser is sent
+GZIP_SUFFIX = ".gz"  # the compressed copy of each file, which browsers are sent
 FOLDER_VARIABLE = "FEDCENTERS_WEB_FILES"
-Fetch = Callable[[str, int], bytes]  # (url, the most bytes) -> the body
+Fetch = Callable[[str, int], bytes]  # (url, maximum bytes) -> the body
 
 
 @dataclass(frozen=True, kw_only=True)
 class NpmPackage:
-    """One npm package: the archive's integrity as npm writes it, its size at most, and which of its files we serve."""
+    """One npm package: the archive's integrity as npm writes it, its maximum size, and the files that are served."""
 
     name: str
     version: str
@@ -43,7 +43,7 @@ class NpmPackage:
 
     @property
     def url(self) -> str:
-        """Where the archive is."""
+        """The address of the archive."""
         return f"{REGISTRY}/{self.name}/-/{self.name}-{self.version}.tgz"
 
 
@@ -78,13 +78,13 @@ def default_folder() -> Path:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether the files of this version are all in `folder`."""
+    """Whether `folder` has every file, of these versions."""
     stamp = folder / "packages.txt"
     return stamp.is_file() and stamp.read_text(encoding="utf-8") == _stamp(NPM_PACKAGES) and not missing_files(folder)
 
 
 def missing_files(folder: Path) -> list[str]:
-    """The names that are not there."""
+    """The names of the files that `folder` lacks."""
     return [
         name
         for name in VENDORED_FILES
@@ -123,17 +123,17 @@ def fetch_all(folder: Path, *, fetch: Fetch | None = None, packages: Sequence[Np
 
 
 def check_archive(package: NpmPackage, data: bytes) -> None:
-    """Return if these bytes are the pinned archive."""
+    """Raise ProtocolError unless these bytes are the pinned archive."""
     found = "sha512-" + base64.b64encode(hashlib.sha512(data).digest()).decode("ascii")
     if found != package.integrity:
         raise ProtocolError(
             f"{package.url} is not the file that this version of fedcenters was tested with ({found:.20}...)",
-            hint="try again; if it stays so, somebody has changed the archive on its way",
+            hint="try again; if it stays so, the archive was changed on its way",
         )
 
 
 def extract_files(package: NpmPackage, data: bytes) -> dict[str, bytes]:
-    """The wanted files of an npm archive: `package/dist/NAME`, plain files of at most FILE_MAX bytes; nothing else."""
+    """The wanted files of an npm archive: `package/dist/NAME`, plain files of at most MAX_FILE_BYTES."""
     found: dict[str, bytes] = {}
     wanted = {f"package/dist/{name}": name for name in package.files}
     try:
@@ -167,6 +167,6 @@ def _download(url: str, limit: int) -> bytes:
 
 
 def _stamp(packages: Sequence[NpmPackage]) -> str:
-    """What a folder holds, for people and for `is_complete`."""
+    """The content of packages.txt: what the folder holds, for people and for `is_complete`."""
     rows = (f"{p.name} {p.version} {p.license} {p.integrity} {' '.join(p.files)}\n" for p in packages)
     return "".join(rows)

@@ -36,7 +36,9 @@ def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], byte
             "running statistics (batch norm) have no bound that noise could follow",
             hint="use a model with group norm, or set privacy-noise = 0",
         )
-    epsilon_spent(strategy.server.privacy_noise, 1, strategy.server.privacy_delta)  # raises if the accountant is not installed
+    epsilon_spent(
+        strategy.server.privacy_noise, 1, strategy.server.privacy_delta
+    )  # raises if the accountant is not installed
     return cast("Strategy", replace(strategy, server=replace(strategy.server, secret=secret())))
 
 
