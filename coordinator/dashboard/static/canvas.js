@@ -1,12 +1,12 @@
-// The pictures with a mark for every device: the map, the fleet, the assignment. Canvas, so that thousands are smooth.
+// Pictures with a mark per device: map, fleet, assignment. They use a canvas, which redraws thousands smoothly.
 
-import { centerColour, fitted, real, showTip } from "./dom.js";
+import { centerColour, cssColour, fitCanvas, showTip } from "./dom.js";
 
 const MOVE_MS = 900;
-const cut = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-const still = matchMedia("(prefers-reduced-motion: reduce)");
+const truncate = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
 
-// A moving map. `update({devices, xy, centers, colours})`; dots slide from where they were.
+// The map of the devices' models. After `update(map, centerOf)` dots slide from their last positions.
 export class Map2D {
   constructor(canvas, open) {
     this.canvas = canvas;
@@ -22,25 +22,25 @@ export class Map2D {
   }
 
   update(map, centerOf) {
-    const before = this.shown();
+    const before = this.positions();
     this.now = { ...map, colour: map.devices.map((id) => centerOf(id)) };
     const start = map.devices.map((id, i) => before.devices.get(id) ?? map.xy[i]);
     const middles = map.centers.map((place, k) => before.centers[k] ?? place);
     const farthest = (axis) => [map.xy, map.centers].reduce((most, places) => places.reduce((m, place) => Math.max(m, Math.abs(place[axis])), most), 1);
     this.extent = [farthest(0), farthest(1)];
     this.from = { start, middles };
-    this.began = still.matches || !before.devices.size ? -Infinity : performance.now();
+    this.began = reducedMotion.matches || !before.devices.size ? -Infinity : performance.now();
     this.frame();
   }
 
-  share() { // of the way, eased
+  progress() { // of the slide from 0 to 1, eased
     const t = Math.min(1, (performance.now() - this.began) / MOVE_MS);
     return t < 1 ? t * t * (3 - 2 * t) : 1;
   }
 
-  shown() { // places now, in the units of the newest map
+  positions() { // current positions, in the units of the newest map
     if (!this.now) return { devices: new Map(), centers: [] };
-    const t = this.share();
+    const t = this.progress();
     const mix = (a, b) => [a[0] + (b[0] - a[0]) * t, a[1] + (b[1] - a[1]) * t];
     return {
       devices: new Map(this.now.devices.map((id, i) => [id, mix(this.from.start[i], this.now.xy[i])])),
@@ -53,17 +53,17 @@ export class Map2D {
     this.waits = requestAnimationFrame(() => {
       this.waits = 0;
       this.draw();
-      if (this.share() < 1) this.frame();
+      if (this.progress() < 1) this.frame();
     });
   }
 
   draw() {
-    const { context, width, height } = fitted(this.canvas);
+    const { context, width, height } = fitCanvas(this.canvas);
     if (!this.now || !width) return;
-    const t = this.share(), { xy, colour, centers } = this.now, { start, middles } = this.from;
+    const t = this.progress(), { xy, colour, centers } = this.now, { start, middles } = this.from;
     const wanted = Math.min((width / 2 - 34) / this.extent[0], (height / 2 - 30) / this.extent[1]);
     this.unit = this.unit ? this.unit + (wanted - this.unit) * (t < 1 ? 0.12 : 1) : wanted;
-    const k1 = this.unit; // one scale for both axes: distances are what the map is for
+    const k1 = this.unit; // one scale for both axes, so that distances are true
     const cx = width / 2, cy = height / 2, n = xy.length;
     const radius = n > 2000 ? 1.6 : n > 400 ? 2.6 : n > 60 ? 4 : 6;
     const spots = (this.spots = new Float32Array(2 * n));
@@ -73,33 +73,33 @@ export class Map2D {
       const y = spots[2 * i + 1] = cy - (start[i][1] + (xy[i][1] - start[i][1]) * t) * k1;
       let path = groups.get(colour[i]);
       if (!path) groups.set(colour[i], path = new Path2D());
-      if (n > 1000) { path.rect(x - radius, y - radius, 2 * radius, 2 * radius); continue; } // as small as they are, squares do
+      if (n > 1000) { path.rect(x - radius, y - radius, 2 * radius, 2 * radius); continue; } // squares draw faster, and look the same at this size
       path.moveTo(x + radius, y);
       path.arc(x, y, radius, 0, 6.2832);
     }
     context.globalAlpha = n > 400 ? 0.75 : 0.9;
     for (const [k, path] of groups) {
-      context.fillStyle = real(centerColour(k));
+      context.fillStyle = cssColour(centerColour(k));
       context.fill(path);
     }
     context.globalAlpha = 1;
     context.font = "700 12px system-ui, sans-serif";
     context.textAlign = "center";
     context.textBaseline = "middle";
-    centers.forEach((place, k) => { // a ring around the place, its number beside it: the dots stay in sight
+    centers.forEach((place, k) => { // a ring and a number beside it leave the dots visible
       const x = cx + (middles[k][0] + (place[0] - middles[k][0]) * t) * k1;
       const y = cy - (middles[k][1] + (place[1] - middles[k][1]) * t) * k1;
       context.lineWidth = 2;
-      context.strokeStyle = real(centerColour(k));
+      context.strokeStyle = cssColour(centerColour(k));
       context.beginPath();
       context.arc(x, y, 14, 0, 6.2832);
       context.stroke();
       context.beginPath();
       context.roundRect(x + 12, y - 24, 20, 18, 6);
-      context.fillStyle = real("var(--card)");
+      context.fillStyle = cssColour("var(--card)");
       context.fill();
       context.stroke();
-      context.fillStyle = real("var(--ink)");
+      context.fillStyle = cssColour("var(--ink)");
       context.fillText(String(k), x + 22, y - 14.5);
     });
   }
@@ -117,7 +117,7 @@ export class Map2D {
   }
 }
 
-// One square for each device, coloured by what it does.
+// One square per device, coloured by its state.
 export class Fleet {
   constructor(canvas, open) {
     this.canvas = canvas;
@@ -138,7 +138,7 @@ export class Fleet {
 
   draw(fleet, order, states) {
     Object.assign(this, { fleet, order, states });
-    const { context, width, height } = fitted(this.canvas);
+    const { context, width, height } = fitCanvas(this.canvas);
     const n = fleet.ids.length;
     if (!n || !width) return;
     if (n <= 48 && width / 2 > 110) { this.named(context, width, height); return; }
@@ -154,44 +154,44 @@ export class Fleet {
       if (side > 10) path.roundRect(x, y, side, side, 5); else path.rect(x, y, side, side);
     }
     states.forEach((state, code) => {
-      context.fillStyle = real(`var(--${state})`);
+      context.fillStyle = cssColour(`var(--${state})`);
       context.fill(groups[code]);
     });
   }
 
-  named(context, width, height) { // few devices: each with its name
+  named(context, width, height) { // a small fleet: each device with its name
     const n = this.order.length;
     this.columns = Math.max(1, Math.min(Math.floor(width / 112), Math.ceil(n / 6)));
     this.step = width / this.columns;
     this.row = Math.min(49, height / Math.ceil(n / this.columns));
-    const side = Math.min(32, this.row - 6), said = this.row >= 34; // with room, the state in words as well
+    const side = Math.min(32, this.row - 6), said = this.row >= 34; // whether there is room for the state's name
     context.textAlign = "left";
     context.textBaseline = "middle";
     this.order.forEach((at, i) => {
       const x = (i % this.columns) * this.step, y = Math.floor(i / this.columns) * this.row, middle = y + this.row / 2;
       const state = this.states[this.fleet.state[at]], room = Math.floor((this.step - side - 14) / 7);
-      context.fillStyle = real(`var(--${state})`);
+      context.fillStyle = cssColour(`var(--${state})`);
       context.beginPath();
       context.roundRect(x, middle - side / 2, side, side, 7);
       context.fill();
       context.font = "600 12.5px system-ui, sans-serif";
-      context.fillStyle = real("var(--ink)");
-      context.fillText(cut(this.fleet.ids[at], room), x + side + 9, middle - (said ? 7 : 0));
+      context.fillStyle = cssColour("var(--ink)");
+      context.fillText(truncate(this.fleet.ids[at], room), x + side + 9, middle - (said ? 7 : 0));
       if (!said) return;
       context.font = "12px system-ui, sans-serif";
-      context.fillStyle = real("var(--quiet)");
+      context.fillStyle = cssColour("var(--quiet)");
       context.fillText(state, x + side + 9, middle + 9);
     });
   }
 }
 
-// A row for each device, a column for each round, coloured by center.
+// One row per device, one column per round, coloured by center.
 const MARKS = "0123456789abcdefghijklmnopqrstuvwxyz";
 export function drawGrid(canvas, grid, of, names) {
-  const { context, width, height } = fitted(canvas);
+  const { context, width, height } = fitCanvas(canvas);
   if (!width || !grid.rows.length || !grid.rows[0].length) return;
   const rows = grid.rows.length, done = grid.rows[0].length;
-  const columns = Math.max(done, Math.min(60, of - grid.first + 1)); // those to come are pale
+  const columns = Math.max(done, Math.min(60, of - grid.first + 1)); // future rounds are pale
   const named = rows <= 24 && names ? 92 : 0, bottom = 18;
   const h = (height - bottom) / rows, w = (width - named) / columns;
   const gapX = w > 8 ? 2 : 0, gapY = h > 6 ? 2 : 0;
@@ -205,14 +205,14 @@ export function drawGrid(canvas, grid, of, names) {
     }
   });
   for (const [k, path] of groups) {
-    context.fillStyle = k < 0 ? real("var(--soft)") : real(centerColour(k));
+    context.fillStyle = k < 0 ? cssColour("var(--soft)") : cssColour(centerColour(k));
     context.fill(path);
   }
-  context.fillStyle = real("var(--quiet)");
+  context.fillStyle = cssColour("var(--quiet)");
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
   context.textAlign = "left";
-  if (named) grid.devices.forEach((id, i) => context.fillText(cut(id, 13), 0, i * h + (h - gapY) / 2));
+  if (named) grid.devices.forEach((id, i) => context.fillText(truncate(id, 13), 0, i * h + (h - gapY) / 2));
   context.textAlign = "center";
   const every = Math.max(1, Math.ceil(columns / Math.max(1, Math.floor((width - named) / 46))));
   for (let j = 0; j < columns; j += every) context.fillText(String(grid.first + j), named + j * w + (w - gapX) / 2, height - 7);

@@ -1,12 +1,12 @@
-// Charts of a run as SVG: lines over rounds, bars over rounds, a heat map. Plain numbers in, one node filled.
-// A chart can be focused: the arrow keys move along the rounds, as the pointer does, and the values are said.
+// Charts of a run as SVG: lines over rounds, bars over rounds, a heat map. Each fills one node from plain numbers.
+// With the pointer, or the focus and the arrow keys, a user moves along the rounds and reads the values.
 
-import { centerColour, el, real, svg } from "./dom.js";
+import { centerColour, cssColour, el, svg } from "./dom.js";
 
 const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MOST = 400;
-const cursors = new WeakMap(); // where someone looks, kept when the chart is drawn anew
+const cursors = new WeakMap(); // the selected round, kept when the chart is redrawn
 
-function thinned(list) {
+function thin(list) {
   if (list.length <= MOST) return list;
   const step = (list.length - 1) / (MOST - 1);
   return Array.from({ length: MOST }, (_, i) => list[Math.round(i * step)]);
@@ -21,18 +21,18 @@ function ticks(low, high, count) {
   return out;
 }
 
-// series: [{name, colour, dashed, values: [[round, y|null], ...]}]; the axis begins at `from` and ends at most at `to`
+// series: [{name, colour, dashed, values: [[round, y|null], ...]}]; the axis begins at `from` and ends at `to` at the latest
 export function lines(node, { series, label, format, axis = format, from = null, to = null, empty }) {
-  const drawn = series.map((one) => ({ ...one, values: thinned(one.values) }));
+  const drawn = series.map((one) => ({ ...one, values: thin(one.values) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
-  if (!points.length) { none(node, empty); return; }
+  if (!points.length) { showEmpty(node, empty); return; }
   const rounds = [...new Set(drawn.flatMap((one) => one.values.map(([x]) => x)))].sort((a, b) => a - b);
   const ys = points.map(([, y]) => y);
   let low = from ?? Math.min(...ys), high = Math.max(...ys);
   high = Math.min(to ?? Infinity, high + (high - low) * 0.08);
   if (from === null) low -= (high - low) * 0.05;
   if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high += Math.abs(high) * 0.1 || 0.1; }
-  const frame = framed(node, rounds, low, high, axis, 58);
+  const frame = drawFrame(node, rounds, low, high, axis, 58);
   for (const one of drawn) {
     let path = "", pen = "M";
     for (const [x, y] of one.values) {
@@ -45,10 +45,10 @@ export function lines(node, { series, label, format, axis = format, from = null,
   }
   endNames(frame, drawn);
   const table = new Map(rounds.map((x) => [x, drawn.map((one) => [one, one.values.find(([r]) => r === x)?.[1]])]));
-  readable(node, frame, rounds, label, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
+  addReadout(node, frame, rounds, label, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
 }
 
-function endNames(frame, drawn) { // at the right end of each line, pushed apart
+function endNames(frame, drawn) { // at the right end of each line, moved apart
   const ends = drawn.map((one) => {
     const end = one.values.findLast(([, y]) => y !== null && y !== undefined);
     return end && { one, y: frame.y(end[1]) };
@@ -59,13 +59,13 @@ function endNames(frame, drawn) { // at the right end of each line, pushed apart
   for (const { one, y } of ends) frame.root.append(svg("text", { x: frame.width - 52, y: y + 4 - over, class: "end", css: { fill: one.colour } }, one.short ?? one.name));
 }
 
-// stacks: [{name, colour, values: [[round, y], ...]}], drawn on each other
+// stacks: [{name, colour, values: [[round, y], ...]}], stacked on each other
 export function bars(node, { stacks, label, format, axis = format, empty }) {
-  const drawn = stacks.map((one) => ({ ...one, values: thinned(one.values) }));
+  const drawn = stacks.map((one) => ({ ...one, values: thin(one.values) }));
   const rounds = drawn[0].values.map(([x]) => x);
-  if (!rounds.length) { none(node, empty); return; }
+  if (!rounds.length) { showEmpty(node, empty); return; }
   const sums = rounds.map((_, i) => drawn.reduce((sum, one) => sum + one.values[i][1], 0));
-  const frame = framed(node, rounds, 0, Math.max(...sums) || 1, axis, RIGHT);
+  const frame = drawFrame(node, rounds, 0, Math.max(...sums) || 1, axis, RIGHT);
   const gap = (frame.width - LEFT - RIGHT) / Math.max(rounds.length, 4);
   const wide = Math.max(1, Math.min(34, gap * 0.72));
   const place = (i) => (rounds.length === 1 ? frame.x(rounds[0]) : LEFT + wide / 2 + ((frame.width - LEFT - RIGHT - wide) * i) / (rounds.length - 1));
@@ -80,14 +80,14 @@ export function bars(node, { stacks, label, format, axis = format, empty }) {
   });
   const at = new Map(rounds.map((x, i) => [x, i]));
   frame.x = (x) => place(at.get(x));
-  readable(node, frame, rounds, label, (x) => drawn.map((one) => `${one.name} ${format(one.values[at.get(x)][1])}`).join(", "));
+  addReadout(node, frame, rounds, label, (x) => drawn.map((one) => `${one.name} ${format(one.values[at.get(x)][1])}`).join(", "));
 }
 
-function none(node, words) {
+function showEmpty(node, words) {
   node.replaceChildren(el("p", { class: "empty" }, words));
 }
 
-function framed(node, rounds, low, high, format, right) {
+function drawFrame(node, rounds, low, high, format, right) {
   const { width, height } = node.getBoundingClientRect();
   const first = rounds[0], span = Math.max(1, rounds.at(-1) - first);
   const x = (round) => LEFT + ((width - LEFT - right) * (round - first)) / span;
@@ -102,7 +102,7 @@ function framed(node, rounds, low, high, format, right) {
   return { root, x, y, width, height };
 }
 
-function readable(node, frame, rounds, label, words) {
+function addReadout(node, frame, rounds, label, words) {
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: frame.height - BOTTOM, visibility: "hidden" });
   frame.root.append(cursor);
   const said = el("output", { class: "said" });
@@ -132,14 +132,14 @@ function readable(node, frame, rounds, label, words) {
   if (cursors.get(node) != null && rounds.includes(cursors.get(node))) look(cursors.get(node));
 }
 
-// values [k][k] from the least to 1
+// a matrix values[k][k]; the colours span its minimum to 1
 export function heat(node, values, label) {
   const k = values.length, size = 44, margin = 30;
   const flat = values.flat();
   const low = Math.min(...flat, 0.999999), span = 1 - low;
   const side = margin + k * size;
   const root = svg("svg", { viewBox: `0 0 ${side} ${side}`, role: "img", "aria-label": label, css: { "max-width": `${side * 1.8}px` } });
-  const [from, to] = ["var(--heat-low)", "var(--heat-high)"].map((name) => real(name).split(",").map(Number));
+  const [from, to] = ["var(--heat-low)", "var(--heat-high)"].map((name) => cssColour(name).split(",").map(Number));
   for (let i = 0; i < k; i += 1) {
     for (const [x, y] of [[margin + i * size + size / 2, margin / 2], [margin / 2, margin + i * size + size / 2]]) {
       root.append(svg("circle", { cx: x - 6, cy: y, r: 5, fill: centerColour(i) }), svg("text", { class: "center-words", x: x + 7, y }, String(i)));

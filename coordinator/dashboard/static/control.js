@@ -1,22 +1,22 @@
-// The buttons. What may do harm is asked first; what cannot be done now is disabled.
+// The buttons. A command that may do harm needs a confirmation; one that is not possible now is disabled.
 
-import { ask, byId, say } from "./dom.js";
-import { forget, hasControl, keep, order, Refused } from "./remote.js";
+import { ask, byId, setText } from "./dom.js";
+import { forgetToken, hasControl, keepToken, Refused, sendCommand } from "./remote.js";
 import { state } from "./state.js";
 
 const ENDED = ["stopped"];
 
 export function notice(words) {
-  say("notice", words);
+  setText("notice", words);
   byId("notice").hidden = !words;
 }
 
 async function send(body) {
   try {
-    await order(body);
-    if (state.alive) notice(""); // after a stop the stream may have ended first, and has told so
+    await sendCommand(body);
+    if (state.alive) notice(""); // after a stop the stream may have ended first and set its own notice
   } catch (wrong) {
-    if (wrong instanceof Refused && (wrong.status === 401 || wrong.status === 403)) forget("control");
+    if (wrong instanceof Refused && (wrong.status === 401 || wrong.status === 403)) forgetToken("control");
     notice(wrong instanceof Refused ? `Not done: ${wrong.message}.` : "Not done: the coordinator does not answer.");
     show();
   }
@@ -42,7 +42,7 @@ async function stop() {
 
 export async function askToken(kind, words) {
   const token = await ask({ title: kind === "read" ? "This dashboard is locked" : "Steer this run", words, yes: "Unlock", field: "Token" });
-  if (token) keep(kind, token);
+  if (token) keepToken(kind, token);
   show();
   return token;
 }

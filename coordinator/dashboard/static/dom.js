@@ -1,9 +1,9 @@
-// Elements from plain values. Text is only ever text: nothing here, and nobody who uses it, parses markup.
+// DOM elements from plain values. Text is inserted as text nodes; no markup is parsed anywhere on the page.
 
 const SVG = "http://www.w3.org/2000/svg";
 export const byId = (id) => document.getElementById(id);
 
-function made(node, attributes, children) {
+function build(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes ?? {})) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "css") for (const [key, text] of Object.entries(value)) node.style.setProperty(key, text);
@@ -12,25 +12,25 @@ function made(node, attributes, children) {
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
 }
-export const el = (tag, attributes, ...children) => made(document.createElement(tag), attributes, children);
-export const svg = (tag, attributes, ...children) => made(document.createElementNS(SVG, tag), attributes, children);
+export const el = (tag, attributes, ...children) => build(document.createElement(tag), attributes, children);
+export const svg = (tag, attributes, ...children) => build(document.createElementNS(SVG, tag), attributes, children);
 
-export function say(id, text) {
+export function setText(id, text) {
   const node = byId(id);
   if (node.textContent !== text) node.textContent = text;
 }
 
 export const centerColour = (k) => (k === null || k === undefined || k < 0 ? "var(--nobody)" : `var(--c${k % 8})`);
-export const onCenter = (k) => (k === null || k === undefined || k < 0 ? "var(--on-nobody)" : `var(--on${k % 8})`); // ink on it
+export const onCenter = (k) => (k === null || k === undefined || k < 0 ? "var(--on-nobody)" : `var(--on${k % 8})`); // text on it
 let sheet = null;
-const found = new Map();
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => found.clear());
-export function real(variable) { // "var(--c0)" as a canvas wants it
-  if (!found.has(variable)) {
+const colours = new Map();
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());
+export function cssColour(variable) { // the value of "var(--c0)", for a canvas
+  if (!colours.has(variable)) {
     sheet ??= getComputedStyle(document.documentElement);
-    found.set(variable, sheet.getPropertyValue(variable.slice(4, -1)).trim());
+    colours.set(variable, sheet.getPropertyValue(variable.slice(4, -1)).trim());
   }
-  return found.get(variable);
+  return colours.get(variable);
 }
 
 export const percent = (x) => (x === null || x === undefined ? "–" : `${(100 * x).toFixed(1)} %`);
@@ -40,8 +40,8 @@ export function bytes(n) {
   return `${n} B`;
 }
 
-// A canvas as sharp as the screen; -> its context and its size in CSS pixels.
-export function fitted(canvas) {
+// Fit a canvas to its parent at the screen's resolution; -> its context and its size in CSS pixels.
+export function fitCanvas(canvas) {
   const { width, height } = canvas.parentElement.getBoundingClientRect();
   const scale = Math.min(devicePixelRatio || 1, 2);
   if (canvas.width !== Math.round(width * scale) || canvas.height !== Math.round(height * scale)) {
@@ -64,12 +64,12 @@ export function showTip(text, x, y) {
   tip.style.top = `${Math.max(8, y - 32)}px`;
 }
 
-export async function ask({ title, words, yes, field, danger }) { // -> the text of the field, true, or null
+export async function ask({ title, words, yes, field, danger }) { // -> the field's text, true without a field, null when cancelled
   const dialog = byId("ask");
-  say("ask-title", title);
-  say("ask-words", words);
+  setText("ask-title", title);
+  setText("ask-words", words);
   byId("ask-field").hidden = !field;
-  if (field) say("ask-label", field);
+  if (field) setText("ask-label", field);
   byId("ask-input").value = "";
   const button = byId("ask-yes");
   button.textContent = yes;

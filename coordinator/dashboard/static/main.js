@@ -1,21 +1,21 @@
-// The page: keeps state.js up to date from the stream, and draws what changed, at most once a frame.
+// The page's entry point: applies the stream's events to state.js, and redraws what changed at most once per frame.
 
 import { Fleet, Map2D, drawGrid } from "./canvas.js";
 import { heat } from "./charts.js";
 import * as control from "./control.js";
-import { byId, centerColour, el, say } from "./dom.js";
+import { byId, centerColour, el, setText } from "./dom.js";
 import * as overview from "./overview.js";
 import { showDevice, showFiles, showJoin } from "./panels.js";
-import { question, Refused, stream } from "./remote.js";
-import { order, state, take } from "./state.js";
+import { fetchJson, Refused, stream } from "./remote.js";
+import { applyEvent, deviceOrder, state } from "./state.js";
 
-const TABLE_MS = 500; // between two drawings of the table of devices
+const TABLE_MS = 500; // between two redraws of the table of devices
 const open = (id) => { location.hash = `#device/${encodeURIComponent(id)}`; };
 const map = new Map2D(byId("map"), open), fleet = new Fleet(byId("fleet"), open);
 const dirty = new Set();
 let waits = 0, tableAt = 0, drawnMap = null;
 
-function touch(...parts) {
+function redraw(...parts) {
   for (const part of parts) dirty.add(part);
   waits ||= requestAnimationFrame(draw);
 }
@@ -26,17 +26,17 @@ const PARTS = { snapshot: ALL, now: ["head", "fleet"], facts: ["head"], fleet: [
 function draw(time) {
   waits = 0;
   const run = overview.chooseRun();
-  overview.tabs(() => { ask(); touch(...ALL); });
+  overview.tabs(() => { fetchPictures(); redraw(...ALL); });
   const late = dirty.has("table") && time - tableAt < TABLE_MS;
   if (dirty.has("head")) { overview.header(); overview.tiles(run, state.maps[run?.run]); control.show(); }
-  if (dirty.has("fleet")) { overview.fleetWords(byId("fleet")); fleet.draw(state.fleet, order(), state.states); }
-  if (dirty.has("run")) { overview.curves(run); overview.roundTable(run); }
+  if (dirty.has("fleet")) { overview.fleetWords(byId("fleet")); fleet.draw(state.fleet, deviceOrder(), state.states); }
+  if (dirty.has("run")) { overview.drawCurves(run); overview.roundTable(run); }
   if (dirty.has("events")) overview.eventList();
   if (dirty.has("map")) drawMap(run);
   if (dirty.has("grid")) drawAssignment(run);
   if (dirty.has("table") && !late) { tableAt = time; overview.deviceTable(run); }
   dirty.clear();
-  if (late) setTimeout(() => touch("table"), TABLE_MS);
+  if (late) setTimeout(() => redraw("table"), TABLE_MS);
 }
 
 function drawMap(run) {
@@ -47,7 +47,7 @@ function drawMap(run) {
   drawnMap = found;
   const centers = new Map(state.fleet.ids.map((id, i) => [id, run.centers[i] ?? -1]));
   map.update(found, (id) => centers.get(id) ?? -1);
-  say("map-round", `${found.run}, round ${found.round}`);
+  setText("map-round", `${found.run}, round ${found.round}`);
   const sizes = found.centers.map(() => 0);
   for (const id of found.devices) if (centers.get(id) >= 0) sizes[centers.get(id)] += 1;
   byId("map-legend").replaceChildren(...sizes.slice(0, 16).map((n, k) => el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}: ${n}`)));
@@ -62,40 +62,40 @@ function drawAssignment(run) {
   if (!grid?.rows.length) return;
   drawGrid(byId("assignment"), grid, run.of, innerWidth > 560);
   const line = run.lines.at(-1);
-  say("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved in round ${line.round}`);
+  setText("assignment-more", grid.rows.length < grid.of ? `${grid.rows.length} of ${grid.of} devices` : `${line.moved} moved in round ${line.round}`);
   byId("assignment").setAttribute("aria-label", `Centers of ${grid.rows.length} devices over ${grid.rows[0].length} rounds; in the newest, ${line.sizes.map((n, k) => `${n} at center ${k}`).join(", ")}`);
 }
 
-// What is too long for the stream is asked for when it is new; while one question is out, the next waits.
+// The grid and the map are too large for the stream: they are fetched when they change, one request at a time.
 let asking = false, again = false;
-async function ask() {
+async function fetchPictures() {
   const run = overview.chooseRun();
   if (!run) return;
   if (asking) { again = true; return; }
   asking = true;
   try {
     const name = encodeURIComponent(run.run);
-    const [grid, found] = await Promise.all([question(`api/grid?run=${name}`), question(`api/map?run=${name}`)]);
+    const [grid, found] = await Promise.all([fetchJson(`api/grid?run=${name}`), fetchJson(`api/map?run=${name}`)]);
     state.grids[run.run] = grid;
     if (found.map && found.map.round !== state.maps[run.run]?.round) state.maps[run.run] = found.map;
-    touch("grid", "map", "head");
+    redraw("grid", "map", "head");
   } catch (wrong) {
     if (!(wrong instanceof Refused) && !(wrong instanceof TypeError)) throw wrong;
   } finally {
     asking = false;
-    if (again) { again = false; ask(); }
+    if (again) { again = false; fetchPictures(); }
   }
 }
 
 function onEvent(kind, data) {
-  take(kind, data);
+  applyEvent(kind, data);
   if (kind === "snapshot") { state.alive = true; control.notice(""); showJoin().catch(() => {}); showFiles().catch(() => {}); }
-  if (kind === "snapshot" || kind === "round" || kind === "map") ask();
+  if (kind === "snapshot" || kind === "round" || kind === "map") fetchPictures();
   if (kind === "event" && data.event === "bundle") showFiles().catch(() => {});
-  touch(...(PARTS[kind] ?? []));
+  redraw(...(PARTS[kind] ?? []));
 }
 
-async function follow() {
+async function followStream() {
   for (let wait = 500; ; wait = Math.min(8000, wait * 2)) {
     try {
       await stream((kind, data) => { wait = 500; onEvent(kind, data); });
@@ -110,7 +110,7 @@ async function follow() {
     const before = state.alive;
     state.alive = false;
     if (before) control.notice(state.now.phase === "stopped" || state.facts.done ? "The coordinator has ended. What you see is its last state." : "The connection is lost; trying again.");
-    touch("head");
+    redraw("head");
     await new Promise((done) => setTimeout(done, wait));
   }
 }
@@ -119,7 +119,7 @@ async function route() {
   const [, id] = /^#device\/(.+)$/.exec(location.hash) ?? [];
   byId("overview").hidden = Boolean(id);
   byId("device").hidden = !id;
-  if (!id) { touch(...ALL); return; }
+  if (!id) { redraw(...ALL); return; }
   try {
     (await showDevice(decodeURIComponent(id))).focus();
     scrollTo(0, 0);
@@ -129,9 +129,9 @@ async function route() {
 }
 
 control.begin();
-byId("find").oninput = byId("only").onchange = () => { tableAt = 0; touch("table"); };
+byId("find").oninput = byId("only").onchange = () => { tableAt = 0; redraw("table"); };
 addEventListener("hashchange", route);
-new ResizeObserver(() => { map.frame(); touch("fleet", "run", "map", "grid"); }).observe(byId("content"));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawnMap = null; touch(...ALL); });
+new ResizeObserver(() => { map.frame(); redraw("fleet", "run", "map", "grid"); }).observe(byId("content"));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawnMap = null; redraw(...ALL); });
 if (location.hash.startsWith("#device/")) route();
-follow();
+followStream();

@@ -1,13 +1,13 @@
-// The overview: key figures, charts and tables of the chosen run. Every number comes from state.js as it is.
+// The overview: key figures, charts and tables of the chosen run. Every number comes from state.js unchanged.
 
 import * as charts from "./charts.js";
-import { byId, bytes, centerColour, el, percent, say, seconds } from "./dom.js";
-import { counts, last, order, runNamed, state } from "./state.js";
+import { byId, bytes, centerColour, el, percent, seconds, setText } from "./dom.js";
+import { countStates, deviceOrder, lastRound, runNamed, state } from "./state.js";
 
-const SHOWN = 60; // devices in the table; the others are found by name
+const SHOWN = 60; // devices in the table; a search by name finds the others
 export const chosen = { run: null, byHand: false };
 
-export function chooseRun() { // the one that goes on, until someone chooses
+export function chooseRun() { // the running one, unless the user chose another
   const now = state.now.exchange?.run;
   if (!chosen.byHand) chosen.run = (runNamed(now) ?? (state.facts.done ? state.runs[0] : state.runs.at(-1)))?.run ?? null;
   if (!runNamed(chosen.run)) chosen.run = state.runs[0]?.run ?? null;
@@ -28,11 +28,11 @@ export function tabs(pick) {
 
 const WORDS = { asking: "running", serving: "serving centers", compiling: "compiling" };
 
-// Between two exchanges a run aggregates and looks who is there: that is said only when it takes long enough to be read.
+// Between two exchanges these phases last moments; they are shown only when they last LONG_MS.
 const PASSING = ["aggregating", "waiting for devices"], LONG_MS = 1500;
 let steadyWords = "", passingSince = 0;
 
-function steady(words) {
+function holdPhase(words) {
   if (!PASSING.includes(words) || !steadyWords) passingSince = 0;
   else if (words !== steadyWords) {
     passingSince ||= performance.now();
@@ -47,37 +47,37 @@ function steady(words) {
 
 export function header() {
   const { phase, paused, exchange } = state.now;
-  say("federation", state.facts.federation ?? "fedcenters");
+  setText("federation", state.facts.federation ?? "fedcenters");
   document.title = `${state.facts.federation ?? "fedcenters"} · fedcenters`;
   const pill = byId("phase");
-  const words = steady(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
-  say("phase", words);
+  const words = holdPhase(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
+  setText("phase", words);
   pill.className = `pill ${!state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
-  say("doing", exchange ? `${exchange.run}, round ${exchange.round}` : state.facts.done ? "all runs are done" : "");
+  setText("doing", exchange ? `${exchange.run}, round ${exchange.round}` : state.facts.done ? "all runs are done" : "");
 }
 
 export function tiles(run, map) {
-  const line = last(run);
+  const line = lastRound(run);
   const going = state.now.exchange?.run === run?.run ? state.now.exchange?.round : null;
-  say("t-round", run ? `${Math.max(line.round, going ?? 0)} / ${run.of}` : state.now.exchange ? `${state.now.exchange.round}` : "–");
-  say("t-round-more", run ? `${run.run} (${run.method}), ${line.round} done` : "");
-  say("t-accuracy", percent(line?.accuracy.micro));
+  setText("t-round", run ? `${Math.max(line.round, going ?? 0)} / ${run.of}` : state.now.exchange ? `${state.now.exchange.round}` : "–");
+  setText("t-round-more", run ? `${run.run} (${run.method}), ${line.round} done` : "");
+  setText("t-accuracy", percent(line?.accuracy.micro));
   byId("t-accuracy").dataset.value = line?.accuracy.micro ?? "";
-  say("t-accuracy-more", line ? `macro ${percent(line.accuracy.macro)}, F1 ${percent(line.f1.micro)}` : "");
-  say("t-devices", String(state.fleet.ids.length));
-  say("t-devices-more", `${state.now.connected} connected`);
+  setText("t-accuracy-more", line ? `macro ${percent(line.accuracy.macro)}, F1 ${percent(line.f1.micro)}` : "");
+  setText("t-devices", String(state.fleet.ids.length));
+  setText("t-devices-more", `${state.now.connected} connected`);
   const k = line?.per_center.length;
-  say("t-centers", k === undefined ? "–" : `${k}`);
+  setText("t-centers", k === undefined ? "–" : `${k}`);
   const apart = map?.silhouette;
-  say("t-centers-more", k > 1 ? `silhouette ${apart == null ? "–" : apart.toFixed(3)}` : k === 1 ? "one model for all" : "");
+  setText("t-centers-more", k > 1 ? `silhouette ${apart == null ? "–" : apart.toFixed(3)}` : k === 1 ? "one model for all" : "");
   byId("t-centers-more").dataset.value = apart ?? "";
   const traffic = state.now.bytes ?? { down: 0, up: 0 };
-  say("t-bytes", bytes(traffic.down + traffic.up));
-  say("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up`);
+  setText("t-bytes", bytes(traffic.down + traffic.up));
+  setText("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up`);
 }
 
 export function fleetWords(canvas) {
-  const found = counts();
+  const found = countStates();
   const words = state.states.map((name, i) => [name, found[i]]);
   byId("fleet-legend").replaceChildren(...words.map(([name, n]) =>
     el("li", { class: n ? "some" : "", "data-state": name }, el("span", { class: "key", css: { background: `var(--${name})` } }), `${name} `, el("b", {}, String(n)))));
@@ -86,14 +86,14 @@ export function fleetWords(canvas) {
   const exchange = state.now.exchange;
   byId("exchange").hidden = !exchange;
   if (!exchange) return;
-  say("exchange-words", `Round ${exchange.round}, exchange ${exchange.exchange}: ${exchange.answered} of ${exchange.wanted} answers, quorum ${exchange.quorum}, ${Math.round(exchange.left_s)} s left`);
+  setText("exchange-words", `Round ${exchange.round}, exchange ${exchange.exchange}: ${exchange.answered} of ${exchange.wanted} answers, quorum ${exchange.quorum}, ${Math.round(exchange.left_s)} s left`);
   byId("exchange-bar").max = exchange.wanted || 1;
   byId("exchange-bar").value = exchange.answered;
 }
 
-export function curves(run) {
+export function drawCurves(run) {
   const all = run?.lines ?? [];
-  const k = last(run)?.per_center.length ?? 0;
+  const k = lastRound(run)?.per_center.length ?? 0;
   const names = Array.from({ length: Math.min(k, 40) }, (_, i) => i);
   const of = (key) => names.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: all.map((line) => [line.round, line[key]?.[i] ?? null]) }));
   const overall = { name: "all devices", short: "all", colour: "var(--all)", dashed: true, values: all.map((line) => [line.round, line.accuracy.micro]) };
@@ -106,7 +106,7 @@ export function curves(run) {
 
 export function roundTable(run) {
   const table = byId("rounds");
-  const k = Math.min(last(run)?.per_center.length ?? 0, 12);
+  const k = Math.min(lastRound(run)?.per_center.length ?? 0, 12);
   const wide = ["Round", "Accuracy", ...Array.from({ length: k > 1 ? k : 0 }, (_, i) => `Center ${i}`), "Moved", "Down", "Up", "Time"];
   table.tHead.replaceChildren(el("tr", {}, ...wide.map((word, i) => el("th", { scope: "col", class: i ? "number" : "" }, word))));
   const cell = (value, text) => el("td", { class: "number", "data-value": value ?? "" }, text);
@@ -120,7 +120,7 @@ function emptyRow() {
   return el("tr", {}, el("td", {}, el("a", {})), el("td", {}), el("td", {}), el("td", { class: "number" }), el("td", {}));
 }
 
-function fillRow(row, id, name, center, samples, engine) { // only what is new: the table is drawn twice a second
+function fillRow(row, id, name, center, samples, engine) { // only a row that changed: the table is redrawn twice a second
   const now = [id, name, center, samples, engine].join("\n");
   if (row.dataset.now === now) return;
   Object.assign(row.dataset, { now, device: id });
@@ -140,7 +140,7 @@ export function deviceTable(run) {
   const { ids, state: codes, samples, engine } = state.fleet;
   const rows = byId("devices").tBodies[0].rows;
   let matches = 0;
-  for (const i of order()) {
+  for (const i of deviceOrder()) {
     if ((only >= 0 && codes[i] !== only) || (find && !ids[i].toLowerCase().includes(find))) continue;
     matches += 1;
     if (matches > SHOWN) continue;
@@ -148,10 +148,10 @@ export function deviceTable(run) {
     fillRow(row, ids[i], state.states[codes[i]], run?.centers[i] ?? -1, samples[i], engine[i]);
   }
   while (rows.length > Math.min(matches, SHOWN)) rows[rows.length - 1].remove();
-  say("devices-more", matches > SHOWN ? `${SHOWN} of ${matches} devices; type a part of a name to find others.` : "");
+  setText("devices-more", matches > SHOWN ? `${SHOWN} of ${matches} devices; type a part of a name to find others.` : "");
 }
 
-const SENTENCES = {
+const EVENT_TEXTS = {
   start: (e) => `the coordinator leads ${e.federation}, epoch ${e.epoch}`,
   program: (e) => `training program of ${e.model} compiled, ${seconds(e.seconds)}`,
   joined: (e) => (e.devices > 1 ? `${e.devices} devices joined, ${e.device} last` : `${e.device} joined: ${e.engine}, ${e.n} samples`),
@@ -165,6 +165,6 @@ const SENTENCES = {
 export function eventList() {
   const node = byId("events");
   node.replaceChildren(...state.events.slice(-100).reverse().map((event) =>
-    el("li", { class: event.event === "error" ? "bad" : "" }, SENTENCES[event.event]?.(event) ?? event.event)));
+    el("li", { class: event.event === "error" ? "bad" : "" }, EVENT_TEXTS[event.event]?.(event) ?? event.event)));
   if (!node.children.length) node.append(el("li", { class: "quiet" }, "Nothing yet."));
 }

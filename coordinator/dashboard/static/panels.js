@@ -1,11 +1,11 @@
-// What can be taken away, how a new device joins, and the page of one device.
+// The panels Export and New device, and the page of one device.
 
-import { blob, question } from "./remote.js";
+import { fetchBlob, fetchJson } from "./remote.js";
 import { byId, bytes, centerColour, el, onCenter, percent } from "./dom.js";
 import { lines } from "./charts.js";
 
 async function download(path) {
-  const url = URL.createObjectURL(await blob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`));
+  const url = URL.createObjectURL(await fetchBlob(`api/files/${path.split("/").map(encodeURIComponent).join("/")}`));
   el("a", { href: url, download: path.split("/").at(-1) }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
@@ -13,9 +13,9 @@ async function download(path) {
 const short = (path) => path.replace(/[0-9a-f]{40,64}/, (hash) => `${hash.slice(0, 8)}…`);
 
 export async function showFiles() {
-  const { files } = await question("api/files");
+  const { files } = await fetchJson("api/files");
   if (!files.length) return;
-  const rank = ({ path }) => (path.startsWith("centers/") ? 0 : path.startsWith("program/") ? 2 : 1); // what people look for first
+  const rank = ({ path }) => (path.startsWith("centers/") ? 0 : path.startsWith("program/") ? 2 : 1); // the centers first
   const rows = files.toSorted((a, b) => rank(a) - rank(b)).map(({ path, size }) => el("tr", {}, el("td", { title: path }, short(path)), el("td", { class: "number" }, bytes(size)),
     el("td", { class: "number" }, el("button", { type: "button", class: "small", "aria-label": `Download ${path}`, onclick: () => download(path) }, "Download"))));
   const table = el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "File"), el("th", { scope: "col", class: "number" }, "Size"), el("th", { scope: "col" }, ""))), el("tbody", {}, ...rows));
@@ -25,7 +25,7 @@ export async function showFiles() {
 }
 
 export async function showJoin() {
-  const { config, command, local, phone } = await question("api/join");
+  const { config, command, local, phone } = await fetchJson("api/join");
   if (!config) return;
   const copy = el("button", { type: "button", class: "small", onclick: async () => { await navigator.clipboard.writeText(config); copy.textContent = "Copied"; } }, "Copy");
   const words = el("div", {},
@@ -40,7 +40,7 @@ export async function showJoin() {
 
 export async function showDevice(id) {
   const node = byId("device");
-  const about = await question(`api/device/${encodeURIComponent(id)}`);
+  const about = await fetchJson(`api/device/${encodeURIComponent(id)}`);
   const back = el("a", { href: "#" }, "← Overview");
   const parts = [back, el("div", { class: "device-head" }, el("h1", {}, about.id), el("span", { class: "pill" }, about.state), el("span", { class: "quiet" }, `${about.samples} training samples, ${about.engine || "engine unknown"}`))];
   const cards = [], later = [];

@@ -1,4 +1,4 @@
-// What this page knows: the server's snapshot, kept up by what changes. Draws nothing.
+// The page's state: the server's snapshot with every later event applied. Draws nothing.
 
 export const state = {
   now: { phase: "connecting", paused: false, connected: 0, exchange: null, bytes: { down: 0, up: 0 } },
@@ -6,7 +6,7 @@ export const state = {
   runs: [], events: [], maps: {}, grids: {}, alive: false,
 };
 
-const takers = {
+const handlers = {
   snapshot(data) { sorted = []; Object.assign(state, data); },
   now(data) { state.now = data; },
   facts(data) { state.facts = data; },
@@ -25,25 +25,25 @@ const takers = {
     run.centers = data.centers;
   },
   event(data) {
-    if (data.devices > 1 && state.events.at(-1)?.event === "joined") state.events.pop(); // the same line, counted on
+    if (data.devices > 1 && state.events.at(-1)?.event === "joined") state.events.pop(); // the new line counts the old one's devices too
     state.events.push(data);
     if (state.events.length > 300) state.events.shift();
   },
   map() {},
 };
 
-export const take = (kind, data) => takers[kind]?.(data);
+export const applyEvent = (kind, data) => handlers[kind]?.(data);
 export const runNamed = (name) => state.runs.find((run) => run.run === name);
-export const last = (run) => run?.lines.at(-1);
+export const lastRound = (run) => run?.lines.at(-1);
 let sorted = [];
-export const order = () => { // the numbers of the devices, by name
+export const deviceOrder = () => { // device indices, sorted by name
   if (sorted.length !== state.fleet.ids.length) {
     const { ids } = state.fleet;
     sorted = ids.map((_, i) => i).sort((a, b) => (ids[a] < ids[b] ? -1 : 1));
   }
   return sorted;
 };
-export const counts = () => {
+export const countStates = () => {
   const found = state.states.map(() => 0);
   for (const code of state.fleet.state) found[code] += 1;
   return found;
