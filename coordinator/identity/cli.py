@@ -71,14 +71,14 @@ def provision(  # noqa: PLR0913 - a command line
     work = Provisioner(folder=folder, plan=plan, now=dt.datetime.now(dt.timezone.utc))
     if not check:
         work.write_infrastructure()
-        gone = set(work.revoked_names())
+        revoked_before = set(work.revoked_names())
         fleet = [*(f"device-{i:04d}" for i in range(devices)), *_listed(listed)]
         phones = [f"web-{i:04d}" for i in range(web)]
-        wanted = [*(cid for cid in fleet if cid not in gone), *(device or ())]
+        wanted = [*(cid for cid in fleet if cid not in revoked_before), *(device or ())]
         steps = (
             (work.add_device, wanted),
             (work.add_token, token),
-            (work.add_web_device, [*(cid for cid in phones if cid not in gone), *(web_device or ())]),
+            (work.add_web_device, [*(cid for cid in phones if cid not in revoked_before), *(web_device or ())]),
             (work.revoke, revoke),
             (work.renew, _expanded(renew, work)),
         )

@@ -129,13 +129,13 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if self.path != "/enrol":
-            self._say(HTTPStatus.NOT_FOUND, {"error": "bad_kind", "detail": "post to /enrol"})
+            self._reply(HTTPStatus.NOT_FOUND, {"error": "bad_kind", "detail": "post to /enrol"})
         elif not length.isdecimal() or not 0 < int(length[:9]) <= MAX_BODY_BYTES or len(length) > len("16384"):
-            self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "too_big", "detail": "at most 16384 bytes"})
+            self._reply(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, {"error": "too_big", "detail": "at most 16384 bytes"})
         else:
-            self._say(*self.server.registrar.handle(self.rfile.read(int(length))))
+            self._reply(*self.server.registrar.handle(self.rfile.read(int(length))))
 
-    def _say(self, status: int, answer: dict[str, str]) -> None:
+    def _reply(self, status: int, answer: dict[str, str]) -> None:
         data = json.dumps(answer).encode("utf-8")
         self.send_response(status)
         self.send_header("Content-Type", "application/json")

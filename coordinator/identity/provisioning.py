@@ -270,7 +270,7 @@ class Provisioner:
 
     def _join_file(self, folder: Path, cid: str, more: Mapping[str, str]) -> None:
         """Write client.toml, which `fedcenters-edge join` reads. Settings that a user added stay."""
-        ours = {
+        settings = {
             "federation": self.plan.federation,
             "device-id": cid,
             "broker": self.plan.broker,
@@ -283,7 +283,7 @@ class Provisioner:
         path = folder / "client.toml"
         kept = _read_toml(path) if path.exists() else {"data": "data", "state": "state"}
         kept = {key: value for key, value in kept.items() if key not in ("enrol-url", "token")}
-        self._put(path, _toml({**kept, **ours}))
+        self._put(path, _toml({**kept, **settings}))
 
     def _broker_files(self) -> None:
         folder = self.folder / "broker"

@@ -32,7 +32,7 @@ class TokenRefused(FedcentersError):
     exit_code = 5
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(message, hint="ask whoever runs the federation for a new token")
+        super().__init__(message, hint="ask the operator of the federation for a new token")
         self.code = code
 
 

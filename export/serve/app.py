@@ -106,12 +106,16 @@ class _ServeHandlers:
 
     async def index(self, request: Request) -> Response:
         generation = self._manager.generation(_device(request))
-        return _fresh(request, index_content(generation.name))
+        return _json_with_etag(request, index_content(generation.name))
 
     async def centers(self, request: Request) -> Response:
         generation = self._manager.generation(_device(request))
-        told = {"generation": generation.name, "model": generation.bundle.program.model, "centers": generation.centers}
-        return _fresh(request, told)
+        listing = {
+            "generation": generation.name,
+            "model": generation.bundle.program.model,
+            "centers": generation.centers,
+        }
+        return _json_with_etag(request, listing)
 
     async def center_file(self, request: Request) -> Response:
         generation, k = self._manager.generation(_device(request)), request.path_params["center"]
@@ -131,7 +135,7 @@ class _ServeHandlers:
             raise HTTPException(404, "the generation has no such file; its manifest.json names all")
         etag = f'"{file.sha256}"'
         headers = {"ETag": etag, "Cache-Control": IMMUTABLE_CACHE_CONTROL, "Accept-Ranges": "bytes"}
-        if _matches(request.headers.get("if-none-match"), etag):
+        if _etag_matches(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers=headers)
         ranges = request.headers.get("range", "")
         if len(ranges) > MAX_RANGE_CHARS:
@@ -151,9 +155,9 @@ class _ServeHandlers:
 
     async def rollout(self, _: Request) -> Response:
         now, plan = self._manager.rollout, self._manager.plan
-        told = {"stable": now.stable, "candidate": now.candidate, "withdrawn": list(now.withdrawn)}
+        names = {"stable": now.stable, "candidate": now.candidate, "withdrawn": list(now.withdrawn)}
         evidence = {"pairs": now.evidence.pairs, "needed": plan.pairs, "e_value": now.evidence.e_value}
-        return JSONResponse({**told, "share": plan.share, "evidence": evidence})
+        return JSONResponse({**names, "share": plan.share, "evidence": evidence})
 
     async def nearest(self, request: Request) -> Response:
         question = await _body(request)
@@ -179,16 +183,16 @@ def _device(request: Request) -> str | None:
     return nearest.parse_device(request.query_params.get("device"))
 
 
-def _fresh(request: Request, content: dict[str, Any]) -> Response:
+def _json_with_etag(request: Request, content: dict[str, Any]) -> Response:
     """JSON that the client revalidates each time, and that is sent again only when it has changed."""
     data = json.dumps(content, sort_keys=True).encode()
     headers = {"ETag": f'"{hashlib.sha256(data).hexdigest()}"', "Cache-Control": "no-cache"}
-    if _matches(request.headers.get("if-none-match"), headers["ETag"]):
+    if _etag_matches(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     return Response(data, headers=headers, media_type="application/json")
 
 
-def _matches(given: str | None, etag: str) -> bool:
+def _etag_matches(given: str | None, etag: str) -> bool:
     """If-None-Match (RFC 9110, 13.1.2): a list of tags, weak ones too, or a star."""
     if given is None:
         return False

@@ -69,10 +69,10 @@ def _get_center_file() -> dict[str, Any]:
             "description": "a format or variant, like onnx or tflite-int8; /centers lists them",
         },
     ]
-    told = _operation("To the file of a center.", {}, [*where, ASKER])
-    told["responses"] |= {"307": {"description": "where it is"}, "404": _error("no such center or file")}
-    del told["responses"]["200"]
-    return told
+    operation = _operation("To the file of a center.", {}, [*where, ASKER])
+    operation["responses"] |= {"307": {"description": "where it is"}, "404": _error("no such center or file")}
+    del operation["responses"]["200"]
+    return operation
 
 
 def _get_file() -> dict[str, Any]:
@@ -80,15 +80,15 @@ def _get_file() -> dict[str, Any]:
         {"name": "generation", "in": "path", "required": True, "schema": HASH},
         {"name": "path", "in": "path", "required": True, "schema": {"type": "string", "pattern": "^[A-Za-z0-9._/-]+$"}},
     ]
-    told = _operation("A file of a bundle; it never changes.", {}, where, cached=True)
+    operation = _operation("A file of a bundle; it never changes.", {}, where, cached=True)
     content: dict[str, Any] = {"*/*": {"schema": {}}}
-    told["responses"] |= {
+    operation["responses"] |= {
         "200": {"description": "the whole file", "content": content},
         "206": {"description": "the range that was asked for", "content": content},
         "404": _error("no such generation or file"),
         "416": {"description": "no such range"},
     }
-    return told
+    return operation
 
 
 def _get_rollout() -> dict[str, Any]:
@@ -105,17 +105,17 @@ def _get_rollout() -> dict[str, Any]:
 
 
 def _post_nearest() -> dict[str, Any]:
-    def asked(how: str, name: str, item: dict[str, Any], most: int) -> dict[str, Any]:
-        values = {"type": "array", "items": item, "minItems": 1, "maxItems": most}
+    def question(how: str, name: str, item: dict[str, Any], max_items: int) -> dict[str, Any]:
+        values = {"type": "array", "items": item, "minItems": 1, "maxItems": max_items}
         samples = {"type": "integer", "minimum": 1, "maximum": 2**31}
         return _object({"how": {"const": how}, name: values}, {"device": DEVICE, "n": samples})
 
     body = {
         "oneOf": [
-            asked("loss", "losses", {"type": "number"}, 1024),
-            asked("votes", "votes", {"type": "integer", "minimum": 0}, 1024),
-            asked("sketch", "sketch", {"type": "number"}, MAX_SKETCH),
-            asked("round", "sketch", {"type": "number"}, MAX_SKETCH),
+            question("loss", "losses", {"type": "number"}, 1024),
+            question("votes", "votes", {"type": "integer", "minimum": 0}, 1024),
+            question("sketch", "sketch", {"type": "number"}, MAX_SKETCH),
+            question("round", "sketch", {"type": "number"}, MAX_SKETCH),
         ]
     }
     other = _object({"center": CENTER, "distance": DISTANCE})
@@ -125,11 +125,11 @@ def _post_nearest() -> dict[str, Any]:
         "distance": DISTANCE,
         "alternatives": {"type": "array", "items": other, "maxItems": 8},
     }
-    told = (
+    summary = (
         "Which center suits a device: by its mean loss on each, by votes of its samples, by a sketch of its inputs or "
         "of a local round. null: none. `n` samples were looked at; confidence is told where the run has learned it."
     )
-    return _posted(told, body, content)
+    return _posted(summary, body, content)
 
 
 def _post_report() -> dict[str, Any]:
@@ -151,14 +151,14 @@ def _operation(
 
 
 def _posted(summary: str, body: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    told = _operation(summary, _json(content))
-    told["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    told["responses"] |= {
+    operation = _operation(summary, _json(content))
+    operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+    operation["responses"] |= {
         "400": _error("it cannot be answered"),
         "408": _error("too slow"),
         "413": _error("the body is too big"),
     }
-    return told
+    return operation
 
 
 def _object(needed: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -3,13 +3,13 @@
 
 import { centerColour, cssColour, el, svg } from "./dom.js";
 
-const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MOST = 400;
+const LEFT = 46, RIGHT = 14, TOP = 12, BOTTOM = 24, MAX_POINTS = 400;
 const cursors = new WeakMap(); // the selected round, kept when the chart is redrawn
 
 function thin(list) {
-  if (list.length <= MOST) return list;
-  const step = (list.length - 1) / (MOST - 1);
-  return Array.from({ length: MOST }, (_, i) => list[Math.round(i * step)]);
+  if (list.length <= MAX_POINTS) return list;
+  const step = (list.length - 1) / (MAX_POINTS - 1);
+  return Array.from({ length: MAX_POINTS }, (_, i) => list[Math.round(i * step)]);
 }
 
 function ticks(low, high, count) {

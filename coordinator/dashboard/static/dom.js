@@ -20,8 +20,8 @@ export function setText(id, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-export const centerColour = (k) => (k === null || k === undefined || k < 0 ? "var(--nobody)" : `var(--c${k % 8})`);
-export const onCenter = (k) => (k === null || k === undefined || k < 0 ? "var(--on-nobody)" : `var(--on${k % 8})`); // text on it
+export const centerColour = (k) => (k === null || k === undefined || k < 0 ? "var(--no-center)" : `var(--c${k % 8})`);
+export const onCenter = (k) => (k === null || k === undefined || k < 0 ? "var(--on-no-center)" : `var(--on${k % 8})`); // text on it
 let sheet = null;
 const colours = new Map();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => colours.clear());

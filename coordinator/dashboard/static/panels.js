@@ -51,9 +51,9 @@ export async function showDevice(id) {
     cards.push(el("section", { class: "card half", "aria-label": `Accuracy in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: accuracy on its held-out samples`)), chart));
     later.push(() => lines(chart, { series: [{ name: "accuracy", short: "", colour: centerColour(at ?? 0), values: rounds.map((r) => [r.round, r.accuracy]) }], label: `Accuracy of ${about.id} in ${run}`, format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "Not tested yet." }));
     const strip = rounds.slice(-60).map((r) => el("span", { css: { background: centerColour(r.center), color: onCenter(r.center) }, title: `round ${r.round}` }, r.center === null ? "–" : String(r.center)));
-    const most = Math.max(...(map?.distance ?? [0]), 1e-12);
+    const farthest = Math.max(...(map?.distance ?? [0]), 1e-12);
     const bars = (map?.distance ?? []).flatMap((d, k) => [el("span", {}, el("span", { class: "key dot", css: { background: centerColour(k) } }), `center ${k}`),
-      el("div", { class: "track" }, el("div", { css: { width: `${(100 * d) / most}%`, background: centerColour(k) } })), el("span", { class: "number", "data-value": d }, d.toFixed(4))]);
+      el("div", { class: "track" }, el("div", { css: { width: `${(100 * d) / farthest}%`, background: centerColour(k) } })), el("span", { class: "number", "data-value": d }, d.toFixed(4))]);
     cards.push(el("section", { class: "card half", "aria-label": `Centers in ${run}` }, el("div", { class: "head" }, el("h2", {}, `${run}: its center, round by round`)), el("div", { class: "strip" }, ...strip),
       el("div", { class: "head", css: { "margin-top": "16px" } }, el("h2", {}, "Distance to every center"), el("span", { class: "quiet" }, map ? `round ${map.round}` : "")),
       bars.length ? el("div", { class: "bars" }, ...bars) : el("p", { class: "quiet" }, "It sent no model in the newest round that has a map.")));
