@@ -27,7 +27,7 @@ from coordinator.strategies.registry import make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

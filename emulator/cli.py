@@ -21,11 +21,11 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from edge_client.errors import UsageError, handle_errors
+from emulator.command_options import FLAGS, with_run_options
 from emulator.console import ConsoleProgress
-from emulator.help import HELP
 
 if TYPE_CHECKING:
-    from emulator.config import SimulateArgs
+    from emulator.options import SimulateArgs
 
 app = typer.Typer(
     name="fedcenters-emulator",
@@ -33,6 +33,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+)
+CHOOSE_K_OPTIONS = (
+    "method",
+    "data_set",
+    "model",
+    "partition",
+    "devices",
+    "groups",
+    "rounds",
+    "seed",
+    "engine",
+    "data",
 )
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 
@@ -80,30 +92,12 @@ def demo(
 
 @app.command()
 @handle_errors
-def simulate(  # noqa: PLR0913 - a command line
+@with_run_options(*FLAGS)
+def simulate(
     config: Annotated[Path | None, typer.Argument(help="A TOML file, as `init` writes; options win over it.")] = None,
     *,
-    method: Annotated[str | None, typer.Option(help=f"{HELP['method']} [default: fesem]")] = None,
-    data_set: Annotated[str | None, typer.Option(help=f"{HELP['data-set']} [default: digits]")] = None,
-    partition: Annotated[str | None, typer.Option(help=HELP["partition"])] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help=HELP["devices"])] = None,
-    groups: Annotated[int | None, typer.Option(min=1, help=HELP["groups"])] = None,
+    options: Mapping[str, Any],
     clusters: Annotated[int | None, typer.Option(min=1, help="How many centers, for methods that have them.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help=f"{HELP['num-rounds']} [default: 10]")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help=f"{HELP['seed']} [default: 0]")] = None,
-    engine: Annotated[str | None, typer.Option(help=HELP["engine"])] = None,
-    model: Annotated[str | None, typer.Option(help=HELP["model"])] = None,
-    data: Annotated[Path | None, typer.Option(help=HELP["data"])] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help=f"{HELP['workers']} [default: 1]")] = None,
-    broker: Annotated[str | None, typer.Option(help=HELP["broker"])] = None,
-    ray: Annotated[str | None, typer.Option(metavar="HOST:PORT", help=HELP["ray"])] = None,
-    profiles: Annotated[Path | None, typer.Option(help=HELP["profiles"])] = None,
-    codec: Annotated[str | None, typer.Option(help=f"{HELP['codec']} [default: f32]")] = None,
-    hostile: Annotated[str | None, typer.Option(metavar="ATTACK:SHARE", help=HELP["hostile"])] = None,
-    evaluate_every: Annotated[int | None, typer.Option(min=1, help=HELP["evaluate-every"])] = None,
-    fraction_evaluate: Annotated[float | None, typer.Option(min=0.0, max=1.0, help=HELP["fraction-evaluate"])] = None,
-    loggers: Annotated[str | None, typer.Option(help=HELP["loggers"])] = None,
-    out: Annotated[Path | None, typer.Option(help=f"{HELP['out']} [default: runs]")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A key of the file: the run's or the method's.")
     ] = None,
@@ -119,30 +113,8 @@ def simulate(  # noqa: PLR0913 - a command line
     progress = ConsoleProgress()
     from emulator.config import make_args, parse_pairs, read_table
 
-    options: dict[str, Any] = {
-        "method": method,
-        "data-set": data_set,
-        "partition": partition,
-        "devices": devices,
-        "groups": groups,
-        "clusters": clusters,
-        "num-rounds": rounds,
-        "seed": seed,
-        "engine": engine,
-        "model": model,
-        "data": data,
-        "workers": workers,
-        "broker": broker,
-        "ray": ray,
-        "profiles": profiles,
-        "codec": codec,
-        "hostile": hostile,
-        "evaluate-every": evaluate_every,
-        "fraction-evaluate": fraction_evaluate,
-        "loggers": loggers,
-        "out": out,
-    }
-    args = make_args({} if config is None else read_table(config), parse_pairs(setting or []), options)
+    file = {} if config is None else read_table(config)
+    args = make_args(file, parse_pairs(setting or []), {"clusters": clusters}, options)
     progress.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
     result = _over_mqtt(args, progress, resume=resume) if args.broker else _in_process(args, progress, resume=resume)
     if as_json:
@@ -303,21 +275,13 @@ def figures(
 
 @app.command("choose-k")
 @handle_errors
+@with_run_options(*CHOOSE_K_OPTIONS, rounds=3)
 def choose_k(  # noqa: PLR0913 - a command line
     *,
-    method: Annotated[str, typer.Option(help="A method with a setting `clusters`.")] = "fesem",
+    options: Mapping[str, Any],
     most: Annotated[int, typer.Option(min=1, help="The largest number of centers to try; 1 is the least.")] = 6,
     by: Annotated[str, typer.Option(help="accuracy, silhouette, or distance: its elbow.")] = "accuracy",
-    data_set: Annotated[str, typer.Option(help="What the devices hold.")] = "digits",
-    partition: Annotated[str, typer.Option(help="How they share it; the data set's own.")] = "",
-    devices: Annotated[int | None, typer.Option(min=1, help="How many devices there are.")] = None,
-    sample: Annotated[int, typer.Option(min=1, help="How many of them to try it on, at most.")] = 100,
-    groups: Annotated[int | None, typer.Option(min=1, help="How many true groups the partition makes.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Training rounds of each trial.")] = 3,
-    seed: Annotated[int, typer.Option(min=0, help="Cuts the data and draws every random number.")] = 0,
-    engine: Annotated[str, typer.Option(help=HELP["engine"])] = "auto",
-    model: Annotated[str, typer.Option(help="A model by name, or package.module:Factory; the data set's own.")] = "",
-    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
+    sample: Annotated[int, typer.Option(min=1, help="How many devices to try it on, at most.")] = 100,
     picture: Annotated[Path | None, typer.Option(help="Also draw the trials, as .png or .svg.")] = None,
     setting: Annotated[
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A setting of the method.")
@@ -326,26 +290,16 @@ def choose_k(  # noqa: PLR0913 - a command line
 ) -> None:
     """How many centers? Three rounds for each number on a sample of the fleet; testing samples are not looked at.
 
+    For methods with a setting `clusters`.
+
     example: fedcenters-emulator choose-k --devices 12 --most 5 --picture choice.png
     """
     progress = ConsoleProgress()
-    progress.say(f"{method} on {data_set} with 1 to {most} centers, in virtual time")
     from emulator import choose_k as choice
-    from emulator.config import SimulateArgs, parse_pairs
+    from emulator.config import make_args, parse_pairs
 
-    asked = SimulateArgs(
-        method=method,
-        data_set=data_set,
-        model=model,
-        partition=partition,
-        devices=devices,
-        groups=groups,
-        rounds=rounds,
-        seed=seed,
-        engine=engine,
-        settings=parse_pairs(setting or []),
-        data=data,
-    )
+    asked = make_args(parse_pairs(setting or []), options)
+    progress.say(f"{asked.method} on {asked.data_set} with 1 to {most} centers, in virtual time")
     result = choice.choose_k_json(
         asked, range(1, most + 1), by, sample=sample, progress=lambda trial: progress.say(choice.format_trial(trial))
     )

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.registry import Setting, make_method, method_settings
 from edge_client.errors import ConfigError, UsageError
-from emulator.help import HELP
+from emulator.options import OPTIONS, Option, SimulateArgs
 from export.plugins import nearest_name_hint
 
 if sys.version_info >= (3, 11):
@@ -32,58 +31,6 @@ CONFIG_FILE = (
     "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
 )
 GROUPS_FILE = "groups.json"  # the true group of each device, beside it
-FIELDS = {"num-rounds": "rounds"}  # where the file's word is another one than the field's
-FINGERPRINT_KEYS = (
-    "method",
-    "data-set",
-    "model",
-    "partition",
-    "devices",
-    "groups",
-    "seed",
-    "profiles",
-    "codec",
-    "hostile",
-)
-_KINDS = {"str": str, "int": int, "float": float, "Path": Path}
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulateArgs:
-    """What `fedcenters-emulator simulate` was asked; `settings` are the method's, in kebab-case.
-
-    An empty model or partition, and no number of devices, mean those that suit the data set (registry.py).
-    """
-
-    method: str = "fesem"
-    data_set: str = "digits"
-    model: str = ""
-    partition: str = ""
-    devices: int | None = None
-    groups: int | None = None  # replaces the partition's, where it has groups
-    rounds: int = 10
-    seed: int = 0
-    engine: str = "auto"
-    settings: Mapping[str, Setting] = field(default_factory=dict)
-    data: Path | None = None
-    workers: int = 1
-    broker: str = ""  # over MQTT, with a broker of this kind or at this URL (simulate_over_mqtt.py)
-    ray: str = ""  # host:port of a Ray cluster that does the work instead
-    profiles: Path | None = None  # of the devices' kinds; those of device_profiles.py
-    codec: str = "f32"  # of updates; i8 with error feedback, as on devices
-    hostile: str = ""  # what a share of the devices does, as sign-flip:0.2 (attacks.py)
-    evaluate_every: int = 1  # rounds; the last one tests everybody in any case
-    fraction_evaluate: float = 1.0
-    checkpoint_every: int = 10
-    loggers: str = ""  # comma-separated names (coordinator/storage/experiment_trackers.py)
-    out: Path = Path("runs")
-    name: str = ""  # of the folder in `out`; made from the method and the seed when empty
-
-    @property
-    def folder(self) -> Path:
-        """The run's own."""
-        how = "mqtt" if self.broker else "simulate"
-        return self.out / (self.name or f"{how}-{self.method.rpartition(':')[2].lower()}-{self.seed}")
 
 
 def read_table(path: Path) -> dict[str, Any]:
@@ -114,32 +61,30 @@ def make_args(*tables: Mapping[str, Any]) -> SimulateArgs:
     table: dict[str, Any] = {}
     for one in tables:
         table |= {key: value for key, value in one.items() if value is not None}
-    kinds = {f.name.replace("_", "-"): str(f.type) for f in fields(SimulateArgs) if f.name != "settings"}
-    kinds = {key: kinds[FIELDS.get(key, key)] for key in HELP}
-    method = make_method(str(table.get("method", SimulateArgs.method)))
-    valid = method_settings(method)
+    method = str(table.get("method", SimulateArgs.method))
+    valid = method_settings(make_method(method))
     values, settings = {}, {}
     for key, value in table.items():
-        if key in kinds:
-            values[FIELDS.get(key, key).replace("-", "_")] = _value(key, value, kinds[key])
+        if key in OPTIONS:
+            values[OPTIONS[key].name] = _value(OPTIONS[key], value)
         elif key in valid:
             settings[key] = value
         else:
-            raise ConfigError(f"unknown key {key!r}", hint=nearest_name_hint(key, {*kinds, *valid}))
-    make_method(str(table.get("method", SimulateArgs.method)), **settings)
+            raise ConfigError(f"unknown key {key!r}", hint=nearest_name_hint(key, {*OPTIONS, *valid}))
+    make_method(method, **settings)
     return SimulateArgs(**values, settings=settings)
 
 
 def resolved_table(args: SimulateArgs, settings: Mapping[str, Setting]) -> dict[str, Any]:
     """A run's config.toml: every key that has a value, and every setting of the method, defaults included."""
-    values = {key: getattr(args, FIELDS.get(key, key).replace("-", "_")) for key in HELP}
+    values = {key: getattr(args, row.name) for key, row in OPTIONS.items()}
     plain = {key: str(v) if isinstance(v, Path) else v for key, v in values.items() if v is not None and v != ""}
     return plain | dict(settings)
 
 
 def fingerprint(table: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of a `resolved_table` that decide the numbers of a run."""
-    return {key: value for key, value in table.items() if key in FINGERPRINT_KEYS or key not in HELP}
+    return {key: value for key, value in table.items() if key not in OPTIONS or OPTIONS[key].fingerprint}
 
 
 def example_config(method: str) -> str:
@@ -149,22 +94,22 @@ def example_config(method: str) -> str:
     args = SimulateArgs(method=method)
     table = resolved_table(args, method_settings(make_method(method)))
     lines = ["# A simulated run: fedcenters-emulator simulate FILE. Keys that stand behind # have no value here."]
-    for key, words in HELP.items():
+    for key, row in OPTIONS.items():
         known = tomli_w.dumps({key: table[key]}).strip() if key in table else f'# {key} = ""'
-        lines += ["", f"# {words}", known]
+        lines += ["", f"# {row.help}", known]
     lines += ["", f"# Settings of {method}; docs/methods.md says what they mean."]
-    lines += [tomli_w.dumps({key: value}).strip() for key, value in table.items() if key not in HELP]
+    lines += [tomli_w.dumps({key: value}).strip() for key, value in table.items() if key not in OPTIONS]
     return annotate_representations("\n".join(lines) + "\n")
 
 
-def _value(key: str, value: Any, kind: str) -> Any:  # noqa: ANN401 - TOML values
-    """In the key's own type; a text (of an option) is parsed, a number never becomes a text."""
-    make_it = _KINDS[kind.removesuffix(" | None")]
-    wrong = ConfigError(f"{key} is {value!r}", hint=f"{key} is {'a number' if make_it in (int, float) else 'a text'}")
-    if isinstance(value, bool) or (make_it in (str, Path) and not isinstance(value, (str, Path))):
+def _value(row: Option, value: Any) -> Any:  # noqa: ANN401 - TOML values
+    """In the option's own type; a text (of the command line) is parsed, a number never becomes a text."""
+    number = row.kind in (int, float)
+    wrong = ConfigError(f"{row.key} is {value!r}", hint=f"{row.key} is {'a number' if number else 'a text'}")
+    if isinstance(value, bool) or not (number or isinstance(value, (str, Path))):
         raise wrong
     try:
-        found = make_it(value)
+        found = row.kind(value)
     except (TypeError, ValueError, OverflowError):
         raise wrong from None
     if not isinstance(value, (str, Path)) and found != value:

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_name, method_settings
-from emulator.config import SimulateArgs, fingerprint, resolved_table
+from emulator.config import fingerprint, resolved_table
+from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import Progress, SimulationResult, run_simulation
 from emulator.run.load import LoadedFleet, load_fleet, open_devices

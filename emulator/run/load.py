@@ -10,10 +10,10 @@ from pathlib import Path
 
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat
-from emulator.config import SimulateArgs
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
 from emulator.engines.engine_spec import EngineSpec
+from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import open_pool_for_spec
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.resolve import ResolvedRun

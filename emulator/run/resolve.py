@@ -11,7 +11,7 @@ from coordinator.rounds.round import EvaluationPlan
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import UsageError
-from emulator.config import SimulateArgs
+from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.settings import RunSettings
 from emulator.simulation.attacks import AttackSpec, parse_attack
 from emulator.simulation.codec_channel import channel_factory
@@ -31,19 +31,18 @@ class ResolvedRun:
 
 def resolve_run(args: SimulateArgs) -> ResolvedRun:
     """Check every option that needs no samples. Raises UsageError, ConfigError."""
-    if args.rounds < 1 or args.workers < 1:
-        raise UsageError(f"{args.rounds} rounds, {args.workers} workers", hint="use at least one of each")
     if args.ray and args.workers > 1:
         raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
-    if args.checkpoint_every < 0:
-        raise UsageError(f"checkpoint-every is {args.checkpoint_every}", hint="use 0 for no checkpoint")
+    evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
+    for row in OPTIONS.values():
+        row.check(getattr(args, row.name))
     strategy = make_method(args.method, **args.settings)
     settings = RunSettings(
         rounds=args.rounds,
         seed=args.seed,
         batch=int(method_settings(strategy)["batch-size"]),
         profiles=DEVICE_PROFILES if args.profiles is None else read_profiles(args.profiles),
-        evaluation=EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate),
+        evaluation=evaluation,
         channel=channel_factory(args.codec),
     )
     return ResolvedRun(args=args, strategy=strategy, settings=settings, attack=parse_attack(args.hostile))

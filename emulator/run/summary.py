@@ -7,7 +7,7 @@ from typing import Any
 
 from coordinator.rounds.metrics import ari, nmi, purity
 from edge_client.protocol.task import ClientId
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 
 Record = dict[str, Any]
 

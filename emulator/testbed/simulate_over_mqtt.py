@@ -20,9 +20,10 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
 from edge_client.errors import UsageError
-from emulator.config import CONFIG_FILE, FIELDS, GROUPS_FILE, SimulateArgs, resolved_table
+from emulator.config import CONFIG_FILE, GROUPS_FILE, resolved_table
 from emulator.console import ConsoleProgress
 from emulator.data.fleet_split import FleetData
+from emulator.options import OPTIONS, SimulateArgs
 from emulator.run.load import make_fleet
 from emulator.run.summary import Record, result_summary
 from emulator.testbed import monitor, testbed_files
@@ -66,8 +67,7 @@ def simulate_over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume:
 def _check(args: SimulateArgs, *, resume: bool) -> None:
     """Refuse what could not be obeyed. Raises UsageError."""
     for key, why in VIRTUAL_ONLY.items():
-        field = FIELDS.get(key, key).replace("-", "_")
-        if getattr(args, field) != getattr(SimulateArgs, field):
+        if getattr(args, OPTIONS[key].name) != OPTIONS[key].default:
             raise UsageError(f"{key} says nothing over MQTT: {why}", hint=f"leave {key} out, or --broker")
     if resume:
         raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")

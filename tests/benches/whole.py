@@ -19,9 +19,9 @@ import numpy as np
 
 from coordinator.models.registry import build_model
 from edge_client.protocol.task import Array
-from emulator.config import SimulateArgs
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.images import UPPER
+from emulator.options import SimulateArgs
 from emulator.run.load import make_fleet
 from tests.benches.peer import ROOT, PeerMissing, environment, python_of
 from tests.benches.processes import CommandFailed, CommandUsage, run_watched

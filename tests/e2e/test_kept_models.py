@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.local_broker import start_broker
 from coordinator.strategies.registry import make_method, method_settings
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

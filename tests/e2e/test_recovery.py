@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.local_broker import start_broker
 from coordinator.rounds.metrics import ari
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.simulate import simulate_json
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support import process_fleet

@@ -22,7 +22,7 @@ from emulator.choose_k import (
     run_trials,
     validation_fleet,
 )
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of

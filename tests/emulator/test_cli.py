@@ -6,12 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from emulator.cli import app
 from emulator.config import parse_pairs
+from emulator.options import OPTIONS
 from tests.support import finished_run
 
 RUNNER = CliRunner()
@@ -35,6 +38,7 @@ def test_simulate_prints_one_json_object_with_the_promised_fields(tmp_path: Path
         (["simulate", "--data-set", "digit"], 2, "digits"),
         (["simulate", "-c", "local-stepps=3"], 3, "did you mean 'local-steps'"),
         (["simulate", "-c", "local-steps"], 2, "write it as -c"),
+        (["simulate", "-c", "devices=0"], 2, "use at least 1"),
         (["simulate", "--engine", "caffe"], 2, "onnx"),
         (["demo", "--broker", "rabbit"], 2, "hint: use one of"),
         (["demo", "--broker", "mqtt://127.0.0.1:1"], 4, "no broker answers"),
@@ -56,6 +60,14 @@ def test_a_mistake_gets_a_line_a_hint_and_an_exit_code(
     assert "hint: " in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_every_row_of_the_table_with_a_flag_is_an_option_of_the_command() -> None:
+    command: Any = typer.main.get_command(app)
+    shown = {flag: p.help for p in command.commands["simulate"].params for flag in p.opts if flag.startswith("-")}
+    flags = {f"--{row.name.replace('_', '-')}": row for row in OPTIONS.values() if row.flag}
+    assert set(shown) - set(flags) == {"--clusters", "-c", "--resume", "--json"}
+    assert all(row.help in shown[flag] for flag, row in flags.items())
 
 
 def test_report_writes_the_page_and_the_picture(tmp_path: Path) -> None:

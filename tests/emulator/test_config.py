@@ -10,29 +10,25 @@ import pytest
 
 from coordinator.strategies.registry import METHODS, make_method, method_settings
 from edge_client.errors import ConfigError, FedcentersError, UsageError
-from emulator.config import (
-    FIELDS,
-    FINGERPRINT_KEYS,
-    SimulateArgs,
-    example_config,
-    make_args,
-    parse_pairs,
-    read_table,
-    resolved_table,
-)
-from emulator.help import HELP
+from emulator.config import example_config, fingerprint, make_args, parse_pairs, read_table, resolved_table
+from emulator.options import OPTIONS, SimulateArgs
 
 
-def test_every_key_is_explained_and_names_a_field() -> None:
-    assert {FIELDS.get(key, key).replace("-", "_") for key in HELP} | {"settings"} == {
-        f.name for f in fields(SimulateArgs)
-    }
-    assert set(FINGERPRINT_KEYS) <= set(HELP)
+def test_every_field_has_a_row_with_an_explanation() -> None:
+    assert {row.name for row in OPTIONS.values()} | {"settings"} == {f.name for f in fields(SimulateArgs)}
+    assert all(row.help for row in OPTIONS.values())
+
+
+def test_a_checkpoint_is_bound_to_what_decides_the_numbers() -> None:
+    decides = {"method", "data-set", "model", "partition", "devices", "groups", "seed", "profiles", "codec", "hostile"}
+    table = resolved_table(SimulateArgs(devices=4, workers=2), {"learning-rate": 0.1})
+    assert {key for key, row in OPTIONS.items() if row.fingerprint} == decides
+    assert fingerprint(table) == {key: table[key] for key in table.keys() & {*decides, "learning-rate"}}
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_setting_of_a_method_hides_a_key_of_the_run(method: str) -> None:
-    assert not set(method_settings(make_method(method))) & set(HELP)
+    assert not set(method_settings(make_method(method))) & set(OPTIONS)
 
 
 @pytest.mark.parametrize("method", ["fesem", "fedsoft"])
@@ -41,7 +37,7 @@ def test_the_example_is_the_default(method: str, tmp_path: Path) -> None:
     args = make_args(read_table(tmp_path / "run.toml"))
     made = method_settings(make_method(method))
     assert args == SimulateArgs(method=method, settings=made)
-    assert all(f"# {words}" in example_config(method) for words in HELP.values())
+    assert all(f"# {row.help}" in example_config(method) for row in OPTIONS.values())
 
 
 def test_a_runs_own_file_gives_the_same_run(tmp_path: Path) -> None:

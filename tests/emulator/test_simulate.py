@@ -13,7 +13,7 @@ from coordinator.rounds.metrics import ari
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coordinator.strategies.registry import make_method
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

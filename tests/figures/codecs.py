@@ -19,7 +19,7 @@ import numpy as np
 from coordinator.rounds.metrics import last_rounds
 from coordinator.strategies.registry import make_method
 from edge_client.protocol.task import Flat, Schema
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

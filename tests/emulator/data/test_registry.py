@@ -7,10 +7,10 @@ import pytest
 
 from coordinator.models.registry import MODELS
 from edge_client.errors import ConfigError, UsageError
-from emulator.config import SimulateArgs
 from emulator.data.loaders.folder import data_folder
 from emulator.data.partition_schemes import parse_scheme
 from emulator.data.registry import DATA_SETS, load_data_set
+from emulator.options import SimulateArgs
 from emulator.run.load import make_fleet
 
 

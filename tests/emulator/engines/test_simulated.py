@@ -10,7 +10,7 @@ import pytest
 
 from coordinator.strategies.fesem import FeSEM
 from edge_client.errors import UsageError
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

@@ -231,7 +231,7 @@ def test_ctrl_c_ends_a_run_with_its_workers_and_leaves_nothing(
 SIMULATED = """
 import sys
 from pathlib import Path
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.simulate import simulate_json
 
 if __name__ == "__main__":

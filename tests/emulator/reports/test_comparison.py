@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from edge_client.errors import ConfigError
 from emulator.cli import app
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.reports import comparison, demo_page
 from emulator.simulate import simulate_json
 

@@ -12,7 +12,7 @@ from coordinator.strategies.registry import Setting, make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Fit, Probe, Reply, Task
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulate import simulate_json

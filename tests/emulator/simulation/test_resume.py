@@ -18,8 +18,8 @@ from coordinator.storage import state_codec
 from coordinator.strategies.registry import METHODS, make_method
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Flat
-from emulator.config import SimulateArgs
 from emulator.data.fleet_split import FleetData
+from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings

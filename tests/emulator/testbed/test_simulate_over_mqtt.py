@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from emulator.cli import app
 from emulator.config import CONFIG_FILE as ASKED
 from emulator.config import make_args, read_table
-from emulator.help import HELP
+from emulator.options import OPTIONS
 from emulator.reports import comparison
 from emulator.simulate import simulate_json
 from emulator.testbed.simulate_over_mqtt import VIRTUAL_ONLY
@@ -117,7 +117,7 @@ def test_what_cannot_be_played_is_refused_with_what_to_do_and_leaves_nothing(
 
 
 def test_what_says_nothing_over_mqtt_is_a_key_of_a_run() -> None:
-    assert set(VIRTUAL_ONLY) < set(HELP)
+    assert set(VIRTUAL_ONLY) < set(OPTIONS)
 
 
 def test_a_device_process_that_dies_ends_the_run_and_its_words_are_kept(tmp_path: Path) -> None:

@@ -253,7 +253,7 @@ def test_few_samples_are_every_devices_share() -> None:
 
 
 def simulated(folder: Path) -> Path:
-    from emulator.config import SimulateArgs
+    from emulator.options import SimulateArgs
     from emulator.simulate import simulate_json
 
     simulate_json(

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.fesem import FeSEM
-from emulator.config import SimulateArgs
+from emulator.options import SimulateArgs
 from emulator.reports.pictures.records import PICTURES_FILE, read_picture_data
 from emulator.reports.run_figures import draw_run
 from emulator.run.execute import run_simulation

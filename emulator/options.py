@@ -1,0 +1,142 @@
+"""The options of a simulated run: one table for the command line, the TOML file, `init`, the checks and Python.
+
+A row of the table is a field of `SimulateArgs`: its name, type and default, and the other columns as its metadata.
+Imports nothing that is slow, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_client.errors import UsageError
+
+if TYPE_CHECKING:
+    from coordinator.strategies.registry import Setting
+
+KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "Path": Path}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """A row of the table.
+
+    `name` is the field, `key` the key of the TOML file, `kind` one of KINDS; `low` and `high` are inclusive limits of a
+    number. `flag`: the command line has it, as --name; else as -c key=value. `fingerprint`: the option decides the
+    numbers of a run, so that a checkpoint goes on only with the same value.
+    """
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    metavar: str | None = None
+    flag: bool = True
+    fingerprint: bool = False
+    key: str = ""  # the name in kebab-case where the table has no other
+    name: str = ""  # this and what follows come from the field itself
+    kind: type = str
+    default: Any = None
+
+    def check(self, value: Any) -> None:  # noqa: ANN401 - of the field's type
+        """Raise UsageError for a number that is too low or too high."""
+        if value is None:
+            return
+        if self.low is not None and not value >= self.low:
+            raise UsageError(f"{self.key} is {value}", hint=f"use at least {self.low:g}")
+        if self.high is not None and not value <= self.high:
+            raise UsageError(f"{self.key} is {value}", hint=f"use at most {self.high:g}")
+
+
+def _row(words: str, **columns: Any) -> dict[str, Option]:  # noqa: ANN401 - see `Option`
+    return {"row": Option(help=words, **columns)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateArgs:
+    """The options of `fedcenters-emulator simulate`; `settings` are the method's, in kebab-case.
+
+    An empty model or partition, and no number of devices, mean those that suit the data set (data/registry.py).
+    """
+
+    method: str = field(default="fesem", metadata=_row("A method by name, or package.module:Class.", fingerprint=True))
+    data_set: str = field(
+        default="digits",
+        metadata=_row("What the devices hold: a data set by name, or package.module:ENTRY.", fingerprint=True),
+    )
+    model: str = field(
+        default="", metadata=_row("A model by name, or package.module:factory; the data set's own.", fingerprint=True)
+    )
+    partition: str = field(
+        default="",
+        metadata=_row("How the devices share the data, as dirichlet:alpha=0.1; the data set's own.", fingerprint=True),
+    )
+    devices: int | None = field(
+        default=None, metadata=_row("How many devices; as many as suit the data set.", low=1, fingerprint=True)
+    )
+    groups: int | None = field(
+        default=None, metadata=_row("How many true groups the partition makes.", low=1, fingerprint=True)
+    )
+    rounds: int = field(default=10, metadata=_row("Training rounds.", key="num-rounds", low=1))
+    seed: int = field(default=0, metadata=_row("Cuts the data and draws every random number.", low=0, fingerprint=True))
+    engine: str = field(
+        default="auto",
+        metadata=_row(
+            "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it."
+        ),
+    )
+    settings: Mapping[str, Setting] = field(default_factory=dict)
+    data: Path | None = field(default=None, metadata=_row("The folder of data sets; else FEDCENTERS_DATA."))
+    workers: int = field(default=1, metadata=_row("Processes that share the devices' work.", low=1))
+    broker: str = field(
+        default="",
+        metadata=_row(
+            "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883."
+        ),
+    )
+    ray: str = field(
+        default="", metadata=_row("A Ray cluster that does the work, as host:port; or auto.", metavar="HOST:PORT")
+    )
+    profiles: Path | None = field(
+        default=None,
+        metadata=_row("A TOML file of kinds of devices; see emulator/simulation/profile_files.py.", fingerprint=True),
+    )
+    codec: str = field(
+        default="f32", metadata=_row("How updates travel: f32, f16, or i8 as over MQTT.", fingerprint=True)
+    )
+    hostile: str = field(
+        default="",
+        metadata=_row("What a share of the devices does, as sign-flip:0.2.", metavar="ATTACK:SHARE", fingerprint=True),
+    )
+    evaluate_every: int = field(default=1, metadata=_row("Rounds from one test to the next; the last has one.", low=1))
+    fraction_evaluate: float = field(
+        default=1.0, metadata=_row("Share of the devices in a test; in the last round all.", low=0.0, high=1.0)
+    )
+    checkpoint_every: int = field(
+        default=10,
+        metadata=_row("Rounds from one checkpoint to the next, for --resume; 0 keeps none.", low=0, flag=False),
+    )
+    loggers: str = field(
+        default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.")
+    )
+    out: Path = field(default=Path("runs"), metadata=_row("The run's own folder is made in here."))
+    name: str = field(default="", metadata=_row("Of the run's folder; made from the method and the seed.", flag=False))
+
+    @property
+    def folder(self) -> Path:
+        """The run's own."""
+        how = "mqtt" if self.broker else "simulate"
+        return self.out / (self.name or f"{how}-{self.method.rpartition(':')[2].lower()}-{self.seed}")
+
+
+def _rows() -> dict[str, Option]:
+    rows: dict[str, Option] = {}
+    for f in fields(SimulateArgs):
+        if row := f.metadata.get("row"):
+            key, kind = row.key or f.name.replace("_", "-"), KINDS[str(f.type).removesuffix(" | None")]
+            rows[key] = replace(row, name=f.name, key=key, kind=kind, default=f.default)
+    return rows
+
+
+OPTIONS = _rows()  # by the key of the TOML file
