@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-import pickle
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +29,6 @@ from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply
 from edge_client.training.learner import F64, Learner, TrainedModel, TrainingJob
-from emulator.engines.base import Recipe
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.shared_matrix import SharedMatrix
 from emulator.parallel.worker import (
@@ -185,20 +183,13 @@ def start_forkserver() -> None:
 
 @contextmanager
 def open_pool(
-    recipe: Recipe, local: Mapping[ClientId, DeviceData], *, workers: int, folder: Path
-) -> Iterator[WorkerPool]:
-    """`workers` processes with the devices of `local` divided among them; `folder` holds their samples meanwhile."""
-    with _worker_processes() as (started, until):
-        until(min(workers, len(local)))
-        learner = recipe.open()  # while they start
-        yield _set_up_pool(started, learner, [pickle.dumps(recipe)] * len(started), local, folder)
-
-
-@contextmanager
-def open_pool_for_spec(
     spec: EngineSpec, local: Mapping[ClientId, DeviceData], *, workers: int
 ) -> Iterator[tuple[WorkerPool, Flat]]:
-    """As `open_pool`, and the common first model. A GPU has one process. Raises what `EngineSpec.resolve` raises."""
+    """`workers` processes with the devices of `local` divided among them, and the common first model.
+
+    `spec.folder` holds the samples until the workers have read them. A GPU has one process. Raises what
+    `EngineSpec.resolve` raises.
+    """
     with _worker_processes() as (started, until):
         until(1)
         started[0].send(spec)

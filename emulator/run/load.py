@@ -14,7 +14,7 @@ from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
 from emulator.engines.engine_spec import EngineSpec
 from emulator.options import SimulateArgs
-from emulator.parallel.process_pool import open_pool_for_spec
+from emulator.parallel.process_pool import open_pool
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.virtual_network import EmulatedDevices
@@ -62,7 +62,7 @@ def open_devices(  # noqa: PLR0913 - an engine has these settings
     with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
         spec = EngineSpec(model=model_name, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
         if workers > 1 and not ray:
-            with open_pool_for_spec(spec, split.devices, workers=workers) as ready:
+            with open_pool(spec, split.devices, workers=workers) as ready:
                 yield ready
             return
         engine_parts = spec.resolve()

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from coordinator.models.registry import build_model
 from edge_client.data.dataset import DeviceData
+from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import open_pool
 from tests.benches.results import BenchFigure
 from tests.benches.turns import interleaved, with_workers
-from tests.benches.work import prepared
+from tests.benches.work import BATCH, prepared
 
 CLIENTS = {"wecfl-cnn": 12, "mnist-mlp": 60}
 SHORT = {"wecfl-cnn": "wecfl", "mnist-mlp": "mlp"}
@@ -24,7 +25,7 @@ def run(repeats: int) -> tuple[list[BenchFigure], dict[str, str]]:
 
 def one_model(name: str, repeats: int) -> BenchFigure:
     """Both crews live all the time and take turns."""
-    work, recipe = prepared(build_model(name, seed=0), CLIENTS[name])
+    work, _ = prepared(build_model(name, seed=0), CLIENTS[name])
     names = [f"device-{i:03d}" for i in range(len(work.tasks))]
     local = {who: DeviceData(train=data) for who, data in zip(names, work.data, strict=True)}
     tasks = dict(zip(names, work.tasks, strict=True))
@@ -32,7 +33,8 @@ def one_model(name: str, repeats: int) -> BenchFigure:
         crews = []
         for workers in (1, 2):
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedcenters-"))
-            crews.append(stack.enter_context(open_pool(recipe, local, workers=workers, folder=Path(folder))))
+            spec = EngineSpec(model=name, seed=0, engine="lean", batch=BATCH, folder=Path(folder))
+            crews.append(stack.enter_context(open_pool(spec, local, workers=workers))[0])
         one, two = crews
         took = interleaved(
             {"one": with_workers(lambda: one.answers(tasks)), "two": with_workers(lambda: two.answers(tasks))}, repeats

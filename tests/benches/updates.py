@@ -14,13 +14,13 @@ import numpy as np
 
 from coordinator.models.registry import build_model
 from edge_client.data.dataset import DeviceData
-from emulator.engines.base import Recipe
+from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import open_pool
 from tests.benches.loop import PlainLoop
 from tests.benches.peer import PeerMissing, running
 from tests.benches.results import BenchFigure
 from tests.benches.turns import Contestant, Turn, interleaved, timed, with_workers
-from tests.benches.work import Work, apart, prepared, save, train
+from tests.benches.work import BATCH, Work, apart, prepared, save, train
 
 CLIENTS = {"mnist-mlp": 40, "wecfl-cnn": 6, "femnist-cnn": 1}
 SHORT = {"mnist-mlp": "mlp", "wecfl-cnn": "wecfl", "femnist-cnn": "femnist"}
@@ -67,13 +67,13 @@ def one_model(name: str, repeats: int, folder: Path) -> tuple[list[BenchFigure],
     for peer, theirs in updates.items():
         figures.append(_per_core(f"updates-{short}-{peer}", name, took["ours"], took[peer], apart(mine[0], theirs)))
     if name == "mnist-mlp":
-        found, seen = against_fedjax(work, recipe, repeats, folder)
+        found, seen = against_fedjax(work, repeats, folder)
         figures += found
         versions |= seen
     return figures, versions
 
 
-def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tuple[list[BenchFigure], dict[str, str]]:
+def against_fedjax(work: Work, repeats: int, folder: Path) -> tuple[list[BenchFigure], dict[str, str]]:
     """Two worker processes against FedJAX with both cores, by jit and by pmap: the faster one counts."""
     rows = ("updates-mlp-fedjax", "updates-mlp-fedjax-core")
     names = [f"device-{i:03d}" for i in range(len(work.tasks))]
@@ -87,7 +87,8 @@ def against_fedjax(work: Work, recipe: Recipe, repeats: int, folder: Path) -> tu
             pmap = stack.enter_context(running("fedjax", "fedjax_rounds", path, "pmap", extra=two))
         except PeerMissing as missing:
             return [BenchFigure(row=row, unmeasured=str(missing)) for row in rows], {}
-        devices = stack.enter_context(open_pool(recipe, local, workers=2, folder=folder))
+        spec = EngineSpec(model="mnist-mlp", seed=0, engine="lean", batch=BATCH, folder=folder)
+        devices, _ = stack.enter_context(open_pool(spec, local, workers=2))
         mine = [np.zeros(0)]
 
         def ours() -> None:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,24 +19,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.models.registry import build_model
 from coordinator.strategies.base import Exchange
 from coordinator.strategies.registry import make_method
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import FedcentersError, UsageError
 from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe, Reply, Task
-from edge_client.training.learner import Learner
 from emulator.data import registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.partition_schemes import parse_scheme
 from emulator.engines.base import Recipe
-from emulator.engines.device_runtime import RuntimeRecipe
 from emulator.engines.engine_spec import EngineSpec
-from emulator.parallel.process_pool import WorkerPool, balance, open_pool, open_pool_for_spec
+from emulator.parallel.process_pool import WorkerPool, balance, open_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices
-from export.compiler.program import compile_program, vector_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,29 +40,30 @@ class WorkerStage:
     """One compiled program and a small fleet."""
 
     split: FleetData
-    recipe: RuntimeRecipe
+    spec: EngineSpec
+    recipe: Recipe
     start: Flat
     folder: Path
 
     def alone(self) -> EmulatedDevices:
         return EmulatedDevices(learner=self.recipe.open(), local=self.split.devices)
 
-    def crew(self, workers: int) -> AbstractContextManager[WorkerPool]:
-        return open_pool(self.recipe, self.split.devices, workers=workers, folder=self.folder)
+    @contextmanager
+    def crew(self, workers: int) -> Iterator[WorkerPool]:
+        with open_pool(self.spec, self.split.devices, workers=workers) as (pool, _):
+            yield pool
 
 
 @pytest.fixture(scope="module")
 def stage(tmp_path_factory: pytest.TempPathFactory) -> WorkerStage:
     folder = tmp_path_factory.mktemp("workers")
-    model = build_model("digits-mlp", seed=0)
-    compiled = compile_program(model.module, name=model.name, input=model.input, batch=8, engines=("onnx",))
-    for sha256, blob in compiled.files.items():
-        (folder / sha256).write_bytes(blob)
-    files = {name: folder / c.sha256 for name, c in compiled.program.containers["onnx"].items()}
+    spec = EngineSpec(model="digits-mlp", seed=0, engine="onnx", batch=8, folder=folder)
+    made = spec.resolve()
     return WorkerStage(
         split=parse_scheme("iid").split(registry.load_data_set("digits"), devices=5, seed=0),
-        recipe=RuntimeRecipe(engine="onnx", program=compiled.program, files=files),
-        start=vector_of(model.module, compiled.program.schema),
+        spec=spec,
+        recipe=made.recipe,
+        start=made.initial_model(made.recipe.open().program),
         folder=folder,
     )
 
@@ -168,14 +165,8 @@ def test_a_run_in_workers_leaves_no_memory_file_or_process(stage: WorkerStage) -
     assert not list(stage.folder.glob("worker-*"))
 
 
-class Deadly:
-    """A recipe that ends whoever reads it."""
-
-    def __init__(self, inner: Recipe) -> None:
-        self.inner = inner
-
-    def open(self) -> Learner:
-        return self.inner.open()
+class Deadly(EngineSpec):
+    """A spec that ends the process that reads it."""
 
     def __reduce__(self) -> tuple[Callable[[int], NoReturn], tuple[int]]:
         return os._exit, (3,)
@@ -184,21 +175,29 @@ class Deadly:
 def test_a_worker_that_dies_before_it_has_begun_is_told_of(stage: WorkerStage) -> None:
     with (
         pytest.raises(FedcentersError, match="a worker process ended"),
-        open_pool(Deadly(stage.recipe), stage.split.devices, workers=2, folder=stage.folder) as many,
+        open_pool(Deadly(**vars(stage.spec)), stage.split.devices, workers=2),
     ):
-        many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
+        pass
+
+
+def test_a_worker_that_dies_before_its_first_task_is_told_of(stage: WorkerStage) -> None:
+    with stage.crew(2) as many:
+        many.workers[1].process.kill()
+        many.workers[1].process.join()
+        with pytest.raises(FedcentersError, match="a worker process ended"):
+            many.answers(asked(many, Fit(start=stage.start, steps=1, lr=0.1, batch=8, seed=1)))
     for left in stage.folder.glob("worker-*"):
         left.unlink()
 
 
 STOPPED = """
 from emulator.data.partition_schemes import parse_scheme
-from emulator import datasets
+from emulator.data import registry
 from emulator.run.load import open_devices
 from edge_client.protocol.task import Fit
 
 if __name__ == "__main__":
-    split = parse_scheme("iid").split(datasets.load("digits"), devices=4, seed=0)
+    split = parse_scheme("iid").split(registry.load_data_set("digits"), devices=4, seed=0)
     with open_devices("digits-mlp", split, seed=0, batch=8, workers=2) as (devices, start):
         fit = Fit(start=start, steps=1, lr=0.1, batch=8, seed=1)
         devices.answers(dict.fromkeys(devices.fleet, fit))
@@ -258,7 +257,7 @@ def test_a_run_whose_devices_live_in_workers_loads_no_torch(
 
 def test_what_the_first_worker_refuses_is_the_same_error_here(stage: WorkerStage) -> None:
     spec = EngineSpec(model="no-such-model", seed=0, engine="lean", batch=8, folder=stage.folder)
-    with pytest.raises(UsageError, match="no-such-model"), open_pool_for_spec(spec, stage.split.devices, workers=2):
+    with pytest.raises(UsageError, match="no-such-model"), open_pool(spec, stage.split.devices, workers=2):
         pass
 
 
@@ -273,7 +272,7 @@ def test_a_folder_too_deep_for_a_socket_is_told_of_before_anything_is_trained(tm
 def test_a_model_that_is_asked_for_numbers_here_gives_the_workers(stage: WorkerStage) -> None:
     spec = EngineSpec(model="digits-mlp", seed=0, engine="lean", batch=8, folder=stage.folder)
     data = stage.split.devices[min(stage.split.devices)].train
-    with open_pool_for_spec(spec, stage.split.devices, workers=2) as (many, start):
+    with open_pool(spec, stage.split.devices, workers=2) as (many, start):
         probe = Probe(models=[start], want=frozenset({"loss"}), batch=8, seed=0)
         answer = many.answers({min(many.fleet): probe})[min(many.fleet)]
         losses, _ = many.learner.evaluate([start], data, batch=8)
