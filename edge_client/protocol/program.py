@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from edge_client.errors import Malformed
+from edge_client.protocol import validators
 from edge_client.protocol.golden_run import Golden
 from edge_client.protocol.task import MAX_DIMS, Schema, TensorSpec
 
@@ -19,9 +20,21 @@ MAX_PROGRAM_BYTES = 1 << 20  # program.json
 MAX_CONTAINER_BYTES = 256 << 20
 MAX_TEXT_CHARS = 512
 MAX_PORTS = 32_768
-HEX_DIGITS = 64
 BatchSize = int | Literal["any"]
 Dimension = int | Literal["batch"]
+
+_TEXT = validators.text(MAX_TEXT_CHARS, low=1)
+_COUNT = validators.integer(1, validators.MAX_SAFE_INTEGER)
+_SEED = validators.integer(0, validators.MAX_SAFE_INTEGER)
+_SHA256 = validators.matching("[0-9a-f]{64}")
+_SHAPE = validators.list_of(_COUNT, 0, MAX_DIMS)
+_BATCH = validators.word_or("any", _COUNT)
+_DIMENSION = validators.word_or("batch", _COUNT)
+_DTYPE = validators.one_of("float32", "float64")
+_PORT_DTYPE = validators.one_of("float32", "float64", "int32", "int64")
+_FUNCTION = validators.one_of(*FUNCTIONS)
+_LOSS = validators.one_of("cross-entropy", "squared-error")
+_OPTIMIZER = validators.one_of("sgd")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +76,11 @@ class Origin:
 
     @staticmethod
     def from_json(raw: Mapping[str, Any]) -> Origin:
-        """Read what `to_json` wrote. Raises ValueError, KeyError or TypeError."""
-        args, seed = raw["args"], raw["seed"]
+        """Read what `to_json` wrote. Raises Malformed, KeyError or TypeError."""
+        args = raw["args"]
         if not isinstance(args, dict | list):
             raise TypeError(f"args {args!r:.80} are neither an object nor a list")
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"seed {seed!r:.80}")
-        return Origin(model=_text(raw["model"]), args=args, seed=seed)
+        return Origin(model=_TEXT(raw["model"], "origin.model"), args=args, seed=_SEED(raw["seed"], "origin.seed"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,34 +155,41 @@ class Program:
             )
         try:
             program = Program(
-                model=_text(raw["model"]),
-                loss=_one_of(raw["loss"], "cross-entropy", "squared-error"),
-                optimizer=_one_of(raw["optimizer"], "sgd"),
+                model=_TEXT(raw["model"], "model"),
+                loss=_LOSS(raw["loss"], "loss"),
+                optimizer=_OPTIMIZER(raw["optimizer"], "optimizer"),
                 schema=Schema(
-                    tuple(TensorSpec(name=_text(n), role=r, shape=_dims(s)) for n, r, s in raw["schema"]),
-                    tuple(_text(n) for n in raw["classifier"]),
+                    tuple(
+                        TensorSpec(name=_TEXT(n, "a tensor's name"), role=r, shape=tuple(_SHAPE(s, "a tensor's shape")))
+                        for n, r, s in raw["schema"]
+                    ),
+                    tuple(_TEXT(n, "classifier") for n in raw["classifier"]),
                 ),
-                input=_dims(raw["input"]),
+                input=tuple(_SHAPE(raw["input"], "input")),
                 target=_target(raw["target"], raw["loss"]),
-                dtype=_one_of(raw["dtype"], "float32", "float64"),
+                dtype=_DTYPE(raw["dtype"], "dtype"),
                 functions={
-                    _one_of(name, *FUNCTIONS): Function(inputs=_ports(f["inputs"]), outputs=_ports(f["outputs"]))
+                    _FUNCTION(name, "a function"): Function(inputs=_ports(f["inputs"]), outputs=_ports(f["outputs"]))
                     for name, f in raw["functions"].items()
                 },
                 containers={
-                    _text(engine): {
-                        _one_of(name, *FUNCTIONS): Container(sha256=_hash(c["sha256"]), size=_count(c["size"]))
+                    _TEXT(engine, "an engine"): {
+                        _FUNCTION(name, "a container"): Container(
+                            sha256=_SHA256(c["sha256"], "sha256"), size=_COUNT(c["size"], "size")
+                        )
                         for name, c in files.items()
                     }
                     for engine, files in raw["containers"].items()
                 },
-                batch={_text(k): "any" if v == "any" else _count(v) for k, v in raw["batch"].items()},
-                opset=_count(raw["opset"]),
-                versions={_text(k): _text(v) for k, v in raw["versions"].items()},
-                parity={_text(k): float(v) for k, v in raw["parity"].items()},
+                batch={_TEXT(k, "an engine"): _BATCH(v, "batch") for k, v in raw["batch"].items()},
+                opset=_COUNT(raw["opset"], "opset"),
+                versions={_TEXT(k, "a package"): _TEXT(v, "a version") for k, v in raw["versions"].items()},
+                parity={_TEXT(k, "an engine"): float(v) for k, v in raw["parity"].items()},
                 origin=None if raw["origin"] is None else Origin.from_json(raw["origin"]),
             )
             program = replace(program, golden=_golden(program, raw.get("golden")))
+        except Malformed as wrong:
+            raise Malformed("bad_program", f"program.json: {wrong.message}") from wrong
         except (KeyError, TypeError, ValueError, AttributeError) as wrong:
             raise Malformed("bad_program", f"program.json: {wrong!r}") from wrong
         for engine, files in program.containers.items():
@@ -185,7 +203,7 @@ def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - 
     if raw is None:
         return {}
     buffers = any(t.role == "b" for t in program.schema.tensors)
-    found = {_text(engine): Golden.from_json(run, buffers=buffers) for engine, run in raw.items()}
+    found = {_TEXT(engine, "an engine"): Golden.from_json(run, buffers=buffers) for engine, run in raw.items()}
     for engine, run in found.items():
         if "step" not in program.containers.get(engine, {}) or "step" not in program.functions:
             raise ValueError(f"a golden run for {engine!r:.40}, which has no step")
@@ -194,41 +212,11 @@ def _golden(program: Program, raw: Any) -> dict[str, Golden]:  # noqa: ANN401 - 
     return found
 
 
-def _text(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_TEXT_CHARS:
-        raise ValueError(f"expected a short text, got {value!r:.80}")
-    return value
-
-
-def _one_of(value: object, *allowed: str) -> Any:  # noqa: ANN401 - the caller's Literal
-    if value not in allowed:
-        raise ValueError(f"{value!r:.80} is none of {allowed}")
-    return value
-
-
-def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value < 2**53:
-        raise ValueError(f"expected a positive integer, got {value!r:.80}")
-    return value
-
-
-def _dims(values: object) -> tuple[int, ...]:
-    if not isinstance(values, list) or len(values) > MAX_DIMS:
-        raise ValueError(f"expected a shape, got {values!r:.80}")
-    return tuple(_count(v) for v in values)
-
-
 def _target(values: object, loss: object) -> tuple[int, ...]:
-    target = _dims(values)
+    target = tuple(_SHAPE(values, "target"))
     if not target or (loss == "cross-entropy" and len(target) != 1):
         raise ValueError(f"a target of shape {target} does not fit the loss {loss!r:.40}")
     return target
-
-
-def _hash(value: object) -> str:
-    if not isinstance(value, str) or len(value) != HEX_DIGITS or set(value) - set("0123456789abcdef"):
-        raise ValueError(f"expected a sha256, got {value!r:.80}")
-    return value
 
 
 def _ports(rows: object) -> tuple[Port, ...]:
@@ -236,9 +224,9 @@ def _ports(rows: object) -> tuple[Port, ...]:
         raise ValueError("expected a list of ports")
     return tuple(
         Port(
-            name=_text(name),
-            dtype=_one_of(dtype, "float32", "float64", "int32", "int64"),
-            shape=tuple("batch" if d == "batch" else _count(d) for d in shape),
+            name=_TEXT(name, "a port's name"),
+            dtype=_PORT_DTYPE(dtype, "a port's dtype"),
+            shape=tuple(_DIMENSION(d, "a port's dimension") for d in shape),
         )
         for name, dtype, shape in rows
     )

@@ -50,6 +50,11 @@ def number(low: float = 0.0, high: float = math.inf) -> Check:
     return check
 
 
+def positive(high: float = math.inf) -> Check:
+    """A finite number above 0, at most `high`."""
+    return number(math.ulp(0.0), high)
+
+
 def one_of(*allowed: str) -> Check:
     """One of a few texts."""
 
@@ -73,12 +78,12 @@ def matching(pattern: str) -> Check:
     return check
 
 
-def text(limit: int) -> Check:
-    """Any text of at most `limit` characters."""
+def text(limit: int, *, low: int = 0) -> Check:
+    """Any text of `low` to `limit` characters."""
 
     def check(value: Any, name: str) -> str:  # noqa: ANN401
-        if not isinstance(value, str) or len(value) > limit:
-            raise field_error(name, value, f"a text of at most {limit} characters")
+        if not isinstance(value, str) or not low <= len(value) <= limit:
+            raise field_error(name, value, f"a text of {low} to {limit} characters")
         return value
 
     return check
