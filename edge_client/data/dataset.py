@@ -11,14 +11,12 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.data import readers
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import I64, Array
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +100,7 @@ def _read(parts: Sequence[readers.DataFile], most: int) -> Dataset:
         raise ConfigError(f"cannot use {parts[-1].name}: {wrong}", hint=readers.FORMAT_HINT) from wrong
 
 
-def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[NDArray[np.int64]]:
+def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:
     """`steps` arrays of sample indices: one PCG64(seed) permutation of n per pass, cut in order.
 
     The short last batch of a pass is used unless `fixed`. Raises Malformed("no_data") at once when no batch fits.
@@ -112,12 +110,12 @@ def batches(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterat
     return _cut(n, batch, seed, steps, fixed=fixed)
 
 
-def _cut(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[NDArray[np.int64]]:
+def _cut(n: int, batch: int, seed: int, steps: int, *, fixed: bool) -> Iterator[I64]:
     rng = np.random.Generator(np.random.PCG64(seed))
     stop = n - n % batch if fixed else n
     done = 0
     while done < steps:
-        order: NDArray[Any] = rng.permutation(n)
+        order: Array = rng.permutation(n)
         for at in range(0, stop, batch):
             if done == steps:
                 return

@@ -13,9 +13,9 @@ import numpy as np
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
-from edge_client.protocol.task import Array, Fit, Flat, Schema
+from edge_client.protocol.task import F64, Array, Fit, Flat, Schema
 from edge_client.training.fit_probe import batch_statistics, run_fit
-from edge_client.training.learner import F64, Learner, log_softmax
+from edge_client.training.learner import Learner, log_softmax
 
 EVALUATION_BATCH = 32
 MAX_NORM_SAMPLES = 16  # samples of which batch norm's statistics are taken

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 ClientId = str
 Array = NDArray[Any]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 Flat = NDArray[Any]  # [schema.size], float32 on the wire
 Tensors = Mapping[str, Array]
 OWN_MODEL: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`

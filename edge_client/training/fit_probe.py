@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Fit, Flat, OwnModel, Probe, Reply
-from edge_client.training.learner import F64, I64, Learner, TrainedModel, TrainingJob, log_softmax, one_hot
+from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax, one_hot
 
 MIN_STATISTIC_SHARE = 1e-4  # a step moves a running statistic by a share of at least this, or does not move it at all
 LABEL_PRIOR_SAMPLES = 0.1  # samples of each class beside one's own
@@ -251,7 +250,7 @@ def _check_classifier(program: Program, what: str) -> None:
         raise Malformed("bad_task", f"{what} needs a classifier")
 
 
-def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> NDArray[np.int64]:
+def _confusion(program: Program, logits: Array, y: Array, prior: Sequence[float] | None) -> I64:
     """[M, C, C] counts, rows true class, columns predicted; with `prior` [1, C, C] of the mixture of probabilities."""
     _check_classifier(program, "a confusion matrix")
     truth = y if np.issubdtype(y.dtype, np.integer) else y.argmax(axis=-1)

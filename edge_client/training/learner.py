@@ -12,17 +12,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.data.dataset import Dataset
 from edge_client.engines.base import Engine, run_step
 from edge_client.errors import Malformed
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Fit, Flat, Schema, Tensors
+from edge_client.protocol.task import F64, I64, Array, Fit, Flat, Schema, Tensors
 from edge_client.training.noise import step_noise
-
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

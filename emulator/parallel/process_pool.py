@@ -27,8 +27,8 @@ from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Reply
-from edge_client.training.learner import F64, Learner, TrainedModel, TrainingJob
+from edge_client.protocol.task import F64, Array, ClientId, Fit, Flat, Reply
+from edge_client.training.learner import Learner, TrainedModel, TrainingJob
 from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.shared_matrix import SharedMatrix
 from emulator.parallel.worker import (

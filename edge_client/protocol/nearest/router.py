@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
@@ -24,9 +23,8 @@ from edge_client.protocol.blocks import KIND_LIMITS
 from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, Array
 
-F64 = NDArray[np.float64]
 VERSION = 1
 MIN_SPREAD = 1e-12
 FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round")

@@ -11,13 +11,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.errors import Malformed
 from edge_client.protocol import tensors
-from edge_client.protocol.task import Array, Flat, Schema
+from edge_client.protocol.task import F64, I64, Array, Flat, Schema
 
-F64 = NDArray[np.float64]
 INPUT_SKETCH_SIZE = 256  # numbers that stand for a device's inputs
 UPDATE_SKETCH_SIZE = 384  # numbers that stand for a device's update; as a message of its own it stays below 2,048 bytes
 MAX_INPUT_WIDTH = (
@@ -88,7 +86,7 @@ def decode_sketch(data: bytes, schema: Schema) -> F64:
 
 
 @lru_cache(maxsize=2)
-def _drawn(width: int, size: int) -> tuple[NDArray[np.int64], F64]:
+def _drawn(width: int, size: int) -> tuple[I64, F64]:
     """Place and sign of each column; kept, since vectors come one by one."""
     rng = np.random.Generator(np.random.PCG64(size))
     return rng.integers(size, size=width), rng.choice([-1.0, 1.0], size=width)

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from coordinator.models.registry import Model
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Fit, Flat
-from edge_client.training.learner import F64, TrainedModel, TrainingJob, weighted_batches
+from edge_client.protocol.task import F64, Array, Fit, Flat
+from edge_client.training.learner import TrainedModel, TrainingJob, weighted_batches
 from edge_client.training.noise import step_noise
 from emulator.engines.cpu.flat import FlatModel, as_tensor
 from emulator.engines.cpu.fused_sgd import sgd_step

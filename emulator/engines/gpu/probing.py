@@ -14,8 +14,8 @@ from torch.func import vmap
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.program import Program
-from edge_client.protocol.task import Array, Flat
-from edge_client.training.learner import F64, weighted_batches
+from edge_client.protocol.task import F64, Array, Flat
+from edge_client.training.learner import weighted_batches
 from edge_client.training.noise import step_noise
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
 from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES, one_hot_targets

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from edge_client.data.dataset import Dataset
-from edge_client.training.learner import I64
+from edge_client.protocol.task import I64
 from emulator.engines.gpu.objective import Objective
 from emulator.engines.gpu.schedule import one_hot_targets
 

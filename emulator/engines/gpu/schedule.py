@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.protocol.task import Array
-from edge_client.training.learner import I64, TrainingJob
+from edge_client.protocol.task import I64, Array
+from edge_client.training.learner import TrainingJob
 
 MAX_CPU_CLIENTS = 8  # more clients side by side leave the caches of a CPU: measured with up to 100
 MAX_CUDA_CLIENTS = 1024  # beyond this many a GPU is long since busy
