@@ -52,7 +52,7 @@ class ClientConfig:
     min_battery_percent: int = 20  # 0: never look
     max_temperature: int = 100  # °C, of the hottest sensor; 0: never look
     min_free_memory_mib: int = 64  # 0: never look
-    allow_metered: bool = False  # train although whoever owns the link pays by the byte
+    allow_metered: bool = False  # train over a connection that is paid by the byte
     quiet_hours: str = ""  # "22:00-06:30" in local time; "": none
 
 

@@ -100,7 +100,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int:  # noqa: PLR0911 - one per way to end
     """Run a command; turn what it raises into a message on stderr and an exit code.
 
-    `interrupted` is what Ctrl-C says. Whoever raises KeyboardInterrupt may give it an `exit_code` of its own.
+    `interrupted` is what Ctrl-C says. A raised KeyboardInterrupt may carry an `exit_code` of its own.
     """
     try:
         return action() or EXIT_OK

@@ -1,8 +1,7 @@
 """What a device holds, and in which order it is read.
 
 Training samples and, if the device keeps some back, held-out ones; each has `x` [n, ...] floating point and `y`: [n]
-integers for class labels, or [n, ...] float targets. Which files they come from is said in readers.py. Nothing here
-trains, sends, or knows a model.
+integers for class labels, or [n, ...] float targets. readers.py reads them from files.
 """
 
 from __future__ import annotations

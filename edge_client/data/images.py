@@ -1,4 +1,4 @@
-"""One image file as one sample, by Pillow: x [1, channels, height, width] float32 and its class. Knows no folder.
+"""One image file as one sample, by Pillow: x [1, channels, height, width] float32 and its class.
 
 `[images]` of schema.toml: `size` = [height, width], `channels` = 1 or 3, `classes` = the folders' names in their order,
 and perhaps `mean` and `scale`: pixels become (value / 255 - mean) / scale.

@@ -6,7 +6,7 @@
     train/NAME.csv       a table with a header; schema.toml says which columns mean what
     train/CLASS/NAME.png one sample a file; schema.toml says the classes in their order (images.py)
 
-and the same for `test`. Files are only read, never changed or removed. Nothing here trains, sends, or knows a model.
+and the same for `test`. Files are only read, never changed or removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder of samples whose labels nobody knows: what a device that only asks for its center may have."""
+"""A folder of samples without labels, for a device that only asks for its nearest center."""
 
 from __future__ import annotations
 

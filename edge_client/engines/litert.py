@@ -1,4 +1,4 @@
-"""Training programs on LiteRT, or on the older tflite-runtime: fixed batch, CPU. Knows no task and no data.
+"""Training programs on LiteRT, or on the older tflite-runtime: fixed batch, CPU.
 
 One file holds every function. Inputs and outputs are positional in it; their order is the manifest's. The runtime's
 XNNPACK delegate is left on: without it a step of a convolutional net takes several times as long.

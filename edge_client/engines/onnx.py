@@ -1,4 +1,4 @@
-"""Training programs on ONNX Runtime: any batch size; CPU, CUDA or TensorRT. Knows no task and no data.
+"""Training programs on ONNX Runtime: any batch size; CPU, CUDA or TensorRT.
 
 A local update binds its tensors once, on the session's device, in two sets: a step reads one and writes the other, and
 the next step the other way round, so weights cross no border between steps. Imports onnxruntime only when a program is

@@ -1,4 +1,4 @@
-"""Training programs on torch, for devices that have it: any batch size, CPU or CUDA. Knows no task and no data.
+"""Training programs on torch, for devices that have it: any batch size, CPU or CUDA.
 
 A local update keeps its tensors on the device from step to step. torch is imported only when a program is opened.
 """

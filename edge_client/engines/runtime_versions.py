@@ -1,4 +1,4 @@
-"""Which runtimes are installed, and in which versions; none is imported to find out, unless nothing else tells."""
+"""The installed runtimes and their versions, from package metadata; a runtime without any is imported."""
 
 from __future__ import annotations
 

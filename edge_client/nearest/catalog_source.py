@@ -1,6 +1,6 @@
-"""The centers that a catalog names, fetched when they are asked for (choosing.Offer). `fetch` brings blobs.
+"""The centers of a catalog, fetched on demand: a `CenterSource` (choose_center.py). `fetch` downloads blobs.
 
-Every file is checked before it is used: models and the guide by the signed catalog that names them, containers by the
+Every file is checked before it is used: models and the router by the signed catalog that names them, containers by the
 signed program.
 """
 
@@ -40,10 +40,10 @@ class CatalogCenterSource:
         if router is None:
             return None
         self._fetch([router])
-        guide = Router.from_bytes(blobs.read(router.sha256))
-        if guide.centers != self.centers:
-            raise Malformed("bad_field", f"a guide to {guide.centers} centers, the catalog has {self.centers}")
-        return guide
+        router = Router.from_bytes(blobs.read(router.sha256))
+        if router.centers != self.centers:
+            raise Malformed("bad_field", f"a router to {router.centers} centers, the catalog has {self.centers}")
+        return router
 
     @property
     def program(self) -> Program:

@@ -1,8 +1,8 @@
-"""A device chooses among centers it can fetch: what it looks at first, what it fetches then, and what it concludes.
+"""How a device chooses among the centers that it can fetch.
 
-Sketches come first, since they cost nothing but the guide; then the models of the few candidates that they leave. An
-`CenterSource` is where models come from, whichever way (over_mqtt.py over MQTT, over_http.py from a site). No network
-here.
+The device compares sketches of its inputs first, since these need only the router. Then it fetches the models of the
+few candidates that remain and measures them. A `CenterSource` provides the models: over MQTT (catalog_source.py) or
+from a site (over_http.py).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import Learner
 
-MAX_CANDIDATES = 3  # models that are fetched to look closer
-CANDIDATE_PROBABILITY = 0.99  # fewer, when they hold this share of what the sketch lets us believe
-MAX_SAMPLES = 256  # samples that are looked at
+MAX_CANDIDATES = 3  # models that are fetched and measured
+CANDIDATE_PROBABILITY = 0.99  # fewer candidates, if their probability by `sketch` reaches this
+MAX_SAMPLES = 256  # samples that are measured
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
 RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *FEATURES, TREE)
 
 
 class CenterSource(Protocol):
-    """The centers of a federation. What is asked for is fetched, checked and kept."""
+    """The centers of a federation. Each model is fetched, checked and cached on request."""
 
     @property
     def program(self) -> Program: ...
@@ -44,30 +44,32 @@ class CenterSource(Protocol):
 
     @property
     def abstain(self) -> float:
-        """The mean loss above which no center fits, where there is no guide."""
+        """The mean loss above which no center fits, where there is no router."""
         ...
 
     @property
     def tree(self) -> CenterTree | None: ...
 
     def learner(self, *, training: bool) -> Learner:
-        """For evaluation, and for training steps where asked for."""
+        """A learner for evaluation; with `training`, for SGD steps as well."""
         ...
 
     def models(self, centers: Sequence[int]) -> list[Flat]: ...
 
     def start(self) -> Flat | None:
-        """The common start of the run, where it is told."""
+        """The common start of the run [schema.size], if the run publishes it."""
         ...
 
     def split(self, number: int) -> Flat:
-        """The model of a split of the tree."""
+        """The model of a split of the tree [schema.size]."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """`center` None: none fits; `best` is the nearest all the same. `confidence` [centers] sums to 1 where it is known.
+    """The outcome of a choice. `center` is None if none fits; `best` is the nearest in any case.
+
+    `confidence` (center -> probability) sums to 1 where it is known.
 
     `distances`: feature -> center -> how far, for those that were looked at; `told`: why, in plain lines.
     """
@@ -84,7 +86,7 @@ class Selection:
 
 
 def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str = AUTO) -> Selection:
-    """Which center suits these samples. Raises UsageError for a way that cannot be gone here."""
+    """The center for these samples, by the rule `by`. Raises UsageError for a rule that is impossible here."""
     if source.centers == 0:
         return Selection(
             center=None, best=0, way=by, samples=len(data), ranking=(), reasons=("there is no center yet",)
@@ -94,15 +96,15 @@ def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str 
     way = by if by != AUTO else _default_rule(source, labels=labels)
     if way == TREE:
         return _walk_tree(source, few, labels=labels)
-    guide = source.router
-    wanted = guide.ways[way].features if guide is not None and way in guide.ways else (way,)
+    router = source.router
+    wanted = router.ways[way].features if router is not None and way in router.ways else (way,)
     if not labels and set(wanted) <= NEED_LABELS:
         raise UsageError(f"{way} needs labels, which this data has not", hint="leave out --by")
-    if guide is not None and guide.round is not None and way == "round" and way not in guide.ways:
-        return _RoutedChoice(source, guide, few, way, labels=labels).choose_by_round()
-    if guide is None or way not in guide.ways:
-        return _without_guide(source, few, way, labels=labels)
-    return _RoutedChoice(source, guide, few, way, labels=labels).chosen()
+    if router is not None and router.round is not None and way == "round" and way not in router.ways:
+        return _RoutedChoice(source, router, few, way, labels=labels).choose_by_round()
+    if router is None or way not in router.ways:
+        return _without_router(source, few, way, labels=labels)
+    return _RoutedChoice(source, router, few, way, labels=labels).chosen()
 
 
 def _default_rule(source: CenterSource, *, labels: bool) -> str:
@@ -114,23 +116,23 @@ def _default_rule(source: CenterSource, *, labels: bool) -> str:
 
 
 class _RoutedChoice:
-    """One choice with a guide; `found` fills feature by feature."""
+    """One choice with a router; `found` fills feature by feature."""
 
     def __init__(self, source: CenterSource, router: Router, data: Dataset, way: str, *, labels: bool) -> None:
-        self._offer, self._guide, self._data, self._way, self._labels = source, router, data, way, labels
+        self._source, self._router, self._data, self._way, self._labels = source, router, data, way, labels
         self._found: dict[str, Array] = {}
         self._told: list[str] = []
 
     def chosen(self) -> Selection:
-        wanted = self._guide.ways[self._way].features
-        if self._guide.sketch is not None and "sketch" in wanted:
-            point = features.sketch_inputs(self._data, self._guide.sketch)
-            self._found["sketch"] = selection_rule.sketch_distance(point, self._guide.sketch.centers)
+        wanted = self._router.ways[self._way].features
+        if self._router.sketch is not None and "sketch" in wanted:
+            point = features.sketch_inputs(self._data, self._router.sketch)
+            self._found["sketch"] = selection_rule.sketch_distance(point, self._router.sketch.centers)
         if "round" in wanted:
             self._found["round"] = self._round()
         if set(wanted) - {"sketch", "round"}:
             self._measure_candidates(wanted)
-        belief = self._guide.predict(self._way, self._found, len(self._data))
+        belief = self._router.predict(self._way, self._found, len(self._data))
         order = [int(k) for k in np.argsort(-belief.probabilities, kind="stable") if belief.probabilities[k] > 0]
         self._conclude(belief.best, belief.center, float(belief.probabilities[belief.best]))
         return Selection(
@@ -151,33 +153,33 @@ class _RoutedChoice:
 
     def _measure_candidates(self, wanted: Sequence[str]) -> None:
         """Fetch the candidates' models and look at the samples with each."""
-        guide, offer = self._guide, self._offer
-        left = list(range(guide.centers))
-        if "sketch" in self._found and "sketch" in guide.ways:
-            left = guide.predict("sketch", self._found, len(self._data)).candidates(
+        router, source = self._router, self._source
+        left = list(range(router.centers))
+        if "sketch" in self._found and "sketch" in router.ways:
+            left = router.predict("sketch", self._found, len(self._data)).candidates(
                 MAX_CANDIDATES, CANDIDATE_PROBABILITY
             )
             names = ", ".join(map(str, left))
-            self._told.append(f"the inputs' sketch leaves {len(left)} of {guide.centers} centers: {names}")
-        models = offer.models(left)
-        train = "norms" in wanted and features.has_batch_norm(offer.program.schema)
-        learner = offer.learner(training=train)
+            self._told.append(f"the inputs' sketch leaves {len(left)} of {router.centers} centers: {names}")
+        models = source.models(left)
+        train = "norms" in wanted and features.has_batch_norm(source.program.schema)
+        learner = source.learner(training=train)
         found = features.model_distances(learner, models, self._data, labels=self._labels)
         if train and (far := features.norm_distances(learner, models, self._data)) is not None:
             found["norms"] = far
-        self._found |= {name: _spread(d, left, guide.centers) for name, d in found.items() if name in wanted}
+        self._found |= {name: _spread(d, left, router.centers) for name, d in found.items() if name in wanted}
 
     def _round(self) -> Array:
-        about, start = self._guide.round, self._offer.start()
+        about, start = self._router.round, self._source.start()
         if about is None or start is None or not self._labels:
             raise UsageError("a local round needs labels and the run's common start", hint="leave out --by")
-        point = features.sketch_local_round(self._offer.learner(training=True), start, self._data, about)
+        point = features.sketch_local_round(self._source.learner(training=True), start, self._data, about)
         return selection_rule.sketch_distance(point, about.centers)
 
     def _conclude(self, best: int, center: int | None, confidence: float) -> None:
         for name, d in self._found.items():
-            usual = self._guide.usual[name].middle
-            typical = float(np.interp(np.log(len(self._data)), np.log(self._guide.sizes), usual))
+            usual = self._router.usual[name].middle
+            typical = float(np.interp(np.log(len(self._data)), np.log(self._router.sizes), usual))
             self._told.append(
                 f"{_WORDS[name]} {d[best]:.3f} at center {best}; its own devices have about {typical:.3f}"
             )
@@ -198,7 +200,7 @@ _WORDS = {
 }
 
 
-def _without_guide(source: CenterSource, data: Dataset, way: str, *, labels: bool) -> Selection:
+def _without_router(source: CenterSource, data: Dataset, way: str, *, labels: bool) -> Selection:
     """Every model is looked at; the line is the loss of guessing, and no confidence can be told."""
     if way not in ("loss", "votes", "entropy"):
         raise UsageError(f"this run has learned no way {way!r}", hint="it knows loss, votes and entropy")

@@ -1,7 +1,7 @@
-"""How near each center is to a device's samples, by each feature of protocol/nearest/router.py: numpy over a Learner.
+"""The distance of each center to a device's samples, per feature of protocol/nearest/router.py: numpy over a Learner.
 
-Devices, the emulator and the figures measure with this same code. Models are flat vectors [schema.size]. No network, no
-disk, no clock; the only randomness is the seed of a local round.
+Devices, the emulator and the figures use this same code. Models are flat vectors [schema.size]. The only randomness is
+the seed of a local round.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which center suits me, from a site: the bundle that a server, or any web server, hands out (docs/serve-centers.md).
+"""The nearest center from a site: a bundle on any web server (docs/serve-centers.md).
 
-index.json names a generation; everything below it is checked against its manifest.json, and that against a federation's
-key. Choosing is choose_center.py's; nothing about the device or its data is sent. Files are kept by their hash.
+index.json names a generation. Each file of the generation is checked against manifest.json, and manifest.json against
+the federation's key. choose_center.py chooses; the device sends nothing about itself or its data. Files are cached by
+their hash.
 """
 
 from __future__ import annotations
@@ -142,7 +143,7 @@ class _RefuseRedirects(urllib.request.HTTPRedirectHandler):
 
 @dataclass(frozen=True, kw_only=True)
 class TrustedKeys:
-    """Whom to believe: public keys [32 bytes], or nobody where `unsigned` takes what the address gives."""
+    """The trusted public keys [32 bytes]; `unsigned` accepts a bundle without a signature check."""
 
     trusted: Sequence[bytes] = ()
     unsigned: bool = False

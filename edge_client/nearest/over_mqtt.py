@@ -1,8 +1,8 @@
-"""Which center suits me: a device that never trained reads the catalog over MQTT, chooses, and takes one center home.
+"""The nearest center over MQTT: a device that never trained reads the catalog, chooses, and fetches one center.
 
-choose_center.py decides on this device, from its own samples. Where the run taught no newcomers, only the losses leave
-it: the coordinator is asked, too. Then the center's ready-to-run file is fetched, run, and its accuracy reported.
-Nothing is trained but what `personalise` or a local round asks for, and that stays here.
+choose_center.py decides on the device, from its own samples. If the run has no router, the device also sends its losses
+to the coordinator and compares the choices. Then it fetches and runs the center's self-contained file, and reports its
+accuracy. A model trained by `personalise` or by a local round stays on the device.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
-VISIT_TIMEOUT_S = 120.0  # for the whole visit
+VISIT_TIMEOUT_S = 120.0  # for the whole session
 REQUEST_RETRY_S = 8.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class NearestOptions:
-    """How to choose and what to take home. `labels`: whether y is known; `steps`: local ones after the choice."""
+    """How to choose, and what to fetch. `labels`: whether y is known; `steps`: local SGD steps after the choice."""
 
     file_format: str
     labels: bool = True
@@ -52,7 +52,7 @@ class NearestOptions:
 
 @dataclass
 class NearestClient:
-    """One visit of one device to the coordinator; `run` does it all."""
+    """One session of one device, from the catalog to the fetched center; call `run` once."""
 
     config: ClientConfig
     dial: Dial
@@ -63,7 +63,7 @@ class NearestClient:
     open_engine: OpenEngine = open_engine
     _pointer: Mapping[str, Any] | None = field(default=None, init=False)  # the `cat` message
     _answer: Mapping[str, Any] | None = field(default=None, init=False)  # the `near` answer
-    _bytes: int = field(default=0, init=False)  # of the blobs that this visit fetched
+    _bytes: int = field(default=0, init=False)  # of the blobs that this session fetched
 
     def __post_init__(self) -> None:
         config = self.config
@@ -90,16 +90,16 @@ class NearestClient:
 
     def _visit(self) -> NearestAnswer:
         self._wait(lambda: self._pointer is not None, "its catalog of centers")
-        offer = CatalogCenterSource(self._catalog(), self._runner, self._fetch)
-        wish, name = self.choice, self.config.device_id
-        chosen = choose_center(offer, self.local.train, labels=wish.labels, by=wish.by)
-        if offer.router is None and "loss" in chosen.distances:  # with a guide a device decides by itself
-            self._compare(chosen, offer)
+        source = CatalogCenterSource(self._catalog(), self._runner, self._fetch)
+        options, name = self.choice, self.config.device_id
+        chosen = choose_center(source, self.local.train, labels=options.labels, by=options.by)
+        if source.router is None and "loss" in chosen.distances:  # with a router the device decides alone
+            self._compare(chosen, source)
         if chosen.center is None:
             return answers.no_center_answer(name, chosen, fetched=self._bytes, signed_by=self.config.federation)
-        answer = self._fetch_center(chosen, offer.catalog.centers[chosen.center].files)
-        if wish.steps and wish.labels:
-            kept = personalise_and_score(offer, chosen.center, self.local, wish.steps, self.config)
+        answer = self._fetch_center(chosen, source.catalog.centers[chosen.center].files)
+        if options.steps and options.labels:
+            kept = personalise_and_score(source, chosen.center, self.local, options.steps, self.config)
             answer = replace(answer, personal=kept, fetched=self._bytes)
         return answer
 
@@ -110,7 +110,7 @@ class NearestClient:
         return Catalog.from_bytes(self._session.cache.read(manifest.sha256))
 
     def _compare(self, chosen: Selection, source: CenterSource) -> None:
-        """The coordinator's choice by our losses is ours, unless it knows better than its catalog."""
+        """Ask the coordinator for its choice by this device's losses; log a difference."""
         losses = chosen.distances["loss"]
         asked = sorted(sorted(losses, key=lambda k: (losses[k], k))[:MAX_MODELS])
         reply = Reply(n=chosen.samples, losses=np.array([losses[k] for k in asked]))
@@ -123,8 +123,8 @@ class NearestClient:
             log.warning("this device prefers center %s, the coordinator %s", chosen.center, theirs)
 
     def _fetch_center(self, chosen: Selection, files: Mapping[str, Manifest]) -> NearestAnswer:
-        """Fetch the center's file, run it, and report how it does where labels say so."""
-        form, wish = self.choice.file_format, self.choice
+        """Fetch the center's file, run it, and report its accuracy and loss if there are labels."""
+        form, options = self.choice.file_format, self.choice
         if form not in files:
             raise Malformed("bad_field", f"center {chosen.center} has no {form} file")
         manifest = files[form]
@@ -137,7 +137,7 @@ class NearestClient:
             self.local,
             file_format=form,
             sha256=manifest.sha256,
-            labels=wish.labels,
+            labels=options.labels,
             threads=self.config.threads,
             fetched=self._bytes,
             signed_by=self.config.federation,
@@ -184,9 +184,9 @@ class NearestClient:
 def personalise_and_score(
     source: CenterSource, center: int, local: DeviceData, steps: int, config: ClientConfig
 ) -> dict[str, Any]:
-    """A few local steps from the center -> where the model is kept, and how it and the center do on held-out samples.
+    """Train a few local steps from the center -> the model's file, and both accuracies on held-out samples.
 
-    Without held-out samples nobody can say how they do: on those that it has just seen, any model looks better.
+    Without held-out samples the accuracies are None: those on the training samples would favour the local model.
     """
     (model,) = source.models([center])
     mine = personalise(source, model, local.train, steps)

@@ -1,4 +1,4 @@
-"""A center made a device's own: a few local steps from it, and how they did. numpy over a Learner; nothing leaves."""
+"""Personalisation of a center: a few local SGD steps, and their evaluation. numpy over a Learner; nothing is sent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edge_client.protocol.task import Fit, Flat
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import Learner
 
-PERSONAL_MU, PERSONAL_LEARNING_RATE = 0.1, 0.01  # towards the center, and the learning rate where nobody says one
+PERSONAL_MU, PERSONAL_LEARNING_RATE = 0.1, 0.01  # towards the center, and the learning rate if the router has none
 
 
 def personalise(
@@ -19,7 +19,7 @@ def personalise(
 ) -> Flat:
     """A few local steps from a center, held to it: min f(w) + (PULL / 2) |w - center|^2 -> the model [schema.size].
 
-    Learning rate and momentum are the run's, where the guide tells them.
+    Learning rate and momentum are the run's, if the router has them.
     """
     about = None if source.router is None else source.router.round
     learner = source.learner(training=True)

@@ -1,6 +1,6 @@
-"""What a device says when it has chosen: the center, why, how sure it is, what the center's file makes of its data.
+"""The result of a choice: the center, the reasons, the confidence, and the predictions of the center's file.
 
-Runs a file that is here already. No network.
+The file is in the cache already.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NearestAnswer:
     sha256: str | None = None
     bytes: int | None = None  # of the file
     way: str = "loss"
-    confidence: float | None = None  # that this is the right center; None where nobody can say
+    confidence: float | None = None  # that this is the right center; None without a router
     ranking: tuple[Mapping[str, Any], ...] = ()  # {"center", "confidence"}, best first
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()

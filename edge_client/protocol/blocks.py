@@ -2,7 +2,7 @@
 
 A blob is any bytes, named by its SHA-256 and cut into blocks of one size; the last block may be shorter. Everything
 about a block is checked against the manifest before its bytes are used, and nothing is allocated from a received number
-alone. Knows no topic, no file, and no meaning of a blob's bytes.
+alone.
 """
 
 from __future__ import annotations

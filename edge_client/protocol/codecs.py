@@ -2,7 +2,7 @@
 
 A flat vector is [schema.size], parameters then buffers (task.py). Decoding always gives finite float32, or Malformed.
 The three codecs are f32 (as is), f16 (each tensor divided by a power of two) and i8 (rows of matrices scaled to
--127..127; other tensors as is). Knows no round, no norm bound and no network.
+-127..127; other tensors as is).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A topic is the identity of a message: the broker's access list checks the device id in it, so nothing in a payload can
 replace it. Every level is checked against its alphabet both when a topic is built and when one is parsed, so no name
-carries a wildcard or a slash. Knows no payload and no connection.
+carries a wildcard or a slash.
 """
 
 from __future__ import annotations

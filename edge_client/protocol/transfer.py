@@ -19,7 +19,7 @@ MAX_TIMEOUTS_IN_A_ROW = 3  # then this source is given up
 
 @dataclass
 class BlobPull:
-    """One download from one source. `bitmap` belongs to whoever stores the blocks; here it is only read."""
+    """One download from one source. `bitmap` belongs to the owner of the blocks; here it is only read."""
 
     bitmap: Bitmap
     window_max: int = MAX_WINDOW

@@ -1,7 +1,7 @@
 """Checkers: small functions from which the tables of message_schemas.py are built.
 
 A checker takes a value and the name to complain about, and gives the value back or raises Malformed("bad_field"). A
-combinator (`list_of`, `record`, ...) makes one checker of others. Nothing here knows a message.
+combinator (`list_of`, `record`, ...) makes one checker of others.
 """
 
 from __future__ import annotations

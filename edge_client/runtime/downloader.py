@@ -1,6 +1,6 @@
-"""Fetching blobs, one after another, through whatever brings blocks. No loop of its own: the caller pumps events.
+"""Download of blobs, one after another, block by block, into a folder.
 
-It knows how blocks become blobs in a folder and how fast to ask; what the blobs mean is for others.
+`Downloader` has no loop: the caller hands it blocks and errors, and calls `step`, which asks for the next blocks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Downloader:
             return
         if partial.write_block(index, body):
             pull.mark_arrived(index)
-            self._not_before_s = 0.0  # whoever was busy has time for us again
+            self._not_before_s = 0.0  # the coordinator sends again
         if partial.bitmap.complete:
             self._finish(partial)
 

@@ -1,7 +1,8 @@
-"""A one-time token becomes this device's certificate: the key is made here and stays here, a signing request goes out.
+"""Enrolment: exchange a one-time token for this device's certificate.
 
-The answer is believed because the listener's own certificate comes from the authority in the join folder. The key is
-kept before anything is sent, so a lost answer is asked for again with the same key. A token that was used is removed.
+The device makes its private key, keeps it, and sends a signing request. It trusts the answer because the server's
+certificate comes from the authority in the join folder. The key is on disk before the request is sent, so a lost answer
+is requested again with the same key. A used token is removed.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def has_token(config: ClientConfig) -> bool:
 def enrol(config: ClientConfig) -> None:
     """Use the token. Afterwards `config.certificate` and `config.key` are there, and the token is not.
 
-    Raises ConfigError for an incomplete configuration, NetworkError when nobody answers, ProtocolError for a refusal.
+    Raises ConfigError for an incomplete configuration, NetworkError when no answer comes, ProtocolError for a refusal.
     """
     if config.token is None or config.certificate is None or config.key is None or not config.enrol_url:
         raise ConfigError(

@@ -1,7 +1,4 @@
-"""A device's voice: every message that it sends is built here, with a fresh id and the time.
-
-Decides nothing and remembers nothing.
-"""
+"""Every message that a device sends is built here, with a fresh id and the time. No state."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from edge_client.transport.clock import Clock
 
 
 class DeviceSender:
-    """Speaks for one device; `rng` makes the message ids."""
+    """Sends the messages of one device; `rng` draws the message ids."""
 
     def __init__(
         self, topics: Topics, cid: str, transport: Transport, *, clock: Clock, rng: np.random.Generator

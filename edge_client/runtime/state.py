@@ -1,12 +1,11 @@
-"""What survives a power cut: the last result until it is acknowledged, own models, a probe's posterior, the rest.
+"""What survives a power cut: the last result until it is acknowledged, own models, a probe's posterior, residuals.
 
     state/birth          counts connections
     state/state.json     everything small, replaced as a whole; it names the blobs that belong to it
     state/kept/<sha256>  the last update, own models, residuals, responsibilities; written before state.json names them
     state/cache/         programs and models that came from the coordinator; may be deleted
 
-A crash between two writes leaves blobs that nothing names (removed later) and the state of before. This file neither
-trains nor sends.
+A crash between two writes leaves the earlier state, and blobs that it does not name; these are removed later.
 """
 
 from __future__ import annotations

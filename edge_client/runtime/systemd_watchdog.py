@@ -1,4 +1,4 @@
-"""Signs of life for systemd: a datagram to $NOTIFY_SOCKET. Without one, nothing is sent.
+"""Messages to systemd's watchdog: datagrams to $NOTIFY_SOCKET. Without that variable nothing is sent.
 
 `notify_alive` is called from the loop that makes progress, never from a timer thread: that would hide a hang.
 """

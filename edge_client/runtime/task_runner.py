@@ -1,6 +1,6 @@
-"""One task on this device: check the program, train or evaluate, and turn the outcome into the bytes that go up.
+"""Computation of one task: check the program, train or evaluate, and encode the result for the upload.
 
-Works on blobs that are here already. Sends nothing, waits for nothing, and keeps nothing: client.py does.
+All blobs are in the cache already. active_task.py fetches them and stores the result.
 """
 
 from __future__ import annotations

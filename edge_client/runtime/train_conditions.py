@@ -1,8 +1,7 @@
-"""May this device train now? Asked before each task; `DeviceRefused` says why not and when to ask again.
+"""Whether this device may train now, checked before each task. `DeviceRefused` says why not, and when to ask again.
 
-`training_refusal` decides, from readings alone. `read_device_status` takes them from what Linux shows: sysfs,
-/proc/meminfo, and NetworkManager where it runs. What a system does not show is unknown, and what is unknown refuses
-nothing.
+`training_refusal` decides, from a device's status alone. `read_device_status` reads the status from Linux: sysfs,
+/proc/meminfo, and NetworkManager where it runs. A value that the system does not show is unknown, and refuses no task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Bringing a kept result to the coordinator: announce, send blocks against a credit, until it is acknowledged.
+"""Upload of a stored result: announce it, send blocks against a credit, until the coordinator acknowledges it.
 
-The result is on disk before it is announced, so all of this may be repeated after a restart, a lost link or a silent
-coordinator. Sends through the voice; the caller's loop brings the answers and calls `step`.
+The result is on disk before it is announced, so the upload can be repeated after a restart, a lost connection or a
+silent coordinator. The caller's loop hands the answers in and calls `step`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 
-ANNOUNCE_INTERVAL_S = 60.0  # an announcement that nobody answered is made again
+ANNOUNCE_INTERVAL_S = 60.0  # between two announcements that get no answer
 ANNOUNCE_JITTER_S = 15.0
 DRAIN_TIMEOUT_S = 0.2  # the longest wait for the broker between two looks at the events
 RETRY_CODES = ("busy", "rate", "internal")
@@ -45,7 +45,7 @@ class Uploader:
     def __init__(
         self, state: DeviceState, sender: DeviceSender, transport: Transport, *, clock: Clock, rng: np.random.Generator
     ) -> None:
-        self._state, self._voice, self._transport = state, sender, transport
+        self._state, self._sender, self._transport = state, sender, transport
         self._clock, self._rng = clock, rng
         self._upload: GrantedUpload | None = None
         self._announced: str | None = None  # id of the last `rdy`
@@ -53,13 +53,13 @@ class Uploader:
         self._sent_twice: str | None = None  # the update that a wrong hash made us send again
 
     def announce(self) -> None:
-        """Say `rdy` for the kept result, and again later unless somebody answers."""
+        """Send `rdy` for the stored result, and again later if no answer comes."""
         result = self._state.result
         if result is None:
             self.cancel()
             return
         self._upload = None
-        self._announced = self._voice.send(
+        self._announced = self._sender.send(
             "rdy",
             **vars(result.key),
             attempt=result.attempt,
@@ -88,7 +88,7 @@ class Uploader:
             self._again_at_s = self._clock.now_s() + self._rng.uniform(0.0, spread_s)
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """Stop the upload: its result is not wanted any more."""
         self._upload = self._again_at_s = None
 
     def wait_s(self) -> float | None:
@@ -158,4 +158,4 @@ class Uploader:
         start, stop = body_range(upload.manifest, index)
         with self._state.pending_result.path(upload.manifest.sha256).open("rb") as file:
             file.seek(start)
-            self._voice.send_block(upload.manifest, upload.shard, index, file.read(stop - start))
+            self._sender.send_block(upload.manifest, upload.shard, index, file.read(stop - start))

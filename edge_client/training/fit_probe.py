@@ -1,7 +1,7 @@
 """What a device does with a task: numpy over a Learner. The real client and the emulator run this same code.
 
-`run_fit` runs SGD steps, `run_probe` evaluates candidate models. Models are flat vectors [schema.size]. No network, no
-disk, no clock, no randomness but the task's seed. What cannot be done raises Malformed with the protocol's code for it.
+`run_fit` runs SGD steps, `run_probe` evaluates candidate models. Models are flat vectors [schema.size]. The only
+randomness is the task's seed. A task that cannot be done raises Malformed with the protocol's code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who computes for `fit` and `probe`: whole local updates, candidate models on samples, gradients of one model.
+"""Computation for `fit` and `probe`: local updates, evaluation of candidate models, gradients of one model.
 
 `EngineLearner` is the device's: it feeds an engine batch by batch. The emulator has faster ones (emulator/engines/),
-which give the same numbers. Models are flat vectors [schema.size]. What a task may ask and what is refused is decided
-in fit_probe.py; here everything fits. No network, no disk, no clock, no randomness but the seeds of its jobs.
+which give the same numbers. Models are flat vectors [schema.size]. fit_probe.py decides what a task may ask.
+The only randomness is the seeds of the jobs.
 """
 
 from __future__ import annotations

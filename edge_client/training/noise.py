@@ -2,7 +2,7 @@
 
 A step that draws at random has an input `noise` [batch, numbers per sample] of uniform numbers in [0, 1); each operator
 takes the next columns. They follow from the task's seed and the step's number alone (PROTOCOL.md, section 8), so a
-device that starts again, or another implementation, gets the same bits. Knows no engine, no data and no model.
+device that starts again, or another implementation, gets the same bits.
 """
 
 from __future__ import annotations

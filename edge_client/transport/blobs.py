@@ -4,7 +4,6 @@
     folder/partial/<sha256>.<block>  a transfer: the blob's bytes, then one bit per block that has arrived
 
 A power cut at any moment leaves whole blobs whole and a transfer to be continued. One process writes to a folder.
-Knows no topic and no message; what a blob means is for others.
 """
 
 from __future__ import annotations

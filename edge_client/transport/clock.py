@@ -1,4 +1,4 @@
-"""Time for those who wait on a transport: a monotonic clock decides, the wall clock is only written down."""
+"""The clocks of a device or a server: a monotonic one for decisions, the wall clock for timestamps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Whoever runs a client or a server says what time is; tests run both in virtual time."""
+    """The clock that a client or a server is given; tests run both in virtual time."""
 
     def now_s(self) -> float:
         """Seconds on a clock that never jumps back."""

@@ -1,6 +1,6 @@
 """Private keys of certificates: P-256, made here, written for their owner alone, never printed.
 
-`signing_request` is what a device sends instead of its key. Knows no authority and no network.
+`signing_request` is what a device sends instead of its key.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class MemoryBroker:
         self._lock = threading.RLock()
 
     def client(self, client_id: str, will: WillSource = None) -> MemoryTransport:
-        """A transport of this broker; it is nobody until `connect`."""
+        """A transport of this broker; it is not connected until `connect`."""
         return MemoryTransport(self, client_id, will)
 
     def drop_connection(self, client_id: str) -> None:

@@ -1,8 +1,8 @@
 """MQTT through paho: one network thread per client, MQTT 5 where the broker speaks it, 3.1.1 otherwise.
 
-The only file that names paho. A broker that is not on this machine is spoken to over TLS (tls.py), unless whoever typed
-the command insists otherwise. Every connection is a fresh paho client with a clean session, so that nothing queued for
-the last connection reaches the next one. Reconnecting waits with full jitter. It knows nothing of what it carries.
+The only file that names paho. A broker that is not on this machine is spoken to over TLS (tls.py), unless the
+command says `insecure`. Every connection is a fresh paho client with a clean session, so that nothing queued for
+the last connection reaches the next one. Reconnecting waits with full jitter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PORTS = {"mqtt": 1883, "mqtts": 8883}
 KEEPALIVE_S = 60
 BACKOFF_RESET_S = 60.0  # a connection that lasted this long resets the back-off
 MAX_BACKOFF_S = 120.0
-MIN_BACKOFF_S = 0.5  # before the first connection somebody waits for us
+MIN_BACKOFF_S = 0.5  # the caller of `connect` waits for the first connection
 FLUSH_TIMEOUT_S = 5.0
 FILTERS_PER_SUBSCRIBE = 8  # AWS IoT takes no more
 MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what exceeds it
@@ -158,7 +158,7 @@ class MqttTransport:
         while not self._closing.is_set():
             began = time.monotonic()
             self._one_connection()
-            if self._hint and self._reason != told:  # nobody waits in `connect` any more who would be told
+            if self._hint and self._reason != told:  # `connect` has returned already
                 log.warning("%s: %s; %s", self._url, self._reason, self._hint)
                 told = self._reason
             failures = 0 if time.monotonic() - began > BACKOFF_RESET_S else failures + 1

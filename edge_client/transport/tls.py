@@ -1,7 +1,7 @@
-"""TLS as both sides dial it: what is trusted, who we are, and what went wrong, in words.
+"""TLS contexts of both sides, and TLS errors in plain words.
 
 TLS 1.2 or newer, the broker's name is checked, and its certificate must come from `ca` alone when that is given. Files
-are read again at every connection, so a renewed certificate needs no restart. Knows nothing of MQTT and makes no keys.
+are read again at every connection, so a renewed certificate needs no restart.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TLS_ALERTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """PEM files: whom we believe (None: the system's authorities), and who we are (None: nobody)."""
+    """PEM files: the trusted authorities (None: the system's), and this side's certificate and key, if any."""
 
     ca: Path | None = None
     certificate: Path | None = None

@@ -3,7 +3,7 @@
 A release is a tar of `RELEASE` ({"version": "0.2.0"}) and the files of `edge_client/`; the wheels stay those that were
 flashed. The coordinator's signing key signs it as a blob of kind "release" (PROTOCOL.md, section on releases). It is
 unpacked beside the others and put on trial; update/launcher.py decides at each start which one runs. Only a client that
-the launcher started updates itself. Nothing here fetches: client.py does.
+the launcher started updates itself. client.py fetches it.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class CatalogCenter:
 class Catalog:
     """What is on offer; a center's id is its place. A device whose least mean loss is above `abstain` fits none.
 
-    `router` is a guide.Guide, where the run teaches newcomers; `start` the model that a local round begins at; `tree`
+    `router` names a `Router`, if the run has one; `start` the model that a local round begins at; `tree`
     the way to the centers of a method that splits them, with a model for each of its `splits`.
     """
 

@@ -1,4 +1,4 @@
-"""A tree of centers as a newcomer walks it: splits lead to splits or to centers. Pure; knows no model and no data.
+"""A tree of centers as a newcomer walks it: splits lead to splits or to centers. Pure.
 
 Methods that split centers (CFL, FL+HC) leave one. Split 0 is the root; branch e leads from split `edges[e][0]` to
 `edges[e][1]`, a split or, below zero, center ~edges[e][1], as in coordinator/strategies/common/center_tree.py.

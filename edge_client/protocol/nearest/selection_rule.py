@@ -1,7 +1,7 @@
 """Which center suits a device, from what it measured: one rule for MQTT's `near`, for HTTP and for the device itself.
 
 Everything is a distance, the less the better: a mean loss, one minus a share of votes, or how far apart two sketches
-are. Nothing fits above `abstain`, or where a run's guide (router.py) says so; that is an answer. Pure.
+are. Nothing fits above `abstain`, or where the run's router (router.py) says so; that is an answer. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class CenterChoice:
     center: int | None
     distance: float
     alternatives: tuple[tuple[int, float], ...]
-    confidence: float | None = None  # that this center is the right one, where a guide can say
+    confidence: float | None = None  # that this center is the right one, if there is a router
 
     def to_json(self) -> dict[str, Any]:
         """The fields of an answer to `near` (PROTOCOL.md)."""
@@ -43,7 +43,7 @@ def guessing_loss(program: Program) -> float:
 
 
 def choose_by_distance(distances: Sequence[float] | Array, abstain: float) -> CenterChoice:
-    """Distances [K] -> the choice. Negative ones are nobody's measurement: they never fit and are not told."""
+    """Distances [K] -> the choice. A negative distance is no measurement: it never fits and is left out."""
     order = [int(k) for k in np.argsort(distances, kind="stable")]
     best = order[0]
     fits = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
@@ -56,7 +56,7 @@ def choose_by_distance(distances: Sequence[float] | Array, abstain: float) -> Ce
 
 
 def choose_by_prediction(distances: Sequence[float] | Array, prediction: RouterPrediction) -> CenterChoice:
-    """Distances [K] and what a guide thinks of them -> the choice."""
+    """Distances [K] and a router's prediction from them -> the choice."""
     if np.min(distances) < 0:
         return choose_by_distance(distances, -1.0)
     plain = choose_by_distance(distances, math.inf if prediction.center is not None else -1.0)
