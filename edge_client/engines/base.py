@@ -1,4 +1,4 @@
-"""What an engine promises: it runs one training program. Which runtime does it, and where, is the engine's own affair.
+"""The interface of an engine: it runs one training program, on one runtime and one device.
 
 Feeds and results carry the manifest's names, in torch's layout (PROTOCOL.md, program.json). A local update begins with
 `w/<parameter>`, `buffers/<buffer>` and `velocity/<parameter>`, which each step moves, and `anchor/<parameter>`,
@@ -26,7 +26,7 @@ FIXED_ROLES = ("anchor", "linear", "lr", "momentum", "mu")
 
 
 class LocalUpdate(Protocol):
-    """One local update under way. Weights and all that it began with stay with the runtime, on its device."""
+    """One local update under way. Its tensors stay with the runtime, on its device."""
 
     def step(self, feeds: Tensors) -> float:
         """One proximal SGD step on a batch, read from `x` [b, ...], `y` [b, ...] and `q` [b]; the loss before it."""
@@ -38,7 +38,7 @@ class LocalUpdate(Protocol):
 
 
 class Engine(Protocol):
-    """One opened program. Never changes its feeds."""
+    """One opened program. It never changes its feeds."""
 
     name: str
     place: str  # where it computes: "cpu", "cuda" or "tensorrt"
@@ -87,5 +87,5 @@ def open_engine(
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
     if device not in DEVICES:
         raise UsageError(f"unknown device {device!r}", hint=f"use one of {', '.join(DEVICES)}")
-    module = import_module(f"edge_client.engines.{name}")  # imports its runtime only when asked
+    module = import_module(f"edge_client.engines.{name}")  # the runtime is imported only if it is used
     return cast("Engine", module.open_program(program, files, threads=threads, device=device))

@@ -1,4 +1,4 @@
-"""The golden run: does this runtime, on this device, compute what torch computes? Compiler, client and doctor ask.
+"""The golden run: a check that a runtime on a device computes what torch computes, for compiler, client and doctor.
 
 A program's golden run (protocol/golden_run.py) is a short training with every term switched on: anchor, linear term,
 momentum, mu, and fewer samples in the last step. `golden_inputs` draws it from a seed, `run_golden` trains with an

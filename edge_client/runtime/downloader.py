@@ -39,7 +39,7 @@ class Downloader:
         self.failed: Malformed | None = None
 
     def start(self, manifests: Iterable[Manifest]) -> None:
-        """Want these blobs, instead of what was wanted before. Inline ones are stored at once."""
+        """Fetch these blobs instead of the earlier ones. Inline blobs are stored at once."""
         self.pause()
         self._queue.clear()
         self.failed, self._bad_hashes, self._not_before_s = None, 0, 0.0
@@ -50,7 +50,7 @@ class Downloader:
                 self._queue.append(manifest)
 
     def step(self, now_s: float) -> float | None:
-        """Ask for what is due; -> seconds until it should be called again, None once all is here. Raises `failed`."""
+        """Send the request that is due; -> seconds until the next call, None once all is here. Raises `failed`."""
         while self._queue and self._pull is None and self.failed is None:
             self._begin(self._queue[0])
         if self.failed is not None:
@@ -83,7 +83,7 @@ class Downloader:
             self._finish(partial)
 
     def on_error(self, request_id: str | None, code: str, not_before_s: float) -> None:
-        """An error answer to one of our requests: ask again after `not_before_s`, or fail. Others are ignored."""
+        """Handle an error answer to a request of this downloader: ask again after `not_before_s`, or fail."""
         if request_id not in self._gets and (request_id, code) != (None, "rate"):
             return
         if code in ("rate", "busy"):

@@ -29,13 +29,13 @@ FILE = "golden.json"
 VERSION = 1
 LIMIT_BYTES = 1 << 16
 KEPT_MAX = 64  # results; the newest stay
-FAR = 1e9  # stands for what is not finite, in files and messages
+FAR = 1e9  # replaces a difference that is not finite, in files and messages
 HINT = "install another version of the runtime, or set engine to another one"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RefusedRuntime:
-    """A runtime that is not used: what it is, where it ran, and how far it was from the golden run."""
+    """A runtime that failed a golden run: its name and place, and its difference from the expected values."""
 
     engine: str
     runtime: str
@@ -55,12 +55,12 @@ class RefusedRuntime:
         return {"engine": self.engine, "runtime": self.runtime, "difference": self.difference}
 
     def error(self) -> RuntimeMissing:
-        """What a command or a task ends with."""
+        """The error that ends a command or a task."""
         return RuntimeMissing(str(self), hint=HINT)
 
 
 class GoldenResults:
-    """The results in one file. `check` is made at most once for each."""
+    """The results in one file. `check` runs at most once per program, engine, place and runtime version."""
 
     def __init__(self, file: Path, check: Check = run_golden) -> None:
         self._file, self._check, self._found = file, check, _read(file)
@@ -100,7 +100,7 @@ def require_golden(engine: Engine, program: Program) -> None:
 
 
 def _far(check: Check, engine: Engine, program: Program, golden: Golden) -> float:
-    """The difference; FAR for a runtime that fails in the run, or gives what is not finite."""
+    """The difference; FAR if the runtime fails in the run, or its result is not finite."""
     try:
         off = check(engine, program, golden)
     except MemoryError:

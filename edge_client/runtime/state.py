@@ -35,7 +35,7 @@ U32_RANGE = 2**32
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class TaskKey:
-    """Which task: unique on one device."""
+    """The identity of a task, unique on one device."""
 
     run: str
     round: int
@@ -71,7 +71,7 @@ class StoredResult:
 
 
 class DeviceState:
-    """One device's memory. All methods are durable when they return; only `next_birth` may come from another thread."""
+    """The durable state of one device. All methods are durable when they return; only `next_birth` is thread-safe."""
 
     def __init__(self, folder: Path, *, federation: str, device_id: str) -> None:
         self._file, self._births = folder / "state.json", folder / "birth"
@@ -131,7 +131,7 @@ class DeviceState:
         own: tuple[str, Flat] | None,
         posterior: Array | None = None,
     ) -> StoredResult:
-        """Keep a finished task, the model that it left in a slot, the responsibilities; then it may be announced."""
+        """Store a finished task, its model and its responsibilities durably; the result may be announced afterwards."""
         self.pending_result.put(update)
         if posterior is not None:
             rows = {"posterior": posterior}
@@ -154,7 +154,7 @@ class DeviceState:
         return self.pending_result.put(codecs.encode_vector(residual, schema, codec="f32", kind="model"))
 
     def commit_acknowledgement(self, status: str) -> None:
-        """The coordinator has answered: commit the residual if it took the update, else keep the one of before."""
+        """Record the coordinator's answer: commit the residual if it took the update, else keep the earlier one."""
         result = self.result
         if result is None or result.status is not None:
             return
@@ -171,7 +171,7 @@ class DeviceState:
             return None
         try:
             return codecs.decode_vector(self.pending_result.read(named[0]), schema, kind="model")
-        except Malformed as wrong:  # a damaged card: go on as a device that has nothing kept
+        except Malformed as wrong:  # a damaged disk: go on without stored state
             log.warning("lost a kept model: %s", wrong.message)
             return None
 

@@ -27,11 +27,11 @@ class Watchdog:
         self._say("READY=1")
 
     def notify_stopping(self) -> None:
-        """The service is on its way out."""
+        """The service is stopping."""
         self._say("STOPPING=1")
 
     def notify_alive(self, now_s: float) -> None:
-        """The loop made progress; said a few times per watchdog interval, however often it is called."""
+        """Report progress of the loop; sent a few times per watchdog interval, however often it is called."""
         if now_s >= self._due_s and self._every_s != float("inf"):
             self._due_s = now_s + self._every_s
             self._say("WATCHDOG=1")

@@ -33,7 +33,7 @@ PosteriorReader = Callable[[], Array | None]  # what the round's last probe left
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What a task gave: the answer's bytes, and what stays: vectors [schema.size], responsibilities [M, n]."""
+    """The bytes to upload, and what the device keeps: vectors [schema.size], responsibilities [M, n]."""
 
     what: str  # "delta" or "stats"
     data: bytes
@@ -171,7 +171,7 @@ class TaskRunner:
 
 
 def _own_model_result(result: fit_probe.FitResult, task: Fit, schema: Schema, n: int) -> TaskResult:
-    """The model stays in its slot; what goes up is its mean training loss."""
+    """The model stays in its slot; only its mean training loss is uploaded."""
     data = codecs.encode_stats(Reply(n=n, losses=np.array([result.loss])), schema)
     own = (task.slot, result.vector.astype(np.float32))
     return TaskResult(what="stats", data=data, n=n, metrics={"loss": result.loss}, schema=schema, own=own)

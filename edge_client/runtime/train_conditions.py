@@ -36,7 +36,7 @@ NETWORK_MANAGER = ("org.freedesktop.NetworkManager", "/org/freedesktop/NetworkMa
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceStatus:
-    """What the device says of itself; empty or None where it says nothing."""
+    """The readings of a device; empty or None where it has none."""
 
     draining: tuple[tuple[str, int], ...] = ()  # batteries that are not charged: name, percent
     temperatures: tuple[tuple[str, float], ...] = ()  # sensors: name, °C

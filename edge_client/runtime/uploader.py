@@ -31,7 +31,7 @@ RETRY_CODES = ("busy", "rate", "internal")
 
 @dataclass
 class GrantedUpload:
-    """A credit: where the blocks go, how many may be unacknowledged, and which are owed."""
+    """A credit: the shard, how many blocks may be unacknowledged, and which blocks are still to send."""
 
     manifest: Manifest
     shard: int
@@ -72,17 +72,17 @@ class Uploader:
         self._announce_in(ANNOUNCE_INTERVAL_S)
 
     def link_up(self) -> None:
-        """After a new connection: what is not acknowledged is announced again."""
+        """After a new connection: announce a result that is not acknowledged."""
         self._upload = None
         if self._state.result is not None and self._state.result.status is None:
             self.announce()
 
     def link_lost(self) -> None:
-        """The credit went with the connection."""
+        """Drop the credit, which ended with the connection."""
         self._upload = None
 
     def coordinator_restarted(self, spread_s: float) -> None:
-        """It has forgotten what was announced; not all devices may say it again in the same moment."""
+        """Announce again to a restarted coordinator, within `spread_s` so that devices do not all send at once."""
         if self._again_at_s is not None:
             self._upload = None
             self._again_at_s = self._clock.now_s() + self._rng.uniform(0.0, spread_s)
@@ -117,7 +117,7 @@ class Uploader:
         self._upload = GrantedUpload(result.update, message["shard"], message["window"], owed)
 
     def on_ack(self, message: Mapping[str, Any]) -> None:
-        """The coordinator has decided about the update. An `ack` for what we did not send is ignored."""
+        """Handle the coordinator's decision on the update. An `ack` for any other update is ignored."""
         result = self._state.result
         if result is None or (result.key, result.update.sha256) != (TaskKey.of(message), message["sha256"]):
             return
@@ -134,7 +134,7 @@ class Uploader:
             self.cancel()
 
     def on_error(self, message: Mapping[str, Any]) -> None:
-        """An error answer; it is ours when it names our announcement."""
+        """Handle an error answer that names the last announcement; ignore any other."""
         if message.get("re") != self._announced or self._again_at_s is None:
             return
         if message["code"] in RETRY_CODES:

@@ -1,4 +1,4 @@
-"""What a device does with a task: numpy over a Learner. The real client and the emulator run this same code.
+"""Execution of a task (fit or probe): numpy over a Learner. The real client and the emulator run this same code.
 
 `run_fit` runs SGD steps, `run_probe` evaluates candidate models. Models are flat vectors [schema.size]. The only
 randomness is the task's seed. A task that cannot be done raises Malformed with the protocol's code.

@@ -44,7 +44,7 @@ class TrainedModel:
 
 
 class Learner(Protocol):
-    """Numbers of one program. Nothing it is given is changed, nothing it gives is its own afterwards."""
+    """Computation with one program. A learner changes no argument and keeps no array that it returns."""
 
     @property
     def program(self) -> Program: ...
@@ -139,7 +139,7 @@ def weighted_batches(program: Program, n: int, batch: int, *, fixed: int | None)
 
 
 def _kept(program: Program, task: Fit, start: Flat) -> dict[str, Array]:
-    """What an update keeps between its steps. Velocity starts at zero; an absent anchor has no force (mu = 0)."""
+    """The state of an update between its steps. Velocity starts at zero; an absent anchor has no effect (mu = 0)."""
     zero = np.zeros(program.schema.size)
     feeds = _model(program, start)
     for prefix, vector in (("velocity", None), ("anchor", task.anchor), ("linear", task.linear)):
@@ -170,7 +170,7 @@ def _flat(schema: Schema, feeds: Tensors) -> Flat:
 
 
 def _batch(program: Program, data: Dataset, index: I64, q: F64) -> dict[str, Array]:
-    """What every step reads anew: `x` [b, ...], `y` [b, ...] and the weights `q` [b] of the samples."""
+    """The inputs of one step: `x` [b, ...], `y` [b, ...] and the weights `q` [b] of the samples."""
     return _samples(program, data, index) | {"q": q.astype(program.dtype)}
 
 

@@ -1,11 +1,11 @@
-"""What a run teaches those who come after it: how to tell from measurements which center fits, how surely, and if any.
+"""The router of a run: from a device's measurements to the probability of each center, and whether any center fits.
 
-A way of choosing weighs one or several features; a feature is a distance to every center, the less the better, such as
-a mean loss. The share of belief in center k is softmax_k(-sum_f weight_f distance_fk / spread_f), and the choice is
-"none" when a feature lies further above what training devices have at their own center than nearly all of them do.
-Everything depends on how many samples were looked at: numbers are learned for a few sizes and read in between.
+A rule (`ways` in the file) weighs one or several features. A feature is a distance to every center, such as a mean
+loss; less is better. The probability of center k is softmax_k(-sum_f weight_f distance_fk / spread_f). The choice is
+"none" if a feature exceeds its baseline (training devices at their own center) by more than it does on nearly all of
+them. All parameters depend on the number of samples: they are learned for a few sizes and interpolated in between.
 
-Learned by coordinator/nearest/fit_router.py, read by devices, by the coordinator and over HTTP. Pure.
+coordinator/nearest/fit_router.py learns a router; devices, the coordinator and HTTP servers read it. Pure.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ ROUTER_SCHEMA = validators.record(
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureBaseline:
-    """A feature as training devices have it at their own center: its middle and spread [sizes] each, spread > 0."""
+    """A feature on training devices at their own center: its median and spread, [sizes] each, spread > 0."""
 
     middle: F64
     spread: F64
@@ -85,7 +85,7 @@ class FeatureBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRule:
-    """Weights [sizes, features], none below zero; and how far above the usual is too far [sizes]."""
+    """Weights [sizes, features], none below 0; `none` [sizes]: the limit above the baseline, in spreads."""
 
     features: tuple[str, ...]
     weights: F64
@@ -94,7 +94,7 @@ class FeatureRule:
 
 @dataclass(frozen=True, kw_only=True)
 class InputSketch:
-    """How inputs are sketched (sketch.features), and the centers' sketches [K, size]."""
+    """Parameters of the inputs' sketch (sketch.random_features), and the centers' sketches [K, size]."""
 
     seed: int
     width: float
@@ -108,7 +108,7 @@ class InputSketch:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRound:
-    """One local round from the common start, and where the centers' devices went with it [K, size], of length one."""
+    """Settings of one local round from the common start, and the centers' update directions [K, size], of norm 1."""
 
     representation: str
     lr: float
@@ -120,19 +120,19 @@ class LocalRound:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterPrediction:
-    """How much each center is believed in [K], they sum to 1, and by how many spreads the best one is too far."""
+    """The probability of each center [K], of sum 1; `outlier_score`: by how many spreads the best one is too far."""
 
     probabilities: F64
     outlier_score: float  # above 0: none fits
 
     @property
     def center(self) -> int | None:
-        """The center that is believed in most, the lower one on a tie; None: none fits."""
+        """The most probable center, the lower one on a tie; None: none fits."""
         return None if self.outlier_score > 0 else self.best
 
     @property
     def best(self) -> int:
-        """The most believed one, whether it fits or not."""
+        """The most probable center, whether it fits or not."""
         return int(self.probabilities.argmax())
 
     def candidates(self, most: int, belief: float) -> list[int]:
