@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.strategies.common.setting_checks import check_choice
+from edge_client.protocol.nearest.sketch import count_sketch
 from edge_client.protocol.task import Array, Flat, Schema
 
 REPRESENTATIONS = {  # and why one would take it, for a run's configuration
@@ -37,7 +36,9 @@ def represent(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None =
     deltas = params if pivot is None else params - pivot[: schema.n_params]
     lengths = np.sqrt(np.einsum("ij,ij->i", deltas, deltas, dtype=np.float64))[:, None]
     lengths[lengths == 0] = 1.0  # who did not move has no direction
-    points: Array = deltas / lengths.astype(vectors.dtype) if kind == "delta" else _sketch(deltas) / lengths
+    points: Array = (
+        deltas / lengths.astype(vectors.dtype) if kind == "delta" else count_sketch(deltas, SKETCH_SIZE) / lengths
+    )
     return points
 
 
@@ -45,16 +46,3 @@ def annotate_representations(toml: str) -> str:
     """The text of a configuration, with a comment behind each representation that says why one would take it."""
     lines = re.compile(r'^representation = "(\w+)"$', flags=re.MULTILINE)
     return lines.sub(lambda found: f"{found[0]}  # {REPRESENTATIONS[found[1]]}", toml)
-
-
-@lru_cache(maxsize=1)
-def _drawn(size: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Place and sign of each parameter; kept, since devices are compared one by one as they answer."""
-    rng = np.random.Generator(np.random.PCG64(SKETCH_SIZE))
-    return rng.integers(SKETCH_SIZE, size=size), rng.choice([-1.0, 1.0], size=size)
-
-
-def _sketch(rows: Array) -> Array:
-    """[m, p] -> [m, SKETCH] float64 by a projection that depends on p alone."""
-    place, sign = _drawn(rows.shape[1])
-    return np.stack([np.bincount(place, weights=sign * row, minlength=SKETCH_SIZE) for row in rows])

@@ -7,7 +7,6 @@ once, so that memory stays bounded however large model and fleet are. Draws from
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from coordinator.strategies.base import Exchange, Fleet, Replies, State
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from coordinator.strategies.common.updates import unpack_by_client
+from edge_client.protocol.nearest.sketch import count_sketch
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from emulator.reports.pictures.records import (
     MAX_DEVICES,
@@ -108,21 +108,13 @@ def spread_rounds(rounds: int, count: int) -> Sequence[int]:
 
 
 def narrow_point(point: Array) -> Array:
-    """[d] -> [at most MAX_WIDTH] float32: itself, or its count sketch (Charikar 2002), which keeps inner products.
+    """[d] -> [at most MAX_WIDTH] float32: itself, or its count sketch, which keeps inner products.
 
-    Numbers are added up with signs, places and signs drawn by a fixed seed: a squared distance is off by some
-    sqrt(2 / MAX_WIDTH), 4%.
+    A squared distance of two sketches is off by some sqrt(2 / MAX_WIDTH), 4%.
     """
     if len(point) <= MAX_WIDTH:
         return point.astype(np.float32)
-    place, sign = _drawn(len(point))
-    return np.bincount(place, weights=sign * point, minlength=MAX_WIDTH).astype(np.float32)
-
-
-@lru_cache(maxsize=1)
-def _drawn(size: int) -> tuple[Array, Array]:
-    rng = np.random.Generator(np.random.PCG64(MAX_WIDTH))
-    return rng.integers(MAX_WIDTH, size=size), rng.choice(np.array([-1.0, 1.0], np.float32), size=size)
+    return count_sketch(point[None], MAX_WIDTH)[0].astype(np.float32)
 
 
 def _table(name: str, told: dict[int, dict[ClientId, Array]]) -> CenterShares:
