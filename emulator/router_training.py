@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.nearest.fit_router import CenterMeasurement, learn_router
 from coordinator.strategies.common.local_sgd import LocalSgd
@@ -19,10 +18,9 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule, sketch
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
-from edge_client.protocol.task import Array, ClientId, Flat
+from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
 from edge_client.training.learner import Learner
 
-F64 = NDArray[np.float64]
 MEASUREMENTS_BY_SIZE = {1: 3, 5: 2, 20: 2, 100: 1}  # samples of a look: how many looks a device takes
 MAX_SKETCHED_DEVICES, MAX_MEASURING_DEVICES = 64, 40  # devices whose samples are sketched, and of these who look
 MAX_WIDTH_SAMPLES = 40  # samples of a device for the width of the sketch, and the number of devices that give some
@@ -109,7 +107,7 @@ def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
 class _CenterMeans:
     """The mean point of each center's devices; a device can be left out of its own."""
 
-    def __init__(self, points: F64, at: NDArray[np.int64], centers: int, *, unit: bool = False) -> None:
+    def __init__(self, points: F64, at: I64, centers: int, *, unit: bool = False) -> None:
         self._points, self._at, self._unit = points, at, unit
         member = np.arange(centers)[:, None] == at
         self._sums, self._counts = member @ points, member.sum(axis=1)

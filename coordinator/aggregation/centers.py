@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregation.robust import MEAN_REDUCER, Reducer, normalized_shares, weighted_mean
 from coordinator.clustering.backend import default_device, select_backend
-from edge_client.protocol.task import Array, Flat
+from edge_client.protocol.task import F64, I64, Array, Flat
 
 Align = Callable[[Array, Flat], Array]  # rows [m, p] and a center [p] -> the rows, as they are compared with it
 COLUMN_BLOCK = 8_192  # so many are raised to float64 at a time; with hundreds of rows that stays in the cache
@@ -84,7 +84,7 @@ def _reduced(
             yield block, center[block] + shares[chosen] @ apart
 
 
-def _means(rows: Array, weights: Array, used: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _means(rows: Array, weights: Array, used: NDArray[np.bool_]) -> F64:
     """[m, c] rows and [m, K] weights -> [K, c] weighted means in float64, each of the rows that it has `used` [m, K].
 
     Where centers share rows, or on CUDA, all of them are one product. With hard labels each row is raised to float64
@@ -105,7 +105,7 @@ def _stepped(old: Array, new: Array, step: float) -> Array:
     return (1 - step) * old + step * new if step < 1 else new
 
 
-def one_hot(labels: NDArray[np.int64], k: int) -> NDArray[np.float64]:
+def one_hot(labels: I64, k: int) -> F64:
     """[m] labels -> [m, k] hard responsibilities."""
     return np.eye(k)[labels]
 

@@ -24,13 +24,11 @@ import hmac
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
-from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import Align
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, Array
 
-F64 = NDArray[np.float64]
 COUNT_SHARE = 0.3  # b: what counting costs in noise on the sums, 4 percent, against how well it counts
 MIN_NOISY_COUNT = 2.0
 KEY_BYTES = 32

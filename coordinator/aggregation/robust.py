@@ -15,12 +15,10 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, Flat
+from edge_client.protocol.task import F64, Array, Flat
 
-F64 = NDArray[np.float64]
 REDUCER_NAMES = ("mean", "trimmed-mean", "median", "norm-clip", "krum", "multi-krum", "geometric-median")
 _TIE = 1e-9  # scores this close are equal: they differ by the rounding of the Gram matrix
 _MAX_STEPS = 200  # of Weiszfeld's algorithm; with fewer hostile than honest rows it settles within some dozens

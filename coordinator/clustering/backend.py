@@ -14,8 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from coordinator.clustering.arrays import F64, I64
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 
 CUDA_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 

@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.clustering.arrays import F64, I64
 from coordinator.clustering.backend import MatrixProducts
+from edge_client.protocol.task import F64, I64
 
 MAX_LLOYD_SWEEPS = 300  # of Lloyd; far more than it ever takes
 MIN_RELATIVE_GAIN = 1e-12  # moves that gain less (of the total scatter) are rounding, and could go on for ever

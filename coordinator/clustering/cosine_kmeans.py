@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.clustering.arrays import F64, I64
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 
 
 def principal_cosines(matrix: F64, k: int) -> F64:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.clustering.arrays import F64, I64
 from coordinator.clustering.backend import Backend, select_backend
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 
 ROW_BLOCK = 16  # arrivals that are multiplied together: one by one, each of them would read all points from memory
 

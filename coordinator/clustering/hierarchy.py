@@ -8,13 +8,10 @@ from __future__ import annotations
 from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.clustering.label_matching import canonical_labels
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 METRICS: dict[str, Any] = {"cosine": "cosine", "l2": "euclidean", "l1": "cityblock"}  # ours and scipy's word
 LINKAGES = ("single", "complete", "average", "ward")
 

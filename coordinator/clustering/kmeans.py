@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from coordinator.clustering import batched_kmeans as side_by_side
-from coordinator.clustering.arrays import F64, I64
 from coordinator.clustering.backend import Backend, select_backend
 from coordinator.clustering.batched_kmeans import (
     ClusteringProblem,
@@ -24,6 +23,7 @@ from coordinator.clustering.batched_kmeans import (
     squared_centroid_distances,
     start_runs,
 )
+from edge_client.protocol.task import F64, I64
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_client.protocol.task import Array
-
-I64 = NDArray[np.int64]
+from edge_client.protocol.task import I64, Array
 
 
 def match_labels(distances: Array) -> I64:

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.clustering.label_matching import match_labels
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
+from edge_client.protocol.task import F64, I64, Array, Flat, Schema, TensorSpec
 
-I64 = NDArray[np.int64]
 UNSUPPORTED_MODEL_HINT = (
     "matched averaging needs an nn.Sequential of linear, convolution and batch norm layers; use fesem for this model"
 )
@@ -130,7 +128,7 @@ def _take(weight: Array, order: I64, block: int) -> Array:
     return grouped.reshape(weight.shape)
 
 
-def _features(weight: Array, per_unit: Sequence[Array]) -> NDArray[np.float64]:
+def _features(weight: Array, per_unit: Sequence[Array]) -> F64:
     """[out, in * kernel + ...] what comes into each unit."""
     flat = weight.reshape(len(weight), -1).astype(np.float64)
     return np.concatenate([flat, *(values.astype(np.float64)[:, None] for values in per_unit)], axis=1)

@@ -12,8 +12,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from coordinator.clustering.arrays import F64, I64
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 
 TILE_ROWS = 16  # rows; with COLUMNS below OpenBLAS's bound of 10^6 for small products
 COLUMN_BLOCK = 2_048  # products of so many columns are summed in the points' own precision, the blocks in float64

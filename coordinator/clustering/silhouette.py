@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from coordinator.clustering.arrays import F64, I64
+from edge_client.protocol.task import F64, I64
 
 
 def silhouette(distances: F64, labels: I64) -> float:

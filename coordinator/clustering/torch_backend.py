@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from coordinator.clustering.arrays import F64, I64
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 
 MAX_FLOAT64_VALUES = 2**27  # 1 GiB of float64: so much of the points is raised to float64 at a time
 

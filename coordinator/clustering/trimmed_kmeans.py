@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.clustering.arrays import F64, I64
 from coordinator.clustering.batched_kmeans import MAX_LLOYD_SWEEPS
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, hartigan, kmeans, lloyd, objective, spread_seeds
+from edge_client.protocol.task import F64, I64
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.clustering.silhouette import silhouette
-from edge_client.protocol.task import Array, ClientId, Flat
+from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
 
 MAX_SKETCH_BYTES = 64 << 20
 MAX_SKETCH_SIZE = 16_384  # numbers per device
 GRAM_MAX_DEVICES = 512  # with more devices a Lanczos iteration replaces the Gram matrix
 SILHOUETTE_MAX_DEVICES = 1_000
 COORDINATE_STEPS = 10_000  # of a coordinate, from the origin to the farthest point
-F64 = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +171,7 @@ def _cosines(centers: Array) -> F64:
     return cosines.clip(-1, 1)
 
 
-def _mean_silhouette(rows: Array, labels: NDArray[np.int64]) -> float | None:
+def _mean_silhouette(rows: Array, labels: I64) -> float | None:
     """The mean silhouette of the devices that have a center; None with fewer than two such centers."""
     held = np.flatnonzero(labels >= 0)
     if len(held) > SILHOUETTE_MAX_DEVICES:

@@ -14,12 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.protocol.nearest.router import FEATURES, FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, Array
 
-F64 = NDArray[np.float64]
 MAX_FALSE_REJECTIONS = 0.05  # of the training devices' looks lie beyond the line to "none"
 RIDGES = (1e-3, 1e-2, 1e-1)  # ridges per row to choose from
 FOLDS = 5

@@ -20,10 +20,10 @@ import numpy as np
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.hierarchy import bipartition, cosines
 from coordinator.strategies.base import State
-from coordinator.strategies.common.center_tree import I64, TreeOfCenters, split_leaf
+from coordinator.strategies.common.center_tree import TreeOfCenters, split_leaf
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import Array, Schema
+from edge_client.protocol.task import I64, Array, Schema
 
 SPLIT_CRITERIA = ("relative", "absolute")
 

@@ -33,12 +33,10 @@ from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.streaming_gram import StreamingDistances, StreamingGram
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
+from edge_client.protocol.task import F64, I64, Array, ClientId, Fit, Flat, Schema
 
 E_STEPS = ("nearest", "k-means")
 CLIENT_WEIGHTS = ("equal", "samples")
-F64 = NDArray[np.float64]
-I64 = NDArray[np.int64]
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 

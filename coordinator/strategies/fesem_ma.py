@@ -15,8 +15,8 @@ import numpy as np
 from coordinator.clustering.neuron_matching import align_neurons, layer_chain
 from coordinator.strategies.base import Fleet, State
 from coordinator.strategies.common.updates import ClientUpdates
-from coordinator.strategies.fesem import F64, FeSEM
-from edge_client.protocol.task import Array, Flat, Schema
+from coordinator.strategies.fesem import FeSEM
+from edge_client.protocol.task import F64, Array, Flat, Schema
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,8 @@ from coordinator.aggregation.robust import REDUCER_NAMES
 from coordinator.clustering.trimmed_kmeans import trimmed_kmeans
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
-from coordinator.strategies.fesem import F64, I64, Clusters, FeSEM
+from coordinator.strategies.fesem import Clusters, FeSEM
+from edge_client.protocol.task import F64, I64
 
 TRIMMED_MEAN = ServerOptions(reduce="trimmed-mean")
 

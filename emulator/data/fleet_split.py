@@ -13,9 +13,9 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import I64, Array, ClientId
 from emulator.data import registry
-from emulator.data.loaders.samples import DataSet, Ints, RawSamples
+from emulator.data.loaders.samples import DataSet, RawSamples
 
 TRAIN_SHARE = 0.8
 REFERENCE_SAMPLES = 16  # samples kept from every device, to compare exported files with torch
@@ -43,11 +43,11 @@ class PartitionIndices:
     are quarter turns of its images; `written` [devices, classes] is what it calls each class.
     """
 
-    train: Sequence[Ints]
-    test: Sequence[Ints] | None = None
-    groups: Ints | None = None
-    turns: Ints | None = None
-    written: Ints | None = None
+    train: Sequence[I64]
+    test: Sequence[I64] | None = None
+    groups: I64 | None = None
+    turns: I64 | None = None
+    written: I64 | None = None
 
 
 def make_fleet_data(
@@ -104,11 +104,11 @@ def label_permutation_groups(
     )
 
 
-def latin_square(classes: int, groups: int, rng: np.random.Generator) -> Ints:
+def latin_square(classes: int, groups: int, rng: np.random.Generator) -> I64:
     """[groups, classes] permutations, no two of which agree anywhere: rows of a shuffled Latin square."""
     shift = rng.permutation(classes)[:groups]
     symbols, columns = rng.permutation(classes), rng.permutation(classes)
-    square: Ints = symbols[(columns[None, :] + shift[:, None]) % classes]
+    square: I64 = symbols[(columns[None, :] + shift[:, None]) % classes]
     return square
 
 

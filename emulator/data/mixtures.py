@@ -12,10 +12,9 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import F64, I64, Array
 from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data, rotate_images
-from emulator.data.loaders.samples import DataSet, Ints, RawSamples, concatenate
-from emulator.data.share_matrices import F64
+from emulator.data.loaders.samples import DataSet, RawSamples, concatenate
 
 SHARE_KINDS = ("10-90", "30-70", "linear", "random")
 HOLDOUT_SAMPLES = 20_000  # drawn of each distribution with classes
@@ -94,35 +93,35 @@ def _turned(part: RawSamples, turns: int) -> RawSamples:
     )
 
 
-def _rows_of_domains(part: RawSamples) -> list[Ints]:
+def _rows_of_domains(part: RawSamples) -> list[I64]:
     if part.domain is None:
         return [np.arange(len(part))]
     return [np.flatnonzero(part.domain == s) for s in range(int(part.domain.max()) + 1)]
 
 
-def _mixed(part: RawSamples, rows: list[Ints], share: Array, n: int, rng: np.random.Generator) -> Ints:
+def _mixed(part: RawSamples, rows: list[I64], share: Array, n: int, rng: np.random.Generator) -> I64:
     """[n] sample numbers; domain s gets round(share_s n), cumulatively, so that they sum to n."""
     ends = np.rint(np.cumsum(share) * n).astype(np.int64)
     counts = np.diff(ends, prepend=0)
     return np.concatenate([_drawn(part, r, int(k), rng) for r, k in zip(rows, counts, strict=True)])
 
 
-def _drawn(part: RawSamples, rows: Ints, n: int, rng: np.random.Generator) -> Ints:
+def _drawn(part: RawSamples, rows: I64, n: int, rng: np.random.Generator) -> I64:
     """[n] of `rows` with replacement: a class first where there are classes."""
     if not np.issubdtype(part.y.dtype, np.integer):
         return rows[rng.integers(len(rows), size=n)]
     y = part.y[rows]
     order, present, starts, counts = _by_label(y)
     which = rng.integers(len(present), size=n)
-    drawn: Ints = rows[order[starts[which] + rng.integers(counts[which])]]
+    drawn: I64 = rows[order[starts[which] + rng.integers(counts[which])]]
     return drawn
 
 
-def _by_label(y: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _by_label(y: I64) -> tuple[I64, I64, I64, I64]:
     order = np.argsort(y, kind="stable")
     present, starts, counts = np.unique(y[order], return_index=True, return_counts=True)
     return order, present, starts, counts
 
 
-def _holdout(data: DataSet, part: RawSamples, rows: Ints, rng: np.random.Generator) -> Dataset:
+def _holdout(data: DataSet, part: RawSamples, rows: I64, rng: np.random.Generator) -> Dataset:
     return data.dataset(part.rows(_drawn(part, rows, HOLDOUT_SAMPLES, rng) if data.classes else rows))

@@ -13,11 +13,11 @@ from typing import Protocol, cast
 import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.task import F64, I64
 from emulator.data import share_matrices, wecfl_compat
 from emulator.data.fleet_split import FleetData, PartitionIndices, label_permutation_groups, make_fleet_data
-from emulator.data.loaders.samples import DataSet, Ints
+from emulator.data.loaders.samples import DataSet
 from emulator.data.mixtures import MixtureScheme
-from emulator.data.share_matrices import F64
 from export.plugins import find_by_name, nearest_name_hint
 
 
@@ -255,7 +255,7 @@ def _within(value: int, most: int, name: str) -> None:
         raise ConfigError(f"{name} is {value}", hint=f"use 1 to {most}")
 
 
-def _members(devices: int, groups: int) -> Ints:
+def _members(devices: int, groups: int) -> I64:
     if not 1 <= groups <= devices:
         raise ConfigError(f"{groups} groups of {devices} devices", hint="every group needs a device")
     return np.arange(devices, dtype=np.int64) % groups
@@ -275,7 +275,7 @@ def _by_class(
     seed: int,
     scheme: Dirichlet | NClass | ClusterDirichlet | ClusterNClass,
     draw: Callable[[np.random.Generator], F64],
-    member: Ints | None = None,
+    member: I64 | None = None,
 ) -> FleetData:
     """Draw shares until every device has enough, then deal both parts by them."""
     rng, classes = _rng(seed), _classes(data)
@@ -310,7 +310,7 @@ def _by_class(
     )
 
 
-def _rows_by_user(user: Ints | None) -> dict[int, Ints]:
+def _rows_by_user(user: I64 | None) -> dict[int, I64]:
     if user is None:
         return {}
     order = np.argsort(user, kind="stable")
@@ -318,7 +318,7 @@ def _rows_by_user(user: Ints | None) -> dict[int, Ints]:
     return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
 
 
-def _one_domain_each(data: DataSet, rows: list[Ints]) -> Ints | None:
+def _one_domain_each(data: DataSet, rows: list[I64]) -> I64 | None:
     if data.train.domain is None:
         return None
     found = [np.unique(data.train.domain[r]) for r in rows]

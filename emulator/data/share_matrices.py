@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.errors import ConfigError
-from emulator.data.loaders.samples import Ints
+from edge_client.protocol.task import F64, I64
 
-F64 = NDArray[np.float64]
 MAX_DRAWS = 20_000
 Draw = Callable[[int, np.random.Generator], F64]  # rows, rng -> [rows, classes]
 
@@ -34,7 +32,7 @@ def n_class_shares(rows: int, allowed: Sequence[int], classes: int, each: int, r
     return shared
 
 
-def expand_group_shares(group_shares: F64, member: Ints, within: Callable[[int, int], F64]) -> F64:
+def expand_group_shares(group_shares: F64, member: I64, within: Callable[[int, int], F64]) -> F64:
     """[devices, classes] from shares of groups [G, classes]; `within(g, size)` [size, classes] divides a group's part.
 
     `member` [devices] is every device's group.
@@ -46,12 +44,12 @@ def expand_group_shares(group_shares: F64, member: Ints, within: Callable[[int, 
     return shares
 
 
-def deal_by_shares(labels: Ints, shares: F64, rng: np.random.Generator) -> list[Ints]:
+def deal_by_shares(labels: I64, shares: F64, rng: np.random.Generator) -> list[I64]:
     """The numbers of each device's samples, sorted: every class is shuffled and cut where the shares end.
 
     Disjoint always, and complete if every column of `shares` sums to 1.
     """
-    parts: list[list[Ints]] = [[] for _ in shares]
+    parts: list[list[I64]] = [[] for _ in shares]
     for c in range(shares.shape[1]):
         rows = rng.permutation(np.flatnonzero(labels == c))
         ends = _ends(shares[:, c], len(rows))
@@ -63,14 +61,14 @@ def deal_by_shares(labels: Ints, shares: F64, rng: np.random.Generator) -> list[
     return [np.sort(np.concatenate(part)) for part in parts]
 
 
-def dealt_sizes(shares: F64, counts: Ints) -> Ints:
+def dealt_sizes(shares: F64, counts: I64) -> I64:
     """[devices] how many samples each will be dealt of classes with these [classes] counts."""
     ends = np.stack([_ends(shares[:, c], int(n)) for c, n in enumerate(counts)], axis=1)
-    dealt: Ints = np.diff(ends, axis=0, prepend=0).sum(axis=1)
+    dealt: I64 = np.diff(ends, axis=0, prepend=0).sum(axis=1)
     return dealt
 
 
-def deal_evenly(n: int, devices: int, rng: np.random.Generator) -> list[Ints]:
+def deal_evenly(n: int, devices: int, rng: np.random.Generator) -> list[I64]:
     """Shuffled samples 0..n-1 in parts that differ by one at most."""
     return [np.sort(part) for part in np.array_split(rng.permutation(n), devices)]
 
@@ -84,6 +82,6 @@ def draw_until(draw: Callable[[], F64], fits: Callable[[F64], bool], *, what: st
     raise ConfigError(f"no draw of {MAX_DRAWS} gave {what}", hint=hint)
 
 
-def _ends(share: F64, n: int) -> Ints:
+def _ends(share: F64, n: int) -> I64:
     """Where each device's part of n samples ends; half a sample at most is rounded away, and none is lost."""
     return np.minimum(np.rint(np.cumsum(share) * n), n).astype(np.int64)

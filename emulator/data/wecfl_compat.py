@@ -12,17 +12,17 @@ from collections.abc import Callable
 import numpy as np
 
 from edge_client.errors import ConfigError
+from edge_client.protocol.task import F64, I64
 from emulator.data import share_matrices
 from emulator.data.fleet_split import PartitionIndices
-from emulator.data.loaders.samples import DataSet, Ints
-from emulator.data.share_matrices import F64
+from emulator.data.loaders.samples import DataSet
 
 MIN_TEST_SAMPLES = 5  # a device with no more than that is dropped
 MIN_GROUP_SHARE = 0.3  # of the average number of test samples
 
 
 def cut_like_wecfl(
-    data: DataSet, draw: Callable[[], F64], member: Ints | None, rng: np.random.Generator
+    data: DataSet, draw: Callable[[], F64], member: I64 | None, rng: np.random.Generator
 ) -> PartitionIndices:
     """Shares as `draw` gives them, rounded; survivors stand in for the dropped. Needs an official test part."""
     if data.test is None:

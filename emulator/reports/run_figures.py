@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import I64, Array, ClientId
 from emulator.reports import display_names, plots
 from emulator.reports.demo_page import read_events, round_events
 from emulator.reports.pictures import device_map, image_grid, records, share_plots
@@ -48,12 +47,12 @@ class RunFolder:
     kept: records.PictureData
     has_kept: bool
 
-    def group(self, who: Sequence[ClientId]) -> NDArray[np.int64]:
+    def group(self, who: Sequence[ClientId]) -> I64:
         """True groups; devices.NOBODY where there is none."""
         held = [self.fleet.get(c, {}).get("group") for c in who]
         return np.array([device_map.NO_GROUP if group is None else group for group in held], np.int64)
 
-    def center(self, who: Sequence[ClientId], number: int) -> NDArray[np.int64]:
+    def center(self, who: Sequence[ClientId], number: int) -> I64:
         """Centers after a round."""
         of: Mapping[ClientId, int] = next((e["assignment"] for e in self.rounds if e["round"] == number), {})
         return np.array([of.get(c, device_map.NO_GROUP) for c in who], np.int64)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
@@ -23,9 +22,8 @@ from coordinator.strategies.common.representation import REPRESENTATIONS, repres
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
+from edge_client.protocol.task import I64, Array, ClientId, Fit, Flat, Schema
 
-I64 = NDArray[np.int64]
 TaskFactory = Callable[[Flat, ClientId], Fit]
 
 

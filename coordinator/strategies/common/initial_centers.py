@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import gram_matrix
@@ -16,7 +15,7 @@ from coordinator.strategies.common.representation import represent
 from coordinator.strategies.common.sampling import TaskSeeds
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import MAX_MODELS, Array, Flat, Schema
+from edge_client.protocol.task import I64, MAX_MODELS, Array, Flat, Schema
 
 START_MODES = ("groups", "k-means", "redraw")
 
@@ -85,7 +84,7 @@ class MultiStartSgd(LocalSgd):
         centers = np.where(np.any(R, axis=0, keepdims=True).T, means, state.centers)  # of an empty group what was drawn
         return replace(state, centers=centers, extra={k: v for k, v in state.extra.items() if k != "ungrouped"})
 
-    def _alike(self, updates: ClientUpdates, schema: Schema, rng: np.random.Generator) -> NDArray[np.int64]:
+    def _alike(self, updates: ClientUpdates, schema: Schema, rng: np.random.Generator) -> I64:
         """[m] the clusters of the last layers of the devices' models, which weigh n_i."""
         matrix = gram_matrix(represent(updates.rows, schema, "classifier"))
         return kmeans(matrix, self.clusters, rng, weights=updates.n).labels

@@ -10,13 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.clustering.gram import GramMatrix
 from coordinator.strategies.base import Replies
-from edge_client.protocol.task import Array, ClientId, Flat, Reply
-
-F64 = NDArray[np.float64]
+from edge_client.protocol.task import F64, Array, ClientId, Flat, Reply
 
 
 class StreamingGram:

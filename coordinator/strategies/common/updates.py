@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from coordinator.strategies.base import Replies
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import F64, Array, ClientId
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,7 @@ class ClientUpdates:
 
     clients: tuple[ClientId, ...]
     rows: Array
-    n: NDArray[np.float64] = field(repr=False)
+    n: F64 = field(repr=False)
 
     @staticmethod
     def from_replies(replies: Replies, size: int) -> ClientUpdates:

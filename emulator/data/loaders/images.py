@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import I64, Array
 from emulator.data.loaders import idx
 from emulator.data.loaders.folder import DataFolderReader
-from emulator.data.loaders.samples import DataSet, Ints, RawSamples, concatenate, to_centered_range, to_unit_range
+from emulator.data.loaders.samples import DataSet, RawSamples, concatenate, to_centered_range, to_unit_range
 
 RECORD_BYTES = 1 + 3 * 32 * 32  # CIFAR-10: a label and three planes
 MAX_RECORDS = 10_000
@@ -98,7 +98,7 @@ def _array(folder: DataFolderReader, name: str, *, dims: int, limit: int = 1 << 
     return found
 
 
-def _labels(folder: DataFolderReader, name: str, n: int, *, classes: int) -> Ints:
+def _labels(folder: DataFolderReader, name: str, n: int, *, classes: int) -> I64:
     y = _array(folder, name, dims=1).astype(np.int64)
     if len(y) != n or y.min() < 0 or y.max() >= classes:
         raise folder.format_error(name, f"{len(y)} labels up to {y.max()} for {n} images of {classes} classes")

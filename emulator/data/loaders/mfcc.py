@@ -14,7 +14,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-F64 = NDArray[np.float64]
+from edge_client.protocol.task import F64
+
 WINDOW_S, STRIDE_S = 0.040, 0.020
 MEL_BANDS, LOWEST_HZ, HIGHEST_HZ = 40, 20.0, 4_000.0
 COEFFICIENTS = 10

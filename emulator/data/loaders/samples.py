@@ -10,12 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_client.data.dataset import Dataset
-from edge_client.protocol.task import Array
-
-Ints = NDArray[np.int64]
+from edge_client.protocol.task import I64, Array
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +25,8 @@ class RawSamples:
 
     x: Array
     y: Array
-    user: Ints | None = field(default=None, repr=False)
-    domain: Ints | None = field(default=None, repr=False)
+    user: I64 | None = field(default=None, repr=False)
+    domain: I64 | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         """Refuse columns of different lengths."""
@@ -40,7 +37,7 @@ class RawSamples:
     def __len__(self) -> int:
         return len(self.x)
 
-    def rows(self, index: Ints) -> RawSamples:
+    def rows(self, index: I64) -> RawSamples:
         """The samples with these numbers, copied."""
         user = None if self.user is None else self.user[index]
         return RawSamples(
@@ -92,7 +89,7 @@ class DataSet:
 def concatenate(*parts: RawSamples) -> RawSamples:
     """The samples of all parts in order; a user or domain column survives if every part has it."""
 
-    def column(name: str) -> Ints | None:
+    def column(name: str) -> I64 | None:
         found = [getattr(part, name) for part in parts]
         return None if any(c is None for c in found) else np.concatenate(found)
 

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import I64, Array
 from emulator.data.loaders.folder import DataFolderReader
 from emulator.data.loaders.mfcc import mfcc
 from emulator.data.loaders.samples import DataSet, RawSamples
@@ -36,9 +36,9 @@ class Recordings:
     """Recording i is `heard[i]` [SECOND] of int16, says `digit[i]`, by a speaker and as a take of that digit."""
 
     audio: NDArray[np.int16]
-    digit: NDArray[np.int64]
-    speaker: NDArray[np.int64]
-    take: NDArray[np.int64]
+    digit: I64
+    speaker: I64
+    take: I64
 
 
 def fsdd(folder: DataFolderReader) -> DataSet:
@@ -109,5 +109,5 @@ def _seconds(recordings: Iterable[Array]) -> NDArray[np.int16]:
     )
 
 
-def _digits(column: NDArray[np.int64]) -> bool:
+def _digits(column: I64) -> bool:
     return bool(column.min() >= 0 and column.max() < CLASSES)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from edge_client.errors import RuntimeMissing
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import I64, Array
 from emulator.data.loaders.folder import DataFolderReader
-from emulator.data.loaders.samples import DataSet, Ints, RawSamples, concatenate
+from emulator.data.loaders.samples import DataSet, RawSamples, concatenate
 
 FEATURES = 10
 POOL_SAMPLES, TEST_POOL_SAMPLES = 50_000, 1_000  # FedSoft's, for each of two thetas
@@ -91,7 +91,7 @@ def regression(domains: int, seed: int) -> DataSet:
 def _drawn(theta: Array, domain: int, n: int, rng: np.random.Generator) -> RawSamples:
     x = rng.standard_normal((n, FEATURES))
     y = (x @ theta + rng.standard_normal(n))[:, None]
-    whole: Ints = np.full(n, domain, np.int64)
+    whole: I64 = np.full(n, domain, np.int64)
     return RawSamples(x=x.astype(np.float32), y=y.astype(np.float32), domain=whole)
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from edge_client.data.dataset import Dataset
+from edge_client.protocol.task import F64, I64
 from emulator.engines.cpu.flat import as_tensor
 
 MAX_CACHE_BYTES = 1 << 29
@@ -37,7 +37,7 @@ class TorchSamples:
             missing = -len(x) % grain
             yield self._seen(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x)
 
-    def batches(self, indices: Sequence[NDArray[np.int64]], weights: NDArray[np.float64]) -> Iterator[Batch]:
+    def batches(self, indices: Sequence[I64], weights: F64) -> Iterator[Batch]:
         """x, y and the samples' weights [n] over the batch's size; several batches are brought together at once."""
         widest = max(map(len, indices), default=1)
         at_once = max(1, MAX_GATHERED_BYTES // max(1, self.x[:1].nbytes * widest))

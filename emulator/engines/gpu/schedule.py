@@ -12,9 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edge_client.protocol.task import I64, Array
+from edge_client.protocol.task import F64, I64, Array
 from edge_client.training.learner import TrainingJob
 
 MAX_CPU_CLIENTS = 8  # more clients side by side leave the caches of a CPU: measured with up to 100
@@ -53,7 +52,7 @@ class Schedule:
 
     steps: tuple[ScheduledStep, ...]
     rows: I64
-    q: NDArray[np.float64]
+    q: F64
     used: tuple[I64, ...]
 
 

@@ -12,12 +12,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from numpy.typing import NDArray
 
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import I64, Array
 from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, center_colour, cosines
 
-Ints = NDArray[np.int64]
 NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
 SMALL_MARKERS = "*."  # shapes that look smaller than the others
@@ -62,7 +60,7 @@ def tsne(points: Array) -> Array:
     return plane
 
 
-def draw_devices(axes: Axes, plane: Array, centers: Ints, groups: Ints, *, title: str) -> None:
+def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> None:
     """[n, 2] places: colour says the center, shape the true group; NOBODY is gray, or a dot."""
     for k, group in sorted(set(zip(centers.tolist(), groups.tolist(), strict=True))):
         here = plane[(centers == k) & (groups == group)]
@@ -72,7 +70,7 @@ def draw_devices(axes: Axes, plane: Array, centers: Ints, groups: Ints, *, title
     axes.margins(0.1)
 
 
-def name_looks(axes: Axes, centers: Ints, groups: Ints) -> None:
+def name_looks(axes: Axes, centers: I64, groups: I64) -> None:
     """A legend beside the Axes: a stroke of colour per center, a shape per true group, ten of each at most."""
     handles = [
         Line2D([], [], color=_colour(k), lw=7, label=_center_name(k))
@@ -84,7 +82,7 @@ def name_looks(axes: Axes, centers: Ints, groups: Ints) -> None:
     axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.01, 1.0), fontsize=8.5, handlelength=1.3)
 
 
-def order_by_center(centers: Ints, groups: Ints) -> Ints:
+def order_by_center(centers: I64, groups: I64) -> I64:
     """The numbers of at most MAX_ROWS devices, sorted by center, then by group; a crowd is thinned out evenly."""
     order = np.lexsort((groups, centers))
     if len(order) <= MAX_ROWS:
@@ -92,7 +90,7 @@ def order_by_center(centers: Ints, groups: Ints) -> Ints:
     return order[np.linspace(0, len(order) - 1, MAX_ROWS).round().astype(np.int64)]
 
 
-def mean_within_cosine(cos: Array, centers: Ints, k: int) -> float | None:
+def mean_within_cosine(cos: Array, centers: I64, k: int) -> float | None:
     """The mean cosine [n, n] of two different devices of center k; None where there are no two."""
     here = np.flatnonzero(centers == k)
     if len(here) < 2:  # noqa: PLR2004 - a pair
@@ -101,7 +99,7 @@ def mean_within_cosine(cos: Array, centers: Ints, k: int) -> float | None:
     return float((block.sum() - np.trace(block)) / (len(here) * (len(here) - 1)))
 
 
-def draw_within(axes: Axes, points: Array, centers: Ints, groups: Ints, *, title: str) -> None:
+def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: str) -> None:
     """The cosine of every pair of devices, sorted by center; beside each center the mean of its own pairs.
 
     Within a center devices stand by their true group, so that a center of two groups shows them.

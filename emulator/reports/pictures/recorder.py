@@ -114,7 +114,8 @@ def narrow_point(point: Array) -> Array:
     """
     if len(point) <= MAX_WIDTH:
         return point.astype(np.float32)
-    return count_sketch(point[None], MAX_WIDTH)[0].astype(np.float32)
+    sketch: Array = count_sketch(point[None], MAX_WIDTH)[0].astype(np.float32)
+    return sketch
 
 
 def _table(name: str, told: dict[int, dict[ClientId, Array]]) -> CenterShares:

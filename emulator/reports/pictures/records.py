@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import I64, Array, ClientId
 
 PICTURES_FILE = "pictures.npz"
 MAX_KEPT_ROUNDS = 3  # the first, the middle and the last
@@ -25,8 +25,6 @@ MAX_DEVICES = 400  # as many as FeSEM's picture of local models shows
 MAX_WIDTH = 1_024  # numbers of a point
 MAX_SHARE_ROUNDS = 100  # rounds of shares
 MAX_FILE_BYTES = 1 << 28  # of a file that is read
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +51,8 @@ class CenterImages:
     """Training images of devices of each center: `pixels` [n, channels, side, side] uint8, `center` and `label` [n]."""
 
     pixels: NDArray[np.uint8] = field(repr=False)
-    center: Ints
-    label: Ints
+    center: I64
+    label: I64
 
 
 @dataclass(frozen=True, kw_only=True)

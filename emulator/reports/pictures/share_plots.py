@@ -9,9 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import I64, Array
 from emulator.reports.plots import MAX_NAMED_CLASSES, center_colour, name_rounds
 
 BAND_PERCENTILES = (10, 90)  # percentiles of devices
@@ -34,7 +33,7 @@ def draw_shares(axes: Axes, rounds: Sequence[int], values: Array, *, title: str)
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
 
 
-def draw_devices_shares(axes: Axes, values: Array, groups: NDArray[np.int64], *, title: str) -> None:
+def draw_devices_shares(axes: Axes, values: Array, groups: I64, *, title: str) -> None:
     """[devices, centers] of one round: a point per device and center, devices sorted by true group; NaN has none."""
     order = np.argsort(groups, kind="stable")
     for s in range(values.shape[1]):

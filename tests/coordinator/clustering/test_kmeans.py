@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from coordinator.clustering.gram import gram_matrix
 from coordinator.clustering.kmeans import hartigan, kmeans, lloyd, objective, seed_labels
 from coordinator.rounds.metrics import ari
+from edge_client.protocol.task import F64, I64
 
-F64 = NDArray[np.float64]
 cases = given(n=st.integers(1, 30), d=st.integers(1, 6), k=st.integers(1, 6), seed=st.integers(0, 10_000))
 
 
@@ -21,7 +20,7 @@ def drawn(n: int, d: int, seed: int) -> tuple[F64, F64, np.random.Generator]:
     return points, rng.random(n) + 0.1, rng
 
 
-def direct(points: F64, labels: NDArray[np.int64], a: F64) -> float:
+def direct(points: F64, labels: I64, a: F64) -> float:
     total = 0.0
     for k in set(labels.tolist()):
         own, w = points[labels == k], a[labels == k]
