@@ -1,9 +1,9 @@
-"""Reducing updates to centers: c_k <- (1 - step) c_k + step * REDUCE_i ALIGN(w_i, c_k), weighted by R[i, k] a[i].
+"""Aggregation of updates into centers: c_k <- (1 - step) c_k + step * REDUCE_i ALIGN(w_i, c_k).
 
-What REDUCE may be, robust.py says; a robust one is weighted by R[i, k] alone. Rows are updates [m, p], columns of
-R [m, K] are centers. Sums are taken in float64; results have the centers' dtype.
-Buffers (batch norm's running statistics, the last columns) are counted by samples, however a method weighs its
-parameters: a mean of means is one only with the numbers behind it. Knows no device and no method.
+REDUCE is a reducer of robust.py; the mean weighs row i with R[i, k] a[i], a robust reducer with R[i, k]. Rows are
+updates [m, p], columns of R [m, K] are centers. Sums are taken in float64; results have the centers' dtype.
+Buffers (batch norm's running statistics, the last columns) are weighted by samples whatever the weights of the
+parameters are, since a mean of means needs the numbers of samples behind them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def aggregate(  # noqa: PLR0913 - the formula has these parts
 
     With `n_params` and `n` [m], samples per device, the columns from `n_params` on are buffers: they are reduced in
     the same way, as rows of their own, with weights R[i, k] n[i] (or R[i, k]). A center whose weights sum to zero
-    keeps its values; the inputs are left as they were.
+    keeps its values; the inputs are not changed. Raises ValueError for shapes that do not match or another step.
+
+    >>> aggregate(np.zeros((1, 2)), np.array([[1.0, 0.0], [4.0, 3.0]]), np.ones((2, 1)), np.array([2.0, 1.0]))
+    array([[2., 1.]])
     """
     if not 0 < step <= 1:
         raise ValueError(f"step must be in (0, 1], got {step}")
@@ -69,7 +72,7 @@ def aggregate(  # noqa: PLR0913 - the formula has these parts
 def _reduced(
     rows: Array, center: Flat, weights: Array, blocks: list[slice], reduce: Reducer
 ) -> Iterator[tuple[slice, Flat]]:
-    """[m, p] rows of one center -> what becomes of each block of columns, in float64."""
+    """[m, p] rows of one center -> each block of columns and its reduced values, in float64."""
     if reduce.columns is not None:
         yield from ((block, reduce.columns(rows[:, block].astype(np.float64, copy=False), weights)) for block in blocks)
     elif reduce.shares is not None and blocks:
@@ -93,7 +96,7 @@ def _means(rows: Array, weights: Array, used: NDArray[np.bool_]) -> F64:
     if default_device() == "cuda" or np.count_nonzero(used) > len(used):
         shared = used.any(axis=1)
         block = rows if shared.all() else rows[shared]
-        with np.errstate(invalid="ignore"):  # somebody's infinity times zero: found below
+        with np.errstate(invalid="ignore"):  # infinity times zero gives NaN, which is checked below
             means = select_backend().sums(normalized_shares(weights[shared]), block)
         if np.isfinite(means).all():
             return means
@@ -111,6 +114,6 @@ def one_hot(labels: I64, k: int) -> F64:
 
 
 def _blocks(start: int, end: int) -> list[slice]:
-    """Columns start..end in blocks of COLUMNS at most."""
+    """Columns start..end in blocks of at most COLUMN_BLOCK."""
     edges = [*range(start, end, COLUMN_BLOCK), end]
     return [slice(left, right) for left, right in itertools.pairwise(edges)]

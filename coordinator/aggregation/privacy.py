@@ -1,19 +1,20 @@
-"""Client-level differential privacy: a center shows no more of whether a device took part than its noise allows.
+"""Client-level differential privacy: Gaussian noise on the centers bounds what they reveal about any one device.
 
 One release is the new centers [K, p] of one exchange. With responsibilities R and bounds C (`clip`), z (`noise`):
 
-    r_i   = R_i / max(1, ||R_i||)                                     what device i gives to all centers together
+    r_i   = R_i / max(1, ||R_i||)                                     the weights of device i in all centers together
     S_k   = sum_i r_ik min(1, C / ||w_i - c_k||) (w_i - c_k) + N(0, (z s C)^2)
-    N_k   = sum_i r_ik + N(0, (z s / b)^2)                             b = COUNT, s = sqrt(1 + b^2)
-    c_k  <- c_k + S_k / N_k,   or as it was where N_k is below LEAST deviations of its noise
+    N_k   = sum_i r_ik + N(0, (z s / b)^2)                             b = COUNT_SHARE, s = sqrt(1 + b^2)
+    c_k  <- c_k + S_k / N_k,   unchanged where N_k is below MIN_NOISY_COUNT deviations of its noise
 
 (S, b C N) is one vector, which one device more or less changes by at most s C, so a release is the Gaussian mechanism
-with noise multiplier z; the number of devices is noisy too, for it tells of them. Every device counts once, whatever
-samples it has (McMahan, Ramage, Talwar and Zhang 2018, "Learning Differentially Private Recurrent Language Models").
+with noise multiplier z; the number of devices is noisy too, since it depends on them. Every device counts once,
+whatever its samples (McMahan, Ramage, Talwar and Zhang 2018, "Learning Differentially Private Recurrent Language
+Models").
 
-The noise is a keyed function of what it is added to. A replay adds the same noise to the same sums, and no two
-different sums ever share theirs, which would cancel out. The key stays with the coordinator and has nothing to do with
-the run's seed, which anybody may know. Knows no method, no round, no disk and no network.
+The noise is a keyed function of the sums it is added to. A replay adds the same noise to the same sums, and two
+different sums never share theirs, since their difference would cancel it. The key stays with the coordinator and is
+independent of the run's seed, which is public.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from coordinator.aggregation.centers import Align
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, Array
 
-COUNT_SHARE = 0.3  # b: what counting costs in noise on the sums, 4 percent, against how well it counts
+COUNT_SHARE = 0.3  # b: a greater one counts more exactly and adds more noise to the sums, 4 percent here
 MIN_NOISY_COUNT = 2.0
 KEY_BYTES = 32
 INSTALL_HINT = "install fedcenters[privacy], which brings the accountant"
@@ -46,7 +47,10 @@ def release_centers(  # noqa: PLR0913 - the formula has these parts
     step: float = 1.0,
     align: Align | None = None,
 ) -> Array:
-    """New centers [K, p] of models `rows` [m, p] with responsibilities R [m, K]; the step as in centers.py."""
+    """New centers [K, p] of models `rows` [m, p] with responsibilities R [m, K]; the step as in centers.py.
+
+    Raises ConfigError without a `secret` of KEY_BYTES bytes.
+    """
     if len(secret) != KEY_BYTES:
         raise ConfigError("private centers need the coordinator's secret", hint="use the drivers, which hold one")
     given = R / np.maximum(1.0, np.sqrt((R * R).sum(axis=1)))[:, None]
@@ -70,9 +74,9 @@ def release_centers(  # noqa: PLR0913 - the formula has these parts
 
 
 def seeded_normals(secret: bytes, said: bytes, count: int) -> F64:
-    """[count] standard normal numbers that follow from both, by the inverse distribution of a ChaCha20 key stream.
+    """[count] standard normal numbers, a function of `secret` and `said`: the normal quantiles of a ChaCha20 stream.
 
-    Floating point keeps the guarantee from being exact (Mironov 2012): 53 bits each, nothing beyond 8.2 deviations.
+    The guarantee is not exact in floating point (Mironov 2012): 53 bits each, no value beyond 8.2 deviations.
     """
     from scipy.special import ndtri
 
@@ -84,11 +88,12 @@ def seeded_normals(secret: bytes, said: bytes, count: int) -> F64:
 
 
 def epsilon_spent(noise: float, releases: int, delta: float, *, sampling: float = 1.0) -> float:
-    """What `releases` releases with noise multiplier `noise` cost a device that took part in all of them, at `delta`.
+    """The epsilon at `delta` of a device that took part in all of `releases` releases with multiplier `noise`.
 
     One device more or less is the difference (add or remove). Gaussian mechanisms compose to one with noise over
     sqrt(releases), exactly. With `sampling` below one each device took part in each release with that probability,
-    drawn independently (Poisson) and never told to anybody: Renyi accounting (Mironov, Talwar and Zhang 2019).
+    drawn independently (Poisson) and in secret: Renyi accounting (Mironov, Talwar and Zhang 2019). Raises ConfigError
+    where the accountant is not installed.
     """
     if releases == 0:
         return 0.0
@@ -106,7 +111,7 @@ def epsilon_spent(noise: float, releases: int, delta: float, *, sampling: float 
 
 
 def _said(centers: Array, sums: F64, counts: F64, clip: float, noise: float) -> bytes:
-    """Names what the noise is for."""
+    """A digest of the values to which the noise is added."""
     digest = hashlib.sha256(b"fedcenters noise 1")
     for array in (centers.astype(np.float64), sums, counts, np.array([clip, noise])):
         digest.update(np.ascontiguousarray(array).tobytes())

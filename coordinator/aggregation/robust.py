@@ -1,11 +1,9 @@
-"""How many rows become one: the mean, and what stays near the honest rows although some of the others lie. Pure.
+"""Reducers of one center's rows: the mean, and robust means that hold although some of the rows are hostile.
 
-Rows are models of one center's devices, [m, p]; weights [m] are positive. There are two kinds of reducers: by column,
-each coordinate for itself, and by row, which give every row a share as a whole and need only the Gram matrix of the
-rows' differences to the center. Knows no device, no cluster and no method.
-
-Only the mean counts samples. All others count a device by its responsibility, with one center each: once, because a
-number of samples is only what a device says of itself.
+Rows are models of one center's devices, [m, p]; weights [m] are positive. A reducer works by column, each coordinate by
+itself, or by row: it then gives every row one share and needs only the Gram matrix of the rows' differences to the
+center. Only the mean counts samples. The others count a device by its responsibility, once where it has one center,
+because a device's number of samples is only its own claim.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _FLOOR = 1e-9  # of a distance, relative to the rows' greatest: Weiszfeld divide
 
 @dataclass(frozen=True, kw_only=True)
 class Reducer:
-    """One of REDUCES; exactly one of the functions is given.
+    """One of REDUCER_NAMES; exactly one of the two functions is given.
 
     `columns`: rows [m, c] and weights [m] -> [c]. `shares`: Gram matrix [m, m] of the rows' differences to the center,
     and weights [m], -> shares [m] of these differences, so that the result is center + shares @ (rows - center).
@@ -40,9 +38,13 @@ class Reducer:
 
 
 def make_reducer(name: str, *, trim: float = 0.0) -> Reducer:
-    """One of REDUCES by name. `trim` is the share of the rows that may be hostile, below one half.
+    """The reducer `name` of REDUCER_NAMES. `trim` is the share of the rows that may be hostile, below one half.
 
-    "trimmed-mean" cuts it off at either end, and the two Krums leave it out; the others need no number.
+    "trimmed-mean" cuts it off at either end, and the two Krums leave it out; the others do not use it. Raises
+    ConfigError.
+
+    >>> make_reducer("median").columns(np.array([[1.0], [2.0], [90.0]]), np.ones(3))
+    array([2.])
     """
     if name not in REDUCER_NAMES:
         raise ConfigError(f"reduce is {name!r}", hint=f"use one of {', '.join(REDUCER_NAMES)}")
@@ -116,7 +118,7 @@ def median(rows: Array, weights: Array) -> Flat:
 def _sorted(rows: Array, weights: Array) -> tuple[F64, F64, F64, F64]:
     """Each column's values in ascending order, their weights, and the weight before and through each, all [m, c]."""
     beside = np.broadcast_to(np.asarray(weights, dtype=np.float64)[:, None], rows.shape)
-    order = np.lexsort((beside, rows), axis=0)  # by weight among equals, whoever came first
+    order = np.lexsort((beside, rows), axis=0)  # by weight among equals, so that the rows' order does not matter
     weight = np.take_along_axis(beside, order, axis=0)
     through = weight.cumsum(axis=0)
     before = np.concatenate([np.zeros_like(through[:1]), through[:-1]])
@@ -126,7 +128,7 @@ def _sorted(rows: Array, weights: Array) -> tuple[F64, F64, F64, F64]:
 def norm_clip(gram: F64, weights: F64) -> F64:
     """The mean of the rows, each moved towards the center until it is at most as far as the median row.
 
-    Nobody moves the center by more than its weight times an honest distance. Sun, Kairouz, Suresh and McMahan 2019,
+    No row moves the center by more than its weight times an honest distance. Sun, Kairouz, Suresh and McMahan 2019,
     "Can You Really Backdoor Federated Learning?", section 4.2 (norm thresholding), with the median in place of their
     fixed bound M, so that it follows learning rate and progress.
     """

@@ -1,8 +1,8 @@
-"""Where the products of the clustering are computed: by numpy, or by torch on a CUDA device where there is one.
+"""The device of the clustering's matrix products: numpy on the CPU, or torch on CUDA where available.
 
-A `Backend` keeps the two large arrays, points [n, d] and their Gram matrix [n, n], and gives what is n times smaller
-back to numpy. Everything that decides (seeds, moves, labels) is numpy's, so both backends take the same decisions up to
-rounding. torch is loaded when a driver for it is found, never before; nothing here knows a round or a method.
+A `Backend` holds the two large arrays, points [n, d] and their Gram matrix [n, n], and returns arrays n times smaller
+to numpy. numpy draws seeds and decides moves and labels, so both backends take the same decisions up to rounding. torch
+is imported only when a CUDA driver is found.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PointMatrix(Protocol):
         ...
 
     def grow(self, capacity: int) -> None:
-        """Room for so many rows; those that are there stay."""
+        """Raise the capacity to `capacity` rows; stored rows are kept."""
         ...
 
     def inner_products(self, start: int, stop: int) -> F64:
@@ -48,10 +48,10 @@ class MatrixProducts(Protocol):
 
 
 class Backend(Protocol):
-    """One place to compute."""
+    """Matrix products on one device."""
 
     def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> PointMatrix:
-        """Room for `capacity` rows of `width` numbers."""
+        """Zeroed storage for `capacity` rows of `width` numbers."""
         ...
 
     def products(self, matrix: F64) -> MatrixProducts:
@@ -64,7 +64,7 @@ class Backend(Protocol):
 
 
 def select_backend(device: str | None = None) -> Backend:
-    """That of "cpu" (numpy), of "cuda", or of "torch-cpu" (for tests); None is CUDA where there is one, else numpy."""
+    """The backend of "cpu" (numpy), "cuda" or "torch-cpu" (for tests); None is "cuda" where available, else "cpu"."""
     name = default_device() if device is None else device
     if name == "cpu":
         from coordinator.clustering.numpy_backend import NumpyBackend
@@ -77,7 +77,7 @@ def select_backend(device: str | None = None) -> Backend:
 
 @lru_cache(maxsize=1)
 def default_device() -> str:
-    """The same answer for the life of the process, and for a process that repeats a round on the same machine."""
+    """Return "cuda" where a driver, torch and a CUDA device are found, else "cpu"; constant within a process."""
     try:
         ctypes.CDLL(CUDA_DRIVER)
     except OSError:

@@ -1,10 +1,12 @@
 """Many runs of weighted k-means side by side on one Gram matrix [n, n]: seeds, Lloyd, Hartigan's moves.
 
-A run is labels [n]; r runs are [r, n]. A cluster is the set of its points' indices, its centroid is never formed. With
-T = Z G and Q_k = z_k G z_k, where row z_k of Z holds the weights of cluster k and A_k their sum,
-d2(i, k) = G_ii - 2 T_ki / A_k + Q_k / A_k^2, and the objective is sum_i a_i G_ii - sum_k Q_k / A_k.
+A run is labels [n]; r runs are [r, n]. A cluster is the set of its points' indices; its centroid is never computed.
+With T = Z G and Q_k = z_k G z_k, where row z_k of Z holds the weights of cluster k and A_k their sum,
 
-All runs share one product with G. Runs that have become the same partition are one run: on clear clusters few are left.
+    d2(i, k)  = G_ii - 2 T_ki / A_k + Q_k / A_k^2
+    objective = sum_i a_i G_ii - sum_k Q_k / A_k
+
+All runs share one product with G. Runs that reach the same partition are merged; on clear clusters few are left.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ from numpy.typing import NDArray
 from coordinator.clustering.backend import MatrixProducts
 from edge_client.protocol.task import F64, I64
 
-MAX_LLOYD_SWEEPS = 300  # of Lloyd; far more than it ever takes
-MIN_RELATIVE_GAIN = 1e-12  # moves that gain less (of the total scatter) are rounding, and could go on for ever
-GIVE_UP_FACTOR = 50  # a run is given up when even so many times what its moves promise would not make it the best
-FULL_PRODUCT_MAX_POINTS = 512  # points up to which one product for everybody is cheaper than one for each run's movers
+MAX_LLOYD_SWEEPS = 300  # of Lloyd; it converges in far fewer
+MIN_RELATIVE_GAIN = 1e-12  # of the total scatter; lesser moves are rounding, and may never end
+GIVE_UP_FACTOR = 50  # a run ends when this many times the gain of its moves would not make it the best
+FULL_PRODUCT_MAX_POINTS = (
+    512  # points up to which one product for all runs is cheaper than one per run for moved points
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +73,7 @@ def start_runs(points: ClusteringProblem, labels: I64) -> BatchedRuns:
 
 
 def relabel_runs(points: ClusteringProblem, runs: BatchedRuns, labels: I64) -> BatchedRuns:
-    """The same runs with other labels [r, n]; only what moved is multiplied, where that pays."""
+    """The runs with other labels [r, n]; only the points that moved are multiplied, where that is cheaper."""
     (r, n), changed = labels.shape, runs.labels != labels
     if n <= FULL_PRODUCT_MAX_POINTS or changed.sum() > r * n / 4:
         return start_runs(points, labels)
@@ -85,7 +89,7 @@ def relabel_runs(points: ClusteringProblem, runs: BatchedRuns, labels: I64) -> B
 
 
 def _counted(points: ClusteringProblem, labels: I64, t: F64) -> BatchedRuns:
-    """The small sums, from scratch."""
+    """The runs with A, Q and sizes computed from their labels [r, n] and T."""
     (r, n), k = labels.shape, points.k
     own, cell = _own_cluster_values(t, labels), _cells(labels, k).ravel()
     mass: F64 = np.bincount(cell, weights=np.broadcast_to(points.a, (r, n)).ravel(), minlength=r * k).astype(
@@ -97,7 +101,7 @@ def _counted(points: ClusteringProblem, labels: I64, t: F64) -> BatchedRuns:
 
 
 def _cells(labels: I64, k: int) -> I64:
-    """[r, n] -> where each point's cluster is in a flat [r, k]."""
+    """Labels [r, n] -> the index of each point's cluster in a flattened [r, k]."""
     cells: I64 = labels + k * np.arange(len(labels))[:, None]
     return cells
 
@@ -129,7 +133,7 @@ def nearest_clusters(values: F64) -> tuple[I64, F64]:
 
 
 def distinct_partitions(labels: I64, k: int) -> I64:
-    """[r, n] -> the indices of the first run of each partition; names of clusters are no difference."""
+    """[r, n] -> the indices of the first run of each partition; the numbering of clusters does not matter."""
     r, n = labels.shape
     cells = _cells(labels, k).ravel()
     marks = np.bincount(cells, weights=np.broadcast_to(_marks(n), (r, n)).ravel(), minlength=r * k).reshape(r, k)

@@ -1,6 +1,8 @@
-"""Clustering by direction: cosines of points to the main directions of all (FedGroup) and to the means of groups.
+"""Clustering by direction: cosines of points to the principal directions of all points (FedGroup) and to group means.
 
-A point at zero has no direction: its cosines are 0. Knows no device and no model.
+    cosine(x, v) = x . v / (|x| |v|)
+
+A point at zero has no direction: its cosines are 0.
 """
 
 from __future__ import annotations

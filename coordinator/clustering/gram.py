@@ -1,8 +1,8 @@
-"""The Gram matrix of a fleet's updates, one row per arriving update.
+"""The Gram matrix of a fleet's updates, one row per arriving update: G_ij = (x_i - p) . (x_j - p).
 
-Rows are points [d], taken as differences to one pivot common to all (close to them: raw weights lose the digits that
-tell clients apart). Products are summed in float64, by blocks of columns. Everything that k-means needs (distances,
-centroids, objectives) lies in this matrix [n, n]; the points are not read again. Nothing here knows what a round is.
+Points x_i [d] are taken relative to one pivot p near all of them: inner products of raw weights lose the digits in
+which clients differ. Products are summed in float64, by blocks of columns. Distances, centroids and objectives of
+k-means follow from this matrix [n, n]; the points are not read again.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ ROW_BLOCK = 16  # arrivals that are multiplied together: one by one, each of the
 class GramMatrix:
     """Grows by `add`; at most `capacity` points of the pivot's size.
 
-    Arrivals are collected and multiplied in blocks, smaller ones towards the end: when all `capacity` points have come,
-    nothing but the last row is left to do. Memory beyond the points: the matrix, capacity^2 float64.
+    Arrivals are multiplied in blocks, smaller ones towards the end: when the last of `capacity` points arrives, only
+    its own row is left to compute. Memory beyond the points: the matrix, capacity^2 float64.
     """
 
     def __init__(self, pivot: Array, capacity: int, *, where: Backend | None = None) -> None:
@@ -31,11 +31,14 @@ class GramMatrix:
 
     @property
     def n(self) -> int:
-        """How many points there are."""
+        """The number of points added."""
         return len(self._rows)
 
     def add(self, point: Array, *, at: int | None = None) -> int:
-        """Take one point [d] and return its row in the matrix: `at`, which must be free, else the number of points."""
+        """Take one point [d] and return its row in the matrix: `at`, which must be free, else the number of points.
+
+        Raises ValueError beyond the capacity.
+        """
         if self.n == self.capacity:
             raise ValueError(f"room for {self.n} points only")
         self._points.put(self.n, point - self._pivot)
@@ -45,7 +48,7 @@ class GramMatrix:
         return self._rows[-1]
 
     def grow(self, capacity: int) -> None:
-        """Room for more points than were expected."""
+        """Raise the capacity."""
         self._multiply()
         self._points.grow(capacity)
         self._matrix = np.pad(self._matrix, (0, capacity - self.capacity))
@@ -54,7 +57,7 @@ class GramMatrix:
     def submatrix(self, rows: I64) -> F64:
         """[m, m] inner products, relative to the pivot, of the points in these rows, in this order; not to be written.
 
-        All rows in their own order are not copied: whoever gives points their places beforehand need not wait for that.
+        All rows in ascending order are returned without a copy.
         """
         self._multiply()
         if len(rows) == self.capacity and (rows == np.arange(self.capacity)).all():
@@ -73,7 +76,7 @@ class GramMatrix:
         if done < self.n:
             rows = self._points.inner_products(done, self.n)
             square = rows[:, done:]
-            rows[:, done:] = np.tril(square) + np.tril(square, -1).T  # whatever the library rounded
+            rows[:, done:] = np.tril(square) + np.tril(square, -1).T  # symmetric to the last bit
             new, every = np.array(self._rows[done:]), np.array(self._rows)
             self._matrix[np.ix_(new, every)] = rows
             self._matrix[np.ix_(every, new)] = rows.T

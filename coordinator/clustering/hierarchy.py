@@ -1,6 +1,6 @@
-"""Hierarchical clustering by scipy: the two sides of a cluster that agree least, and groups below a distance.
+"""Hierarchical clustering by scipy: the bipartition with the least similar sides, and clusters below a distance.
 
-Arrays in, labels out, numbered in the order of first appearance. Knows no device and no model.
+Labels are numbered in the order of first appearance.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from coordinator.clustering.label_matching import canonical_labels
 from edge_client.protocol.task import F64, I64, Array
 
-METRICS: dict[str, Any] = {"cosine": "cosine", "l2": "euclidean", "l1": "cityblock"}  # ours and scipy's word
+METRICS: dict[str, Any] = {"cosine": "cosine", "l2": "euclidean", "l1": "cityblock"}  # the setting's word -> scipy's
 LINKAGES = ("single", "complete", "average", "ward")
 
 
@@ -28,8 +28,8 @@ def cosines(matrix: F64) -> F64:
 def bipartition(cosine: F64, linkage: str = "single") -> tuple[I64, float]:
     """[n, n] cosines, n >= 2 -> sides [n] of 0 and 1, and the greatest cosine between them (Sattler 2019, CFL).
 
-    "single" has the least such cosine of all bipartitions: the most similar points are joined first, so what is left
-    apart is the weakest bridge. "complete", as in the published code, prefers sides that agree within themselves.
+    "single" has the least such cosine of all bipartitions, since the most similar points are joined first. "complete",
+    as in the published code, prefers sides that agree within themselves.
     """
     from scipy.cluster.hierarchy import cut_tree
     from scipy.cluster.hierarchy import linkage as link

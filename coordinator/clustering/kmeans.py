@@ -1,10 +1,10 @@
-"""Weighted k-means on a Gram matrix [n, n]: k-means++ seeds, Lloyd, Hartigan's single moves, best of several starts.
+"""Weighted k-means on a Gram matrix [n, n]: greedy k-means++ seeds, Lloyd, Hartigan's single moves, best of several.
 
-A cluster is the set of its points' indices; its centroid is never formed. With T = G Z and Q_k = z_k' G z_k, where
-column z_k of Z holds the weights of cluster k and A_k their sum, d2(i, k) = G_ii - 2 T_ik / A_k + Q_k / A_k^2.
-All starts run side by side (batched_kmeans.py); the functions below are one run each, but for `kmeans`.
+    min  sum_k sum_{i in k} a_i ||x_i - c_k||^2,   c_k = sum_{i in k} a_i x_i / sum_{i in k} a_i
 
-Hartigan's moves matter in high dimension: a point's own share of its centroid pulls it back, and Lloyd stops early.
+batched_kmeans.py runs all starts side by side and says how distances follow from the Gram matrix; the functions here
+are one run each, except `kmeans`. Hartigan's moves matter in high dimension, where a point's own share of its centroid
+holds it back and Lloyd stops early.
 """
 
 from __future__ import annotations
@@ -44,9 +44,15 @@ def kmeans(  # noqa: PLR0913 - the device is one more
     init: I64 | None = None,
     where: Backend | None = None,
 ) -> Clustering:
-    """The best of `restarts` runs, and of one run from the labels `init` if given. Weights [n] are positive.
+    """The best of `restarts` runs, and of one run from the labels `init` [n] if given. Weights [n] are positive.
 
-    With n <= k every distinct point may have a cluster of its own; the rest stay empty.
+    With n <= k every distinct point may have a cluster of its own; the rest stay empty. Raises ValueError for k below
+    1, no points, weights that are not positive, or no start.
+
+    >>> points = np.array([[0.0], [1.0], [10.0], [11.0]])
+    >>> found = kmeans(points @ points.T, 2, np.random.default_rng(0))
+    >>> found.objective, bool(found.labels[0] == found.labels[1] != found.labels[2])
+    (1.0, True)
     """
     a = np.ones(len(matrix)) if weights is None else np.asarray(weights, dtype=np.float64)
     if k < 1 or len(matrix) < 1 or a.shape != (len(matrix),) or not (np.isfinite(a).all() and (a > 0).all()):
@@ -58,7 +64,7 @@ def kmeans(  # noqa: PLR0913 - the device is one more
     if restarts > 0:
         starts.append(assign_to_seeds(points, kmeanspp_seeds(points, rng, restarts=restarts)))
     found = side_by_side.hartigan(points, side_by_side.lloyd(points, np.concatenate(starts)))
-    first = distinct_partitions(found.labels, k)  # the names of clusters must not hang on the last bit of a score
+    first = distinct_partitions(found.labels, k)  # the numbering of clusters must not depend on the last bit of a score
     best = found.labels[first[int(found.score[first].argmax())]]
     return Clustering(best, objective(matrix, best, k, a))
 
@@ -77,7 +83,7 @@ def seed_labels(matrix: F64, k: int, a: F64, rng: np.random.Generator) -> I64:
 
 
 def spread_seeds(matrix: F64, k: int, a: F64, rng: np.random.Generator, *, spare: int = 0) -> list[int]:
-    """At most k points, far apart, of one run of `restarts.kmeanspp_seeds`."""
+    """At most k points, far apart, of one run of `batched_kmeans.kmeanspp_seeds`."""
     chosen: list[int] = kmeanspp_seeds(_points(matrix, k, a), rng, restarts=1, spare=spare)[0].tolist()
     return [point for point in chosen if point >= 0]
 

@@ -1,4 +1,4 @@
-"""Keeping names: which new cluster continues which old one, and one order for clusters that have no past."""
+"""Numbering of clusters: by the old clusters that they continue, or in the order of first appearance."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from edge_client.protocol.task import I64, Array
 
 
 def match_labels(distances: Array) -> I64:
-    """[n_old, n_new] distances -> for each new one its old one, one to one, least total distance.
+    """Distances [n_old, n_new], n_new <= n_old -> the old cluster of each new one, one to one, of least total distance.
 
-    At most n_old new ones. Hungarian method.
+    By the Hungarian method. Raises ValueError for another shape.
     """
     from scipy.optimize import linear_sum_assignment
 

@@ -1,11 +1,11 @@
-"""Which hidden unit of one network is which of another: Hungarian matching, layer by layer from the input.
+"""Matching of hidden units between two networks of one architecture: Hungarian matching, layer by layer from the input.
 
-Two networks that differ by an order of hidden units compute the same, but their mean does not (Wang 2020, FedMA). A
-unit is compared by what comes into it: incoming weights, bias, and batch norm's weight and bias. Its outgoing weights
-travel with it; behind a flatten they travel as blocks of height x width. Widths stay as they are; no unit is new.
+Two networks that differ by an order of hidden units compute the same function, but their mean does not (Wang 2020,
+FedMA). A unit is compared by its incoming weights, its bias, and batch norm's weight and bias. Its outgoing weights
+move with it; behind a flatten they move as blocks of height x width. Widths do not change.
 
-Knows the network from its schema alone: tensor names and shapes, as nn.Sequential gives them. A branch or a residual
-is invisible there, so other names are refused, and so is a norm without running statistics, whose groups are unknown.
+The network is known by its schema only: tensor names and shapes, as nn.Sequential gives them. A branch or a residual is
+invisible there, so other names are refused, and so is a norm without running statistics, whose groups are unknown.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def match_units(row: Flat, center: Flat, schema: Schema, layers: Sequence[ChainL
 
 
 def permute_units(row: Flat, schema: Schema, found: Sequence[I64], layers: Sequence[ChainLayer]) -> Flat:
-    """The same function with unit j of hidden layer l taken from found[l][j]."""
+    """A model that computes the same function, whose unit j of hidden layer l is unit found[l][j] of `row`."""
     tensors = dict(schema.split(row))
     for number, layer in enumerate(layers):
         if number > 0:
@@ -129,6 +129,6 @@ def _take(weight: Array, order: I64, block: int) -> Array:
 
 
 def _features(weight: Array, per_unit: Sequence[Array]) -> F64:
-    """[out, in * kernel + ...] what comes into each unit."""
+    """The features of each unit [out, in * kernel + ...]: its incoming weights and its values of `per_unit`."""
     flat = weight.reshape(len(weight), -1).astype(np.float64)
     return np.concatenate([flat, *(values.astype(np.float64)[:, None] for values in per_unit)], axis=1)

@@ -1,9 +1,9 @@
-"""The clustering's products on the CPU, by numpy.
+"""The clustering's matrix products on the CPU, by numpy.
 
-Points [n, d] are multiplied in tiles of 16 rows by 2,048 columns, in the points' own precision, and the tiles' products
-are added in float64, column block by column block. The product of two points has the same bits whenever either of them
-came: only shapes are used for which the library was seen to repeat itself, and float64 where there are none. Tiles are
-so small that OpenBLAS multiplies them without packing. Nothing here knows what a cluster is.
+Points [n, d] are multiplied in tiles of 16 rows by 2,048 columns, in the points' own precision; the tiles' products are
+added in float64, column block by column block. The product of two points has the same bits in whatever order they
+arrive: only row counts are used for which the BLAS library was seen to repeat itself, and float64 where there are none.
+Tiles are so small that OpenBLAS multiplies them without packing.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from edge_client.protocol.task import F64, I64, Array
 
-TILE_ROWS = 16  # rows; with COLUMNS below OpenBLAS's bound of 10^6 for small products
-COLUMN_BLOCK = 2_048  # products of so many columns are summed in the points' own precision, the blocks in float64
+TILE_ROWS = 16  # with COLUMN_BLOCK below OpenBLAS's bound of 10^6 for small products
+COLUMN_BLOCK = 2_048  # columns whose products are summed in the points' own precision
 
 
 class NumpyPoints:
@@ -66,10 +66,10 @@ def _product(left: Array, tiles: Array, *, wide: bool) -> Array:
 
 @lru_cache
 def reproducible_row_counts(dtype: np.dtype[np.generic]) -> tuple[int, ...]:
-    """How many rows a product may have, so that two rows' product has the same bits at any place in any of them.
+    """The row counts of a product for which two rows' inner product has the same bits at each place.
 
-    OpenBLAS adds in another order at the edges of its kernels, which differ from processor to processor: this tries.
-    Empty if nothing repeats.
+    OpenBLAS adds in another order at the edges of its kernels, which differ from processor to processor, so the counts
+    are found by trial. Empty if no count repeats.
     """
     rng, good = np.random.default_rng(0), list[int]()
     cases = [rng.standard_normal((2, TILE_ROWS, c)).astype(dtype) for c in (COLUMN_BLOCK, 650, 20)]
@@ -115,7 +115,7 @@ class NumpyProducts:
 
 
 class NumpyBackend:
-    """The backend that is everywhere."""
+    """The backend of the CPU."""
 
     def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> NumpyPoints:
         """Room for points."""

@@ -1,4 +1,4 @@
-"""How apart clusters lie, from distances alone. Distances within them fall with their number; this need not rise."""
+"""The mean silhouette of a clustering from distances; unlike the objective it need not improve with more clusters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def silhouette(distances: F64, labels: I64) -> float:
     """Distances [n, n] and labels [n] -> the mean of (b - a) / max(a, b) (Rousseeuw 1987); in -1..1.
 
     `a` is a point's mean distance to the others of its cluster, `b` the least mean distance to another cluster. A point
-    alone in its cluster counts 0; so does everything in a single cluster, which has nothing to be apart from.
+    alone in its cluster counts 0, and so does every point where there is one cluster only.
     """
     names = np.unique(labels)
     member: F64 = (labels[:, None] == names).astype(np.float64)  # [n, clusters]

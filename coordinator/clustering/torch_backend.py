@@ -1,7 +1,7 @@
-"""The clustering's products by torch: on a CUDA device, or on the CPU to test that they are the same.
+"""The clustering's matrix products by torch, on a CUDA device; on the CPU for tests of equality.
 
-All of them in float64, column block by column block: such a device has the speed for it, and rounding then does not
-depend, to about 1e-14, on the shapes that its library chooses for. Points are stored in their own precision.
+Products are computed in float64, column block by column block, so that rounding depends on shapes to about 1e-14 only.
+Points are stored in their own precision.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MAX_FLOAT64_VALUES = 2**27  # 1 GiB of float64: so much of the points is raised 
 
 
 def _torch() -> Any:  # noqa: ANN401 - a module
-    """By name: methods import the clustering, and must load no torch unless a device asks for it."""
+    """Import torch by name, so that importing the clustering does not load torch."""
     return importlib.import_module("torch")
 
 

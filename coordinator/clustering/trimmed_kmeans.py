@@ -1,8 +1,10 @@
-"""Trimmed k-means on a Gram matrix: a share of the points, those far from everybody, counts for no centroid.
+"""Trimmed k-means on a Gram matrix: the share `trim` of the points, those farthest from every centroid, is left out.
 
-Alternates k-means on the kept points with keeping the n - floor(trim n) points nearest to a centroid (Cuesta-Albertos
-1997, Garcia-Escudero 2008: impartial trimming over all clusters), and takes the best of several starts by the sum over
-the kept. Where nobody is trimmed it is k-means itself. Everybody counts the same: a weight is something to lie about.
+    min over kept sets S of n - floor(trim n) points, and over k-means of S:  sum_{i in S} min_k ||x_i - c_k||^2
+
+Alternates k-means on the kept points with keeping the points nearest to a centroid (Cuesta-Albertos 1997,
+Garcia-Escudero 2008: impartial trimming over all clusters), and takes the best of several starts. With no point trimmed
+it is k-means. Points count equally, since a device could lie about its weight.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from edge_client.protocol.task import F64, I64
 
 @dataclass(frozen=True)
 class TrimmedClustering:
-    """Labels [n] of all points, the trimmed ones by their nearest centroid; who is kept [n]; the sum over the kept."""
+    """Labels [n] of all points, trimmed ones by the nearest centroid; which are kept [n]; the sum over the kept."""
 
     labels: I64
     kept: NDArray[np.bool_]
@@ -30,7 +32,10 @@ class TrimmedClustering:
 def trimmed_kmeans(
     matrix: F64, k: int, rng: np.random.Generator, *, trim: float, restarts: int = 20, init: I64 | None = None
 ) -> TrimmedClustering:
-    """The best of `restarts` runs, and of one run from the labels `init` if given; `trim` is in [0, 0.5)."""
+    """The best of `restarts` runs, and of one run from the labels `init` if given; `trim` is in [0, 0.5).
+
+    Raises ValueError for k below 1, no points, another `trim`, or no start.
+    """
     if k < 1 or len(matrix) < 1 or not 0 <= trim < 0.5 or (restarts < 1 and init is None):  # noqa: PLR2004 - most are kept
         raise ValueError(f"need k >= 1, points, trim in [0, 0.5) and a start; got k={k}, {matrix.shape}, {trim}")
     spare, equal = int(trim * len(matrix)), np.ones(len(matrix))

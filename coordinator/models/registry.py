@@ -1,8 +1,7 @@
-"""The models that a fleet can train, by name. One row per model; a name with a colon is an import path.
+"""The models that a fleet can train, by name. A name with a colon is an import path.
 
 A model is a plain torch module that maps a batch of samples [batch, *input] to logits [batch, classes], or to targets
-of any shape. Nothing here knows a method, a device or a file. The same seed gives the same weights; torch's global
-generator stays as it was.
+of any shape. The same seed gives the same weights; torch's global generator keeps its state.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Loss = Literal["cross-entropy", "squared-error"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """What a training program needs to know: the shapes of one sample and of its output, and the loss.
+    """What a training program is compiled for: the shapes of one sample and of its output, and the loss.
 
     `classes` is short for an output of (classes,).
     """
@@ -34,7 +33,7 @@ class ModelShape:
     loss: Loss = "cross-entropy"
 
     def __post_init__(self) -> None:
-        """Refuse what names no output, or two."""
+        """Raise ConfigError unless exactly one of `classes` and `target` is given."""
         if bool(self.classes) == bool(self.target):
             raise ConfigError(
                 f"classes={self.classes} and target={self.target}",
@@ -49,7 +48,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ModelShape):
-    """A module and its facts."""
+    """A torch module with its name and shapes."""
 
     name: str
     module: nn.Module
@@ -57,7 +56,7 @@ class Model(ModelShape):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry(ModelShape):
-    """How to make a model and what it takes; a user's factory may return one with its own module."""
+    """How to make a model, and its shapes."""
 
     make: Callable[[], nn.Module]
 
@@ -76,16 +75,22 @@ MODELS = {
 
 
 def build_model(name: str, *, seed: int) -> Model:
-    """The model of ours called `name`, or a reader's: `package.module:factory`, or a registered name (plugins.py).
+    """The built-in model `name`, or one by import path `package.module:factory` or registered name (plugins.py).
 
-    A factory is a callable without arguments that returns an `ModelEntry`; an `ModelEntry` itself does as well.
+    A factory is a callable without arguments that returns a `ModelEntry`; a `ModelEntry` itself is accepted too. Raises
+    UsageError for an unknown name, ConfigError for an object of another kind.
+
+    >>> model = build_model("digits-mlp", seed=0)
+    >>> model.input, model.output
+    ((1, 8, 8), (10,))
     """
     entry = find_by_name("models", name, MODELS)
     if not isinstance(entry, ModelEntry) and callable(entry):
         entry = entry()
     if not isinstance(entry, ModelEntry):
         raise ConfigError(
-            f"model {name!r} is {type(entry).__name__}", hint="name a function that returns a models.registry.Entry"
+            f"model {name!r} is {type(entry).__name__}",
+            hint="name a function that returns a models.registry.ModelEntry",
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

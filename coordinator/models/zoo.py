@@ -1,4 +1,4 @@
-"""The networks of the papers and of the demo. Comments give the shape of one sample after each line."""
+"""The torch networks of the papers and of the demo. Comments give the shape of one sample after each line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def femnist_cnn() -> nn.Module:
 
 
 class _EvenSides(nn.Module):
-    """Odd sizes get one more row or column that no maximum picks, as TensorFlow's "same" pools do."""
+    """Pads odd sizes by one row or column of -inf, as TensorFlow's "same" max pools do."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., h, w] -> [..., h + h % 2, w + w % 2]."""
@@ -92,8 +92,8 @@ class _EvenSides(nn.Module):
 def celeba_cnn() -> nn.Module:
     """The CelebA network of LEAF, which FeSEM uses, 84x84 in colour; 31,202 parameters.
 
-    LEAF normalises by the batch even when it predicts, so that an answer depends on its neighbours; here batch norm
-    keeps running statistics, as everywhere.
+    LEAF normalises by the batch even when it predicts, so that a prediction depends on the other samples of its batch;
+    here batch norm keeps running statistics, as in the other models.
     """
     blocks: list[nn.Module] = []
     for channels in (3, 32, 32, 32):  # 84 -> 42 -> 21 -> 11 -> 6
@@ -104,8 +104,8 @@ def celeba_cnn() -> nn.Module:
 def letters_cnn() -> nn.Module:
     """FedSoft's network for EMNIST letters, 28x28; 1,671,578 parameters; no ReLU between the layers, as published.
 
-    The published head puts ReLU and softmax before a loss that applies softmax again; it can lose whole classes for
-    ever. Ours ends in logits.
+    The published head puts ReLU and softmax before a loss that applies softmax again, and can lose whole
+    classes; this one ends in logits.
     """
     network = nn.Sequential(
         nn.Conv2d(1, 32, 5, padding=2),  # 32, 28, 28

@@ -1,4 +1,4 @@
-"""Which center suits a device that sends its losses, its inputs' sketch or its update's, and when none does. Pure."""
+"""The answer to a `near` question: the nearest center to the losses or the sketch that a device sent, or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def answer_near(
 ) -> dict[str, Any]:
     """The fields of the answer to a `near`: the nearest center or null, its distance, and the next best ones.
 
-    With a guide also how sure that is. Raises Malformed when the question cannot be answered.
+    With a `router` also its probability. Raises Malformed when the question cannot be answered.
     """
     how, n = question["how"], int(question.get("n", 1))
     if how == "loss":
@@ -38,7 +38,7 @@ def answer_near(
 
 
 def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -> Array:
-    """[centers], infinite for those that the device did not look at."""
+    """Losses [centers], infinite for centers that the device did not measure."""
     named = question.get("centers") or list(range(centers))
     if len(set(named)) < len(named) or max(named) >= centers:
         raise Malformed("bad_field", f"centers {named} name one twice, or one that is not there")

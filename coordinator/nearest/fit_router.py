@@ -1,11 +1,13 @@
-"""What a run's own devices teach about newcomers: a `Router` from what they measured at every center. Pure.
+"""Fits a `Router` for newcomers from what a run's own devices measured at every center.
 
-A row is one look of one training device at a few of its samples: a distance to each center per feature, and the center
-that the run assigned it to. Nothing is learned from anybody else. The weights of a way are the maximum-likelihood ones
-of a conditional logit over centers, none below zero, held to zero as firmly as devices that were left out like best; a
-single weight is one over a temperature.
-The line to "none" is conformal: of devices like these, at most the share `MAX_FALSE_REJECTIONS` is above it (Vovk
-2005).
+A row is one measurement of one training device on a few of its samples: a distance to each center per feature, and the
+center that the run assigned it to. For each rule the weights w >= 0 are those of a conditional logit over the centers,
+
+    p(k | z) = softmax_k(-sum_f w_f z_fk),   min  mean -log p(own | z) + held |w|^2,
+
+with the ridge `held` of least loss on left-out devices; z are distances in units of the feature's spread. A single
+weight is one over a temperature. The threshold for "none" is conformal: of devices like these, at most the share
+`MAX_FALSE_REJECTIONS` lies above it (Vovk 2005).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 from edge_client.protocol.nearest.router import FEATURES, FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
 from edge_client.protocol.task import F64, Array
 
-MAX_FALSE_REJECTIONS = 0.05  # of the training devices' looks lie beyond the line to "none"
+MAX_FALSE_REJECTIONS = 0.05  # of the training devices' measurements lie above the threshold for "none"
 RIDGES = (1e-3, 1e-2, 1e-1)  # ridges per row to choose from
 FOLDS = 5
 MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
@@ -56,7 +58,7 @@ def learn_router(
     sketch: InputSketch | None = None,
     round: LocalRound | None = None,  # noqa: A002 - the way's name
 ) -> Router:
-    """A guide for looks of about these sizes, of which each needs some; a way is learned where its features are."""
+    """A router for measurements on about `sizes` samples; a rule is learned where its features were measured."""
     bins = tuple(sorted(sizes))
     by_size = [[look for look in looks if look.n == n] for n in bins]
     known = [f for f in FEATURES if any(f in look.distances for look in looks)]
@@ -70,7 +72,7 @@ def learn_router(
 
 
 def _baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
-    """The median at the own center, and how far the upper quantile lies above it; 1 where nobody measured."""
+    """The median at the own center, and how far the upper quantile lies above it; 1 without measurements."""
     middle, spread = [], []
     for looks in by_size:
         own = np.array([look.distances[feature][look.own_center] for look in looks if feature in look.distances])
@@ -106,7 +108,7 @@ def _stacked(measurement: CenterMeasurement, features: tuple[str, ...]) -> F64:
 
 
 def _choose_ridge(z: F64, own: Array, device: Array) -> float:
-    """The ridge with which devices that were left out believe most in their own centers; the firmest on a tie."""
+    """The ridge with the least loss on left-out devices; the greatest of equals."""
     fold = np.unique(device, return_inverse=True)[1] % FOLDS
 
     def surprise(held: float) -> float:
@@ -153,6 +155,6 @@ def _loss(w: F64, z: Array, own: Array, held: float = 0.0) -> tuple[float, F64, 
 
 
 def conformal_threshold(scores: Array, share: float) -> float:
-    """The line above which at most `share` of exchangeable scores lie: the ceil((n + 1)(1 - share))-th smallest."""
+    """The ceil((n + 1)(1 - share))-th smallest score: at most `share` of exchangeable scores lie above it."""
     place = int(np.ceil((len(scores) + 1) * (1 - share)))
     return float(np.sort(scores)[min(place, len(scores)) - 1])

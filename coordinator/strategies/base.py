@@ -1,7 +1,8 @@
-"""What a method is: a generator of exchanges over a serialisable state. No network, no clock, no disk, no torch.
+"""The interface of a method: a generator of exchanges over a serialisable state.
 
-`round` yields `{client: Fit | Probe}`, is sent `{client: Reply}`, and returns the next state. A missing key is a device
-that did not answer. Draw only from `rng`; go through clients in sorted order, so that a replay is exact.
+`round` yields an exchange `{client: Fit | Probe}`, receives `{client: Reply}`, and returns the next state. A client
+that did not answer is missing from the replies. A replay of stored replies gives the same state to the last bit if a
+method draws random numbers from `rng` only and goes through clients in sorted order.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Prob
 Exchange = Mapping[ClientId, Fit | Probe]
 Replies = Mapping[ClientId, Reply]
 ReplyObserver = Callable[[ClientId, Reply], None]
-Fleet = Mapping[ClientId, int]  # enrolled clients and their number of training samples
-Mixture = tuple[tuple[float, Flat], ...]  # weights and models; a device is served their mixture of probabilities
+Fleet = Mapping[ClientId, int]  # enrolled clients -> number of training samples
+Mixture = tuple[tuple[float, Flat], ...]  # weights and models, whose probabilities a device mixes
 ServedModels = tuple[
     tuple[float, Flat | OwnModel], ...
 ]  # the same, where a model may be one that the device keeps itself
@@ -32,10 +33,10 @@ class ServingOptions(TypedDict):
 
 
 class StreamingExchange(dict[ClientId, Fit | Probe]):
-    """An exchange of which `see` is shown every accepted reply, when it is accepted and before the exchange closes.
+    """An exchange that passes each reply to `see` when it is accepted, before the exchange closes.
 
-    For work that need not wait for the last device, not for decisions: a replay shows nothing, some replies are shown
-    more than once, and the exchange may close without one that was shown. If it closes with it, it is the same reply.
+    It is for work that can start before the last reply, not for decisions: in a replay `see` is never called, it may
+    be called twice with the same reply, and the exchange may close without a reply that `see` received.
     """
 
     def __init__(self, tasks: Exchange, see: ReplyObserver) -> None:
@@ -44,19 +45,19 @@ class StreamingExchange(dict[ClientId, Fit | Probe]):
 
 
 class RequireAll(dict[ClientId, Fit | Probe]):
-    """An exchange that needs all whom it asks; over-selection, which stops at a cohort's number, leaves it alone."""
+    """An exchange that needs a reply from each client it asks; over-selection does not apply to it."""
 
 
 def notify_reply(exchange: Exchange, who: ClientId, reply: Reply) -> None:
-    """For drivers: a reply of this exchange was accepted."""
+    """Pass an accepted reply to a `StreamingExchange`; drivers call this."""
     if isinstance(exchange, StreamingExchange):
         exchange.on_reply(who, reply)
 
 
 class RepliesWithLate(dict[ClientId, Reply]):
-    """The replies to a round's first exchange, and `late`: updates of earlier rounds that came after closing.
+    """The replies to a round's first exchange, and `late`: updates that arrived after their own round had closed.
 
-    Only for methods that say `uses_late`, and only of devices that were asked then: whose start was an older center.
+    A late update was trained from a center of an earlier round. Only methods for which `uses_late` is true receive it.
     """
 
     def __init__(self, replies: Replies, late: Replies) -> None:
@@ -65,23 +66,23 @@ class RepliesWithLate(dict[ClientId, Reply]):
 
 
 def late_replies(replies: Replies) -> Replies:
-    """The late updates of devices that have not answered this exchange."""
+    """The late updates of clients that did not answer this exchange."""
     late = replies.late if isinstance(replies, RepliesWithLate) else {}
     return {who: reply for who, reply in late.items() if who not in replies}
 
 
 def uses_late(strategy: Strategy) -> bool:
-    """Whether a method wants what came after closing: it then has a setting `late_weight` above zero."""
+    """Whether a method uses late updates: its setting `late_weight` is above zero."""
     return float(getattr(strategy, "late_weight", 0.0)) > 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a method carries from round to round; plain arrays and numbers, so that any method can be stored.
+    """What a method carries from round to round, as plain arrays, so that each method's state can be stored.
 
-    `centers` is [n_centers, schema.size]; `assignment` maps a client to its center, or to the one of largest weight
-    where several share a client (scores and pictures use that, no prediction does). It is empty before the first
-    clustering, and where no center stands for any client. `extra` holds whatever else a method needs, by name.
+    `centers` is [n_centers, schema.size]. `assignment` maps a client to its center, or to the center of largest weight
+    where a client mixes several; scores and figures use it, predictions do not. It is empty before the first
+    clustering, and for methods without assignment. `extra` holds the other arrays of a method by name.
     """
 
     centers: Array
@@ -93,25 +94,25 @@ Round = Generator[Exchange, Replies, State]
 
 
 class Strategy(Protocol):
-    """One method. Frozen dataclass of its settings; all state is in `State`."""
+    """One method: a frozen dataclass of its settings. What changes between rounds is in `State`."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
         """The state before the first round, from one common initial model [schema.size]."""
         ...
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One round. The input state is left as it was."""
+        """The exchanges of one round; returns the next state and does not change the input state."""
         ...
 
     @property
     def serving(self) -> ServingOptions:
-        """How devices evaluate models: with which running statistics, and told what of their labels."""
+        """With which running statistics and which label prior devices evaluate models."""
         ...
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
-        """What serves `who`: models that travel, or those that the device keeps itself.
+        """The models that serve `who`, with weights: sent by the server, or kept on the device (`OwnModel`).
 
-        None is a device that never trained and has not chosen yet; it is served models that travel.
+        None stands for a device that never trained; its models are sent by the server.
         """
         ...
 
@@ -120,7 +121,7 @@ T = TypeVar("T")
 
 
 def drive(exchanges: Generator[Exchange, Replies, T], ask: Callable[[Exchange], Replies]) -> T:
-    """Run a generator of exchanges to its end; `ask` is the network, the emulator, or a log of stored replies."""
+    """Run a generator of exchanges to its end and return its result; `ask` returns the replies to one exchange."""
     try:
         exchange = next(exchanges)
         while True:

@@ -1,14 +1,14 @@
 """CFL (Sattler, Mueller and Samek 2019), "FedCluster" in the seed papers: FedAvg that splits where updates disagree.
 
-A leaf C with updates dw_i, alpha_i = n_i / n_C, is split when the devices pull it nowhere together although they move:
+A leaf C with updates dw_i, alpha_i = n_i / n_C, is split when its mean update is small and single updates are large:
 
     || sum_i alpha_i dw_i || < eps_1   and   max_i || dw_i || > eps_2,
 
-into the two sides whose most similar members are least similar, and only if gamma < sqrt((1 - cross) / 2), cross being
-the greatest cosine between the sides. As absolute norms the bounds depend on learning rate, steps and model; "relative"
-takes eps_1 as a share of max_i ||dw_i|| and eps_2 as a share of the largest update of the first round.
-A leaf that is not split is looked at again in the next round. It is looked at only when all its devices have answered;
-a fleet in which some are always away, or fraction-train below 1, needs a lower `coverage`.
+into the bipartition with the least cross = max cos(dw_i, dw_j) between its sides, if gamma < sqrt((1 - cross) / 2).
+Absolute bounds depend on learning rate, steps and model; criterion "relative" takes eps_1 as a share of max_i ||dw_i||
+and eps_2 as a share of the largest update of the first round.
+Each leaf is examined in every round in which at least the share `coverage` of its devices answered. A fleet with absent
+devices, or fraction-train below 1, needs a `coverage` below 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CFL(TreeOfCenters):
     """A tree of models; the number of clusters is found, not given. eps_1 = 0 never splits and is FedAvg.
 
     The defaults come from training on digits: without groups the largest update falls below half of the first round's
-    and no side points away from the other; with groups it grows, and the mean falls below 0.4 of it in round 3.
+    and the sides' directions agree; with groups it grows, and the mean falls below 0.4 of it in round 3.
     """
 
     criterion: str = "relative"

@@ -6,7 +6,7 @@
        theta_m <- sum_i (n_i / n_S) theta_im over those that answered, not weighted by pi
 
 A device is served sum_m pi_im softmax(h_m(x)): a mixture of probabilities (public copies mix logits). A round takes
-1 + M exchanges. Models start apart, or they would stay the same for ever.
+1 + M exchanges. Models must start apart, or they stay equal.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FedEM(MultiStartSgd):
     """`clusters` models of which each device is served its own mixture. With one model this is FedAvg."""
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """The E-step by the cohort, then one fit per model by all who did it. pi begins uniform."""
+        """The E-step by the cohort, then one fit per model by the devices that did it. pi begins uniform."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, priors = sample_cohort(fleet, self.fraction_train, rng), unpack_by_client(state.extra, "pi")
         uniform = np.full(self.clusters, 1.0 / self.clusters)
@@ -48,7 +48,7 @@ class FedEM(MultiStartSgd):
         )
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
-        """The device's mixture; the fleet's mean one for a device that has none."""
+        """The device's mixture; the fleet's mean mixture for a device that has none."""
         priors = unpack_by_client(state.extra, "pi")
         mean = np.mean(list(priors.values()), axis=0) if priors else np.full(self.clusters, 1.0 / self.clusters)
         weights: Array = mean if who is None else priors.get(who, mean)
@@ -59,5 +59,5 @@ class FedEM(MultiStartSgd):
 
 
 def _largest(priors: Mapping[ClientId, Array]) -> dict[ClientId, int]:
-    """The model with the largest share in each device's mixture: for scores and pictures, no prediction uses it."""
+    """The model with the largest share in each device's mixture, for scores and figures; predictions do not use it."""
     return {c: int(prior.argmax()) for c, prior in priors.items()}

@@ -1,8 +1,10 @@
 """FedGroup (Duan 2021): devices are grouped once by the directions of their first updates, then FedAvg per group.
 
-Cold start: 20 devices per group train from w0; the cosines of their updates to the first K singular directions of all
-of them (EDC) are clustered by k-means. Groups begin at w0, as FedAvg does. Whoever comes later trains from w0 once and
-joins the group whose mean first update points its way; nobody moves afterwards.
+    EDC_ij = cos(dw_i, v_j)      v_1..v_K the first right singular vectors of all dw_i
+
+Cold start: 20 devices per group train from w0, and k-means clusters their rows of EDC. Groups begin at w0, as FedAvg
+does. A device that comes later trains from w0 once and joins the group whose mean first update has the greatest cosine
+with its own. Devices do not move afterwards.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from edge_client.protocol.task import Fit, Flat, Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedGroup(TreeOfCenters):
-    """K groups for good; fewer when the cold start shows fewer."""
+    """K permanent groups; fewer when the cold start shows fewer."""
 
     clusters: int = 3
     per_group: int = 20  # devices of the cold start for each group; the paper's, like the 50 steps
@@ -39,7 +41,7 @@ class FedGroup(TreeOfCenters):
             check_range(name.replace("_", "-"), getattr(self, name), low=1)
 
     def _prepare(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """The cold start, until somebody answers it."""
+        """The cold start, repeated until a device answers it."""
         if len(SplitTree.from_state(state).models):
             return state
         count = min(len(fleet), self.per_group * self.clusters)

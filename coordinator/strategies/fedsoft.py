@@ -4,7 +4,7 @@
     w_k    <- local SGD from the device's last w_k on f_k(w) + (lam / 2) sum_s u_ks ||w - c_s||^2            (eq. 4)
     v_sk   = u_ks n_k / sum_k' u_k's n_k'                                                                     (eq. 6)
     c_s    <- mean of w_k over K devices drawn without replacement with probabilities v_s,
-              or sum_k v_sk w_k over everybody
+              or sum_k v_sk w_k over all devices
 
 The pulls fold into one: mu = lam sum_s u_ks (slightly above lam, as sigma is added and nothing is taken away) and the
 anchor sum_s u_ks c_s / sum_s u_ks, so one model travels, not S. Equation numbers are those of the AAAI text.
@@ -33,8 +33,8 @@ class FedSoft(MultiStartSgd):
 
     lam: float = 0.1  # the paper's for images
     tau: int = 2  # rounds from one estimate of u to the next, as in the public code
-    sigma: float = 1e-4  # the paper's: no device is lost to a center for ever
-    select: int = 0  # K devices per center; 0: everybody trains and v weighs them, which blurs the centers least
+    sigma: float = 1e-4  # the paper's: each center keeps a share of each device
+    select: int = 0  # K devices per center; 0: all devices train and v weighs them, which blurs the centers least
     local_start: str = "own"  # "centers": a device starts each fit from the mixture of centers that pulls it
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class FedSoft(MultiStartSgd):
         self.check_pull(self.lam * (1 + self.sigma * (self.clusters - 1)), "every device", setting="lam")
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One exchange, two when the shares are due. A device whose shares are not known yet does not train."""
+        """One exchange, two when the shares are due. A device without shares does not train."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
         age, told = int(state.extra.get("age", self.tau)), dict[ClientId, Array]()
         if age >= self.tau:
@@ -82,7 +82,7 @@ class FedSoft(MultiStartSgd):
     def _weights(
         self, shares: Mapping[ClientId, Array], fleet: Fleet, rng: np.random.Generator
     ) -> dict[ClientId, Array]:
-        """Who trains, sorted, and how much each center takes from it [S]: its share, or 1 where the center drew it."""
+        """The devices that train, sorted, with their weights [S] in the centers: the shares, or 1 where drawn."""
         cohort = sample_cohort({c: fleet[c] for c in shares if c in fleet}, self.fraction_train, rng)
         if not self.select or not cohort:
             return {c: shares[c] for c in cohort}

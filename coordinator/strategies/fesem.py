@@ -1,14 +1,14 @@
-"""FeSEM (Xie 2021): K centers; each device belongs to the one nearest to its model, by stochastic EM.
+"""FeSEM (Xie 2021): K centers by stochastic expectation maximisation; each device belongs to the nearest center.
 
     min  sum_i alpha_i L(w_i) + (lam / m) sum_k sum_i r_ik ||w_i - c_k||^2            (eq. 5)
     E    r_ik = 1 if k = argmin_j ||w_i - c_j||^2
     M    c_k  = sum_i r_ik w_i / sum_i r_ik                                            (eq. 9, devices count equally)
     w_i  starts at its center, then SGD on f_i(w) + (mu_i / 2) ||w - c_k||^2, mu_i = 2 lam n_mean / n_i   (eq. 7)
 
-The first time, every device trains once from one common start, and the best of 20 k-means runs on these models gives
-the centers. A center that nobody chose keeps its values; clusters made anew are renamed after the old centers next to
-them, so centers keep their numbers. Which points are compared says representation.py; the public code takes the last
-layer, the paper all parameters.
+In the first round every device trains from one common start, and the best of 20 k-means runs on these models gives the
+centers. A center without devices keeps its values. Clusters that are computed anew get the numbers of the nearest old
+centers, so a center keeps its number. representation.py says which parameters are compared: the public code takes the
+last layer, the paper all parameters.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count f
 
 @dataclass(frozen=True, kw_only=True)
 class FeSEM(LocalSgd):
-    """`clusters` models for the fleet; lam = 0 leaves out the proximal pull, which is what the public code does."""
+    """`clusters` models for the fleet; lam = 0 leaves out the proximal pull, as the public code does."""
 
     clusters: int = 3
-    lam: float = 0.05  # pulls an average device with mu = 0.1, the strength of the papers' FedProx baseline
+    lam: float = 0.05  # gives an average device mu = 0.1, as the papers' FedProx baseline has
     restarts: int = 20  # the paper's; of each k-means
     representation: str = "classifier"
     e_step: str = "nearest"  # "k-means": cluster anew each round and match to the old centers, as WeCFL's code does
@@ -68,11 +68,11 @@ class FeSEM(LocalSgd):
 
     @property
     def clusters_together(self) -> bool:
-        """k-means compares them."""
+        """k-means compares the devices' updates."""
         return True
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """K copies of the common start; nobody is assigned before the first clustering."""
+        """K copies of the common start; no device is assigned before the first clustering."""
         return State(centers=np.tile(model, (self.clusters, 1)), extra={"start": model.copy()})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
@@ -102,7 +102,7 @@ class FeSEM(LocalSgd):
     def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:
         """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder.
 
-        None more than to its center in one step, or an average device if that is more: beyond, SGD would diverge.
+        Each is at most the greater of 2 lam and 1 / learning-rate (to the center in one step); above, SGD diverges.
         """
         mean, average = sum(fleet.values()) / max(1, len(fleet)), 2 * self.lam
         most = max(average, 1 / self.learning_rate) if self.learning_rate else math.inf
@@ -132,7 +132,7 @@ class FeSEM(LocalSgd):
     def _watch(
         self, state: State, schema: Schema, fleet: Fleet, asked: list[ClientId]
     ) -> StreamingGram | StreamingDistances:
-        """What is gathered while devices answer: a Gram matrix to cluster them by, or who is near which old center."""
+        """The collector of streamed replies: a Gram matrix for k-means, or distances to the old centers."""
         old = self._points(state.centers, state, schema)
         point = partial(self._point, state, schema)
         if state.assignment and self.e_step == "nearest":
@@ -152,7 +152,7 @@ class FeSEM(LocalSgd):
         fleet: Fleet,
         rng: np.random.Generator,
     ) -> Clusters:
-        """Labels [m] of the devices that answered, and who of them counts for a center [m]."""
+        """The E-step: labels [m] of the devices that answered, and which of them count for a center [m]."""
         m, k = len(updates.clients), self.clusters
         before = np.array([state.assignment.get(c, -1) for c in updates.clients], dtype=np.int64)
         if isinstance(watch, StreamingDistances):
@@ -170,9 +170,9 @@ class FeSEM(LocalSgd):
 
 
 def apply_hysteresis(labels: I64, d2: F64, before: I64, hysteresis: float) -> I64:
-    """New labels [m], unless that is no move to below (1 - h) of the distance to the old center; -1 has none.
+    """New labels [m]; a device stays at its old center unless the new distance is below (1 - h) of the old one.
 
-    `d2` [m, k] are squared distances.
+    `d2` [m, k] are squared distances, `before` [m] the old labels, -1 for a device without a center.
     """
     every = np.arange(len(labels))
     stays = (before >= 0) & (d2[every, labels] >= (1 - hysteresis) ** 2 * d2[every, before])
@@ -180,9 +180,9 @@ def apply_hysteresis(labels: I64, d2: F64, before: I64, hysteresis: float) -> I6
 
 
 def _match_to_old_centers(labels: I64, matrix: F64, a: F64, k: int) -> tuple[I64, F64]:
-    """New labels [n] renamed after the old centers that they lie next to, and the squared distances [n, k] by name.
+    """New labels [n] with the numbers of the nearest old centers, and squared distances [n, k] to the new centroids.
 
-    The Gram matrix [n + k, n + k] ends with the old centers. A name that no cluster got is infinitely far.
+    The last k rows of the Gram matrix [n + k, n + k] are the old centers. A number without a cluster is at infinity.
     """
     n, labels = len(labels), canonical_labels(labels)
     used, weight = int(labels.max()) + 1, np.concatenate([a, np.zeros(k)])

@@ -1,9 +1,10 @@
 """FeSEM-MA: FeSEM that matches the hidden units of its devices before it averages them (after FedMA, Wang 2020).
 
-Layer by layer from the input, the units of each model are put into the order of the center's units that they resemble
-most (clustering/neuron_matching.py); before models are compared, into that of the common start. Widths stay as they
-are; FedMA's new units and its retraining are left out. It helps where networks differ by an order of units; devices
-that train from one common start rarely do.
+    c_k = mean_i P_i w_i,   P_i = the order of hidden units of w_i that is nearest to c_k, layer by layer from the input
+
+clustering/neuron_matching.py finds the order by Hungarian matching. Before models are compared, their units are put
+into the order of the common start. Widths do not change; FedMA's new units and its retraining are left out.
+Matching helps where networks differ by an order of units; devices that train from one common start rarely do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """FL+HC (Briggs, Fan and Andras 2020): FedAvg, one hierarchical clustering of all updates, then FedAvg per cluster.
 
-After `warm_up` rounds the whole fleet is asked once; clusters are joined bottom-up while they are at most `threshold`
-apart. Nobody moves afterwards; a device that was away then trains once from that round's model and joins the cluster
-whose mean update points its way.
+After `warm_up` rounds the whole fleet is asked once. Clusters are joined bottom-up while their distance is at most
+`threshold`. Devices do not move afterwards. A device that was away then trains once from that round's model and joins
+the cluster whose mean update has the greatest cosine with its own.
 """
 
 from __future__ import annotations

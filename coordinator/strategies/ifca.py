@@ -4,7 +4,7 @@
     w_i = local SGD from c_{k_i}
     c_k <- sum_{k_i = k} a_i w_i / sum_{k_i = k} a_i       a_i = 1 (IFCA, model averaging) or n_i (HypCluster)
 
-Centers start apart, or all devices would choose the same one. Equal losses are decided by lot. A center that nobody
+Centers must start apart, or all devices choose the same one. Equal losses are decided by lot. A center that no device
 chose keeps its values; a device that does not answer keeps its last center.
 """
 
@@ -36,7 +36,7 @@ class IFCA(MultiStartSgd):
         check_choice("weights", self.weights, ("equal", "samples"))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """Two exchanges: the cohort's losses, then a fit of everybody who told them, from the chosen center."""
+        """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._question(state, seeds.of(c)) for c in cohort}

@@ -1,4 +1,4 @@
-"""Methods by name: `make_method("fesem", **{"clusters": 3, "local-steps": 20})`, with names as users type them."""
+"""Methods by name: `make_method("fesem", **{"clusters": 3, "local-steps": 20})`, with settings as users type them."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def make_method(name: str, **settings: Setting) -> Strategy:
 
 
 def method_name(strategy: Strategy) -> str:
-    """The method's name here; a reader's own class goes by its own name in lower case."""
+    """The method's name in METHODS; for another class its own name in lower case."""
     return next((name for name, kind in METHODS.items() if kind is type(strategy)), type(strategy).__name__.lower())
 
 

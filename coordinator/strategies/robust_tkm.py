@@ -1,8 +1,9 @@
 """Robust(TKM) (Ghosh, Hong, Yin and Ramchandran 2019): trimmed k-means on the updates, a robust mean in each cluster.
 
-A share `trim_clusters` of the devices, those far from everybody, counts for no center in this round; they are served
-the center nearest to them. In a cluster, each coordinate's `trim_updates` least and as many greatest values are cut off
-before the mean (Yin 2018), or another robust reduce is taken. Nobody counts by samples, which a device says of itself.
+The share `trim_clusters` of the devices, those farthest from every centroid, counts for no center in this round and is
+served the nearest center. In a cluster, the `trim_updates` least and as many greatest values of each coordinate are cut
+off before the mean (Yin 2018), or another robust reduce is taken. Devices count equally, since a device's number of
+samples is only its own claim.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""WeCFL (Ma 2022): FeSEM without its pull, in which a device counts by its n_i samples, for the clusters and the mean.
+"""WeCFL (Ma 2022): FeSEM without its pull; a device counts by its n_i samples, for the clusters and for the mean.
 
     F = sum_k sum_i r_ik n_i ||w_i - c_k||^2 / sum_i n_i,    c_k = sum_i r_ik n_i w_i / sum_i r_ik n_i
 
-Clusters are made anew in every round and renamed after the old centers. n_i are samples, not the public code's batches.
+Clusters are computed anew in every round and get the numbers of the nearest old centers. n_i counts samples; the public
+code counts batches.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Ditto (Li 2021): FedAvg's one model w, and beside it a personal model v_i of each device, pulled to w.
+"""Ditto (Li 2021): FedAvg's one model w, and a personal model v_i of each device, pulled to w.
 
     w    <- FedAvg
     v_i  <- local SGD from v_i on f_i(v) + (lam / 2) ||v - w_t||^2, w_t being the model that the round began with
 
-A personal model begins as the common start and never leaves its device. The personal models change nothing about w.
-With a `common_weight` a device is served both, as MAPPER interpolates them (Mansour et al. 2020): their probabilities,
-p(y | x) = (1 - common_weight) p(y | x; v_i) + common_weight p(y | x; w). They err in different places.
+A personal model begins as the common start and never leaves its device; w does not depend on it. With a `common_weight`
+a device is served both models, as MAPPER interpolates them (Mansour et al. 2020):
+
+    p(y | x) = (1 - common_weight) p(y | x; v_i) + common_weight p(y | x; w)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ PERSONAL_SLOT = "personal"
 
 @dataclass(frozen=True, kw_only=True)
 class Ditto(FedAvg):
-    """One model for everybody and one for each device. lam = 0: the personal models are those of local training."""
+    """One common model and one personal model per device. lam = 0: the personal models are those of local training."""
 
     lam: float = 0.1  # the least of the three that the paper tries; 1 holds the digits' groups together
     common_weight: float = 0.0  # of the common model beside the personal one where a device is served; Ditto has 0

@@ -1,4 +1,4 @@
-"""FedAvg (McMahan 2017): one center; w <- sum_i (n_i / n_S) w_i over the cohort S. Knows no device by name."""
+"""FedAvg (McMahan 2017): one center; w <- sum_i (n_i / n_S) w_i over the cohort S."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(LocalSgd):
-    """One model for everybody."""
+    """One model for all devices."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """The common model is the only center; everybody is assigned to it."""
+        """The common model is the only center; all devices are assigned to it."""
         return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One exchange; silence leaves the center as it was."""
+        """One exchange; without replies the center keeps its values."""
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
         centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
-    def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - everybody gets the same
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - all devices get the same
         """The center."""
         return ((1.0, state.centers[0]),)
 

@@ -1,8 +1,8 @@
-"""FedAvg that also counts what came too late for its round: w <- mean of the w_i by n_i, late ones by s n_i.
+"""FedAvg that also counts updates that arrived after their round: w <- mean of the w_i by n_i, late ones by s n_i.
 
-A late update was computed from the center of an earlier round. s is FedAsync's staleness weight (Xie 2019, polynomial,
-a = 1/2) for one round: (1 + 1)^(-1/2). A device that answers this round is not counted twice. In a simulation nothing
-comes late, and this is FedAvg.
+A late update was trained from the center of an earlier round. s is FedAsync's staleness weight (Xie 2019, polynomial,
+a = 1/2) for one round: (1 + 1)^(-1/2). A device that answers in this round has no late update counted. In a simulation
+no update is late, and this is FedAvg.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from edge_client.protocol.task import Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgLate(FedAvg):
-    """One model for everybody, and nobody's work is thrown away."""
+    """One model for all devices, from punctual and late updates."""
 
     late_weight: float = 0.71
 
     def __post_init__(self) -> None:
-        """Refuse a weight that is none."""
+        """Refuse a weight outside [0, 1]."""
         super().__post_init__()
         check_range("late-weight", self.late_weight, low=0.0, high=1.0)
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """As FedAvg, over the answers and what came late before."""
+        """As FedAvg, over the replies and the late updates."""
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
         now, before = (ClientUpdates.from_replies(some, schema.size) for some in (replies, late_replies(replies)))

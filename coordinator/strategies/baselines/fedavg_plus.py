@@ -1,7 +1,9 @@
-"""FedAvg+ and FedProx+ (Ma 2022): K runs of one method side by side, and every device is served their soft vote.
+"""FedAvg+ and FedProx+ (Ma 2022): K independent runs of one method; a device is served their soft vote.
 
-Each run has its own start; in a round they train in turn, so a round costs K times the exchanges, steps and bytes.
-The vote is the mean of the models' probabilities, as the paper says (its public code averages logits).
+    p(y | x) = (1 / K) sum_k p(y | x; w_k)
+
+Each run has its own start. In a round the runs train in turn, so a round costs K times the exchanges, steps and bytes.
+The vote is the mean of the models' probabilities, as the paper says; its public code averages logits.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from edge_client.protocol.task import MAX_MODELS, ClientId, Fit, Flat, Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgPlus(FedAvg):
-    """`runs` models, each trained by everybody; nobody belongs to one of them. One run is FedAvg."""
+    """`runs` models, each trained by all devices; no device is assigned to one. One run is FedAvg."""
 
     runs: int = 5  # the paper's smaller number
 
@@ -31,7 +33,7 @@ class FedAvgPlus(FedAvg):
         check_range("runs", self.runs, low=1, high=MAX_MODELS)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """The common model, and starts of their own for the other runs."""
+        """The common model, and a start of its own for each other run."""
         return State(centers=initial_centers(model, schema, self.runs, rng))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
@@ -43,7 +45,7 @@ class FedAvgPlus(FedAvg):
             centers.append(run.centers)
         return replace(state, centers=np.concatenate(centers))
 
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - all devices get the same
         """All models, each with the same weight."""
         return tuple((1.0 / self.runs, center) for center in state.centers)
 

@@ -24,7 +24,7 @@ from edge_client.protocol.task import Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedDANE(FedProx):
-    """One model for everybody; mu = 0 is the authors' choice for convex problems."""
+    """One model for all devices; mu = 0 is the authors' choice for convex problems."""
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """Two exchanges: gradients, then fits. Without a gradient from S the round changes nothing."""

@@ -1,4 +1,4 @@
-"""FedDist and FedDWS: Reptile's outer step (Nichol 2018) in a fleet; one center that moves part of the way.
+"""FedDist and FedDWS: one center that moves by Reptile's outer step (Nichol 2018).
 
     w <- (1 - eps) w + eps sum_i a_i w_i / sum_i a_i      a_i = 1 (FedDist) or n_i (FedDWS, "FedDist+WS")
 
@@ -19,7 +19,7 @@ from edge_client.protocol.task import Array, Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedDist(FedAvg):
-    """One model for everybody; a round moves it by `eps` of the way to the mean of the devices' models."""
+    """One model for all devices; a round moves it by `eps` of the way to the mean of their models."""
 
     eps: float = 0.6  # the public code's
     weights: str = "equal"  # "samples": devices weigh n_i, which is FedDWS

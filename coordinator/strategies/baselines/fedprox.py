@@ -11,7 +11,7 @@ from edge_client.protocol.task import Fit, Flat
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """One model for everybody, and devices that do not stray far from it. mu = 0 is FedAvg."""
+    """One model for all devices, with a proximal pull to it. mu = 0 is FedAvg."""
 
     mu: float = 0.1  # the seed papers' baseline; the original tries 0.001 to 1
 

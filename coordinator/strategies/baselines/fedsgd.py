@@ -1,7 +1,7 @@
 """FedSGD (McMahan 2017): one center, one gradient step a round, w <- w - eta sum_i (n_i / n_S) grad f_i(w).
 
-A device sends the mean gradient over all of its samples; `batch_size` only says how many it reads at a time. A probe
-moves no buffers, so batch norm's running statistics would keep their initial values: such models are refused.
+A device sends the mean gradient over all of its samples, which it reads `batch_size` at a time. A gradient moves no
+buffers, so batch norm's running statistics would keep their initial values: models with buffers are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edge_client.protocol.task import ClientId, Flat, Probe, Schema
 
 @dataclass(frozen=True, kw_only=True)
 class FedSGD:
-    """One model for everybody, which the server trains with the fleet's gradients."""
+    """One model for all devices, which the server trains with their gradients."""
 
     learning_rate: float = 0.1
     batch_size: int = 16
@@ -49,7 +49,7 @@ class FedSGD:
         return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One exchange, one step; silence leaves the center as it was."""
+        """One exchange, one step; without replies the center keeps its values."""
         cohort, seeds, center = (
             sample_cohort(fleet, self.fraction_train, rng),
             TaskSeeds.from_rng(rng),
@@ -63,18 +63,18 @@ class FedSGD:
         moved = center - self.learning_rate * weighted_mean(found.rows, found.n)
         return replace(state, centers=moved[None].astype(center.dtype), assignment=assignment)
 
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - everybody gets the same
+    def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - all devices get the same
         """The center."""
         return ((1.0, state.centers[0]),)
 
 
 def gradient_probe(model: Flat, *, batch: int, seed: int) -> Probe:
-    """Ask for the mean gradient at `model` [schema.size] over all training samples, `batch` of them at a time."""
+    """A task: the mean gradient at `model` [schema.size] over all training samples, `batch` of them at a time."""
     return Probe(models=[model], want=frozenset({"grad"}), batch=batch, seed=seed)
 
 
 def gradient_updates(replies: Replies, schema: Schema) -> ClientUpdates:
-    """The gradients of one exchange as rows [m, schema.size], zero for buffers; a reply without one is silence."""
+    """The gradients of one exchange as rows [m, schema.size], zero for buffers; a reply without one is left out."""
     found = [(c, r.grad, r.n) for c, r in sorted(replies.items()) if r.grad is not None]
     rows = np.zeros((len(found), schema.size), dtype=np.result_type(np.float32, *(g for _, g, _ in found)))
     for row, (_, grad, _) in zip(rows, found, strict=True):

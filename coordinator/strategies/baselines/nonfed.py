@@ -1,7 +1,7 @@
-"""Local training only: min f_i(w_i) on each device, from one common start; nothing but losses is sent up.
+"""Local training only: min f_i(w_i) on each device, from one common start; devices send losses, no models.
 
-The yardstick that every federated method has to beat, with their number of local steps. The server knows no model but
-the start, which is what a device that never trained is served.
+It is the baseline for each federated method with the same number of local steps. The server's only model is the common
+start, which serves a device that never trained.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schem
 
 @dataclass(frozen=True, kw_only=True)
 class NonFed(LocalSgd):
-    """Everybody for themselves. On a fleet of one device this is FedAvg."""
+    """One model per device. On a fleet of one device this is FedAvg."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """The common start is the only center, and stays what it is; nobody is assigned to it."""
+        """The common start is the only center and keeps its values; no device is assigned to it."""
         return State(centers=model[None].copy())
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's

@@ -1,11 +1,11 @@
-"""pFedMe (Dinh 2020): a personal model theta_i per device through a Moreau envelope, and one model w behind them all.
+"""pFedMe (Dinh 2020): a personal model theta_i per device by a Moreau envelope, and one common model w.
 
     w_i <- w, then R times:  theta_i ~ argmin f_i(theta) + (lam / 2) ||theta - w_i||^2
                              w_i <- w_i - eta lam (w_i - theta_i)
     w   <- (1 - beta) w + beta mean_i w_i
 
 The argmin is local SGD from w_i. Each of the R local rounds is one exchange: a device sends theta_i, the server moves
-w_i. Who misses one of them does not count in this round's mean. The device keeps its last theta_i.
+w_i. A device that misses one of them does not count in this round's mean. The device keeps its last theta_i.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PERSONAL_SLOT = "personal"
 
 @dataclass(frozen=True, kw_only=True)
 class PFedMe(FedAvg):
-    """One model for everybody and one for each device, at most as far apart as lam allows."""
+    """One common model and one personal model per device, held together by lam."""
 
     lam: float = 0.1  # the paper's 15 is made for a learning rate of 0.005
     eta: float = 5.0  # w_i goes half of the way to theta_i; the paper goes 0.005 * 15 of it, 20 times: about as far

@@ -1,7 +1,7 @@
-"""What was compared of devices that are not asked in this round, so that a clustering made anew still sees them.
+"""Points of devices that are not asked in this round, remembered so that a new clustering still includes them.
 
-One point [d] per device in State.extra, with its age in rounds. What is too old is forgotten, and the oldest first when
-there is no room. Knows no center: a point is where a device was, not where it belongs.
+`State.extra` holds one point [d] per device and its age in rounds. Points older than `max_age` are dropped, and the
+oldest first where they would exceed MAX_VALUES numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_VALUES = 2**24  # 64 MiB of float32; a state is stored after every round
 
 
 def recall_points(extra: Mapping[str, Array], clients: Collection[ClientId], width: int) -> dict[ClientId, Array]:
-    """The remembered points of some of `clients`, sorted by client; none of another width."""
+    """The remembered points [width] of those `clients` that have one, sorted by client."""
     return {
         c: point for c, point in unpack_by_client(extra, POINTS_KEY).items() if c in clients and point.shape == (width,)
     }
@@ -27,7 +27,7 @@ def recall_points(extra: Mapping[str, Array], clients: Collection[ClientId], wid
 def remember_points(
     extra: Mapping[str, Array], compared: Mapping[ClientId, Array], *, max_age: int
 ) -> dict[str, Array]:
-    """`extra` one round later: these devices were compared now, and everybody else's point is a round older.
+    """`extra` one round later: with the points `compared` in this round, and all others one round older.
 
     A point is recalled in the `max_age` rounds that follow.
     """

@@ -1,8 +1,8 @@
-"""Methods whose groups branch off one another: a tree of splits, and devices that come later walk down it.
+"""Methods whose centers are the leaves of a tree of splits: FedAvg in each leaf, and new devices walk down the tree.
 
-A split keeps the model at which its devices were compared and the mean direction of each branch's updates. A device
-that is new trains once from that model, follows the branch whose direction is most like its own update (cosine), and
-so on to a leaf; leaves are centers. Plain arrays in State.extra. Which groups there are is the methods' business.
+A split stores the model at which its devices were compared and the mean direction of each branch's updates. A new
+device trains once from that model, follows the branch with the greatest cosine to its own update, and so on to a leaf.
+The tree is stored as plain arrays in `State.extra`. Subclasses decide when a leaf splits and how.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SplitTree:
     """Splits with a model each, `models` [s, size], and the branches that lead from them.
 
     Branch e leads from split `edges[e, 0]` to `edges[e, 1]`, a split or, below zero, the leaf ~edges[e, 1]; the updates
-    of its devices pointed to `directions[e]` [d]. Split 0 is the root; without splits leaf 0 is everything.
+    of its devices have the mean direction `directions[e]` [d]. Split 0 is the root; without splits leaf 0 is the fleet.
     """
 
     models: Array
@@ -41,7 +41,7 @@ class SplitTree:
 
     @staticmethod
     def from_state(state: State) -> SplitTree:
-        """The tree that a state keeps."""
+        """The tree in a state's `extra`."""
         extra = state.extra
         if "tree/models" not in extra:
             size = state.centers.shape[1]
@@ -49,7 +49,7 @@ class SplitTree:
         return SplitTree(models=extra["tree/models"], edges=extra["tree/edges"], directions=extra["tree/directions"])
 
     def to_extra(self) -> dict[str, Array]:
-        """For State.extra; nothing without splits."""
+        """The tree as entries of `State.extra`; none without splits."""
         if not len(self.models):
             return {}
         return {"tree/models": self.models, "tree/edges": self.edges, "tree/directions": self.directions}
@@ -83,7 +83,7 @@ class SplitTree:
 
 @dataclass(frozen=True, kw_only=True)
 class TreeOfCenters(LocalSgd):
-    """FedAvg in every leaf. A method says with `_prepare` or `_grow` when and how leaves branch."""
+    """FedAvg in every leaf. A subclass overrides `_prepare` or `_grow` to split leaves."""
 
     representation: str = "all"
 
@@ -94,7 +94,7 @@ class TreeOfCenters(LocalSgd):
 
     @property
     def clusters_together(self) -> bool:
-        """Branches are found by comparing updates."""
+        """Splits compare the devices' updates."""
         return True
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
@@ -131,16 +131,16 @@ class TreeOfCenters(LocalSgd):
         return False
 
     def _prepare(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002
-        """What happens before anybody trains: nothing."""
+        """Exchanges before the round's training: none here."""
         yield from ()
         return state
 
     def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:  # noqa: ARG002
-        """The state with new leaves, its centers not yet moved; everybody who answered has a leaf. As it was."""
+        """The state with new leaves, before its centers move; each device of `updates` has a leaf. Unchanged here."""
         return state
 
     def _first(self, model: Flat, seed: int) -> Fit:
-        """The training of a device that will be compared with others."""
+        """The task of a device whose update will be compared with others."""
         return self.fit(start=model, seed=seed)
 
     def _compared(self, schema: Schema) -> Callable[[Array], Array]:
@@ -161,8 +161,8 @@ class TreeOfCenters(LocalSgd):
 def split_leaf(state: State, leaf: int, sides: dict[ClientId, int], points: Array) -> State:
     """Split `leaf` by `sides`, client -> 0..k-1, whose compared updates are `points` in the clients' sorted order.
 
-    Side 0 keeps the leaf's number, the others get new ones; all begin at the leaf's center, and at rest. A device of
-    the leaf that is on no side loses it, and finds its own when it comes back.
+    Side 0 keeps the leaf's number, the others get new ones; all begin at the leaf's center, without velocity. A device
+    of the leaf that is on no side becomes unassigned, and walks down the tree when it is asked again.
     """
     labels = np.array([sides[c] for c in sorted(sides)], dtype=np.int64)
     k, fresh = int(labels.max()) + 1, len(state.centers)

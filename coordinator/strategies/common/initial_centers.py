@@ -1,4 +1,4 @@
-"""K models that differ before anybody trains, for methods whose devices compare them: IFCA, FedEM, FedSoft."""
+"""K models that differ before training, for methods whose devices compare them: IFCA, FedEM, FedSoft."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ def initial_centers(model: Flat, schema: Schema, k: int, rng: np.random.Generato
 
 @dataclass(frozen=True, kw_only=True)
 class MultiStartSgd(LocalSgd):
-    """`clusters` models that every device compares, and which therefore must differ before anybody trains.
+    """`clusters` models that every device compares, and which therefore must differ before training.
 
     start "groups": in the first round the devices are dealt into random groups, and each group's mean after one fit
-    from the common model is a start (as IFCA does for FEMNIST, over 20 rounds). They differ by what devices differ by,
-    and none is far worse than another. "k-means": the same, with the groups that WeCFL's first clustering finds in the
-    devices' last layers; a device rarely leaves such a group again, since no other start serves its labels. "redraw":
-    the common model and others drawn as `initial_centers` says, without an exchange; the one that happens to be best
-    may take all devices at once.
+    from the common model is a start (as IFCA does for FEMNIST, over 20 rounds); these starts are about equally good.
+    "k-means": the same with the groups that WeCFL's first clustering finds in the devices' last layers; a device rarely
+    leaves such a group, since no other start serves its labels. "redraw": the common model and others drawn by
+    `initial_centers`, without an exchange; all devices may then choose the one that is best by chance.
     """
 
     clusters: int = 3
@@ -58,16 +57,16 @@ class MultiStartSgd(LocalSgd):
 
     @property
     def clusters_together(self) -> bool:
-        """Only where the starts are clusters: later each device chooses for itself."""
+        """Whether the starts are clusters of updates; in later rounds each device chooses by its own data."""
         return self.start == "k-means"
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """Different centers, and the common model in `extra`; nobody has a center yet."""
+        """Different centers, and the common model in `extra`; no device has a center yet."""
         due = {"ungrouped": np.array(1)} if self.start != "redraw" and self.clusters > 1 else {}
         return State(centers=initial_centers(model, schema, self.clusters, rng), extra={"start": model.copy(), **due})
 
     def separate_starts(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """To be yielded from first in every round: the exchange that makes starts of groups, once. Else nothing."""
+        """The exchange that makes starts of groups, in the first round only; each round yields from this first."""
         if "ungrouped" not in state.extra:
             return state
         clients, seeds = sorted(fleet), TaskSeeds.from_rng(rng)

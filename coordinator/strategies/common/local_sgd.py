@@ -15,7 +15,7 @@ from coordinator.strategies.common.setting_checks import check_choice, check_ran
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import LABEL_PRIORS, Array, Fit, Flat, Probe
 
-MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD overshoots the anchor by more than it was off
+MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD ends farther from the anchor than it began
 BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistics a device evaluates with
     "average": "sent",  # the center's, which are means by samples; devices continue them in training
     "local": "own",  # a device keeps its own (FedBN, Li et al. 2021)
@@ -25,7 +25,7 @@ BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistic
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSgd:
-    """How a device trains in one task, and which share of the fleet is asked each round.
+    """How a device trains in one task, which share of the fleet is asked each round, and the server's options.
 
     The defaults were chosen on the training split of the digits fleet, and suit small models on a few hundred samples.
     """
@@ -40,7 +40,7 @@ class LocalSgd:
     server: ServerOptions = SERVER_DEFAULTS  # its fields are settings of the method, without a prefix
 
     def __post_init__(self) -> None:
-        """Refuse settings that no device could carry out."""
+        """Check the settings; raise ConfigError for those that no device could carry out."""
         check_range("local-steps", self.local_steps, low=1)
         check_range("learning-rate", self.learning_rate, low=0.0)
         check_range("momentum", self.momentum, low=0.0, high=1.0)
@@ -51,12 +51,12 @@ class LocalSgd:
 
     @property
     def clusters_together(self) -> bool:
-        """Whether a device's updates decide where others belong."""
+        """Whether a device's updates influence the assignment of other devices."""
         return False
 
     @property
     def serving(self) -> ServingOptions:
-        """How devices evaluate models, whether they are asked about them or served them."""
+        """How devices evaluate models, in probes and when served."""
         return {"buffers": BUFFER_SOURCES[self.batch_norm], "label_prior": self.label_prior}
 
     def fit(  # noqa: PLR0913 - a task has these fields
@@ -91,7 +91,7 @@ class LocalSgd:
         )
 
     def probe(self, models: Sequence[Flat], *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
-        """What a device is asked about models that it is sent, on its training samples; as `Probe` says."""
+        """A task: the quantities `want` of `models` on the device's training samples; as `Probe` says."""
         return Probe(
             models=models,
             want=frozenset(want),
@@ -102,7 +102,7 @@ class LocalSgd:
         )
 
     def check_pull(self, mu: float, who: str, *, setting: str) -> None:
-        """Refuse a proximal pull that plain SGD cannot follow."""
+        """Raise ConfigError for a proximal pull `mu` with which plain SGD diverges: learning-rate * mu > 2."""
         if self.learning_rate * mu > MAX_PULL:
             raise ConfigError(
                 f"the proximal pull of {who} is mu = {mu:.4g}; with learning-rate {self.learning_rate} it diverges",

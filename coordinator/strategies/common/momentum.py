@@ -1,14 +1,13 @@
-"""Centers that keep going: Polyak's heavy ball on the server, as FedAvgM has it (Hsu, Qi, Brown 2019), for any method.
+"""Server momentum for any method: Polyak's heavy ball on the centers, as in FedAvgM (Hsu, Qi, Brown 2019).
 
     c_k(t + 1) = m_k + beta v_k(t),    v_k(t + 1) = c_k(t + 1) - c_k(t)
 
-m_k is what the method made of center k in this round. A mean of devices that each go most of the way to their own
-optimum both creeps (where they agree) and overshoots (where they pull apart, center after center, to and fro). A ball
-with momentum does less of either: rounds that multiply an error by 1 - s converge for every s below 2 (1 + beta).
+m_k is the method's new center k in this round. The mean of devices that each go most of the way to their own optimum
+creeps where they agree and oscillates where they disagree; momentum reduces both. Rounds that multiply an error by
+1 - s converge for every s below 2 (1 + beta).
 
-A center's first move is a jump from where all began and leaves no velocity; nor has a new center any, or one that has
-just been split. One that nobody trained stays where it is and keeps its velocity. Buffers (batch norm's running
-statistics) stay the method's. Pure; knows no method and no device.
+A center's first move leaves no velocity; a new center and one that has just been split have none. A center that no
+device trained keeps its place and its velocity. Buffers (batch norm's running statistics) keep the method's values.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ VELOCITY_KEY = "server-velocity"  # in State.extra, [n_centers, n_params]; NaN: 
 
 
 def with_momentum(strategy: Strategy, before: State, schema: Schema, exchanges: Round) -> Round:
-    """The round itself; where the method has `server_momentum`, its centers then go on as they went before."""
+    """The exchanges of a round; the centers of a method with `server_momentum` then move on by `apply_momentum`."""
     after = yield from exchanges
     if not isinstance(strategy, LocalSgd) or not strategy.server.server_momentum:
         return after
@@ -41,7 +40,7 @@ def apply_momentum(before: State, after: State, *, beta: float, n_params: int) -
     if not trained.any():
         return after
     velocity = np.zeros((len(centers), n_params), centers.dtype)
-    known = {**before.extra, **after.extra}  # a method need not carry on what it does not know
+    known = {**before.extra, **after.extra}  # a method may drop entries of `extra` that are not its own
     velocity[: len(old)] = known.get(VELOCITY_KEY, np.nan)
     going = trained & ~np.isnan(velocity[: len(old)]).any(axis=1)
     new[going] += beta * velocity[: len(old)][going]
@@ -50,7 +49,7 @@ def apply_momentum(before: State, after: State, *, beta: float, n_params: int) -
 
 
 def reset_velocity(extra: Mapping[str, Array], number: int) -> dict[str, Array]:
-    """What a state keeps, with center `number` as if it had never moved: it now stands for other devices."""
+    """`extra` with the velocity of center `number` cleared, because the center now stands for other devices."""
     if VELOCITY_KEY not in extra:
         return dict(extra)
     velocity = extra[VELOCITY_KEY].copy()

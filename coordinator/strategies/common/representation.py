@@ -1,4 +1,4 @@
-"""What is compared when devices are clustered: points of models, never their buffers. Knows no center and no method."""
+"""The points by which devices are compared: parameters of a model or functions of them, never its buffers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from coordinator.strategies.common.setting_checks import check_choice
 from edge_client.protocol.nearest.sketch import count_sketch
 from edge_client.protocol.task import Array, Flat, Schema
 
-REPRESENTATIONS = {  # and why one would take it, for a run's configuration
+REPRESENTATIONS = {  # name -> the reason to choose it, for a run's configuration
     "classifier": "the last layer, as the public code: small, and shows best where labels differ",
     "all": "every parameter, as the papers write: sees differing inputs too, and the noise of every layer",
     "delta": "the direction of all parameters: who takes more or larger steps is no further away",
@@ -20,12 +20,11 @@ SKETCH_SIZE = 1_024  # numbers that stand for a model in "projection"
 
 
 def represent(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None = None) -> Array:
-    """[m, schema.size] -> [m, d], a point for each model.
+    """Models [m, schema.size] -> points [m, d] of one kind of REPRESENTATIONS.
 
-    REPRESENTATIONS says what for. "classifier" is what the public code of FeSEM and WeCFL compares. "delta" is measured
-    from `pivot` [schema.size] (or zero) and scaled to length one. "projection" adds each of its parameters to one of
-    1,024 numbers with a sign, place and sign drawn by a fixed seed (count sketch, Charikar 2002): cosines stay within
-    about 0.03.
+    "delta" is (w - pivot) / |w - pivot| over all parameters, with `pivot` [schema.size] or zero. "projection" is the
+    count sketch of w - pivot in 1,024 numbers, over the same length: cosines stay within about 0.03. Raises ConfigError
+    for an unknown kind.
     """
     check_choice("representation", kind, tuple(REPRESENTATIONS))
     if kind == "classifier" and schema.classifier:
@@ -35,7 +34,7 @@ def represent(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None =
         return params
     deltas = params if pivot is None else params - pivot[: schema.n_params]
     lengths = np.sqrt(np.einsum("ij,ij->i", deltas, deltas, dtype=np.float64))[:, None]
-    lengths[lengths == 0] = 1.0  # who did not move has no direction
+    lengths[lengths == 0] = 1.0  # a model at the pivot has no direction
     points: Array = (
         deltas / lengths.astype(vectors.dtype) if kind == "delta" else count_sketch(deltas, SKETCH_SIZE) / lengths
     )
@@ -43,6 +42,6 @@ def represent(vectors: Array, schema: Schema, kind: str, *, pivot: Flat | None =
 
 
 def annotate_representations(toml: str) -> str:
-    """The text of a configuration, with a comment behind each representation that says why one would take it."""
+    """The text of a configuration, with the reason for each representation in a comment behind it."""
     lines = re.compile(r'^representation = "(\w+)"$', flags=re.MULTILINE)
     return lines.sub(lambda found: f"{found[0]}  # {REPRESENTATIONS[found[1]]}", toml)

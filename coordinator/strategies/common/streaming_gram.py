@@ -1,8 +1,8 @@
-"""What is compared of the devices that answer an exchange, gathered while they answer.
+"""Products of the devices' points, computed while an exchange is open.
 
-A `StreamingExchange` exchange (base.py) shows every accepted reply to `add_reply`, which turns it into a point [d] and
-adds that to the Gram matrix; of the reply nothing else is kept. Whom nobody showed is seen at the end, so that what
-comes out depends on the replies alone, not on who came when. Knows no center's number and no method.
+The driver passes each accepted reply of a `StreamingExchange` (base.py) to `add_reply`, which turns the update into a
+point [d] and adds its products to the result; the update is not kept. Replies that were not streamed are read when the
+exchange closes, so the result depends on the replies alone, not on their order.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from edge_client.protocol.task import F64, Array, ClientId, Flat, Reply
 
 
 class StreamingGram:
-    """Points about the mean of the `centers` [K, d], which are some of them, like the `remembered` ones.
+    """The Gram matrix of the devices' points, `remembered` points and `centers` [K, d], about the centers' mean.
 
-    Whoever is `asked` has a row of the matrix from the beginning, in the order of names.
+    Each device in `asked` has its row of the matrix from the beginning, in the order of names.
     """
 
     def __init__(
@@ -40,29 +40,29 @@ class StreamingGram:
         self._seen: set[ClientId] = set()
 
     def add_reply(self, who: ClientId, reply: Reply) -> None:
-        """An accepted reply; one without a model has no point, and a second one of the same device is the first."""
+        """Add an accepted reply; a reply without a model, or a second one of the same device, is ignored."""
         if reply.update is not None and who not in self._seen:
-            if who not in self._rows:  # nobody asked
+            if who not in self._rows:  # was not asked
                 self._rows[who] = self._gram.capacity
                 self._gram.grow(self._gram.capacity + 1)
             self._gram.add(self._point(reply.update), at=self._rows[who])
             self._seen.add(who)
 
     def absent_clients(self, clients: Collection[ClientId]) -> list[ClientId]:
-        """The remembered devices apart from these `clients`, sorted."""
+        """The remembered devices that are not among these `clients`, sorted."""
         return [who for who in self._remembered if who not in clients]
 
     def matrix(self, clients: Sequence[ClientId], replies: Replies) -> F64:
         """The Gram matrix of these `clients`, of the absent remembered ones, and of the centers, in this order."""
         for who in clients:
             if who not in self._seen:
-                self.add_reply(who, replies[who])  # read from a disk, perhaps
+                self.add_reply(who, replies[who])  # may be read from disk
         past = [self._remembered[who] for who in self.absent_clients(clients)]
         return self._gram.submatrix(np.array([*(self._rows[who] for who in clients), *past, *self._centers]))
 
 
 class StreamingDistances:
-    """Squared distances to the `centers` [K, d] only, for who is not clustered anew; keeps K numbers of a device."""
+    """Squared distances of devices to the `centers` [K, d]; keeps K numbers of each device."""
 
     def __init__(self, centers: Array, *, point: Callable[[Flat], Array]) -> None:
         self._centers, self._point = centers, point
@@ -75,8 +75,8 @@ class StreamingDistances:
             self._seen[who] = np.einsum("kd,kd->k", apart, apart)
 
     def squared_distances(self, clients: Sequence[ClientId], replies: Replies) -> F64:
-        """[m, K] of these `clients`."""
+        """[m, K] squared distances of these `clients`, float64."""
         for who in clients:
             if who not in self._seen:
-                self.add_reply(who, replies[who])  # read from a disk, perhaps
+                self.add_reply(who, replies[who])  # may be read from disk
         return np.stack([self._seen[who] for who in clients])
