@@ -39,7 +39,7 @@ class FLHC(TreeOfCenters):
         if self.linkage == "ward" and self.metric != "l2":
             raise ConfigError(f"linkage ward with metric {self.metric}", hint="ward needs metric l2")
 
-    def _needs_everybody(self, state: State) -> bool:
+    def _needs_whole_fleet(self, state: State) -> bool:
         return _rounds(state) == self.warm_up
 
     def _grow(self, state: State, schema: Schema, updates: ClientUpdates) -> State:

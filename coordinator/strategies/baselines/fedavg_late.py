@@ -35,10 +35,10 @@ class FedAvgLate(FedAvg):
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
         now, before = (ClientUpdates.from_replies(some, schema.size) for some in (replies, late_replies(replies)))
-        everybody = ClientUpdates(
+        updates = ClientUpdates(
             clients=(*now.clients, *before.clients),
             rows=np.concatenate([now.rows, before.rows]) if before.clients else now.rows,
             n=np.concatenate([now.n, self.late_weight * before.n]),
         )
-        centers = self._reduce(state.centers, everybody, schema)
+        centers = self._reduce(state.centers, updates, schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

@@ -1,1 +1,1 @@
-"""What methods share: local SGD settings, cohorts, the streamed Gram matrix, initial centers, momentum."""
+"""What methods share: local SGD, server options, cohorts, updates, streamed Gram matrices, starts, momentum."""

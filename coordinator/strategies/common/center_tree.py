@@ -103,7 +103,7 @@ class TreeOfCenters(LocalSgd):
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """New devices find their leaf; then the cohort trains, the tree may grow, each leaf takes its n-mean."""
-        whole = self._needs_everybody(state)
+        whole = self._needs_whole_fleet(state)
         cohort, seeds = (
             sorted(fleet) if whole else sample_cohort(fleet, self.fraction_train, rng),
             TaskSeeds.from_rng(rng),
@@ -126,7 +126,7 @@ class TreeOfCenters(LocalSgd):
         """The device's leaf; the most common one for a device that has none."""
         return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
-    def _needs_everybody(self, state: State) -> bool:  # noqa: ARG002
+    def _needs_whole_fleet(self, state: State) -> bool:  # noqa: ARG002
         """Whether the whole fleet trains in this round, and not a cohort."""
         return False
 
