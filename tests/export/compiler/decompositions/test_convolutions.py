@@ -9,7 +9,15 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from export.compiler.decompositions import depthwise
-from export.compiler.decompositions.convolutions import ConvolutionSpec, convolution_backward
+from export.compiler.decompositions.conv_args import ConvArgs
+from export.compiler.decompositions.convolutions import (
+    by_columns,
+    by_correlation,
+    by_flipped_kernel,
+    by_rows,
+    by_transposed,
+    convolution_backward,
+)
 
 TOLERANCE = 1e-11  # float64; sums of fewer than a thousand products
 
@@ -61,7 +69,7 @@ def test_gradients_are_autograds_for_any_stride_padding_dilation_and_groups(
 def test_every_way_to_the_inputs_gradient_agrees(
     size: int, kernel: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
 ) -> None:
-    """Each is the fastest somewhere; nobody else compares them."""
+    """Each of the three is the fastest for some shapes; a program uses one of them."""
     draw = torch.Generator().manual_seed(0)
     reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
     assume(max(reach) <= size)
@@ -70,9 +78,9 @@ def test_every_way_to_the_inputs_gradient_agrees(
     out = torch.nn.functional.conv2d(x, weight, None, 1, padding, dilation)
     grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
     (expected,) = torch.autograd.grad(out, x, grad)
-    convolution = ConvolutionSpec((1, 1), padding, dilation, 1)
-    for way in (convolution.by_transposed, convolution.by_turned_kernel, convolution.by_columns):
-        assert torch.allclose(way(grad, x.detach(), weight), expected, rtol=0, atol=TOLERANCE)
+    conv = ConvArgs(stride=(1, 1), padding=padding, dilation=dilation)
+    for grad_input in (by_transposed, by_flipped_kernel, by_columns):
+        assert torch.allclose(grad_input(grad, x.detach(), weight, conv), expected, rtol=0, atol=TOLERANCE)
 
 
 @settings(max_examples=40)
@@ -92,7 +100,7 @@ def test_a_product_per_row_of_the_kernel_is_the_convolution(
     x = torch.randn(2, 3, size, size + 1, generator=draw, dtype=torch.float64)
     weight = torch.randn(4, 3, *kernel, generator=draw, dtype=torch.float64)
     expected = torch.nn.functional.conv2d(x, weight, None, (1, stride), padding, dilation)
-    got = ConvolutionSpec((1, stride), padding, dilation, 1).by_rows(x, weight)
+    got = by_rows(x, weight, ConvArgs(stride=(1, stride), padding=padding, dilation=dilation))
     assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
 
 
@@ -138,9 +146,8 @@ def test_every_way_of_a_grouped_convolution_agrees(
     grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
     (expected,) = torch.autograd.grad(out, weight, grad)
     own = weight.detach()
-    paired = depthwise.grad_weight(grad, x, own, stride, padding, dilation, count)
-    correlated = ConvolutionSpec(stride, padding, dilation, count).by_correlation(grad, x, own)
-    for got in (paired, correlated):
+    conv = ConvArgs(stride=stride, padding=padding, dilation=dilation, groups=count)
+    for got in (depthwise.grad_weight(grad, x, own, conv), by_correlation(grad, x, own, conv)):
         assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
     if count == ins == outs:
-        assert torch.allclose(depthwise.convolution(x, own, stride, padding, dilation), out, rtol=0, atol=TOLERANCE)
+        assert torch.allclose(depthwise.convolution(x, own, conv), out, rtol=0, atol=TOLERANCE)

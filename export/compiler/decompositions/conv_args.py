@@ -1,0 +1,63 @@
+"""The arguments of a convolution after its tensors, as `aten.convolution` takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConvArgs:
+    """Each tuple holds one number per spatial dimension; an empty `output_padding` stands for zeros."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+    groups: int = 1
+
+    @classmethod
+    def from_aten(
+        cls,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        transposed: bool,  # noqa: FBT001 - torch's own order
+        output_padding: Sequence[int],
+        groups: int,
+    ) -> ConvArgs:
+        """The arguments in the order in which an operator's call has them."""
+        return cls(
+            stride=tuple(stride),
+            padding=tuple(padding),
+            dilation=tuple(dilation),
+            transposed=transposed,
+            output_padding=tuple(output_padding),
+            groups=groups,
+        )
+
+    @property
+    def zeros(self) -> tuple[int, ...]:
+        """No padding."""
+        return (0,) * len(self.stride)
+
+    @property
+    def ones(self) -> tuple[int, ...]:
+        """Unit stride, or no dilation."""
+        return (1,) * len(self.stride)
+
+    def apply(self, x: Tensor, weight: Tensor) -> Tensor:
+        """The operator itself, without a bias: x [batch, in, *size] -> [batch, out, *out_size]."""
+        more = self.output_padding or self.zeros
+        args = self.stride, self.padding, self.dilation, self.transposed, more, self.groups
+        return cast("Tensor", torch.ops.aten.convolution.default(x, weight, None, *args))
+
+
+def add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+    """`out` [batch, channels, *size] plus `bias` [channels], if there is one."""
+    return out if bias is None else out + bias.reshape([-1, *[1] * (out.dim() - 2)])
