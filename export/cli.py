@@ -27,7 +27,7 @@ MAX_BATCH = 65_536
 
 
 class LossName(str, Enum):
-    """What people call the losses."""
+    """The losses by their usual names."""
 
     cross_entropy = "cross-entropy"
     mse = "mse"
@@ -103,7 +103,7 @@ def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[s
     from export.compiler.program_folder import check_unused
 
     check_unused(out)  # before torch, which takes seconds
-    with redirect_stdout(sys.stderr):  # what the reader's own code prints is talk
+    with redirect_stdout(sys.stderr):  # stdout has the results only, so the user's own prints go to stderr
         module = _load(origin)
         print(f"compiling {origin.model} for {', '.join(settings['engines'])}", flush=True)
 

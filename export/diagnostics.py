@@ -11,7 +11,7 @@ PATH_PATTERN = re.compile(r"""(File )?["'(]*[\w.~+:-]*([/\\][\w.~+@-]+){2,}["')]
 
 
 def first_sentence(wrong: BaseException) -> str:
-    """The first line that says something; the exception's kind when none does."""
+    """The first line that is not empty, at most MAX_SENTENCE_CHARS long; otherwise the exception's class."""
     lines = (PATH_PATTERN.sub("", line).strip() for line in str(wrong).splitlines())
     return next((line[:MAX_SENTENCE_CHARS] for line in lines if line), type(wrong).__name__)
 

@@ -1,7 +1,7 @@
-"""A reader's own Python by name: `package.module:name`, or a name that an installed package registered.
+"""Import a user's own Python object: by `package.module:name`, or by a name that an installed package registered.
 
-An entry point under the group `fedcenters.<kind>` is a name; its value is an import path. Whatever the reader's code
-raises while it is imported is told as the reader's, in one message. Calls nothing; knows no torch.
+An entry point of the group `fedcenters.<kind>` has a name and an import path. An exception of the imported code becomes
+one error message that names this code. Nothing is called.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from export.diagnostics import first_sentence
 
 
 def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
-    """What `package.module:name` names. Raises UsageError, which says what is missing."""
+    """Import the object `package.module:name`. Raises UsageError, which says what is missing."""
     module_name, _, name = path.partition(":")
     if not module_name or not name:
         raise UsageError(f"{path!r} is no import path", hint="write package.module:Class, like mynet:Net for mynet.py")
@@ -28,7 +28,7 @@ def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
 def find_by_name(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa: ANN401 - a reader's own
     """One of `ours`, an import path, or what a package registered as a kind of plug-in ("methods", "data-sets" ...).
 
-    Raises UsageError for a name that nobody knows, with the nearest that somebody does.
+    Raises UsageError for an unknown name, with the most similar known one.
     """
     if name in ours:
         return ours[name]
@@ -42,7 +42,7 @@ def find_by_name(kind: str, name: str, ours: Mapping[str, Any]) -> Any:  # noqa:
 
 
 def nearest_name_hint(wrong: str, valid: Iterable[str]) -> str:
-    """A hint: the valid name that is most like the wrong one, and all of them."""
+    """A hint: the valid name that is most similar to the wrong one, and all valid names."""
     names = sorted(valid)
     close = get_close_matches(wrong, names, n=1)
     guess = f"did you mean {close[0]!r}? " if close else ""
@@ -50,7 +50,7 @@ def nearest_name_hint(wrong: str, valid: Iterable[str]) -> str:
 
 
 def describe_error(wrong: BaseException) -> str:
-    """What the reader's code raised, in one line."""
+    """An exception of the user's code in one line: its class and its message."""
     kind, text = type(wrong).__name__, first_sentence(wrong)
     return text if text == kind else f"{kind}: {text}"
 

@@ -1,4 +1,4 @@
-"""Third-party exporters talk on stdout and stderr; ours do not. What they raise still comes through."""
+"""Suppress what third-party exporters print on stdout and stderr. Their exceptions are not affected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CHATTY_LOGGERS = (
 
 @contextmanager
 def suppress_output() -> Iterator[None]:
-    """Silence Python warnings, the loggers above, and C++ libraries that write to descriptors 1 and 2 themselves."""
+    """Silence Python warnings, CHATTY_LOGGERS, and C++ libraries that write to descriptors 1 and 2 directly."""
     loggers = [logging.getLogger(name) for name in CHATTY_LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,7 +1,7 @@
-"""Centers as files that know nothing of us: input "x", output "logits", weights inside.
+"""Write centers as self-contained files: input "x", output "logits", weights inside.
 
-ONNX and pt2 take any batch size, TFLite one sample at a time. Any torch module can be written; a center of a bundle is
-its program's own `infer` graph with the center's weights put in (`load_infer_module`), so no model code is needed here.
+ONNX and pt2 take any batch size, TFLite one sample at a time. Any torch module can be written. A center of a bundle
+is its program's own `infer` graph with the center's weights (`load_infer_module`), so the model's code is not needed.
 A stacked file holds several centers and has the input "center" [1] int32 before "x".
 """
 
@@ -64,7 +64,7 @@ def _any_batch(module: nn.Module, example: tuple[Tensor, ...]) -> ExportedProgra
 
 
 def name_batch_dimension(file: bytes) -> bytes:
-    """An ONNX file whose first dimension of `x` and of what follows from it is called "batch", as people expect it."""
+    """The same ONNX file with the first dimension of `x`, and all dimensions that follow from it, named "batch"."""
     import onnx
 
     proto = onnx.load_model_from_string(file)
@@ -85,7 +85,7 @@ def load_infer_module(infer: bytes, schema: Schema, vector: Flat) -> nn.Module:
 
 
 class _Center(nn.Module):
-    """A graph over flat tensors, all but the last fixed."""
+    """A graph over flat tensors; all but the last are the center's weights."""
 
     def __init__(self, graph: nn.Module, tensors: Sequence[Tensor]) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ class _Center(nn.Module):
 
 
 class _Stacked(nn.Module):
-    """A graph over flat tensors, chosen from stacks by the first input."""
+    """A graph over flat tensors; the first input chooses the weights from stacks."""
 
     def __init__(self, infer: bytes, schema: Schema, centers: Flat) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class _Stacked(nn.Module):
 
 
 class _Named(nn.Module):
-    """The output by name; the TFLite exporter carries the names of inputs and output into the file."""
+    """A module with a named output; the TFLite exporter writes the names of inputs and outputs into the file."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What fedcenters-export does, without its command line: compile a model; check a bundle; make one from a run."""
+"""The commands of fedcenters-export without their command line: compile a model; make, check and quantize a bundle."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def verify_bundle(
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyLimits:
-    """What is still right; see `verify_bundle`."""
+    """The limits of `verify_bundle`: largest difference over scale, largest loss of mean accuracy."""
 
     tolerance: float
     loss: float

@@ -1,4 +1,4 @@
-"""A center's model card: what is known about it, as a JSON object and as Markdown. Pure.
+"""A center's model card, as a JSON object and as Markdown.
 
     {"center", "method", "rounds", "devices", "samples"      which center, made how, for how many devices and samples
      "accuracy": {"devices", "mean", "min", "p10", "p25", "median", "p75", "p90", "max"} or null
@@ -7,7 +7,7 @@
      "model", "input", "output", "loss", "parameters"        what the network takes and gives
      "files": {variant: {"path", "sha256", "size", "parity", ...}}}
 
-A run's reader gives the first seven (`center_facts`), the bundle adds the rest. Other keys are carried as they are.
+The reader of a run gives the first seven (`center_facts`), the bundle adds the others. Other keys are kept as they are.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def center_facts(  # noqa: PLR0913 - the parts of a card
     labels: Mapping[ClientId, Sequence[int]],
     labels_of: str,
 ) -> dict[str, Any]:
-    """What a run knows about one center. A device of `members` may lack in any of the maps."""
+    """The part of a card that comes from a run. Each map may lack some devices of `members`."""
     names = sorted(members)
     counts = [labels[c] for c in names if c in labels]
     return {
@@ -49,7 +49,7 @@ def center_facts(  # noqa: PLR0913 - the parts of a card
 
 
 def quantiles(values: Sequence[float] | Array) -> dict[str, float] | None:
-    """Of one number per device, linear between neighbours; None when nobody has one."""
+    """Quantiles and mean of one number per device, linear between neighbours; None without numbers."""
     if len(values) == 0:
         return None
     found = {name: float(np.quantile(values, q)) for name, q in QUANTILES.items()}
@@ -57,7 +57,7 @@ def quantiles(values: Sequence[float] | Array) -> dict[str, float] | None:
 
 
 def program_facts(program: Program) -> dict[str, Any]:
-    """What every center of a program has in common."""
+    """The part of a card that all centers of a program share."""
     return {
         "model": program.model,
         "input": list(program.input),
@@ -68,7 +68,7 @@ def program_facts(program: Program) -> dict[str, Any]:
 
 
 def markdown(card: Mapping[str, Any]) -> str:
-    """The same card for people."""
+    """The card as Markdown."""
     lines = [f"# Center {card['center']} of {card['model']}", "", *_method_lines(card), "", *_runs(card), ""]
     if card.get("accuracy"):
         lines += ["## Accuracy", "", *_accuracy(card["accuracy"]), ""]

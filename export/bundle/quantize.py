@@ -1,13 +1,13 @@
-"""Smaller files of a center. What each scheme costs on real samples is for `verify` to measure.
+"""Quantize the files of a center. `verify` measures what each scheme costs on real samples.
 
-    fp16          weights in half precision, computed in float32: half the bytes, and the least that changes
+    fp16          weights in half precision, computed in float32: half the bytes, the smallest change
     int8          weights in 8 bits with one scale per output channel, computed in float32: a quarter of the bytes
     int8-static   weights and activations in 8 bits, with ranges seen on calibration samples: a quarter of the bytes,
                   and integer arithmetic where a machine has it
 
-ONNX weights are stored small behind one Cast or DequantizeLinear each, which any ONNX Runtime since 1.19 opens. It
-folds a Cast when it loads the file, and dequantizes at each run. Static ranges are ONNX Runtime's own. TFLite files are
-made by ai-edge-quantizer. DECISIONS.md has the figures of these and of other tools.
+Each ONNX weight is stored small before one Cast or DequantizeLinear, which any ONNX Runtime since 1.19 opens. It folds
+a Cast when it loads the file, and dequantizes at each run. Static ranges are those of ONNX Runtime. TFLite files come
+from ai-edge-quantizer. DECISIONS.md has the figures of these and of other tools.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from export.silence import suppress_output
 SCHEMES = ("fp16", "int8", "int8-static")
 SCHEMES_OF = {"onnx": SCHEMES, "tflite": SCHEMES, "pt2": ()}
 MIN_QUANTIZED_VALUES = (
-    64  # values; smaller tensors (biases, norms) stay in float32: they weigh nothing and count for much
+    64  # values; smaller tensors (biases, norms) stay in float32: they take few bytes and need their digits
 )
 MAX_CALIBRATION_SAMPLES = 128  # samples
 INT8_MAX = 127
 
 
 def supported_schemes(fmt: str, schemes: Sequence[str]) -> Iterator[str]:
-    """Those of `schemes` that a format has."""
+    """Those of `schemes` that the format supports."""
     return (scheme for scheme in schemes if scheme in SCHEMES_OF[fmt])
 
 
@@ -83,7 +83,7 @@ def _onnx(file: bytes, scheme: str, x: Array) -> bytes:
 
 
 def _with_small_weights(file: bytes, store: Callable[[Array, str], tuple[list[Any], Any]]) -> bytes:
-    """Every weight matrix stored by `store`: value and name -> its tensors, and the node that gives it back."""
+    """Store every weight matrix by `store`: value and name -> its tensors, and the node that restores it."""
     import onnx
 
     proto = onnx.load_model_from_string(file)

@@ -1,15 +1,15 @@
-"""A bundle: what a fleet learned, as a folder that anyone can use and check without us. This reads one.
+"""Read a bundle: the centers of a run as a self-contained, signed folder.
 
     manifest.json             everything below by hash; manifest.sig signs it (signature.py), where there is a key
     program/program.json      the training program, and its containers beside it, named <sha256>.<ending>
     centers/center-K/         model.safetensors (weights for the program), card.json, card.md, and a file
-                              per variant that needs nothing else: model.onnx, model.tflite, model.pt2, model.int8.onnx
+                              per variant, self-contained: model.onnx, model.tflite, model.pt2, model.int8.onnx
     stacked/centers.FORMAT    all centers in one file, with the inputs center and x, if asked for
     newcomers/                guide.json (protocol/nearest/router.py), start.safetensors, split-N.safetensors, as the
                               run has them: how a device that never trained finds its center
     reference.npz             samples (x, and what is known of them) to compare files on, if there were any
 
-The manifest's schema is in docs/serve-centers.md. writer.py writes bundles. Knows no method and no network.
+The manifest's schema is in docs/serve-centers.md. writer.py writes bundles.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ BUNDLE_SCHEMA = validators.record(
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """A bundle whose every file has the hash that its manifest says."""
+    """A bundle whose files all have the hashes of its manifest."""
 
     root: Path
     raw: bytes  # manifest.json
@@ -93,14 +93,14 @@ class Bundle:
         return codecs.decode_vector(data, self.program.schema, kind="model")
 
     def module(self, center: int) -> nn.Module:
-        """The center in torch: x [batch, *input] -> logits. Only this needs torch."""
+        """The center in torch: x [batch, *input] -> logits. No other method needs torch."""
         from export.bundle.center_files import load_infer_module
 
         return load_infer_module(self.container("pt2", "infer"), self.program.schema, self.vector(center))
 
     @cached_property
     def router(self) -> Router | None:
-        """What the run teaches devices that never trained."""
+        """The router that assigns a center to a device that never trained."""
         entry = self.manifest.get("guide")
         return None if entry is None else Router.from_bytes(self.read(entry))
 
@@ -122,7 +122,7 @@ class Bundle:
         }
 
     def reference_samples(self) -> LabelledSamples | None:
-        """The samples that came with it."""
+        """The bundle's own samples, if it has any."""
         entry = self.manifest["reference"]
         return None if entry is None else LabelledSamples.read(self.root / entry["path"])
 
@@ -179,7 +179,7 @@ def encode_manifest(manifest: BundleManifest) -> bytes:
 
 
 def _checked_shape(manifest: Any) -> BundleManifest:  # noqa: ANN401 - JSON from anywhere
-    """The manifest as it is, when everything that is read of it is there. Raises Malformed."""
+    """The manifest itself, after a check of every field that is read. Raises Malformed."""
     found = BUNDLE_SCHEMA(manifest, MANIFEST_FILE)
     if found["v"] != VERSION:
         raise Malformed("bad_version", f"bundle version {found['v']}; this reads {VERSION}")

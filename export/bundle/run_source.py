@@ -1,7 +1,7 @@
-"""What a run gives to a bundle, and who can read which run's folder.
+"""The data that a bundle is made of, and the plug-ins that read it from run folders.
 
-export/ sees neither coordinator/ nor emulator/. Who writes run folders says how to read them: a module under the entry
-point group `fedcenters.runs` (pyproject.toml) that has the functions of `RunReader`. Another package can add its own.
+export/ imports neither coordinator/ nor emulator/. Each of them registers a module with the functions of `RunReader`
+under the entry point group `fedcenters.runs` (pyproject.toml); other packages can add theirs.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Card = Mapping[str, Any]  # see model_cards.py
 
 @dataclass(frozen=True, kw_only=True)
 class LabelledSamples:
-    """Samples to compare and to judge on: `x` [n, *input] float32.
+    """Samples to compare files on: `x` [n, *input] float32.
 
-    `y` [n] int64 labels, or [n, ...] targets, where they are known; `device` [n] text, whose they are; `center` [n]
-    int64, the center that this device is assigned to, -1 where nobody said.
+    `y` [n] int64 labels, or [n, ...] targets, where they are known; `device` [n] text, the device of each;
+    `center` [n] int64, the center that this device is assigned to, -1 where unknown.
     """
 
     x: Array
@@ -41,7 +41,7 @@ class LabelledSamples:
     center: Array = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __post_init__(self) -> None:
-        """Fill in what was left out; refuse arrays of different lengths."""
+        """Fill in missing arrays; raise ConfigError for arrays of different lengths."""
         n = len(self.x)
         if n == 0:
             raise ConfigError("there are no samples", hint="give at least one")
@@ -63,7 +63,7 @@ class LabelledSamples:
         return LabelledSamples(x=self.x[index], y=y, device=self.device[index], center=self.center[index])
 
     def subsample(self, limit: int) -> LabelledSamples:
-        """At most `limit` of them, every device's share alike, its first ones."""
+        """At most `limit` samples: the first ones of every device, equally many of each."""
         if len(self) <= limit:
             return self
         place = np.zeros(len(self), np.int64)
@@ -73,7 +73,7 @@ class LabelledSamples:
         return self.rows(np.sort(np.argsort(place, kind="stable")[:limit]))
 
     def to_npz(self) -> bytes:
-        """A file that needs no pickle."""
+        """An .npz file without pickle."""
         buffer = io.BytesIO()
         labels: dict[str, Any] = {} if self.y is None else {"y": self.y}
         np.savez_compressed(buffer, x=self.x, device=self.device, center=self.center, **labels)
@@ -92,7 +92,7 @@ class LabelledSamples:
 
 @dataclass(frozen=True, kw_only=True)
 class NewcomerData:
-    """What a run gives to devices that come later: a guide, the common start [size], and a tree with its models."""
+    """A run's data for devices that join later: a router, the common start [size], and a tree with its models."""
 
     router: Router | None = None
     start: Flat | None = field(default=None, repr=False)
@@ -108,10 +108,8 @@ class BundleSource:
     files: Mapping[str, bytes] = field(repr=False)
     centers: Sequence[Flat] = field(repr=False)  # [schema.size] each
     cards: Sequence[Card]
-    reference: LabelledSamples | None = (
-        None  # handed out with the bundle; never a real device's without its owner's word
-    )
-    calibration: LabelledSamples | None = None  # training samples, for static quantization; not handed out
+    reference: LabelledSamples | None = None  # a part of the bundle; a real device's samples need its owner's consent
+    calibration: LabelledSamples | None = None  # training samples, for static quantization; not a part of the bundle
     sign: Signer | None = None  # manifest.json's bytes -> the text of manifest.sig
     made: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # files that exist already, by path in a bundle
     newcomers: NewcomerData = field(default_factory=NewcomerData)
@@ -121,20 +119,20 @@ class RunReader(Protocol):
     """A module that reads one kind of run folder."""
 
     def is_run_folder(self, run: Path) -> bool:
-        """Whether the folder is of this kind; cheap."""
+        """Whether the folder is of this kind; a quick check."""
 
     def bundle_source(self, run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:
-        """What a bundle is made of. `method`: whose centers, "" for the only or the first; `data`: the data sets."""
+        """The bundle's data. `method`: whose centers, "" for the first method; `data`: the folder of data sets."""
 
     def held_out(self, run: Path, *, data: Path | None) -> LabelledSamples | None:
-        """Every test sample of every device of the run, where they can be had."""
+        """Every test sample of every device of the run, or None where they are not available."""
 
     def calibration(self, run: Path, *, data: Path | None) -> LabelledSamples | None:
-        """Some training samples of its devices, where they can be had."""
+        """Some training samples of its devices, or None where they are not available."""
 
 
 def find_run_reader(run: Path) -> RunReader:
-    """Who reads this folder. Raises UsageError when nobody does."""
+    """The reader of this folder. Raises UsageError for a folder of no known kind."""
     kinds = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     for name in sorted(kinds):
         kind = cast("RunReader", kinds[name].load())

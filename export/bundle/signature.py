@@ -2,7 +2,7 @@
 
     {"federation", "key", "sig"}     `sig` signs the text of edge_client/protocol/signing.py with the kind "bundle"
 
-The manifest names every other file by its hash, so this one signature vouches for all. Pure; keys are raw bytes.
+The manifest names every other file by its hash, so one signature covers all files. Keys are raw bytes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How a written file does beside torch: the largest difference of logits, what it gets right, how long it takes.
+"""Measure a written file against torch: the largest difference of logits, accuracy, and latency.
 
-A file is (bytes, format); formats are "onnx", "tflite" and "pt2". Knows no bundle.
+A file is (bytes, format); formats are "onnx", "tflite" and "pt2".
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from export.silence import suppress_output
 
 PARITY_LIMIT = 1e-4  # of the logits' scale; float32 runtimes differ by about 1e-6, a wrong file by about 1
 WARM_UP_RUNS, TIMED_RUNS = 3, 20  # single samples
-MAX_BATCH = 256  # samples in torch and ONNX Runtime; more cost memory and no less time
+MAX_BATCH = 256  # samples in torch and ONNX Runtime; a larger batch needs more memory and as much time
 Run = Callable[[Array], Array]
 
 
 def parity_limit(scale: float) -> float:
-    """How far float32 logits of this size may be from torch's."""
+    """The largest allowed difference of float32 logits of this size from torch's."""
     return PARITY_LIMIT * max(1.0, scale)
 
 
@@ -52,7 +52,7 @@ def open_model(file: bytes, fmt: str, center: int | None = None) -> Run:
 
 
 def _onnx(file: bytes, center: int | None) -> Run:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: nothing is reported to anyone
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: no telemetry
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -86,7 +86,7 @@ def largest_difference(module: nn.Module, file: bytes | Path, fmt: str, x: Array
 
 
 def stacked_difference(module: nn.Module, file: bytes, fmt: str, center: int, x: Array) -> float:
-    """The same for one center of a stacked file."""
+    """`largest_difference` for one center of a stacked file."""
     got = open_model(file, fmt, center)(np.ascontiguousarray(x, dtype=np.float32))
     return float(np.abs(got - torch_logits(module, x)).max())
 

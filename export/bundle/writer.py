@@ -1,4 +1,4 @@
-"""Writes a bundle (reader.py says what is in it): every file is compared with torch before the folder gets its name."""
+"""Write a bundle (reader.py lists its files). Every file is compared with torch before the folder gets its name."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ class BundleOptions:
 def write_bundle(
     out: Path, material: BundleSource, options: BundleOptions | None = None, *, module: nn.Module | None = None
 ) -> BundleManifest:
-    """Write a new folder `out` (an older one is replaced when the new one is complete); -> manifest.json's content.
+    """Write the folder `out`, replacing an older one when the new one is complete. -> manifest.json's content.
 
-    `module`: the model in torch, left as it was; without it, the program's infer graph.
+    `module`: the model in torch, which is not changed; without it, the program's infer graph. Raises UsageError,
+    ConfigError, or ProgramRefused for a file that differs from torch.
     """
     if len(material.cards) != len(material.centers) or not material.centers:
         told = f"{len(material.centers)} centers and {len(material.cards)} cards"
@@ -103,7 +104,7 @@ class _BundleBuild:
         return manifest
 
     def _for_newcomers(self) -> dict[str, Any]:
-        """What devices that never trained choose by."""
+        """The entries for devices that never trained: router, start, tree."""
         known, put = self._material.newcomers, self.writer.put
 
         def model(path: str, vector: Flat) -> dict[str, Any]:
@@ -138,7 +139,7 @@ class _BundleBuild:
         return {"center": k, "card": dict(known), "model": model, "files": files, "cards": written}
 
     def _variant(self, network: nn.Module, data: bytes, fmt: str, scheme: str, folder: str) -> dict[str, Any]:
-        """A smaller file; how far it is from torch is told, and what that costs is measured by `verify`."""
+        """A quantized file and its difference from torch; `verify` measures the loss of accuracy."""
         small = quantize.quantize_file(data, fmt, scheme, self._material.calibration)
         parity = largest_difference(network, small, fmt, self._samples)
         return {**self.writer.put(f"{folder}/model.{scheme}.{fmt}", small), "parity": parity}
@@ -156,7 +157,7 @@ class _BundleBuild:
         return {**self.writer.put(f"stacked/centers.{fmt}", data), "parity": parity}
 
     def _checked(self, network: nn.Module, file: bytes, fmt: str, center: int) -> float:
-        """The file's largest absolute difference from torch; a file that is wrong is not handed out."""
+        """The file's largest absolute difference from torch. Raises ProgramRefused above the limit."""
         parity = largest_difference(network, file, fmt, self._samples)
         scale = float(np.abs(file_logits(file, fmt, self._samples[:1])).max())
         if not parity <= parity_limit(scale):
@@ -188,7 +189,7 @@ def _loader(program: Program, files: Mapping[str, bytes], module: nn.Module | No
 
 
 def _pt2_infer(program: Program) -> str:
-    """The hash of the graph that files are made from and compared with."""
+    """The sha256 of the graph that files are made from and compared with."""
     if "pt2" not in program.containers:
         raise ConfigError("a file per center needs the model or the program's pt2 container", hint="add the engine pt2")
     return program.containers["pt2"]["infer"].sha256
@@ -238,7 +239,7 @@ class _Writer:
         return {"path": name, "sha256": hashlib.sha256(data).hexdigest(), "size": len(data)}
 
     def finish(self, manifest: BundleManifest, sign: Signer | None, out: Path) -> None:
-        """The older folder is moved aside before it is removed: readers find a whole bundle, or for a moment none."""
+        """Move the older folder aside before removing it: readers find a complete bundle, or briefly none."""
         data = encode_manifest(manifest)
         self.put(MANIFEST_FILE, data)
         if sign is not None:

@@ -1,7 +1,7 @@
-"""Is a written program the model that it was made from? Each container runs beside torch, on the same inputs.
+"""Compare a written program with its torch model: each container runs on the same inputs as torch.
 
-The inputs are those that find mistakes: w != anchor, velocity and linear not zero, q not constant, half of the samples
-flat so that every window of every pool ties. program_parity.py says what is compared, and which inputs can judge.
+The inputs make mistakes visible: w != anchor, velocity and linear not zero, q not constant, and half of the samples
+constant, so that every window of every pool has ties. program_parity.py computes the difference.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from export.compiler.program_functions import TraceSource, example_inputs, funct
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
 from export.diagnostics import first_sentence
 
-BATCH_SIZES = (8, 3)  # of engines that take any size
-SEED = 2  # not the inputs that compiling measured with
+BATCH_SIZES = (8, 3)  # for engines that take any batch size
+SEED = 2  # other inputs than those of the compiler's own measurement
 
 
 def check_folder(
@@ -28,7 +28,7 @@ def check_folder(
 ) -> list[dict[str, Any]]:
     """Check hashes, then compare. One row per file and function: file, engine, function, batches, difference, ok.
 
-    Raises ConfigError or Malformed for a folder that is not whole, ProgramRefused for another model's program.
+    Raises ConfigError or Malformed for an incomplete or altered folder, ProgramRefused for another model's program.
     """
     folder = read_folder(path)
     program = folder.program
@@ -80,14 +80,14 @@ def _difference(  # noqa: PLR0913, PLR0917 - what is compared
         )
     except ImportError:
         raise
-    except Exception as wrong:  # each runtime raises its own kinds for a file that it cannot load
+    except Exception as wrong:  # each runtime has its own exceptions for a file that it cannot load
         raise ProgramRefused(
             f"{file.name} cannot be run: {first_sentence(wrong)}", hint="compile the program again"
         ) from wrong
 
 
 def tied_inputs(source: TraceSource, function: str, batch: int, seed: int) -> list[Tensor]:
-    """`example_inputs`, with the first half of the samples flat."""
+    """`example_inputs`, with the first half of the samples zero, so that every pool has ties."""
     args = example_inputs(source, function, batch, seed)
     at = [p.name for p in function_ports(source, function).inputs].index("x")
     args[at][: batch // 2] = 0

@@ -1,10 +1,10 @@
-"""How a model's forward is called while it is traced: torch's own calls, where its tracer would get them wrong.
+"""Replacements for calls of torch in a model's forward that torch's tracer gets wrong.
 
-Each rewriting is an identity of the layer itself, before any gradient. Knows no model, no graph and no file.
+Each replacement computes the same function as the call, before any gradient is taken.
 
-Linear layers over sequences see one long batch: torch's own way of flattening fixes a symbolic batch size. Dropout is
-spelled out as a mask: torch's asks for the number of values as a plain number. Recurrent layers come one by one, as
-torch's decomposition of a stack leaves out the dropout between them (torch 2.13).
+A linear layer over sequences gets one long batch: torch's own flattening fixes a symbolic batch size. Dropout becomes
+a product with a mask: torch's own needs the number of values as a plain number. Stacked recurrent layers are called
+one by one: torch's decomposition of a stack leaves out the dropout between the layers (torch 2.13).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RECURRENT = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
 
 
 class ForwardOverrides(TorchFunctionMode):
-    """Within it the calls of TABLE are replaced, in attention too, whose function torch lets no mode look into."""
+    """A context in which the calls of FORWARD_OVERRIDES are replaced, inside torch's attention function too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class ForwardOverrides(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _pooled(self, pool: Any, x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - torch's
-        """ReLU after the pool that follows it: the same values and gradients, from a fraction of the numbers."""
+        """Move a ReLU behind the max-pool that follows it: the same values and gradients, on fewer values."""
         before = next((before for out, before in self._rectified if out is x), None)
         out = pool(x if before is None else before, *rest, **named)
         return out if before is None else torch.relu(out)
@@ -69,7 +69,7 @@ def _linear(x: Tensor, *rest: Any, **named: Any) -> Tensor:  # noqa: ANN401 - to
 
 
 def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    """Zhang and Sennrich 2019, equation 4; torch's own adds eps in place, which no core operator does."""
+    """Zhang and Sennrich 2019, equation 4; torch's own adds eps in place, which no core operator can."""
     over = list(range(-len(shape), 0))
     eps = torch.finfo(x.dtype).eps if eps is None else eps
     out = x * torch.rsqrt(x.square().mean(over, keepdim=True) + eps)
@@ -77,7 +77,7 @@ def _rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps
 
 
 def _mask(x: Tensor, p: float, shape: Sequence[int]) -> Tensor:
-    """Ones with probability 1 - p, else zeros."""
+    """A mask of `shape` in the dtype of x: 1 with probability 1 - p, else 0."""
     return torch.bernoulli(x.detach().new_zeros(shape), 1 - p)
 
 
@@ -94,7 +94,7 @@ def _plain(x: Tensor, mask: Tensor, p: float) -> Tensor:
 
 
 def _alpha(x: Tensor, mask: Tensor, p: float) -> Tensor:
-    """Dropped values become SELU's limit; then scaled and moved so that mean 0 and variance 1 stay."""
+    """Dropped values become SELU's limit; scale and shift then restore mean 0 and variance 1."""
     scale = 1 / math.sqrt((SELU_ALPHA * SELU_ALPHA * p + 1) * (1 - p))
     return x * (mask * scale) + (mask - 1) * (SELU_ALPHA * scale) + SELU_ALPHA * scale * p
 
@@ -102,7 +102,7 @@ def _alpha(x: Tensor, mask: Tensor, p: float) -> Tensor:
 def _dropout(
     dropped: Callable[[Tensor], Sequence[int]], apply: Callable[[Tensor, Tensor, float], Tensor], *, default: bool
 ) -> Callable[..., Tensor]:
-    """One of torch's functions: what shape its mask has, and what becomes of the values; `default`: is it training."""
+    """A dropout function: `dropped` gives the mask's shape, `apply` the result; `default` is that of `training`."""
 
     def dropout(x: Tensor, p: float = 0.5, training: bool = default, inplace: bool = False) -> Tensor:  # noqa: ARG001, FBT001, FBT002 - torch's
         if not training or p == 0:
@@ -125,7 +125,7 @@ def _attention(  # noqa: PLR0913, PLR0917 - the arguments of torch's function
     scale: float | None = None,
     enable_gqa: bool = False,  # noqa: FBT001, FBT002
 ) -> Tensor:
-    """softmax(Q K^T / sqrt(width)) V, the formula of torch's documentation; only that with dropout is spelled out."""
+    """softmax(Q K^T / sqrt(width)) V, the formula of torch's documentation; written out only where there is dropout."""
     if dropout_p == 0 or enable_gqa:
         return ATTENTION(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
@@ -153,7 +153,7 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
     bidirectional: bool,  # noqa: FBT001
     batch_first: bool,  # noqa: FBT001
 ) -> tuple[Tensor, ...]:
-    """A stack of layers as a chain of single ones with dropout between them; -> output, and each last state."""
+    """A stack of layers as a chain of single layers with dropout between them. -> (output, *last states)."""
     x = x if batch_first else x.transpose(0, 1)
     each, rows = len(weights) // layers, 2 if bidirectional else 1
     ends: list[Sequence[Tensor]] = []
@@ -164,7 +164,9 @@ def _one_by_one(  # noqa: PLR0913, PLR0917 - the arguments of torch's operator
         x, *end = func(x, state, own, biases, 1, 0.0, training, bidirectional, True)  # noqa: FBT003 - samples first
         ends.append(end)
         if i < layers - 1:
-            time_first = x.transpose(0, 1)  # as torch holds it, so that the same numbers drop it
+            time_first = x.transpose(
+                0, 1
+            )  # torch's own layout here, so that the same random numbers drop the same values
             x = DROPOUT(time_first, dropout, training).transpose(0, 1)
     return (x if batch_first else x.transpose(0, 1), *(torch.cat(parts) for parts in zip(*ends, strict=True)))
 

@@ -1,9 +1,9 @@
-"""A program's golden run: chosen and answered by torch in float64, then run on each container (engines/golden_run.py).
+"""Compute a program's golden run with torch in float64, and run it on each container (engines/golden_run.py).
 
-The run is drawn, so a seed may stand where no float32 program can be judged: next to the kink of a ReLU rounding alone
-decides (program_parity.py). Torch's own float32 is asked at each of a few seeds; the first whose outcome is torch's in
-float64 is taken. The learning rate and the size of the pulls follow from the gradient there, so that every term has a
-share in each step and a step moves a weight by about a hundredth.
+The inputs of the run are drawn from a seed. Some seeds cannot judge a float32 program: next to the kink of a ReLU
+rounding alone decides (program_parity.py). The first of a few seeds at which torch's own float32 agrees with float64
+is used. The learning rate and the size of the pulls follow from the gradient at the start, so that every term
+contributes to each step and a step moves a weight by about a hundredth.
 """
 
 from __future__ import annotations
@@ -27,17 +27,20 @@ from edge_client.protocol.task import Array
 from export.compiler.program_functions import TraceSource, example_inputs, vocabulary_size
 from export.compiler.program_parity import torch_step
 
-BATCH = 8  # of engines that take any
+BATCH = 8  # for engines that take any batch size
 STEPS, STEPS_MIN = 10, 3
 WORK = 2.5e9  # multiplications and additions of a whole run: under a second of one core of a small board
-TOLERANCE = 1e-2  # a right runtime is off by 1e-6 to 1e-4, a missing term by more than 0.1
-CLEAR = 1e-4  # torch's float32 nearer than this: no kink decides
+TOLERANCE = 1e-2  # a correct runtime differs by 1e-6 to 1e-4, a missing term by more than 0.1
+CLEAR = 1e-4  # a difference of torch's float32 below this: no kink is near
 SEEDS = 8
 STRIDE = 256.0  # the part of a weight that a step moves: a weight over a pull
 
 
 def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> Golden:
-    """The run for engines with this batch. ProgramRefused where no drawn weights make torch agree with itself."""
+    """The run for engines with this fixed batch size, or None for those that take any.
+
+    Raises ProgramRefused where torch's float32 disagrees with its float64 at every seed.
+    """
     best, least = None, math.inf
     for golden in _candidates(source, program, BATCH if fixed is None else fixed):
         run = golden_inputs(program, golden, fixed=fixed is not None)
@@ -58,7 +61,7 @@ def golden_run(source: TraceSource, program: Program, *, fixed: int | None) -> G
 
 
 def check_golden(program: Program, engine: str, files: Mapping[str, bytes]) -> float:
-    """How far the containers of `engine` are from their golden run here. ProgramRefused above its tolerance."""
+    """The difference of the containers of `engine` from their golden run. Raises ProgramRefused above its tolerance."""
     golden = program.golden[engine]
     with tempfile.TemporaryDirectory() as scratch:
         step = Path(scratch) / "step"
@@ -95,7 +98,7 @@ def _candidates(source: TraceSource, program: Program, batch: int) -> Iterator[G
 
 
 def _steps(source: TraceSource, batch: int) -> int:
-    """Fewer for a large model; counted, not timed, so that the same model gives the same program."""
+    """The number of steps, fewer for a large model. Work is counted and not timed, so a program is reproducible."""
     count = FlopCounterMode(display=False)
     with count, torch.no_grad():
         source.module.eval()(example_inputs(source, "infer", 1)[-1])
@@ -108,7 +111,7 @@ def _start(program: Program, golden: Golden) -> Mapping[str, Array]:
 
 
 def _gradient(source: TraceSource, program: Program, draft: Golden) -> float:
-    """The size of the first step's gradient."""
+    """The root mean square of the first step's gradient."""
     run = golden_inputs(program, replace(draft, losses=(0.0,)), fixed=True)
     zero = {n: np.zeros_like(a) for n, a in run.start.items() if n.startswith(("velocity/", "linear/"))}
     given = {**run.start, **zero, "mu": np.array(0.0), "momentum": np.array(0.0), **run.steps[0]}
@@ -117,7 +120,7 @@ def _gradient(source: TraceSource, program: Program, draft: Golden) -> float:
 
 
 def _answered(source: TraceSource, program: Program, golden: Golden, run: Run, dtype: str) -> Golden | None:
-    """The run with torch's losses and digests; None where they are not finite."""
+    """The run with torch's losses and digests; None where these are not finite."""
     losses, end = _trained(source, program, run, dtype)
     weights, buffers = digests(program, run.signs, run.start, end)
     if not np.isfinite([*losses, *weights, *buffers]).all() or not any(weights):
@@ -127,13 +130,13 @@ def _answered(source: TraceSource, program: Program, golden: Golden, run: Run, d
 
 
 def _own(source: TraceSource, program: Program, told: Golden, run: Run) -> float:
-    """How far torch's float32 is from its float64."""
+    """The difference of torch's float32 from its float64."""
     losses, end = _trained(source, program, run, "float32")
     return golden_difference(told, losses, digests(program, run.signs, run.start, end))
 
 
 def _trained(source: TraceSource, program: Program, run: Run, dtype: str) -> tuple[list[float], dict[str, Array]]:
-    """Torch's losses, and what moved."""
+    """Torch's loss per step, and the final weights, buffers and velocities by port name."""
     kind = getattr(torch, dtype)
     held = {name: torch.tensor(array, dtype=kind) for name, array in run.start.items()}
     names, losses = [port.name for port in ports_by_role(program.functions["step"])[0]], []
@@ -150,5 +153,5 @@ def _size(values: Array) -> float:
 
 
 def _power(value: float) -> float:
-    """The nearest power of two: exact in every format."""
+    """The nearest power of two, which every number format holds exactly."""
     return float(2.0 ** round(math.log2(value)))

@@ -1,12 +1,12 @@
-"""A torch model becomes a training program: containers for the engines and the manifest that describes them.
+"""Compile a torch model into a training program: containers for the engines and the manifest that describes them.
 
     compiled = compile_program(module, samples)   # a batch of samples; or the shape of one: (1, 28, 28)
     compiled.program     what devices read (program.json)
     compiled.files       sha256 -> bytes of each container
 
-Files carry no trained weights: these are inputs, so one program serves every center, round and method. Frozen ones are
-constants of the files: a device fetches them once, and no round sends them. What cannot be expressed is refused here,
-naming the operator and the layer; a device never finds out.
+Trained weights are inputs of the files, so one program serves every center, round and method. Frozen weights are
+constants of the files: a device fetches them once, and no round sends them. A model that cannot be expressed is refused
+here with the name of the operator and the layer, before any device sees it.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from export.containers.write_tflite import to_tflite
 from export.diagnostics import converter_missing, first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
-EXAMPLE_BATCH = 13  # where the batch is dynamic; not a size that layers and sequences like to have
+EXAMPLE_BATCH = 13  # where the batch is dynamic; a size that layers and sequences seldom have
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompilerOutput:
-    """The manifest and the containers by hash."""
+    """The manifest, and the containers by their sha256."""
 
     program: Program
     files: Mapping[str, bytes] = field(repr=False)
@@ -70,8 +70,8 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
 
     `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
-    shape of one sample's output, `classes` short for one of (classes,); by default what the model gives.
-    The module is left as it was. Raises ProgramRefused when the model cannot be expressed for one of `engines`.
+    shape of one sample's output, and `classes` stands for (classes,); the default is the shape that the model gives.
+    The module itself is not changed. Raises ProgramRefused when the model cannot be expressed for one of `engines`.
     """
     if classes is not None:
         target = (classes,)
@@ -99,7 +99,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
 
 
 def program_without_containers(source: TraceSource) -> Program:
-    """The program without containers: what a learner needs that trains the module itself."""
+    """The program without containers, for a learner that trains the module itself."""
     return Program(
         model=source.name,
         loss=source.loss,
@@ -125,7 +125,10 @@ def make_source(
     loss: Loss = "cross-entropy",
     dtype: str = "float32",
 ) -> TraceSource:
-    """What the tracer works on: a private copy of the module and the facts about it, checked against each other."""
+    """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
+
+    Raises ProgramRefused for a model that cannot become a training program.
+    """
     mine = private_copy(module, dtype)
     name = type(module).__name__ if name is None else name
     source = TraceSource(name=name, module=mine, schema=schema_of(mine), input=input, target=(), loss=loss, dtype=dtype)
@@ -136,15 +139,18 @@ def make_source(
 
 
 def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tuple[int, ...]:
-    """One output per sample, which does not depend on the other samples: devices pad batches when they evaluate.
+    """Check that a sample's output does not depend on the other samples, as devices pad batches when they evaluate.
 
-    -> the shape of one.
+    Returns the shape of one output.
     """
     samples = example_inputs(source, "infer", 3)[-1]
     network = source.module.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            out, others = network(samples[:2]), network(samples)  # of two, batch norm leaves nothing but signs
+            out, others = (
+                network(samples[:2]),
+                network(samples),
+            )  # three: of two samples batch norm leaves only the signs
     except (RuntimeError, ValueError, TypeError, IndexError) as wrong:
         raise ProgramRefused(
             f"model {source.name!r} does not take samples of shape {source.input}: {first_sentence(wrong)}",
@@ -176,7 +182,7 @@ def _check_answers(source: TraceSource, expected: tuple[int, ...] | None) -> tup
 
 
 def _check_constants(source: TraceSource) -> None:
-    """What a training pass writes must be a float buffer that torch saves: only those come back from a step."""
+    """A training pass may write only float buffers that torch saves: a step returns no others."""
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
     versions = {name: value._version for name, value in state.items()}  # noqa: SLF001 - no other way to see a write
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -196,10 +202,11 @@ def _check_constants(source: TraceSource) -> None:
 
 
 def schema_of(module: nn.Module, classifier: Sequence[str] | None = None) -> Schema:
-    """What travels, in torch's order: trainable parameters, then the float buffers that torch saves.
+    """The tensors that a round exchanges, in torch's order: trainable parameters, then the saved float buffers.
 
-    Frozen parameters and other buffers stay in the program. A shared parameter counts once, under its first name.
-    `classifier`: parameter names; by default those of the last linear or convolution layer with something to train.
+    Frozen parameters and other buffers are constants of the program. A shared parameter counts once, under its first
+    name. `classifier`: parameter names; by default those of the last linear or convolution layer that is trained.
+    Raises ProgramRefused when there is nothing to train.
     """
     params = [
         TensorSpec(name=n, role="p", shape=tuple(p.shape)) for n, p in module.named_parameters() if p.requires_grad
@@ -305,7 +312,7 @@ class _refusal_context:  # noqa: N801 - reads as a word in a with statement
 def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], batch: int) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
     if _batch(engine, batch) == "any":
-        batch = EXAMPLE_BATCH + 1  # a graph that is right for the size it was traced with only must not pass
+        batch = EXAMPLE_BATCH + 1  # another size than the traced one, so that a graph for one size only fails
     with _refusal_context(source, engine):
         worst = max(
             max_difference(source, engine, f, files[f], batch=batch, seed=1, limit=MAX_RELATIVE_DIFFERENCE)

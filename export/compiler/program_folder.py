@@ -1,4 +1,4 @@
-"""A compiled program as a folder with readable names, for people and their own scripts.
+"""A compiled program as a folder with readable file names, for users and their own scripts.
 
     program.json                             the manifest: ports in order, hashes, measured differences
     step.onnx  evaluate.onnx  infer.onnx     one function per file, any batch size
@@ -6,7 +6,7 @@
     step.pt2   evaluate.pt2   infer.pt2      for torch
     weights.npz                              the model's own weights under the names of the inputs (w/..., buffers/...)
 
-A file that serves several functions is called program. Names follow from program.json alone. Knows no torch.
+A file with several functions has the stem "program". program.json determines all names.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class ContainerFile:
 
 
 def container_files(program: Program) -> list[ContainerFile]:
-    """The containers of a program, engine by engine; engines and functions in their usual order."""
+    """The containers of a program, in the order of FILE_ENDINGS and FUNCTIONS."""
     out = []
     for engine in sorted(program.containers, key=_place(FILE_ENDINGS)):
         containers = program.containers[engine]
@@ -57,7 +57,7 @@ def container_files(program: Program) -> list[ContainerFile]:
 
 
 def _place(usual: Iterable[str]) -> Callable[[str], tuple[int, str]]:
-    """A sort key: what is unknown comes last."""
+    """A sort key: names in the order of `usual`, unknown names last."""
     places = {name: i for i, name in enumerate(usual)}
     return lambda name: (places.get(name, len(places)), name)
 
@@ -73,7 +73,7 @@ def check_unused(out: Path) -> None:
 def write_folder(
     out: Path, program: Program, containers: Mapping[str, bytes], weights: Mapping[str, Array]
 ) -> dict[str, int]:
-    """`containers`: sha256 -> bytes. -> name -> size in bytes. program.json comes last: with it the folder is whole."""
+    """`containers`: sha256 -> bytes. -> name -> size in bytes. program.json is written last."""
     check_unused(out)
     out.mkdir(parents=True, exist_ok=True)
     blobs = {f.name: containers[f.sha256] for f in container_files(program)}
@@ -89,11 +89,14 @@ class ProgramFolder:
     """A folder whose every container has the hash that program.json says."""
 
     program: Program
-    blobs: Mapping[str, bytes] = field(repr=False)  # by File.name
+    blobs: Mapping[str, bytes] = field(repr=False)  # by ContainerFile.name
 
 
 def read_folder(path: Path) -> ProgramFolder:
-    """Raises ConfigError for a folder that holds no program, Malformed for one that was changed."""
+    """Read a folder and check its hashes.
+
+    Raises ConfigError for a folder that holds no program, Malformed for an altered one.
+    """
     try:
         raw = (path / MANIFEST_FILE).read_bytes()
     except OSError as missing:

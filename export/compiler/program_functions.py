@@ -6,10 +6,10 @@
 
 Step: g = d/dw [sum q_j loss_j] + linear + mu (w - anchor); velocity' = momentum velocity + g; w' = w - lr velocity'.
 noise: uniform numbers for what a training pass draws at random (random_ops.py); a model that draws nothing has none.
-Flat: one tensor per parameter or buffer in the schema's order, then the rest. Nothing here knows a file or a runtime.
+Flat: one tensor per parameter or buffer in the schema's order, then the other inputs.
 
-What no step may change (frozen parameters, integer buffers, buffers that torch does not save) is neither trained nor
-sent: each graph takes these constants behind its ports, and tracing binds them, so that they are part of the file.
+Frozen parameters, integer buffers and buffers that torch does not save are constants: no step changes or sends them.
+Each graph takes the constants after its ports, and tracing makes them a part of the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SCALARS = ("lr", "momentum", "mu")
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSource:
-    """What a program is made from. `module` is ours alone: a copy without batch norm's counters (see `source_of`)."""
+    """What a program is compiled from. `module` is a private copy without batch norm's counters (`private_copy`)."""
 
     name: str
     module: nn.Module
@@ -59,7 +59,7 @@ class TraceSource:
 
     @property
     def constants(self) -> dict[str, Tensor]:
-        """What the schema does not name, by name: values that every step leaves alone."""
+        """The tensors that are not in the schema, by name; no step changes them."""
         moving = {t.name for t in self.schema.tensors}
         return {name: value for name, value in tensors_of(self.module).items() if name not in moving}
 
@@ -69,12 +69,12 @@ class TraceSource:
 
 
 def private_copy(module: nn.Module, dtype: str) -> nn.Module:
-    """A copy in `dtype` on the CPU without batch norm's counter, an integer that nobody trains and no tracer likes."""
+    """A copy in `dtype` on the CPU without batch norm's integer counter, which is not trained and breaks tracing."""
     mine = copy.deepcopy(module).cpu().to(getattr(torch, dtype))
     first: dict[int, str] = {}
     for name, buffer in module.named_buffers(remove_duplicate=False):
         known = first.setdefault(id(buffer), name)
-        if known != name:  # a buffer in two places: to() ties parameters again, but not buffers
+        if known != name:  # a buffer in two places: to() keeps shared parameters shared, but not shared buffers
             layer, _, own = name.rpartition(".")
             setattr(mine.get_submodule(layer), own, mine.get_buffer(known))
     for layer_ in mine.modules():
@@ -102,8 +102,8 @@ def tensor_places(module: nn.Module) -> dict[str, str]:
 def call_module(module: nn.Module, state: Mapping[str, Tensor], x: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     """Forward with these tensors (names of `tensors_of`) -> the output, and what each place holds afterwards.
 
-    The pass may write into a tensor or put another one in its place. torch's own tying of weights is not used: where
-    one layer stands in two places, it leaves the given tensors in the module.
+    The pass may write into a tensor or replace it. torch's own tying of weights is off: where one layer is used in two
+    places, it would leave the given tensors in the module.
     """
     held = {place: state[name] for place, name in tensor_places(module).items()}
     out = functional_call(module, held, (x,), tie_weights=False)
@@ -172,7 +172,7 @@ GRAPHS = {"step": step_graph, "evaluate": evaluate_graph, "infer": infer_graph}
 
 
 def flat_graph(source: TraceSource, function: str, transform: Callable[[Graph], Graph] = lambda inner: inner) -> Graph:
-    """One of GRAPHS whose random operators read its noise. `transform`: of torch.func, applied within the noise."""
+    """One of GRAPHS, its random operators fed from the port "noise". `transform` (torch.func's) applies inside that."""
     inner = transform(GRAPHS[function](source))
     names = [p.name for p in function_ports(source, function).inputs]
     if "noise" not in names:
@@ -193,7 +193,7 @@ def _named(names: Sequence[str], values: Iterator[Tensor]) -> dict[str, Tensor]:
 
 
 def function_ports(source: TraceSource, function: str) -> Function:
-    """The ordered inputs and outputs of one function; engines go by these names."""
+    """The ordered inputs and outputs of one function; engines use these names."""
 
     def port(name: str, shape: Sequence[Dimension] = ()) -> Port:
         return Port(name=name, dtype=source.dtype, shape=tuple(shape))
@@ -220,7 +220,7 @@ def function_ports(source: TraceSource, function: str) -> Function:
 def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0) -> list[Tensor]:
     """Inputs to trace and to measure with: near the model's own weights, w != anchor, nothing zero, q not constant.
 
-    Every tensor is its own object: the same one passed twice would be merged by the exporters without a word.
+    Every tensor is its own object, as exporters merge a tensor that is passed twice.
     """
     draw = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, source.dtype)
@@ -252,5 +252,5 @@ def example_inputs(source: TraceSource, function: str, batch: int, seed: int = 0
 
 
 def vocabulary_size(module: nn.Module) -> int:
-    """How many tokens every embedding of the module knows; 0 without embeddings. Samples are then drawn from these."""
+    """How many tokens every embedding of the module has; 0 without embeddings. Samples are drawn from these."""
     return min((layer.num_embeddings for layer in module.modules() if isinstance(layer, nn.Embedding)), default=0)

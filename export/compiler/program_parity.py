@@ -1,19 +1,18 @@
-"""How far a container is from torch, on inputs where that question has an answer. Compiling and `--check` judge by it.
+"""The difference of a container from torch, on inputs that can judge it. The compiler and `--check` use it.
 
 Torch runs the model itself through autograd, sharing no formula with what was traced, and in float64: its own float32
 step is up to 5e-5 off where a gradient is a difference of large sums. Differences are relative to the largest value of
 each output.
 
-A step is not continuous everywhere. Where one window of a max-pool nearly ties, or one value stands next to the kink of
-a ReLU, rounding alone decides which way a gradient flows: of femnist-cnn's 200,704 windows one is enough for 3e-3, and
-torch's own float32 step is as far off. A norm of a constant channel multiplies by 316 what the mean of equal values was
-rounded by, and three norms in a row do so thrice. Such inputs judge no program. Whether they are such is asked
-of torch alone, in float64 with weights and samples that differ by a few roundings, and in float32, which must not be
-off altogether.
+A step is not continuous everywhere. Where a window of a max-pool nearly ties, or a value is next to the kink of a ReLU,
+rounding alone decides which way a gradient flows: one of femnist-cnn's 200,704 windows is enough for 3e-3, and torch's
+own float32 step differs as much. A norm of a constant channel multiplies the rounding of its mean by 316, and three
+norms in a row do so three times. Such inputs cannot judge a program. Torch alone tells which inputs these are: in
+float64, with weights and samples moved by a few roundings, and in float32, whose error must stay small.
 
-Nor can float32 tell every gradient: that of a bias before a group norm of one channel is nothing but cancelled sums,
-and torch's own is up to 1e-3 off. An output that torch misses is measured by how far torch is off, ROOM times. The same
-measure is the last resort for deep networks: of ResNet-18's millions of ReLUs some stand next to a kink at any inputs.
+Some gradients have no digits in float32: that of a bias before a group norm of one channel consists of cancelled sums,
+and torch's own is up to 1e-3 off. Such an output may differ by ERROR_MARGIN times torch's own error. The same rule is
+the last resort for deep networks: at any inputs some of ResNet-18's millions of ReLUs are next to a kink.
 """
 
 from __future__ import annotations
@@ -57,9 +56,9 @@ def max_difference(  # noqa: PLR0913 - what is compared
 ) -> float:
     """The largest difference of one function at the first inputs that can judge it; infinite for what is not finite.
 
-    Below `limit` the file is torch's. Above it is not, or (at none of DRAWS inputs) no float32 program could be. What
-    torch's own float32 misses by more than `limit / ROOM` is scaled down to that; where no inputs can judge, so is what
-    moves in torch as far when weights do by a few roundings.
+    A file below `limit` computes what torch computes. Above it the file is wrong, or none of MAX_INPUT_DRAWS inputs can
+    judge a float32 program. An output on which torch's own float32 is off by more than `limit / ERROR_MARGIN` is scaled
+    down by that error; where no inputs can judge, so is an output that moves as far in torch under a few roundings.
     """
     worst = float("inf")
     for draw in range(MAX_INPUT_DRAWS):
@@ -90,7 +89,7 @@ def _scaled(found: Sequence[float], torchs: Sequence[float], limit: float) -> fl
 
 
 def _perturbed_inputs(source: TraceSource, function: str, args: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """The same inputs in float64, with weights and samples a few roundings away; a flat sample is flat no more."""
+    """The inputs in float64, their weights and samples moved by a few roundings to both sides."""
     names = [p.name for p in function_ports(source, function).inputs]
     draw = torch.Generator().manual_seed(0)
     for _ in range(PERTURBED_PAIRS):
@@ -118,12 +117,12 @@ def _torch_errors(source: TraceSource, function: str, several: Sequence[Sequence
 
 
 def _worst(rows: Iterable[Sequence[float]]) -> list[float]:
-    """Of each output over several looks."""
+    """The largest value of each column."""
     return [max(column) for column in zip(*rows, strict=True)]
 
 
 def torch_outputs(source: TraceSource, function: str, args: Sequence[Tensor], *, dtype: str = "float64") -> list[Array]:
-    """What torch gives for the function's outputs, in their order."""
+    """Torch's own outputs of the function, in their order, computed in `dtype`."""
     names = function_ports(source, function)
     given = {p.name: a.to(getattr(torch, dtype)) for p, a in zip(names.inputs, args, strict=True)}
     found = (torch_step if function == "step" else torch_evaluate)(source, given, dtype)
@@ -154,7 +153,7 @@ def torch_evaluate(source: TraceSource, given: Mapping[str, Tensor], dtype: str)
 
 
 def _loaded(source: TraceSource, given: Mapping[str, Tensor], dtype: str) -> nn.Module:
-    """A copy with the weights and buffers of `given`; what those do not name stays as it is."""
+    """A copy with the weights and buffers of `given`; other tensors keep the module's values."""
     net = private_copy(source.module, dtype)
     state = {f"w/{n}": p for n, p in net.named_parameters()} | {f"buffers/{n}": b for n, b in net.named_buffers()}
     with torch.no_grad():
@@ -181,7 +180,7 @@ def run_container(engine: str, file: bytes, source: TraceSource, function: str, 
 
 
 def output_differences(got: Sequence[Array], expected: Sequence[Array]) -> list[float]:
-    """Of each output; infinite for another shape and for what is not finite."""
+    """The relative difference of each output; infinite for another shape and for values that are not finite."""
     if len(got) != len(expected):
         return [float("inf")] * len(expected)
     return [_difference(g, e) for g, e in zip(got, expected, strict=True)]

@@ -1,8 +1,8 @@
 """Random operators of a training pass, computed from uniform numbers that are an input of the step.
 
-A graph that drew numbers itself would repeat one draw for ever or differ between runtimes. Here each random operator
-takes the next columns of `noise` [batch, numbers per sample], in the order of the forward pass, and the same numbers
-give the same masks in a traced graph, in torch's own float32 and in float64. Knows no file, no engine, no generator.
+A graph that drew numbers itself would repeat one draw in every step, or differ between runtimes. Here each random
+operator takes the next columns of `noise` [batch, numbers per sample], in the order of the forward pass. Equal numbers
+give the same masks in a traced graph, in torch's own float32 and in float64.
 
 The numbers are multiples of 2^-24 below 1 (edge_client/training/noise.py), which float32 holds exactly. A probability
 is rounded up to such a multiple before it is compared, so that no rounding decides: `u >= p` drops with probability p.
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edge_client.errors import ProgramRefused
 
 aten = torch.ops.aten
-UNIFORM_STEPS = 2**24  # a number is k / GRID with an integer k from 0 to GRID - 1
+UNIFORM_STEPS = 2**24  # a number is k / UNIFORM_STEPS with an integer k from 0 to UNIFORM_STEPS - 1
 Draw = Callable[[Sequence[int]], Tensor]  # shape -> uniform numbers of the program's dtype
 
 
@@ -48,7 +48,7 @@ def _uniform(draw: Draw, x: Tensor, low: float = 0.0, high: float = 1.0) -> Tens
     return low + (high - low) * draw(x.shape)
 
 
-# A result takes the place of the operator's; those that write into an argument have a rule below.
+# The rule's result replaces the operator's; operators that write into an argument are in IN_PLACE_RULES.
 RANDOM_RULES: Mapping[Any, Callable[..., Any]] = {
     aten.native_dropout.default: _dropout,
     aten.bernoulli.default: _bernoulli_each,
@@ -67,9 +67,9 @@ COVERED_OPERATORS = frozenset(
 
 
 class NoiseReader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
-    """Within it random operators take their numbers from `noise` [batch, numbers per sample], left to right.
+    """A context in which random operators read `noise` [batch, numbers per sample], from left to right.
 
-    Enter it outside of torch.func's transforms: it sees the plain tensors that they end up with.
+    Enter it outside of torch.func's transforms, so that it sees their plain tensors.
     """
 
     def __init__(self, noise: Tensor) -> None:
@@ -77,7 +77,7 @@ class NoiseReader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         self.noise, self.taken = noise, 0
 
     def take(self, shape: Sequence[int]) -> Tensor:
-        """The next columns in this shape, row by row; flat between, or torch may take another size for the batch's."""
+        """The next columns in this shape, row by row; flat first, as torch may confuse two sizes."""
         columns = math.prod(shape) // self.noise.shape[0]
         u = self.noise[:, self.taken : self.taken + columns].reshape(-1)
         self.taken += columns
@@ -91,7 +91,7 @@ class NoiseReader(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch'
         return func(*args, **(kwargs or {}))
 
     def check(self) -> None:
-        """Every number was used, or the pass was not the one that was counted."""
+        """Raise ProgramRefused unless the pass used every number."""
         if self.taken != self.noise.shape[1]:
             raise ProgramRefused(
                 f"a training pass draws {self.taken} random numbers per sample here, and {self.noise.shape[1]} there",

@@ -1,9 +1,9 @@
-"""The end of a step: what proximal SGD with momentum makes of a gradient.
+"""The update of proximal SGD with momentum, from a gradient to the new weights and velocities.
 
     g = gradient + linear + mu (w - anchor);   velocity' = momentum velocity + g;   w' = w - lr velocity'
 
-Runtimes take as long to start an operator as to add a few thousand numbers, so all vectors (biases, norms) go together.
-Nothing here knows a model, a file or a runtime.
+Runtimes take as long to start an operator as to add a few thousand numbers, so all vectors (biases, norms) are updated
+as one.
 """
 
 from __future__ import annotations

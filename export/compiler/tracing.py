@@ -1,6 +1,6 @@
-"""A training program's function becomes one plain graph: forward, backward and update, core operators only.
+"""Trace a function of a training program into one graph: forward, backward and update, in core operators only.
 
-Refuses, by name, an operator that some device could not run, and says which layer used it. No file, no runtime.
+An operator that some runtime lacks is refused with its name and the layer that used it.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def export_graph(source: TraceSource, function: str, graph: nn.Module, *, batch:
         except Exception as wrong:  # torch raises many kinds, as when a size must be one number
             raise _untraceable(source, wrong) from wrong
     for node in made.graph.nodes:
-        node.meta.pop("stack_trace", None)  # paths of this machine are nobody's business
+        node.meta.pop("stack_trace", None)  # it holds paths of this machine
         node.meta.pop("nn_module_stack", None)
     made.example_inputs = None
     return made
 
 
 def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred: bool) -> ExportedProgram:  # noqa: ANN401
-    """`deferred`: what torch must assume about the batch size is checked when the graph runs."""
+    """`deferred`: torch's assumptions about the batch size are checked when the graph runs."""
     with quiet_warnings():
         return torch.export.export(
             graph,
@@ -128,7 +128,7 @@ def _traced(source: TraceSource, function: str, args: Sequence[Tensor], dynamic:
 
 
 def _drop_unused_tensors(traced: fx.GraphModule) -> None:
-    """Tensors that tracing noted and no node reads: the exporters would look at them, and some are torch's wrappers."""
+    """Drop the tensors that no node reads: exporters would read them, and some are torch's wrappers."""
     read = {node.target for node in traced.graph.nodes if node.op == "get_attr"}
     for name in [n for n, _ in (*traced.named_buffers(recurse=False), *traced.named_parameters(recurse=False))]:
         if name not in read:
@@ -149,7 +149,7 @@ def _fake(mode: FakeTensorMode, value: Tensor, shape: Sequence[Any]) -> Tensor:
 
 
 def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule) -> None:
-    """Whatever is neither arithmetic on sizes nor a supported operator."""
+    """Raise ProgramRefused for a node that is neither arithmetic on sizes nor a supported operator."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
             continue
@@ -161,7 +161,7 @@ def _refuse_unsupported(source: TraceSource, graph: fx.GraphModule) -> None:
 
 
 def count_random_numbers(source: TraceSource) -> int:
-    """How many random numbers a training pass draws per sample; refuses those that belong to no sample."""
+    """The random numbers that a training pass draws per sample. Raises ProgramRefused for draws of no single sample."""
     two, three = (_watch_pass(source, batch).draws for batch in (2, 3))
     for (layer, operator, small), (*_, large) in zip(two, three, strict=False):
         if small * 3 != large * 2:
@@ -172,14 +172,14 @@ def count_random_numbers(source: TraceSource) -> int:
 
 
 def _refuse_random(source: TraceSource) -> None:
-    """What draws numbers that are neither uniform nor masks, looked for even when only `infer` is traced."""
+    """Raise ProgramRefused for draws that are neither uniform numbers nor masks, even when only `infer` is traced."""
     drawn = sorted((RANDOM - COVERED_OPERATORS) & set(_operators_by_layer(source)))
     if drawn:
         raise _refusal(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
 
 
 def _refusal(source: TraceSource, operator: str, reason: str) -> ProgramRefused:
-    """Names the operator and the layers that used it, or its forward counterpart."""
+    """An error with the operator and the layers that use it or its forward counterpart."""
     used = _operators_by_layer(source)
     stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
     where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), [])
@@ -200,7 +200,7 @@ def _operators_by_layer(source: TraceSource) -> dict[str, list[str]]:
 
 
 def _watch_pass(source: TraceSource, batch: int) -> _Watch:
-    """What happens in one training-mode pass; torch's generator stays as it was."""
+    """Watch one training-mode pass; torch's generator keeps its state."""
     watch = _Watch()
     x = torch.zeros(batch, *source.input, dtype=getattr(torch, source.dtype))
     state = {name: value.clone() for name, value in tensors_of(source.module).items()}
@@ -215,7 +215,7 @@ def _watch_pass(source: TraceSource, batch: int) -> _Watch:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
-    """Notes which layer is running when an operator is called."""
+    """Records which layer calls which operator, and what random operators draw."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -246,7 +246,7 @@ def _plain(operator: Any) -> str:  # noqa: ANN401 - an OpOverload
 
 @contextmanager
 def quiet_warnings() -> Iterator[None]:
-    """Torch warns about its own internals while it traces."""
+    """Silence torch's warnings about its own internals while it traces."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

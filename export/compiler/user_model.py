@@ -1,6 +1,6 @@
-"""A reader's own torch module by import path: `package.module:Class`, called with arguments from JSON.
+"""Load a user's own torch module by import path: `package.module:Class`, called with arguments from JSON.
 
-Whatever the reader's code raises is told as the reader's, in one message. Knows no file and no engine.
+An exception of the user's code becomes one error message that names this code.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ Arguments = Mapping[str, Any] | Sequence[Any]  # by name, or in order
 
 
 def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded: bool = False) -> nn.Module:
-    """Import, call, check. The same seed gives the same weights; torch's global generator stays as it was.
+    """Import, call, check. The same seed gives the same weights; torch's global generator keeps its state.
 
     `path` may also name a module that exists already, which then takes no arguments. `recorded`: path and arguments
-    come from a file and not from a person, so nothing is called but a class of torch modules; a name like os:system
-    must not run because someone's folder says so.
+    come from a file and not from the command line, so only a class of torch modules is called: a folder must not be
+    able to run a function like os:system. Raises UsageError.
     """
     made = import_path(path)
     if recorded and not isinstance(made, nn.Module) and not (isinstance(made, type) and issubclass(made, nn.Module)):
@@ -54,7 +54,7 @@ def load_model(path: str, arguments: Arguments = (), *, seed: int = 0, recorded:
 
 
 def compile_model(module: nn.Module, shape: tuple[int, ...], **facts: Any) -> CompilerOutput:  # noqa: ANN401 - compile_program's own
-    """`compile_program`, with whatever else the reader's forward raises under the tracer told as a refusal."""
+    """`compile_program`; any other exception of the user's forward under the tracer becomes ProgramRefused."""
     try:
         return compile_program(module, shape, **facts)
     except (FedcentersError, ImportError):

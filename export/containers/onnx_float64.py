@@ -1,7 +1,7 @@
 """Translations into ONNX that keep a number in its tensor's own type, for `torch.onnx.export`.
 
-Torch's own round numbers to float32 on the way: in attributes, which ONNX has in float32 only, and in constants beside
-operators that take any type. A float64 program would be 1e-8 off. Knows no model, no file, no other operator.
+Torch's own translations round numbers to float32: in attributes, which ONNX has in float32 only, and in constants
+beside operators that take any type. A float64 program would be 1e-8 off.
 """
 
 # ruff: noqa: ANN401 - onnxscript's values have no type of their own; what is not one is a plain number
@@ -34,7 +34,7 @@ def onnx_translations() -> Mapping[Callable[..., Any], Callable[..., Any]]:
 
 
 def scalar(value: Any, dtype: int = 1, **_: object) -> Any:
-    """A number, or a size that is known only when the graph runs, as a tensor of `dtype` (ONNX's code)."""
+    """A number, or a size that is only known at run time, as a tensor of `dtype` (ONNX's code)."""
     import onnx
     from onnxscript import opset18
 
@@ -45,7 +45,7 @@ def scalar(value: Any, dtype: int = 1, **_: object) -> Any:
 
 
 def full(size: Any, value: Any, dtype: int = 1, **_: object) -> Any:
-    """One number everywhere; some of `size` may be known only when the graph runs."""
+    """A tensor filled with one number; some of `size` may only be known at run time."""
     from onnxscript import opset18
 
     shape: Any = opset18.Cast(size, to=ONNX_INT64)
@@ -53,7 +53,7 @@ def full(size: Any, value: Any, dtype: int = 1, **_: object) -> Any:
 
 
 def full_like(x: Any, value: Any, dtype: int = -1, **_: object) -> Any:
-    """One number in the shape of x, and in its type unless one is given."""
+    """A tensor like x filled with one number, of `dtype` if that is given."""
     from onnxscript import opset18
 
     return opset18.Expand(scalar(value, x.dtype if dtype == -1 else dtype), opset18.Shape(x))
@@ -70,14 +70,14 @@ def hardsigmoid(x: Any) -> Any:
 
 
 def hardtanh(x: Any, low: float = -1.0, high: float = 1.0) -> Any:
-    """Clipped."""
+    """min(high, max(low, x))."""
     from onnxscript import opset18
 
     return opset18.Clip(x, scalar(low, x.dtype), scalar(high, x.dtype))
 
 
 def leaky_relu(x: Any, slope: float = 0.01) -> Any:
-    """ONNX's own where its attribute is exact enough."""
+    """Leaky ReLU: x above zero, slope x below; ONNX's own where its attribute is exact enough."""
     from onnxscript import opset18
 
     if x.dtype != ONNX_FLOAT64:

@@ -1,6 +1,6 @@
-"""Exported programs as ONNX files: opset 18, IR version 10 or lower, any batch size; and running one to measure it.
+"""Write exported programs as ONNX files (opset 18, IR version 10 or lower, any batch size), and run such a file.
 
-ONNX Runtime 1.19, the newest that old boards have, refuses newer files.
+ONNX Runtime 1.19, the newest version for old boards, refuses newer files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_IR_VERSION = 10
 
 
 def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
-    """Serialise with these port names in order. ONNX wants a name once: an output called like an input gets "new/"."""
+    """Serialise with these port names, in order. ONNX names are unique: an output named like an input gets "new/"."""
     with suppress_output(), _no_search_for_pairs():
         made = torch.onnx.export(
             exported,
@@ -67,7 +67,7 @@ def bake_weights(file: bytes, weights: Mapping[str, Array]) -> bytes:
 
 
 def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types
-    """Drop stack traces and notes: paths of this machine are nobody's business, and they are most of a small file."""
+    """Drop stack traces and notes, which hold paths of this machine and are most of a small file."""
     del proto.metadata_props[:]
     proto.graph.doc_string = ""
     for holder in (proto.graph, *proto.functions):
@@ -82,7 +82,7 @@ def _strip(proto: Any) -> None:  # noqa: ANN401 - onnx has no types
 
 def run_onnx(file: bytes, feeds: Mapping[str, Array]) -> list[Array]:
     """Outputs in the file's order, one thread."""
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: nothing is reported to anyone
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: no telemetry
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -93,7 +93,7 @@ def run_onnx(file: bytes, feeds: Mapping[str, Array]) -> list[Array]:
         file,
         options,
         providers=["CPUExecutionProvider"],
-        # It keeps a factor beside a product as a float32 attribute: 5e-8 off in float64.
+        # This optimizer stores a factor as a float32 attribute, which is 5e-8 off in float64.
         disabled_optimizers=["MatMulScaleFusion"] if double else None,
     )
     return [np.asarray(out) for out in session.run(None, dict(feeds))]

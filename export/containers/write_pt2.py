@@ -1,4 +1,4 @@
-"""Exported programs as .pt2 archives, for devices that have torch. Weights are inputs; constants need no pickle."""
+"""Write exported programs as .pt2 archives, for devices with torch. Weights are inputs; constants need no pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from export.silence import suppress_output
 
 
 def to_pt2(exported: ExportedProgram) -> bytes:
-    """Serialise."""
+    """The archive's bytes."""
     buffer = io.BytesIO()
     with suppress_output():
         torch.export.save(exported, buffer)
@@ -21,6 +21,6 @@ def to_pt2(exported: ExportedProgram) -> bytes:
 
 
 def run_pt2(file: bytes, args: Sequence[Tensor]) -> list[Tensor]:
-    """Outputs in order."""
+    """The outputs of one run, in the program's order."""
     with suppress_output(), torch.no_grad():
         return list(torch.export.load(io.BytesIO(file)).module()(*args))

@@ -1,6 +1,6 @@
-"""Exported programs as one TFLite file with a signature per function, fixed batch; and running one.
+"""Write graphs as one TFLite file with a signature per function and a fixed batch, and run such a file.
 
-Inputs and outputs are positional there: args_0..., output_0... in the order of program.json.
+Inputs and outputs have positional names: args_0..., output_0... in the order of program.json.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> b
 
 
 def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:
-    """For third parties: one signature, "serving_default", with the names of `sample` and of the returned dict."""
+    """One signature, "serving_default", with the names of `sample` and of the returned dict, for any TFLite runtime."""
     with suppress_output():
         made = _converter().signature("serving_default", module, sample_kwargs=dict(sample)).convert()
         return bytes(made.model_content())
@@ -46,6 +46,6 @@ def open_tflite(file: bytes, signature: str) -> Callable[[Mapping[str, Array]], 
 
     with suppress_output():
         interpreter = Interpreter(model_content=file, num_threads=1)
-        interpreter.allocate_tensors()  # here, where its greeting is not heard
+        interpreter.allocate_tensors()  # within suppress_output, as it prints a line
         runner = interpreter.get_signature_runner(signature)
     return lambda feeds: {name: np.asarray(value) for name, value in runner(**feeds).items()}

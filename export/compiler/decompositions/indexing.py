@@ -1,6 +1,6 @@
-"""Slices, splits, repeats and embeddings without scatter, which LiteRT accepts only in special forms; and two wrappers.
+"""Slices, splits, repeats and embeddings, as recurrent networks and transformers use them, without scatter.
 
-The batch may be symbolic; every other size is a plain number. What recurrent networks and transformers need.
+LiteRT accepts scatter only in special forms. The batch may be symbolic; every other size is a plain number.
 """
 
 # ruff: noqa: FBT001 - the functions of a decomposition table have torch's own signatures
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, by_frequency: bool) -> Tensor:
     """[..., width] and [...] -> [count, width], as a product with one-hot rows: tokens x count, for small vocabularies.
 
-    The row `padding` gets nothing (-1: there is none).
+    The row `padding` gets no gradient (-1: there is no such row). Raises UnsupportedOperator for `by_frequency`.
     """
     if by_frequency:
         raise UnsupportedOperator("embedding_dense_backward", "scale_grad_by_freq is not covered")
@@ -35,7 +35,7 @@ def embedding_backward(grad: Tensor, indices: Tensor, count: int, padding: int, 
 
 
 def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _end: int, step: int) -> Tensor:
-    """Zeros around what the slice took."""
+    """The gradient of a slice: zeros around it. Raises UnsupportedOperator for a step other than 1."""
     if step != 1:
         raise UnsupportedOperator("slice_backward", "the gradient of a slice with steps is not covered")
     size, first = sizes[dim], min(max(start + sizes[dim] if start < 0 else start, 0), sizes[dim])
@@ -43,7 +43,7 @@ def slice_backward(grad: Tensor, sizes: Sequence[int], dim: int, start: int, _en
 
 
 def select_backward(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
-    """Zeros around the one row that was taken."""
+    """The gradient of a selected row: zeros around it."""
     dim = dim % len(sizes)
     first = index % sizes[dim]
     return _zeros_around(grad.unsqueeze(dim), dim, first, sizes[dim] - first - 1)
@@ -61,7 +61,7 @@ def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tens
 
 
 def repeat(x: Tensor, times: Sequence[int]) -> Tensor:
-    """The whole tensor `times[d]` times along each dimension d, new ones in front."""
+    """Repeat the tensor `times[d]` times along each dimension d; new dimensions come first."""
     x = x.reshape([1] * (len(times) - x.dim()) + list(x.shape))
     for dim, count in enumerate(times):
         wide = list(x.shape)
@@ -71,7 +71,7 @@ def repeat(x: Tensor, times: Sequence[int]) -> Tensor:
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax, and zeros where attention masks a whole row."""
+    """Softmax; a row that attention masks as a whole is zeros."""
     x = x if dtype is None else x.to(dtype)
     masked = x.amax(dim, keepdim=True) == float("-inf")
     return torch.where(masked, torch.zeros_like(x), torch.softmax(x, dim))
@@ -80,7 +80,7 @@ def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tenso
 def batch_norm_without_statistics(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Instance norm, which torch writes as batch norm of one sample with batch x channels channels."""
+    """Instance norm, which torch expresses as batch norm of one sample with batch x channels channels."""
     nothing = x.new_zeros([x.shape[1]])
     out, mean, rstd, _, _ = batch_norm_training(x, weight, bias, nothing, nothing, training, momentum, eps)
     return out, mean, rstd

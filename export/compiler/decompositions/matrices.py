@@ -1,9 +1,8 @@
 """Operators that are one matrix per axis: adaptive averages, and values picked by index. Any layout.
 
-What a runtime would gather or scatter is here a product with rows that are one at one place, like an embedding's
-gradient; the transposed product gives the gradient back. Upsampling (nearest, bilinear, bicubic) and padding by
+Gather and scatter become products with a one-hot matrix, as in the gradient of an embedding; the product with its
+transpose is the gradient. Upsampling (nearest, bilinear, bicubic) and padding by
 reflection or repetition arrive as picks by index. The batch may be symbolic; every other size is a plain number.
-Nothing here knows a model, a file or a runtime.
 """
 
 # ruff: noqa: FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
@@ -32,14 +31,17 @@ def adaptive_avg_pool2d(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def adaptive_avg_pool2d_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """Every value of a window gets the same share."""
+    """The gradient of `adaptive_avg_pool2d`: every value of a window gets the same share."""
     for axis in (-2, -1):
         grad = _through(grad, axis, _averages(x.shape[axis], grad.shape[axis], grad).t())
     return grad
 
 
 def index(x: Tensor, indices: Indices) -> Tensor:
-    """x[:, :, i, j] with whole numbers, negative ones from the end; several must vary along one axis each."""
+    """x[:, :, i, j] with integer indices, negative ones from the end; each of several indices varies along one axis.
+
+    Raises UnsupportedOperator for any other way to index.
+    """
     first, picks, shape = _picks("index", x, indices)
     for axis, pick in enumerate(picks, first):
         x = _through(x, axis, pick)
@@ -47,7 +49,10 @@ def index(x: Tensor, indices: Indices) -> Tensor:
 
 
 def index_put(x: Tensor, indices: Indices, values: Tensor, accumulate: bool = False) -> Tensor:
-    """The gradient of `index`: x plus the values where they were picked. A place picked twice gets both."""
+    """The gradient of `index`: x plus `values` at the indexed places; a place indexed twice gets both.
+
+    Raises UnsupportedOperator for an assignment (`accumulate` false).
+    """
     if not accumulate:
         raise UnsupportedOperator(
             "index_put", "assigning by index is not covered; write it as a sum or with torch.where"
@@ -67,7 +72,7 @@ def _picks(operator: str, x: Tensor, indices: Indices) -> tuple[int, list[Tensor
     if not x.dtype.is_floating_point or any(rows.dtype not in {torch.int64, torch.int32} for rows in given):
         raise UnsupportedOperator(operator, "only floating point tensors can be indexed, and only by whole numbers")
     shape = list(torch.broadcast_shapes(*(rows.shape for rows in given)))  # type: ignore[no-untyped-call]
-    # Where each varies, counted from the end: places that rise are rows, then columns, as in a grid.
+    # The dimensions along which each index varies, from the end; rising ones are rows, then columns, as in a grid.
     varies = [[d - rows.dim() for d, n in enumerate(rows.shape) if n != 1] for rows in given]
     grid = all(len(dims) == 1 for dims in varies) and all(a < b for a, b in pairwise(varies))
     if at != list(range(at[0], at[0] + len(at))) or not (grid or len(at) == 1):
@@ -91,7 +96,7 @@ def _averages(size: int, count: int, like: Tensor) -> Tensor:
 
 
 def _through(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """The axis of `size` values becomes one of `count`: matrix [count, size]."""
+    """Multiply `axis` of x, `size` values long, by the matrix [count, size]."""
     last = x.movedim(axis, -1)
     out = last.reshape(-1, matrix.shape[1]) @ matrix.t()
     return out.reshape([*last.shape[:-1], matrix.shape[0]]).movedim(-1, axis)

@@ -1,7 +1,7 @@
-"""Batch norm and group norm, forward and backward, written out. Layout [batch, channels, *size].
+"""Batch norm and group norm, forward and backward, in elementary operators. Layout [batch, channels, *size].
 
-The batch may be symbolic; every other size is a plain number. Runtimes know batch norm in inference mode only, and
-torch's own formulas reach for strides, which graphs do not have.
+The batch may be symbolic; every other size is a plain number. Runtimes have batch norm in inference mode only, and
+torch's own formulas read strides, which graphs do not have.
 """
 
 # ruff: noqa: PLR0913, PLR0917, FBT001 - the functions of a decomposition table have torch's own signatures
@@ -19,7 +19,7 @@ from export.compiler.decompositions.supported_ops import UnsupportedOperator
 def var_mean(
     x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Two passes, as torch does it: the mean of squares minus the squared mean would cancel."""
+    """Variance and mean in two passes, as in torch: the mean of squares minus the squared mean loses digits."""
     dims = list(range(x.dim())) if dim is None else [d % x.dim() for d in dim]
     mean = x.mean(dims, keepdim=True)
     count = 1
@@ -41,7 +41,7 @@ def batch_norm_training(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Biased variance to normalise, unbiased into the running estimate.
+    """Normalise by the biased variance; the running estimate takes the unbiased one.
 
     -> (out, mean, 1 / std, new running mean, new running variance)
     """
@@ -51,7 +51,7 @@ def batch_norm_training(
     dims, count = _all_but_channel(x)
     var, mean = var_mean(x, dims, correction=0, keepdim=True)
     rstd = torch.rsqrt(var + eps)
-    # x - mean stands in var_mean already: runtimes compute it once. x * scale + shift would round x * scale too.
+    # Runtimes compute x - mean once, here and in var_mean. x * scale + shift would also round x * scale.
     out = _affine(x - mean, rstd if weight is None else rstd * _channel(weight, x), bias)
     mean, rstd, var = (t.reshape(-1) for t in (mean, rstd, var))
     unbiased = var * count / (count - 1)  # a quotient of sizes would be float32 in ONNX
@@ -73,7 +73,7 @@ def batch_norm_inference(
     _momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """With the running statistics. -> (out, nothing, nothing)."""
+    """Normalise by the running statistics. -> (out, empty, empty)."""
     rstd = torch.rsqrt(_channel(running_var, x) + eps)
     scale = rstd if weight is None else rstd * _channel(weight, x)
     out = _affine(x - _channel(running_mean, x), scale, bias)
@@ -92,7 +92,10 @@ def batch_norm_backward(
     _eps: float,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Through the batch's own statistics; gradients of x, weight and bias as far as they are asked."""
+    """Gradients of x, weight and bias through the batch's own statistics; None for each that `output_mask` leaves out.
+
+    Raises UnsupportedOperator for frozen statistics.
+    """
     if not train or mean is None or rstd is None:
         raise UnsupportedOperator(
             "native_batch_norm_backward", "training through frozen batch norm statistics is not covered"
@@ -137,7 +140,7 @@ def group_norm_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of x, weight and bias as far as they are asked."""
+    """Gradients of x, weight and bias; None for each that `output_mask` leaves out."""
     rstd, mean = (t.reshape([n, groups, 1, 1]) for t in (rstd, mean))
     grouped = [n, groups, c // groups, hw]
     given, centred = grad.reshape(grouped), x.reshape(grouped) - mean
@@ -155,7 +158,7 @@ def group_norm_backward(
 
 
 def _all_but_channel(x: Tensor) -> tuple[list[int], int]:
-    """The dimensions that batch norm averages over, and how many values that is per channel."""
+    """The dimensions that batch norm averages over, and the number of values per channel."""
     dims = [0, *range(2, x.dim())]
     count = 1
     for d in dims:

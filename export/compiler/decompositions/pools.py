@@ -1,9 +1,9 @@
 """Pooling and its gradients, one axis after the other. Layout [batch, channels, height, width].
 
-A window's maximum is the largest of its rows' maxima, its sum the sum of theirs. So windows over single rows are
-enough: slices, comparisons, sums and interleaving. For windows over columns the planes are turned first, because
-runtimes copy whole rows many times faster than single values. No scatter: LiteRT accepts it only in special forms.
-The batch may be symbolic; every other size is a plain number. Nothing here knows a model, a file or a runtime.
+The maximum of a window is the largest of its rows' maxima, and its sum is the sum of its rows' sums. So windows over
+single rows are enough: slices, comparisons, sums and interleaving. For windows over columns the planes are turned,
+because runtimes copy whole rows many times faster than single values. Scatter is not used: LiteRT accepts it only in
+special forms. The batch may be symbolic; every other size is a plain number.
 """
 
 # ruff: noqa: PLR0913, PLR0917, FBT001, FBT002 - the functions of a decomposition table have torch's own signatures
@@ -45,7 +45,7 @@ class PoolWindows:
 
     @property
     def missing(self) -> int:
-        """Rows that the last window wants beyond the padding."""
+        """How many rows beyond the padding the last window covers."""
         reach = (self.count - 1) * self.stride + self.dilation * (self.kernel - 1) + 1
         return max(0, reach - self.size - 2 * self.padding)
 
@@ -60,7 +60,7 @@ class PoolWindows:
         return [phases[phase].narrow(-2, first, self.count) for first, phase in starts]
 
     def spread(self, parts: Sequence[Tensor]) -> Tensor:
-        """The transpose of `views`: adds every part's rows where they came from. -> [..., size, width]."""
+        """The transpose of `views`: add every part's rows to those that they came from. -> [..., size, width]."""
         phases: list[Tensor | None] = [None] * self.stride
         for i, part in enumerate(parts):
             first, phase = divmod(i * self.dilation, self.stride)
@@ -76,7 +76,7 @@ class PoolWindows:
         return _fit(whole, self.size, 0.0)
 
     def populations(self, like: Tensor, *, with_padding: bool) -> Tensor:
-        """[count]: how many rows each window averages over; the padding counts or not, what is beyond never does."""
+        """[count]: how many rows each window averages over, with or without the padding, never beyond it."""
         low, high = (-self.padding, self.size + self.padding) if with_padding else (0, self.size)
         starts = torch.arange(self.count, dtype=like.dtype, device=like.device) * self.stride - self.padding
         return (starts + self.kernel).clamp(max=high) - starts.clamp(min=low)
@@ -95,7 +95,7 @@ def max_pool2d(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Stays as it is but for ceil_mode, which runtimes count differently: there the missing rows become part of x."""
+    """Unchanged without ceil_mode. Runtimes count windows differently with it, so the missing rows become part of x."""
     if not ceil_mode:
         return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
     rows, columns = _axes(x, kernel, stride, padding, dilation, ceil_mode)
@@ -116,7 +116,7 @@ def max_pool2d_backward(
     ceil_mode: bool,
     _indices: Tensor,
 ) -> Tensor:
-    """A window's first maximum takes the gradient, as in torch: the first such row, there the first such column."""
+    """The first maximum of a window takes the gradient, as in torch: first by row, then by column."""
     rows, columns = _axes(x, kernel, stride, padding, dilation, ceil_mode)
     across = columns.views(_turn(x), -INFINITY)
     widest = reduce(torch.maximum, across)  # [batch, channels, window, height]
@@ -126,13 +126,13 @@ def max_pool2d_backward(
 
 
 def adaptive_max_pool2d(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Windows that touch, where the sizes divide."""
+    """Equal windows side by side. Raises UnsupportedOperator where the sizes do not divide."""
     out = aten.max_pool2d_with_indices.default(x, _adaptive_kernel(x, size))
     return cast("tuple[Tensor, Tensor]", out)
 
 
 def adaptive_max_pool2d_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    """See `adaptive_max_pool2d`."""
+    """The gradient of `adaptive_max_pool2d`."""
     kernel = _adaptive_kernel(x, grad.shape[-2:])
     return max_pool2d_backward(grad, x, kernel, kernel, [0], [1], False, indices)  # noqa: FBT003 - torch's signature
 
@@ -146,7 +146,7 @@ def avg_pool2d(
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Tensor:
-    """Stays as it is where windows fit without padding. Runtimes disagree about the rest: there, sums over rows."""
+    """Unchanged where windows fit without padding. Runtimes disagree about others; these become sums over rows."""
     if not (ceil_mode or any(padding)):
         return NotImplemented  # type: ignore[no-any-return]  # how a decomposition declines
     rows, columns = _axes(x, kernel, stride, padding, [1], ceil_mode)
@@ -165,7 +165,7 @@ def avg_pool2d_backward(
     count_include_pad: bool,
     divisor_override: int | None,
 ) -> Tensor:
-    """Every value of a window gets the same share."""
+    """The gradient of `avg_pool2d`: every value of a window gets the same share."""
     rows, columns = _axes(x, kernel, stride, padding, [1], ceil_mode)
     share = _share(grad, rows, columns, count_include_pad, divisor_override)
     down = rows.spread([share] * rows.kernel)
@@ -180,7 +180,7 @@ def _axes(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[PoolWindows, PoolWindows]:
-    """Windows over rows and over columns. Torch gives one number for both, and no stride for the kernel's."""
+    """Windows over rows and columns. Torch gives one number for both axes; an empty stride is the kernel's size."""
     stride = stride or kernel
     rows, columns = (
         PoolWindows(
@@ -221,7 +221,7 @@ def _to_first(views: Sequence[Tensor], largest: Tensor, grad: Tensor) -> list[Te
         part = (view == largest).to(grad.dtype) * rest
         rest = rest - part
         parts.append(part)
-    return [*parts, rest]  # where no other view was the first maximum, the last one is
+    return [*parts, rest]  # the last view takes what no earlier view took
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def _pad(x: Tensor, above: int, below: int, value: float) -> Tensor:
 
 
 def _fit(x: Tensor, size: int, value: float) -> Tensor:
-    """Drop rows at the end, or add some."""
+    """Drop rows at the end, or add rows of `value`, until there are `size`."""
     have = x.shape[-2]
     return x.narrow(-2, 0, size) if have > size else _pad(x, 0, size - have, value)
 

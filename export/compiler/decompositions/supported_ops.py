@@ -1,14 +1,14 @@
-"""Which core operators a training program may hold: those that ONNX, LiteRT and .pt2 files all express.
+"""The core operators that a training program may hold: those that ONNX, LiteRT and .pt2 files all express.
 
-Names are torch's, without overload ("aten.mul"). A model that needs another one is refused when it is compiled, never
-on a device. To add one: add its row, and a model that uses it to tests/conformance.
+Names are torch's, without overload ("aten.mul"). A model that needs another operator is refused by the compiler. To add
+an operator, add its name here and a model that uses it to the conformance tests.
 """
 
 from __future__ import annotations
 
 
 class UnsupportedOperator(Exception):
-    """An operator in a form that no decomposition covers; `operator` and `reason` are for the person's message."""
+    """An operator in a form that no decomposition covers; `operator` and `reason` go into the error message."""
 
     def __init__(self, operator: str, reason: str) -> None:
         super().__init__(f"{operator}: {reason}")
@@ -19,7 +19,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(f"aten.{name}" for name in text.split())
 
 
-# They draw numbers while the graph runs; traced, they would repeat one draw for ever or differ between runtimes.
+# They draw while the graph runs; a traced graph would repeat one draw in every step, or differ between runtimes.
 RANDOM = _names("""
     alpha_dropout bernoulli bernoulli_ dropout feature_dropout multinomial native_dropout normal normal_ rand rand_like
     randint randint_like randn randn_like randperm rrelu_with_noise rrelu_with_noise_ uniform uniform_

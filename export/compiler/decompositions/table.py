@@ -1,7 +1,7 @@
-"""Which operators are rewritten before a graph is exported: backward ones become forward ones that every runtime has.
+"""The decomposition table for make_fx: operator -> Python function over tensors of any float dtype.
 
-A table for make_fx: operator -> Python function over tensors of any float dtype. Torch's own formulas where they stay
-within supported_ops.py, ours where they do not.
+Backward operators become forward operators that every runtime has. The formulas are torch's own where those stay within
+supported_ops.py, and the functions of this package elsewhere.
 """
 
 # ruff: noqa: SLF001 - torch writes several public operators with a leading underscore
@@ -33,7 +33,7 @@ from export.compiler.decompositions.pools import POOL_DECOMPOSITIONS as POOLS
 aten = torch.ops.aten
 Decomposition = Callable[..., Any]
 
-# Torch's own formulas; core_aten_decompositions leaves these operators whole.
+# Operators with a formula of torch that core_aten_decompositions leaves out.
 FROM_TORCH = (
     aten._log_softmax_backward_data,
     aten._softmax_backward_data,
@@ -54,39 +54,39 @@ TANH_GELU_BACKWARD = get_decompositions([aten.gelu_backward])[aten.gelu_backward
 
 
 def zeros(size: Sequence[int], *_: object, dtype: torch.dtype | None = None, **__: object) -> Tensor:
-    """Uninitialised memory means nothing in a graph."""
+    """Zeros [*size] in place of uninitialised memory, which a graph cannot express."""
     return torch.zeros(list(size), dtype=dtype)
 
 
 def threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
-    """A product, not torch's `where`: runtimes choose value by value far more slowly than they multiply."""
+    """As a product: every runtime multiplies much faster than it computes the `where` of torch's formula."""
     return grad * (x > threshold).to(grad.dtype)
 
 
 def gelu(x: Tensor, *, approximate: str = "none") -> Tensor:
-    """Each value times its share of the normal distribution, which the gradient uses again; `tanh` stays torch's."""
+    """Multiply x by the standard normal's CDF at x, which the gradient uses again; `tanh` stays torch's."""
     return x * _below(x) if approximate == "none" else NotImplemented
 
 
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
-    """See `gelu`."""
+    """The gradient of `gelu`: grad times (CDF(x) + x PDF(x))."""
     if approximate != "none":
         return cast("Tensor", TANH_GELU_BACKWARD(grad, x, approximate=approximate))
     return grad * (_below(x) + x * (torch.exp(x * x * -0.5) * (1 / sqrt(2 * pi))))
 
 
 def _below(x: Tensor) -> Tensor:
-    """How much of the normal distribution lies below x."""
+    """The CDF of the standard normal distribution at x."""
     return torch.erf(x * sqrt(0.5)) * 0.5 + 0.5
 
 
 def expm1(x: Tensor) -> Tensor:
-    """No runtime has it; near zero the rounding of one remains."""
+    """exp(x) - 1, as no runtime has expm1; near zero the absolute error is the rounding of 1."""
     return torch.exp(x) - 1
 
 
 def add(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
-    """With a factor: as a product, which no exporter rounds."""
+    """With a factor alpha, as a product; exporters round alpha itself to float32."""
     return NotImplemented if alpha == 1 else x + other * alpha
 
 
@@ -96,7 +96,7 @@ def sub(x: Tensor, other: Tensor, *, alpha: float = 1) -> Tensor:
 
 
 def mul_by_number(x: Tensor, factor: float) -> Tensor:
-    """Attention's scale, as the product that every exporter knows."""
+    """The scale of attention, as the product that every exporter converts."""
     return x * factor
 
 
@@ -142,6 +142,6 @@ OWN_DECOMPOSITIONS: Mapping[Any, Decomposition] = {
 
 
 def decompositions_for(function: str) -> Mapping[Any, Decomposition]:
-    """Every rewriting for one function of a program, torch's and ours; ours win."""
+    """The decompositions for one function of a program; those of this package take precedence over torch's."""
     whole = {**core_aten_decompositions(), **get_decompositions(list(FROM_TORCH)), **OWN_DECOMPOSITIONS, **INDEXING}
     return whole | {aten.convolution.default: convolution_in_step} if function == "step" else whole
