@@ -299,3 +299,20 @@ def test_blocks_of_one_result_do_not_count_for_what_was_said_of_another(tmp_path
     here.send(KEY, ME, 0, list(range(2, 10)))
     assert ME not in here.store.exchanges.replies(KEY)
     here.store.close()
+
+
+def test_an_accepted_update_that_is_sent_again_for_another_task_stays_on_the_disk(
+    coordinator: WiredCoordinator,
+) -> None:
+    for cid in DEVICES:
+        deliver(coordinator, cid)
+    manifest, data = coordinator.update(KEY, ME, 0)
+    later = KEY._replace(exchange=1)
+    coordinator.ask(later, None)
+    coordinator.said()
+    rdy(coordinator, ME, manifest, exchange=1)
+    for index in range(manifest.total):
+        body = data[slice(*blocks.body_range(manifest, index))]
+        coordinator.block(ME, manifest, index, blocks.pack_block(body, index, manifest.total))
+    assert answers(coordinator) == [(ME, "go"), (ME, "bad_codec")]
+    assert coordinator.store.updates(ME).has(manifest.sha256)

@@ -74,6 +74,7 @@ class UploadReceiver:
     ) -> None:
         self.uploads = OpenUploads(context.store)
         self._announced: dict[ClientId, Announcement] = {}
+        self._on_disk_before: dict[ClientId, bool] = {}  # whether an earlier reply of the device has the same blob
         self._prepared, self._policy = prepared, policy
         self._store, self._sender = context.store, context.sender
 
@@ -88,6 +89,7 @@ class UploadReceiver:
     def begin(self, cid: ClientId) -> None:
         """Take the announced update from its `rdy` if it is inline, else ask the device for the missing blocks."""
         said = self._announced[cid]
+        self._on_disk_before[cid] = self._store.updates(cid).has(said.update.sha256)
         if said.update.inline is not None:
             self.uploads.end(cid)
             self._receive(cid, said.update.inline)
@@ -143,7 +145,8 @@ class UploadReceiver:
             reply = decode_reply(spec, data, said.n)
             self._policy.check(cid, spec, reply)
         except Malformed as wrong:
-            folder.drop(said.update.sha256)
+            if not self._on_disk_before[cid]:
+                folder.drop(said.update.sha256)
             self._refuse(cid, wrong)
             return
         try:
