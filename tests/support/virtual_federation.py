@@ -1,7 +1,7 @@
 """A whole federation in virtual time: the real coordinator and real devices over a broker in memory.
 
 The coordinator can be killed at any of its waits, or, through `DoomedStore`, at any write: from that moment nothing of
-it reaches the broker or the disk. A `Spy` hears everything, and speaks in anybody's name.
+it reaches the broker or the disk. A `Spy` receives every message, and can send in the name of any device.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.support.virtual_time import Killed, Participant, VirtualTransport, Vi
 Anything = Any  # what a test passes on by keyword
 FEDERATION = "test"
 TOPICS = Topics(FEDERATION)
-BALLAST = 4_096  # values that nothing trains; they make an update too big to travel inline
+BALLAST = 4_096  # values that are not trained; they make an update too big to travel inline
 BLOCK = 4_096
 
 
@@ -200,7 +200,7 @@ class Federation:
             self.start_device(cid, local)
 
     def start_device(self, cid: str, local: DeviceData) -> Participant:
-        """One device process; starting it again continues with what it kept."""
+        """One device process; starting it again continues with its state folder."""
         key = open_signing_key(self.config.folder).public
         folder = self.world.folder / cid
         settings = ClientConfig(
@@ -227,7 +227,7 @@ class Federation:
         return self.world.begin(cid, life)
 
     def start_mute_device(self, cid: str, *, n: int = 40, **more: Any) -> Participant:  # noqa: ANN401 - of caps
-        """A device that says that it is here, and nothing else ever; `more` is what it says of itself."""
+        """A device that announces itself and then never sends; `more` are capabilities in its announcement."""
 
         def life(me: Participant) -> None:
             transport = VirtualTransport(me, self.world.broker, f"{FEDERATION}.{cid}", None)
@@ -254,13 +254,13 @@ class Federation:
         return None if session is None else session.dispatcher.catalog.catalog
 
     def live_since(self, seconds: float) -> bool:
-        """Whether an exchange has been open for so long."""
+        """Whether the open exchange was first seen this many seconds ago."""
         if self.open_since_s is None and self.live is not None:
             self.open_since_s = self.world.clock.time_s
         return self.open_since_s is not None and self.world.clock.time_s >= self.open_since_s + seconds
 
     def happened(self, event: str) -> bool:
-        """Whether this process life or an earlier one wrote such an event."""
+        """Whether this process or an earlier one logged such an event."""
         return any(known["event"] == event for known in self.events)
 
     def final_states(self) -> dict[str, bytes]:
@@ -284,7 +284,7 @@ class Federation:
 
 
 class Spy:
-    """Hears everything on the broker, and can speak in anybody's name."""
+    """Receives every message on the broker, and can send in the name of any device."""
 
     def __init__(self, broker: MemoryBroker) -> None:
         self._transport = broker.client("spy")

@@ -1,6 +1,6 @@
-"""A coordinator as the server wires it, without its loop: bytes go in by `dispatch`, and `said` is what came out.
+"""A coordinator as the server wires it, without its event loop: bytes go in by `dispatch`, `said` returns the answers.
 
-Over a folder that outlives it, with four devices that are enrolled and here, and as many fits for them as a test asks.
+Its folder outlives it. Four devices are enrolled and online; a test opens as many exchanges of fits as it needs.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from tests.support.virtual_time import VirtualClock
 
 DEVICES = ("d0", "d1", "d2", "d3")
 SAMPLES = 40
-LIMIT = 100  # devices that it wants to know
+LIMIT = 100  # of known devices
 
 
 class WiredCoordinator:
-    """What one process life holds in memory, over a folder that outlives it. `said` is what it told the devices."""
+    """What one process holds in memory. The folder outlives it."""
 
     def __init__(self, folder: Path, clock: VirtualClock, ballast: int, free: int) -> None:
         self.config = config(folder, quorum=0.0, below_quorum="continue", deadline_s=300.0, credits=free, block=BLOCK)
@@ -82,7 +82,7 @@ class WiredCoordinator:
         return {cid: Fit(start=start, steps=1, lr=0.1, batch=8, seed=key.exchange) for cid in DEVICES}
 
     def ask(self, key: ExchangeKey, wanted: int | None) -> None:
-        """As `hold` does, up to where it would wait."""
+        """Open an exchange as `run_exchange` does, without waiting for its replies."""
         tasks = self.tasks(key)
         asked = prepare_tasks(key, tasks, self.context)
         if not self.store.exchanges.exists(key):
@@ -108,13 +108,13 @@ class WiredCoordinator:
     # -- devices
 
     def announce(self, cid: str, attempt: int, key: ExchangeKey) -> None:
-        """Its `rdy`; another `attempt` is another result for the same task."""
+        """Send the `rdy` of a device; another `attempt` is another result for the same task."""
         manifest, _ = self.update(key, cid, attempt)
         about = {**key._asdict(), "attempt": attempt, "n": SAMPLES - attempt}
         self.hear(cid, "rdy", **about, what="delta", update=manifest, seconds=1.0)
 
     def send(self, key: ExchangeKey, cid: str, attempt: int, indices: list[int], *, flip: bool = False) -> None:
-        """Blocks of that result, damaged if `flip`."""
+        """Send blocks of that result, damaged if `flip`."""
         manifest, data = self.update(key, cid, attempt)
         for index in indices:
             if index < manifest.total:
@@ -124,11 +124,11 @@ class WiredCoordinator:
                 self.block(cid, manifest, index, bytes(packed))
 
     def block(self, cid: str, manifest: Manifest, index: int, message: bytes) -> None:
-        """Any bytes where a block of this blob belongs."""
+        """Send any bytes as a block of this blob."""
         self.dispatcher.dispatch(Message(TOPICS.upload(0, cid, routing_label(manifest.sha256), index), message))
 
     def update(self, key: ExchangeKey, cid: str, attempt: int) -> tuple[Manifest, bytes]:
-        """A result as it travels."""
+        """A result as it is encoded for the wire, with its manifest."""
         schema, live = self.context.prepared.program.schema, self.base(key)
         base = manifest_of(codecs.encode_vector(live, schema, codec="f32", kind="model"), "model").sha256
         data = codecs.encode_vector(self.delta(cid, attempt), schema, codec="f32", kind="delta", base=base)
@@ -140,7 +140,7 @@ class WiredCoordinator:
         return start
 
     def delta(self, cid: str, attempt: int) -> Array:
-        """All of one length, so that none is out of line with the others."""
+        """The update of a device; all updates have one norm, so that none is an outlier."""
         place = np.arange(self.context.prepared.program.schema.size)
         signs: Array = np.where(place % (2 + 2 * DEVICES.index(cid) + attempt) == 0, -1.0, 1.0).astype(np.float32)
         return signs

@@ -1,4 +1,4 @@
-"""Blocks go down in turn: what is on its way holds no more bytes than the budget, and everybody is served."""
+"""Blocks are sent in turn: those under way hold no more bytes than the budget, and every device is served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices say to a coordinator that runs: wrong, too often, or about things that are not theirs."""
+"""Requests to a running coordinator: malformed, too frequent, or about blobs of another device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stations of a coordinator's life; what happens when they are disturbed is in tests/faults."""
+"""The phases of a coordinator; tests/faults disturbs them."""
 
 from __future__ import annotations
 

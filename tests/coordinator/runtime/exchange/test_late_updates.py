@@ -1,4 +1,4 @@
-"""What comes after closing: answered `late`, and kept where a method can use it."""
+"""Updates that come after closing: answered `late`, and kept where the method can use them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Any interleaving of announcements, blocks, refusals, silence and crashes: no accepted update is lost or counts twice.
 
-Rounds, reception, uploads and the store as the server wires them, driven by bytes; a crash drops all of it, and only
-the folder remains. `Killed` at a write of the store is a SIGKILL right before or right after its commit.
+Exchange rules, dispatcher, uploads and store as the server wires them, driven by bytes; a crash drops all of them, and
+only the folder remains. `Killed` at a write of the store is a SIGKILL right before or right after its commit.
 """
 
 from __future__ import annotations
