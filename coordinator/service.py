@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from coordinator import local_broker as brokers
 from coordinator.artifacts.finished_run import make_strategy
-from coordinator.config import CoordinatorConfig, RunConfig, read_config
+from coordinator.config import CoordinatorConfig, read_config
+from coordinator.config_sections import RunConfig
 from coordinator.dashboard.endpoint import Endpoint, dashboard_endpoint
 from coordinator.identity.signing_key import coordinator_credentials
 from coordinator.runtime.server import Server
@@ -54,7 +55,7 @@ def run_service(
     _check_apart(settings)
     if dashboard and len(settings) > 1:
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
-    endpoints = [dashboard_endpoint(config) if config.dashboard else None for config in settings]
+    endpoints = [dashboard_endpoint(config) if config.dashboard.address else None for config in settings]
     with ExitStack() as stack:
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
         counter = _DeviceCounter(
@@ -102,7 +103,7 @@ class _FederationThread:
         self.name, self._config, self._store = config.federation, config, store
         self.failure: BaseException | None = None
         self._hub: Hub | None = None
-        if config.dashboard:
+        if config.dashboard.address:
             self._hub, watch = _hub(store, watch)
         observe = None if self._hub is None else self._hub.status
         self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch, observe=observe)
@@ -214,7 +215,7 @@ def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
     """Start once each local broker that a configuration names."""
     wanted = {own: config for config in settings if (own := brokers.local_broker(config.broker)) is not None}
     for (kind, port), config in wanted.items():
-        started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web_port)
+        started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web.port)
         browsers = f", for browsers at {started.web}" if started.web else ""
         _say(f"{started.kind} broker at {started.url}{browsers}, for this machine only")
         yield started

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from coordinator.config import CoordinatorConfig, RunConfig
+from coordinator.config import CoordinatorConfig
+from coordinator.config_sections import RunConfig
 from coordinator.nearest.fit_router import CenterMeasurement
 from coordinator.strategies.base import State, Strategy
 from coordinator.strategies.registry import Setting, make_method

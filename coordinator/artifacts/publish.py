@@ -54,7 +54,7 @@ def publish_centers(
     catalog = replace(Catalog.from_bytes(store.blobs.read(known)), program=prepared.manifest)
     data = catalog.to_bytes()
     store.blobs.put(data)
-    return catalog, prepared.sign(manifest_of(data, "catalog", block=config.block)), events
+    return catalog, prepared.sign(manifest_of(data, "catalog", block=config.transfer.block)), events
 
 
 def _make_catalog(
@@ -66,12 +66,12 @@ def _make_catalog(
     served = next(outcome for outcome in outcomes if outcome.run.name == config.served_run)
     cards = _cards(served, config, store)
     newcomers = _newcomers(served, prepared)
-    files = _export(served, cards, config, store, prepared, newcomers) if config.formats else [{} for _ in cards]
+    files = _export(served, cards, config, store, prepared, newcomers) if config.bundle.formats else [{} for _ in cards]
     centers = []
     for k, center in enumerate(served.state.centers):
         data = _tensors(center, prepared)
         store.blobs.put(data)
-        model = manifest_of(data, "model", block=config.block)
+        model = manifest_of(data, "model", block=config.transfer.block)
         centers.append(CatalogCenter(model=model, devices=cards[k]["devices"], files=files[k]))
     catalog = Catalog(
         version=1,
@@ -81,8 +81,8 @@ def _make_catalog(
         abstain=guessing_loss(prepared.program),
         **_router_fields(newcomers, config, store, prepared),
     )
-    facts = {"run": served.run.name, "centers": cards, "formats": list(config.formats)}
-    return catalog, [{"event": "bundle", **facts, "folder": "bundle" if config.formats else None}]
+    facts = {"run": served.run.name, "centers": cards, "formats": list(config.bundle.formats)}
+    return catalog, [{"event": "bundle", **facts, "folder": "bundle" if config.bundle.formats else None}]
 
 
 def _newcomers(served: RunResult, prepared: CompiledProgram) -> NewcomerData:
@@ -105,7 +105,7 @@ def _router_fields(
 
     def stored(data: bytes, kind: str) -> Manifest:
         store.blobs.put(data)
-        return manifest_of(data, kind, block=config.block)
+        return manifest_of(data, kind, block=config.transfer.block)
 
     router = newcomers.router
     return {
@@ -214,14 +214,14 @@ def _export(
         files={blob.sha256: store.blobs.read(blob.sha256) for blob in prepared.blobs()},
         centers=list(served.state.centers),
         cards=[{**more, **card} for more, card in zip(facts, cards, strict=True)],
-        reference=None if config.reference is None else LabelledSamples.read(config.reference),
+        reference=None if config.bundle.reference is None else LabelledSamples.read(config.bundle.reference),
         sign=make_signer(open_signing_key(config.signing_key_folder).private, config.federation),
         newcomers=newcomers,
     )
-    manifest = write_bundle(out, source, BundleOptions(formats=config.formats))
+    manifest = write_bundle(out, source, BundleOptions(formats=config.bundle.formats))
     return [
         {
-            form: _container(store, (out / file["path"]).read_bytes(), config.block)
+            form: _container(store, (out / file["path"]).read_bytes(), config.transfer.block)
             for form, file in center["files"].items()
         }
         for center in manifest["centers"]

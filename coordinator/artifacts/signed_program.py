@@ -51,9 +51,9 @@ def prepare_program(config: CoordinatorConfig, store: Store, key: SigningKey) ->
 
     return CompiledProgram(
         program=Program.from_json(parse_json(data, MAX_PROGRAM_BYTES)),
-        manifest=sign(manifest_of(data, "program", block=config.block)),
+        manifest=sign(manifest_of(data, "program", block=config.transfer.block)),
         initial=state_codec.decode_array(store.blobs.read(facts["initial"])),
-        block=config.block,
+        block=config.transfer.block,
         sign=sign,
     )
 

@@ -38,9 +38,9 @@ class Endpoint:
 
 def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
     """The endpoint that `dashboard` and the settings dashboard-* describe. Raises ConfigError."""
-    host, port = _address(config.dashboard)
-    read, control = (_token(path) for path in (config.dashboard_read_token, config.dashboard_control_token))
-    if (config.dashboard_certificate is None) != (config.dashboard_key is None):
+    host, port = _address(config.dashboard.address)
+    read, control = (_token(path) for path in (config.dashboard.read_token, config.dashboard.control_token))
+    if (config.dashboard.certificate is None) != (config.dashboard.key is None):
         raise ConfigError(
             "the dashboard's TLS needs a certificate and its key", hint="set dashboard-certificate and dashboard-key"
         )
@@ -51,7 +51,7 @@ def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
                 hint="openssl rand -hex 32 > read.token; the same for control.token; chmod 600 both; then set "
                 "dashboard-read-token and dashboard-control-token, or listen on 127.0.0.1",
             )
-        if config.dashboard_certificate is None:
+        if config.dashboard.certificate is None:
             raise ConfigError(
                 f"a dashboard at {host} can be reached by others, so it needs TLS",
                 hint="set dashboard-certificate and dashboard-key, or listen on 127.0.0.1 behind a proxy that has them",
@@ -63,8 +63,8 @@ def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
         port=port,
         control=control or secrets.token_urlsafe(24),
         read=read,
-        certificate=config.dashboard_certificate,
-        key=config.dashboard_key,
+        certificate=config.dashboard.certificate,
+        key=config.dashboard.key,
     )
 
 

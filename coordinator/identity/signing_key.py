@@ -82,9 +82,9 @@ def switch_key(folder: Path) -> None:
 
 def coordinator_credentials(config: CoordinatorConfig) -> Credentials:
     """The coordinator's credentials at the broker. Raises ConfigError for a certificate of another name."""
-    if config.certificate is not None:
-        check_subject(config.certificate, name=COORDINATOR_CLIENT_ID, federation=config.federation)
-    return Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
+    if config.tls.certificate is not None:
+        check_subject(config.tls.certificate, name=COORDINATOR_CLIENT_ID, federation=config.federation)
+    return Credentials(ca=config.tls.ca, certificate=config.tls.certificate, key=config.tls.key)
 
 
 def _read(path: Path) -> SigningKey:

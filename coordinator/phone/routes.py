@@ -61,10 +61,10 @@ def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> lis
 
 def web_broker_url(config: CoordinatorConfig) -> str:
     """The ws:// or wss:// address that a browser dials; "" without one."""
-    if config.web_broker:
-        return config.web_broker
+    if config.web.broker:
+        return config.web.broker
     own = brokers.local_broker(config.broker)
-    return f"ws://127.0.0.1:{config.web_port}" if own is not None and config.web_port else ""
+    return f"ws://127.0.0.1:{config.web.port}" if own is not None and config.web.port else ""
 
 
 class _PhoneHandlers:

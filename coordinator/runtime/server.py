@@ -127,18 +127,22 @@ class Server:
         release = None
         if config.release is not None:  # boards read in the record that there is a newer client, and fetch it
             release = offer_release(
-                config.release, blobs=store.blobs, key=self._key, federation=config.federation, block=config.block
+                config.release,
+                blobs=store.blobs,
+                key=self._key,
+                federation=config.federation,
+                block=config.transfer.block,
             )
         sender = CoordinatorSender(
             topics=topics,
             clock=clock,
             epoch=epoch,
             boot=secrets.token_hex(8),
-            block=config.block,
+            block=config.transfer.block,
             spread_ms=SPREAD_PER_DEVICE_MS * len(store.states.enrolled()),
             release=release,
         )
-        downloads = BlockServer(store.blobs, sender, config.in_flight_bytes)
+        downloads = BlockServer(store.blobs, sender, config.transfer.in_flight_bytes)
         if release is not None:
             downloads.share([release["file"]])
         dispatcher = Dispatcher(
@@ -146,7 +150,7 @@ class Server:
             store=store,
             sender=sender,
             downloads=downloads,
-            fleet=FleetPresence(config.max_devices),
+            fleet=FleetPresence(config.fleet.max_devices),
             event_log=self._event_log,
         )
         status = StatusReporter(
@@ -201,12 +205,12 @@ class Server:
         if self._store.states.enrolled():
             return
         config, fleet, engines = self._config, session.dispatcher.fleet, prepared.program.containers
-        needed, until_s = config.min_devices, self._clock.now_s() + config.start_timeout_s
+        needed, until_s = config.fleet.min_devices, self._clock.now_s() + config.fleet.start_timeout_s
         if not session.loop.run_until(
             lambda: len(fleet.devices) >= needed and len(fleet.ready(engines)) >= needed, until_s
         ):
             raise NetworkError(
-                f"{len(fleet.ready(engines))} of {needed} devices came within {config.start_timeout_s:g} s",
+                f"{len(fleet.ready(engines))} of {needed} devices came within {config.fleet.start_timeout_s:g} s",
                 hint=f"start more devices, or lower min-devices; engines that can train: {', '.join(engines)}",
             )
         self._store.states.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
@@ -222,8 +226,8 @@ class Server:
             schema=prepared.program.schema,
             initial=prepared.initial,
             fleet={cid: n for cid, (n, _) in members.items()},
-            evaluation=self._config.evaluation,
-            over_select=self._config.over_select,
+            evaluation=self._config.round.evaluation,
+            over_select=self._config.round.over_select,
         )
         context = ExchangeContext(
             config=self._config,
@@ -247,9 +251,12 @@ class Server:
     def _wait_for_connected(self, session: Session, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
         config, fleet, here = self._config, self._store.states.enrolled(), session.dispatcher.fleet
-        needed = math.ceil(config.fraction_connected * len(fleet))
-        until_s = self._clock.now_s() + config.deadline_s
-        if session.loop.run_until(lambda: here.count(fleet) >= needed, until_s) or config.below_quorum == "continue":
+        needed = math.ceil(config.round.fraction_connected * len(fleet))
+        until_s = self._clock.now_s() + config.round.deadline_s
+        if (
+            session.loop.run_until(lambda: here.count(fleet) >= needed, until_s)
+            or config.round.below_quorum == "continue"
+        ):
             return
         raise NetworkError(
             f"{here.count(fleet)} of {needed} devices were connected for round {key.round}",

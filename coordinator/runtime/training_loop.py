@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from coordinator.artifacts.finished_run import RunResult, make_strategy
-from coordinator.config import CoordinatorConfig, RunConfig
+from coordinator.config import CoordinatorConfig
+from coordinator.config_sections import RunConfig
 from coordinator.nearest.fit_router import CenterMeasurement
 from coordinator.rounds.metrics import round_record
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key

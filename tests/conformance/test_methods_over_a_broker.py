@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from coordinator.artifacts.finished_run import make_strategy
-from coordinator.config import RunConfig
+from coordinator.config_sections import RunConfig
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive

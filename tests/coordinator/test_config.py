@@ -1,12 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
 
-from coordinator.config import CoordinatorConfig, config_from_table, overrides_from_environment, read_config
+from coordinator.config import (
+    _KEYS,
+    _SECTIONS,
+    CoordinatorConfig,
+    config_from_table,
+    overrides_from_environment,
+    read_config,
+)
 from edge_client.errors import ConfigError
 from tests.support.virtual_federation import Anything
 
@@ -95,6 +103,12 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_file(tmp_path: Pat
     assert read_config(path, environ=environ).seed == 7
 
 
+def test_every_field_of_every_section_is_set_by_one_key_of_the_file() -> None:
+    own = {field.name for field in fields(CoordinatorConfig)} - {"model", "runs", *_SECTIONS}
+    nested = {(name, field.name) for name, made in _SECTIONS.items() for field in fields(made)}
+    assert sorted(_KEYS.values()) == sorted({("", name) for name in own} | nested)
+
+
 def test_variables_that_are_not_ours_are_left_alone() -> None:
     assert overrides_from_environment({"FEDCENTERS_DATA": "x", "HOME": "/"}) == {}
 
@@ -130,4 +144,4 @@ def test_who_is_tested_belongs_to_the_lesson_only_where_somebody_is_left_out(tmp
     )
     assert not {"evaluate-every", "fraction-evaluate"} & usual.fingerprint().keys()
     assert (seldom.fingerprint()["evaluate-every"], seldom.fingerprint()["fraction-evaluate"]) == (3, 0.5)
-    assert (seldom.evaluation.every, seldom.evaluation.fraction) == (3, 0.5)
+    assert (seldom.round.evaluation.every, seldom.round.evaluation.fraction) == (3, 0.5)

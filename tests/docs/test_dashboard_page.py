@@ -58,7 +58,7 @@ def test_the_settings_for_others_to_see_are_some(tmp_path: Path) -> None:
     where = dashboard_endpoint(config)
     assert (where.host, where.port) == ("0.0.0.0", 8443)  # noqa: S104 - the page's
     assert where.read is not None
-    assert dashboard_endpoint(replace(config, dashboard="8443")).read is not None
+    assert dashboard_endpoint(replace(config, dashboard=replace(config.dashboard, address="8443"))).read is not None
 
 
 def test_the_page_names_what_there_is() -> None:

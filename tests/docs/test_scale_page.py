@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.config import CoordinatorConfig
 from coordinator.local_broker import EMBEDDED_MAX_DEVICES
 from edge_client.transport.mqtt import KEEPALIVE_S
 from emulator.engines.registry import ENGINES
@@ -35,9 +34,9 @@ def test_provisioning_writes_what_both_brokers_need(reader: PageReader) -> None:
 
 
 def test_defaults_and_limits_are_those_of_the_code() -> None:
-    defaults = CoordinatorConfig
-    assert f"`in-flight-mib` ({defaults.in_flight_mib}) and `credits` ({defaults.credits})" in TEXT
-    assert f"is {defaults.max_devices:,} unless you raise it" in TEXT
+    transfer, fleet = TransferConfig, FleetConfig
+    assert f"`in-flight-mib` ({transfer.in_flight_mib}) and `credits` ({transfer.credits})" in TEXT
+    assert f"is {fleet.max_devices:,} unless you raise it" in TEXT
     assert f"up to about {EMBEDDED_MAX_DEVICES} |" in TEXT
     assert f"n / {KEEPALIVE_S} a second" in TEXT
     assert set(re.findall(r"--engine (\w+)", TEXT)) <= set(ENGINES)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.config import CoordinatorConfig, read_config
+from coordinator.config import read_config
+from coordinator.config_sections import RoundConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "run-as-a-service.md").read_text(encoding="utf-8")
@@ -56,11 +57,12 @@ def test_every_setting_of_the_page_is_one(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.toml"
     path.write_text(CONFIG, encoding="utf-8")
     config = read_config(path)
-    assert (config.over_select, config.fraction_connected, config.below_quorum) == (1.3, 0.5, "continue")
+    plan = config.round
+    assert (plan.over_select, plan.fraction_connected, plan.below_quorum) == (1.3, 0.5, "continue")
     defaults = re.findall(r"\| `([a-z-]+)` \| the file; ([\d.]+) \|", PAGE)
     assert defaults
     for key, value in defaults:
-        assert getattr(CoordinatorConfig, key.replace("-", "_")) == float(value)
+        assert getattr(RoundConfig, key.replace("-", "_")) == float(value)
 
 
 @pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([\w/.@-]+)\)", PAGE))

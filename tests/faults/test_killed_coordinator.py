@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from coordinator.config import RunConfig
+from coordinator.config_sections import RunConfig
 from coordinator.rounds.round import round_rng
 from coordinator.storage.exchange_store import ReplayDiverged
 from edge_client.transport.blobs import PartialBlob

@@ -6,7 +6,7 @@ import http.client
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,7 @@ class DashboardSite:
 def serve_dashboard(folder: Path, **changes: Anything) -> Iterator[DashboardSite]:
     """A dashboard of its own on a free port of this machine."""
     fixed = {"dashboard": "0", "broker": "mqtt://127.0.0.1:1883"}
-    settings = replace(config(folder / "run"), **{**fixed, **changes})
+    settings = config(folder / "run", **{**fixed, **changes})
     settings.folder.mkdir(parents=True, exist_ok=True)
     hub, buttons = Hub(), RecordedControl()
     running = DashboardServer(dashboard_endpoint(settings), settings, hub, buttons)

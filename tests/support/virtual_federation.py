@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from coordinator.artifacts.signed_program import PROGRAM_FACT
-from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
+from coordinator.config import CoordinatorConfig, config_from_keys
+from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.exchange.live_exchange import LiveExchange
 from coordinator.runtime.server import Server
@@ -109,7 +110,7 @@ def _sha256(data: bytes) -> str:
 
 
 def config(folder: Path, *, rounds: int = 2, devices: int = 4, **changes: Anything) -> CoordinatorConfig:
-    """Two centers for a fleet of two groups."""
+    """Two centers for a fleet of two groups; `changes` are keys of the file, with _ for -."""
     settings = {"local-steps": 3, "clusters": 2, "restarts": 3, "batch-size": 8}
     defaults: dict[str, Any] = {
         "federation": FEDERATION,
@@ -125,7 +126,9 @@ def config(folder: Path, *, rounds: int = 2, devices: int = 4, **changes: Anythi
         "block": BLOCK,
         "seed": 3,
     }
-    return CoordinatorConfig(**(defaults | changes))
+    given = defaults | changes
+    model, runs = given.pop("model"), given.pop("runs")
+    return config_from_keys({key.replace("_", "-"): given[key] for key in given}, model=model, runs=runs)
 
 
 def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> None:

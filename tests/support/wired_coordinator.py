@@ -86,7 +86,7 @@ class WiredCoordinator:
         tasks = self.tasks(key)
         asked = prepare_tasks(key, tasks, self.context)
         if not self.store.exchanges.exists(key):
-            self.store.exchanges.open(key, {c: a.sha256 for c, a in asked.items()}, self.config.deadline_s)
+            self.store.exchanges.open(key, {c: a.sha256 for c, a in asked.items()}, self.config.round.deadline_s)
         if self.store.exchanges.closed_with(key) is None:
             live = LiveExchange(key, tasks, asked, wanted, self.context)
             self.dispatcher.exchange.begin(live)

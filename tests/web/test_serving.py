@@ -20,7 +20,8 @@ from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
 from coordinator import local_broker as brokers
-from coordinator.config import CoordinatorConfig, ModelConfig, RunConfig
+from coordinator.config import CoordinatorConfig, config_from_keys
+from coordinator.config_sections import ModelConfig, RunConfig
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.phone import routes, vendored_files
 from coordinator.storage.store import Store
@@ -34,14 +35,11 @@ PACKAGE = vendored_files.NpmPackage(
 
 
 def config(folder: Path, **more: object) -> CoordinatorConfig:
-    given: dict[str, object] = {"broker": "mosquitto:1883", "web_port": 9001, **more}
-    return CoordinatorConfig(
-        federation="demo",
-        folder=folder,
+    given: dict[str, object] = {"broker": "mosquitto:1883", "web_port": 9001, "formats": (), **more}
+    return config_from_keys(
+        {"federation": "demo", "folder": folder, **{key.replace("_", "-"): value for key, value in given.items()}},
         model=ModelConfig(name="digits-mlp", engines=("onnx",)),
         runs=(RunConfig(method="fedavg", rounds=1, name="r"),),
-        formats=(),
-        **given,  # type: ignore[arg-type]
     )
 
 

@@ -35,7 +35,7 @@ def run_exchange(
     asked = prepare_tasks(key, tasks, context)
     hashes = {cid: a.sha256 for cid, a in asked.items()}
     if not context.store.exchanges.exists(key):
-        context.store.exchanges.open(key, hashes, context.config.deadline_s)
+        context.store.exchanges.open(key, hashes, context.config.round.deadline_s)
     elif not _same_question(context.store.exchanges.task_hashes(key), hashes):
         raise ReplayDiverged(key)
     replies: dict[ClientId, Reply] = {}

@@ -69,12 +69,12 @@ class LateUpdates:
         sizes, config = self._receiver.uploads.sizes(), self._context.config
         if not sizes or cid in sizes:
             return False
-        return len(sizes) >= config.credits or sum(sizes.values()) + size > config.in_flight_bytes
+        return len(sizes) >= config.transfer.credits or sum(sizes.values()) + size > config.transfer.in_flight_bytes
 
     def _check_move(self, cid: ClientId, spec: ReplySpec, reply: Reply) -> None:
         """Compare the update's norm with the scale that the exchange closed with, as for an update in time."""
         move, scales = update_rms(spec, reply), self._context.store.exchanges.scales(self.key.run)
-        ratio = self._context.config.max_update_ratio
+        ratio = self._context.config.update.max_ratio
         refused, _ = outliers({} if move is None else {cid: move}, scales, ratio=ratio)
         if refused:
             raise Malformed("rejected", refused[cid].removeprefix("rejected: "))

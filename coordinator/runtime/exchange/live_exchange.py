@@ -55,11 +55,11 @@ class LiveExchange:
             number=key.exchange,
             asked=prepared.keys(),
             goal=goal,
-            quorum=math.ceil(round(context.config.quorum * goal, 9)),
+            quorum=math.ceil(round(context.config.round.quorum * goal, 9)),
             now_s=now_s,
             deadline_s=context.store.exchanges.left_s(key),
-            credits=context.config.credits,
-            budget=context.config.in_flight_bytes,
+            credits=context.config.transfer.credits,
+            budget=context.config.transfer.in_flight_bytes,
             accepted={cid: reply.sha256 for cid, reply in context.store.exchanges.replies(key).items()},
         )
         self._beat_s = now_s

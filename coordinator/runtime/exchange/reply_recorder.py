@@ -46,9 +46,9 @@ class ReplyRecorder:
 
     def close(self, command: Close, goal: int) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there."""
-        if not command.enough and self._config.below_quorum == "stop":
+        if not command.enough and self._config.round.below_quorum == "stop":
             self._store.exchanges.heartbeat(
-                self._key, self._config.deadline_s
+                self._key, self._config.round.deadline_s
             )  # a restart gives the exchange a whole deadline
             raise NetworkError(
                 f"only {len(command.keys)} of {goal} devices gave an answer that counts in round {self._key.round}",
@@ -65,6 +65,6 @@ class ReplyRecorder:
             asked = self._prepared[cid]
             self._moves[cid] = update_rms(asked.reply_spec, read_reply(asked, stored[cid], self._store))
         moves = {cid: move for cid in keys if (move := self._moves[cid]) is not None}
-        scales, ratio = self._store.exchanges.scales(self._key.run), self._config.max_update_ratio
+        scales, ratio = self._store.exchanges.scales(self._key.run), self._config.update.max_ratio
         refused, scales = outliers(moves, scales, ratio=ratio)
         self._store.exchanges.close(self._key, set(keys) - refused.keys(), refused=refused, scales=scales)

@@ -89,16 +89,16 @@ def _ask(
         "program": prepared.manifest.to_json(),
         **{field: prepared.container(engine, f).to_json() for field, f in task_codec.container_functions(job).items()},
         "schema": schema.sha256,
-        "reply": {"codec": context.config.codec, "base": named, "max_size": max_size},
+        "reply": {"codec": context.config.update.codec, "base": named, "max_size": max_size},
     }
     question = ReplySpec(
         task=task,
         schema=schema,
         samples=samples,
-        codec=context.config.codec,
+        codec=context.config.update.codec,
         base=base,
         base_vector=vector,
-        max_update_rms=context.config.max_update_rms,
+        max_update_rms=context.config.update.max_rms,
     )
     return PreparedTask(
         fields=fields, blobs=tuple(task_codec.task_manifests(fields)), reply_spec=question, max_size=max_size
@@ -115,7 +115,7 @@ def _blob_writer(context: ExchangeContext) -> Callable[[Flat, str], Manifest]:
         if name not in known:
             data = codecs.encode_vector(values, schema, codec="f32", kind=kind)
             context.store.blobs.put(data)
-            known[name] = context.prepared.sign(manifest_of(data, kind, block=context.config.block))
+            known[name] = context.prepared.sign(manifest_of(data, kind, block=context.config.transfer.block))
         return known[name]
 
     return put

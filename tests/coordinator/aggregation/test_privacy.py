@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from scipy.stats import kstest, norm
 
 from coordinator.aggregation.privacy import COUNT_SHARE, epsilon_spent, release_centers, seeded_normals
-from coordinator.config import RunConfig
+from coordinator.config_sections import RunConfig
 from coordinator.rounds.privacy_accounting import RELEASES_KEY, count_releases, privacy_spent, with_noise_key
 from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.strategies.base import Exchange, Replies, RepliesWithLate, State, drive

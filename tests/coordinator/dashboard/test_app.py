@@ -10,7 +10,6 @@ import ssl
 import stat
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +186,6 @@ def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> 
 
 
 def test_a_page_for_phones_is_offered_with_the_address_by_which_one_came(tmp_path: Path) -> None:
-    told = join_info(
-        replace(config(tmp_path), broker="mqtt://127.0.0.1:1883"), "https://fleet.example:8443", phone=True
-    )
+    told = join_info(config(tmp_path, broker="mqtt://127.0.0.1:1883"), "https://fleet.example:8443", phone=True)
     assert told["phone"]["url"] == "https://fleet.example:8443/phone/"
     assert told["phone"]["svg"].startswith("<svg")

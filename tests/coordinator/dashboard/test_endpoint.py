@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ def token(folder: Path, name: str, text: str = "") -> Path:
     ],
 )
 def test_on_this_machine_a_port_is_enough(tmp_path: Path, text: str, host: str, port: int) -> None:
-    where = dashboard_endpoint(replace(config(tmp_path), dashboard=text))
+    where = dashboard_endpoint(config(tmp_path, dashboard=text))
     assert (where.host, where.port, where.read) == (host, port, None)
     assert len(where.control) >= 32
     assert where.control in where.link(80)
@@ -40,7 +39,7 @@ def test_on_this_machine_a_port_is_enough(tmp_path: Path, text: str, host: str, 
 @pytest.mark.parametrize("text", ["", "host", "host:", "1:2:x", "host:70000", ":-1"])
 def test_what_is_no_address_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match="dashboard is a port"):
-        dashboard_endpoint(replace(config(tmp_path), dashboard=text))
+        dashboard_endpoint(config(tmp_path, dashboard=text))
 
 
 def test_elsewhere_both_tokens_and_tls_are_needed(tmp_path: Path) -> None:
@@ -49,27 +48,27 @@ def test_elsewhere_both_tokens_and_tls_are_needed(tmp_path: Path) -> None:
     tokens: dict[str, Any] = {"dashboard_read_token": read, "dashboard_control_token": control}
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org", ""):  # noqa: S104 - what it is about
         address = f"[{host}]:8080" if ":" in host else f"{host}:8080"
-        base = replace(config(tmp_path), dashboard=address)
         if not host:
-            assert dashboard_endpoint(base).host == "127.0.0.1"
+            assert dashboard_endpoint(config(tmp_path, dashboard=address)).host == "127.0.0.1"
             continue
         for less in ({}, tls, {**tls, "dashboard_read_token": read}):
             with pytest.raises(ConfigError, match="it needs two tokens"):
-                dashboard_endpoint(replace(base, **less))
+                dashboard_endpoint(config(tmp_path, dashboard=address, **less))
         with pytest.raises(ConfigError, match="it needs TLS"):
-            dashboard_endpoint(replace(base, **tokens))
-        assert dashboard_endpoint(replace(base, **tokens, **tls)).link(8080).startswith("https://")
+            dashboard_endpoint(config(tmp_path, dashboard=address, **tokens))
+        where = dashboard_endpoint(config(tmp_path, dashboard=address, **tokens, **tls))
+        assert where.link(8080).startswith("https://")
 
 
 def test_one_token_for_both_rights_is_refused(tmp_path: Path) -> None:
     read, control = token(tmp_path, "read", "a" * 40), token(tmp_path, "control", "a" * 40)
-    base = replace(config(tmp_path), dashboard="8080")
+    tokens: dict[str, Any] = {"dashboard_read_token": read, "dashboard_control_token": control}
     with pytest.raises(ConfigError, match="are the same"):
-        dashboard_endpoint(replace(base, dashboard_read_token=read, dashboard_control_token=control))
+        dashboard_endpoint(config(tmp_path, dashboard="8080", **tokens))
 
 
 def test_a_token_that_others_can_read_is_refused(tmp_path: Path) -> None:
     path = token(tmp_path, "read")
     path.chmod(0o644)
     with pytest.raises(ConfigError, match="can be read by others"):
-        dashboard_endpoint(replace(config(tmp_path), dashboard="8080", dashboard_read_token=path))
+        dashboard_endpoint(config(tmp_path, dashboard="8080", dashboard_read_token=path))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.config import RunConfig
+from coordinator.config_sections import RunConfig
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol import messages
 from tests.support import softmax_program

@@ -43,8 +43,8 @@ def test_the_coordinators_file_is_understood_by_the_coordinator(tmp_path: Path) 
     )
     config = read_config(path, environ={})
     assert [(run.method, run.rounds) for run in config.runs] == [("fesem", 8), ("fedavg", 8)]
-    assert (config.min_devices, config.seed, config.folder) == (12, 3, tmp_path)
-    assert config.reference == path.with_name(testbed_files.REFERENCE_FILE)
+    assert (config.fleet.min_devices, config.seed, config.folder) == (12, 3, tmp_path)
+    assert config.bundle.reference == path.with_name(testbed_files.REFERENCE_FILE)
 
 
 def test_half_the_devices_train_with_onnx_and_a_quarter_each_with_the_others() -> None:

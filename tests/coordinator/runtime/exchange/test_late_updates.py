@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.config import RunConfig
+from coordinator.config_sections import RunConfig
 from coordinator.storage.store import Store
 from coordinator.strategies.base import RepliesWithLate, State
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
