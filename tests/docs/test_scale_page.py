@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from coordinator.config_sections import FleetConfig, TransferConfig
 from coordinator.local_broker import EMBEDDED_MAX_DEVICES
 from edge_client.transport.mqtt import KEEPALIVE_S
 from emulator.engines.registry import ENGINES
