@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from coordinator.identity.signing_key import open_signing_key
+from coordinator.rounds.round_record import RoundRecord
 from coordinator.storage.run_reader import STORE_FOLDER, open_database, read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
@@ -102,13 +103,13 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
     return [center_facts(k, devices, **facts) for k, devices in enumerate(members)]
 
 
-def last_round(run: Path, name: str) -> dict[str, Any]:
+def last_round(run: Path, name: str) -> RoundRecord:
     """The event of the newest round of the run `name`. Raises ConfigError when there is none."""
     with open_database(run) as db:
         events = [json.loads(line) for (line,) in db.execute("select line from events order by id desc")]
     for event in events:
         if event["event"] == "round" and event["run"] == name:
-            return dict(event)
+            return cast("RoundRecord", event)
     raise ConfigError(f"{run} has no round of {name!r}", hint="let the run finish first")
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from coordinator.dashboard.device_states import DEVICE_STATES, device_states, late_devices
 from coordinator.dashboard.round_history import RunHistory
+from coordinator.rounds.round_record import RoundRecord
 from edge_client.protocol.task import ClientId
 
 MAX_EVENTS = 300
@@ -53,7 +54,7 @@ class DashboardView:
                 self._engine[number], self._samples[number] = event["engine"], event["n"]
                 messages.append(("fleet", {"facts": [[number, event["engine"], event["n"]]]}))
         elif kind == "round":
-            messages += self._round(event)
+            messages += self._round(cast("RoundRecord", event))
         else:
             messages += self._update_facts(event)
         if kind != "round":  # a round has a table and charts instead of a line in the log
@@ -90,7 +91,7 @@ class DashboardView:
         self.now = now
         return messages
 
-    def _round(self, event: Mapping[str, Any]) -> Messages:
+    def _round(self, event: RoundRecord) -> Messages:
         messages = self._add_devices([*event["assignment"], *event["per_device"]])
         history = self.histories.get(event["run"])
         if history is None:
@@ -98,8 +99,10 @@ class DashboardView:
                 return messages
             history = self.histories[event["run"]] = RunHistory(event["run"], event["method"], event["of"])
         here = self.devices.keys()
-        known = {key: {c: v for c, v in event[key].items() if c in here} for key in ("assignment", "per_device")}
-        line = history.add({**event, **known}, self.devices)
+        known = event.copy()
+        known["assignment"] = {c: center for c, center in event["assignment"].items() if c in here}
+        known["per_device"] = {c: accuracy for c, accuracy in event["per_device"].items() if c in here}
+        line = history.add(known, self.devices)
         for cid, reason in event.get("refused", {}).items():
             if cid in here:
                 past = self._refused.setdefault(cid, [])

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MAX_ROUNDS = 1_000  # of a run
+from coordinator.rounds.round_record import RoundRecord
+
+MAX_ROUNDS = 1_000  # that are kept of a run, at most
 MAX_CELLS = 4_000_000  # devices times rounds
 NO_CENTER = -1
 MAX_GRID_ROWS, MAX_GRID_ROUNDS = 200, 300  # of the grid of assignments
@@ -32,15 +34,15 @@ class RunHistory:
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
 
-    def add(self, event: Mapping[str, Any], numbers: Mapping[str, int]) -> dict[str, Any]:
-        """Add a `round` event; -> its short record. `numbers` has the index of every device that the event names."""
+    def add(self, event: RoundRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
+        """A `round` event -> its line. `numbers` has every device that the event names."""
         centers = np.full(len(numbers), NO_CENTER, np.int16)
         for cid, center in event["assignment"].items():
             centers[numbers[cid]] = center
         accuracies = np.full(len(numbers), np.nan, np.float32)
         for cid, accuracy in event["per_device"].items():
             accuracies[numbers[cid]] = accuracy
-        line = {key: event[key] for key in COPIED_FIELDS if key in event}
+        line: dict[str, Any] = {key: value for key, value in event.items() if key in COPIED_FIELDS}
         line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
         line["moved"] = self._moved(centers)
         line["refused"] = len(event.get("refused", {}))

@@ -88,14 +88,6 @@ def _average(values: Array, n: Array) -> FleetAverage:
     return FleetAverage(micro=float(n @ values / n.sum()), macro=float(values.mean()))
 
 
-def _losses(outcome: RoundReport) -> dict[str, Any]:
-    """The loss fields of a round's record; none where no device reported its loss."""
-    if outcome.loss.micro is None:
-        return {}
-    loss = {"micro": outcome.loss.micro, "macro": outcome.loss.macro}
-    return {"loss": loss, "loss_per_center": list(outcome.loss_per_center)}
-
-
 def ari(truth: Sequence[int], found: Sequence[int]) -> float:
     """Adjusted Rand index of two labelings: 1 for the same partition, about 0 for chance."""
     from sklearn.metrics import adjusted_rand_score
@@ -128,34 +120,3 @@ def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str =
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
     """Mean and standard deviation of values pooled over seeds and rounds, as WeCFL's tables have them."""
     return float(np.mean(values)), float(np.std(values))
-
-
-def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
-    outcome: RoundReport,
-    *,
-    run: str,
-    method: str,
-    round: int,  # noqa: A002 - the protocol's word
-    of: int,
-    bytes_down: int,
-    bytes_up: int,
-    seconds: float,
-    local_steps: int | None = None,
-) -> dict[str, Any]:
-    """One JSON object of metrics.jsonl; `local_steps` counts the devices' SGD steps, where the driver does."""
-    return {
-        "event": "round",
-        "run": run,
-        "method": method,
-        "round": round,
-        "of": of,
-        "accuracy": {"micro": outcome.accuracy.micro, "macro": outcome.accuracy.macro},
-        "f1": {"micro": outcome.f1.micro, "macro": outcome.f1.macro},
-        "per_device": dict(outcome.per_device),
-        "per_center": list(outcome.per_center),
-        **_losses(outcome),
-        "assignment": dict(outcome.assignment),
-        "bytes": {"down": bytes_down, "up": bytes_up},
-        "seconds": seconds,
-        **({} if local_steps is None else {"local_steps": local_steps}),
-    }

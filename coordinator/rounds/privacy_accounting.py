@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from coordinator.aggregation.privacy import epsilon_spent
+from coordinator.rounds.round_record import PrivacyRecord
 from coordinator.strategies.base import Round, State, Strategy, late_replies
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
@@ -60,22 +61,20 @@ def count_releases(strategy: Strategy, before: State, exchanges: Round) -> Round
         return replace(after, extra={**after.extra, **counts})
 
 
-def privacy_spent(strategy: Strategy, state: State) -> dict[str, Any]:
-    """The field `privacy` of a round's record; empty for a method that is not private.
+def privacy_spent(strategy: Strategy, state: State) -> PrivacyRecord | None:
+    """The field `privacy` of a round's record; None for a method that is not private.
 
     `given_assignments`: the guarantee covers the centers given the assignment only, because the method groups devices
     by comparing their updates with each other.
     """
     if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
-        return {}
+        return None
     most = max((int(n) for n in unpack_by_client(state.extra, RELEASES_KEY).values()), default=0)
     return {
-        "privacy": {
-            "epsilon": round(epsilon_spent(strategy.server.privacy_noise, most, strategy.server.privacy_delta), 4),
-            "delta": strategy.server.privacy_delta,
-            "releases": most,
-            "noise": strategy.server.privacy_noise,
-            "clip": strategy.server.privacy_clip,
-            "given_assignments": strategy.clusters_together,
-        }
+        "epsilon": round(epsilon_spent(strategy.server.privacy_noise, most, strategy.server.privacy_delta), 4),
+        "delta": strategy.server.privacy_delta,
+        "releases": most,
+        "noise": strategy.server.privacy_noise,
+        "clip": strategy.server.privacy_clip,
+        "given_assignments": strategy.clusters_together,
     }

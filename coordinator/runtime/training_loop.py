@@ -16,9 +16,9 @@ from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
 from coordinator.nearest.fit_router import CenterMeasurement
-from coordinator.rounds.metrics import round_record
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
+from coordinator.rounds.round_record import round_record
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
@@ -125,10 +125,12 @@ class RunTrainer:
         after, report = drive(exchanges, ask_next)
         seconds, down, up = (now - then for now, then in zip(self.meter(), before, strict=True))
         numbers: dict[str, Any] = {"bytes_down": int(down), "bytes_up": int(up), "seconds": round(seconds, 3)}
-        events = [round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)]
+        record = round_record(report, run=run.name, method=run.method, round=number, of=run.rounds, **numbers)
         if refused := self.store.exchanges.refusals(run_id, number):
-            events[0]["refused"] = refused
-        events[0] |= privacy_spent(strategy, after)
+            record["refused"] = refused
+        if privacy := privacy_spent(strategy, after):
+            record["privacy"] = privacy
+        events: list[Mapping[str, Any]] = [record]
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
             events.append({"event": "run-done", **last, "rounds": run.rounds})

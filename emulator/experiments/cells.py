@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from coordinator.rounds.round_record import RoundRecord
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import ConfigError, FedcentersError, UsageError
 from emulator.data import registry
@@ -170,7 +171,7 @@ def _usable(checkpoints: Checkpoints) -> Checkpoints:
     return checkpoints
 
 
-def _reasons(records: Iterable[Record]) -> dict[str, int]:
+def _reasons(records: Iterable[RoundRecord]) -> dict[str, int]:
     """How many updates were refused for each reason: for its code, as what follows a colon has numbers of its own."""
     said = (reason for record in records for reason in record.get("refused", {}).values())
     return dict(Counter(reason.partition(":")[0] for reason in said))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.rounds.metrics import round_record
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import INITIAL_ROUND, round_rng, run_round
+from coordinator.rounds.round_record import RoundRecord, round_record
 from coordinator.strategies.base import Fleet, State, Strategy, drive
 from coordinator.strategies.registry import method_name
 from edge_client.protocol.task import ClientId, Flat, Schema
@@ -22,12 +22,12 @@ from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecord
 from emulator.reports.pictures.records import PictureData
 from emulator.run.live_run import LiveRun
 from emulator.run.settings import RunSettings
-from emulator.run.summary import Record, clustering_scores
+from emulator.run.summary import clustering_scores
 from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.device_profiles import draw_profiles
 from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
 
-Progress = Callable[[Record], None]
+Progress = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class SimulationResult:
     and wherever a run is repeated.
     """
 
-    records: Sequence[Record]
+    records: Sequence[RoundRecord]
     real_seconds: Sequence[float]
     state: State
     schema: Schema
@@ -107,7 +107,7 @@ def _make_network(devices: EmulatedDevices, fleet: Fleet, settings: RunSettings)
 
 def _run_round(
     strategy: Strategy, state: State, live: LiveRun, settings: RunSettings, number: int
-) -> tuple[State, Record]:
+) -> tuple[State, RoundRecord]:
     """-> the state after round `number`, and the round's record."""
     network, recorder = live.network, live.recorder
     network.open_round(number)
@@ -134,7 +134,10 @@ def _run_round(
         seconds=network.now_s - network.opened_s,
         local_steps=network.local_steps,
         **which,
-    ) | {"answered": network.answered / network.asked if network.asked else None}
-    record |= privacy_spent(strategy, state)
-    record |= {"refused": dict(sorted(network.refused.items()))} if network.refused else {}
+    )
+    record["answered"] = network.answered / network.asked if network.asked else None
+    if privacy := privacy_spent(strategy, state):
+        record["privacy"] = privacy
+    if network.refused:
+        record["refused"] = dict(sorted(network.refused.items()))
     return state, record

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.rounds.round_record import RoundRecord
 from coordinator.storage import state_codec
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError, Malformed
@@ -24,7 +25,6 @@ from edge_client.protocol.task import ClientId, Flat
 
 CHECKPOINT_FOLDER = "checkpoint"
 Slot = tuple[ClientId, str]
-Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def begin_checkpoint(folder: Path) -> Path:
     return new
 
 
-def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[Record]) -> None:
+def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[RoundRecord]) -> None:
     """It is the checkpoint from now on. Whenever the process ends, a whole one is there."""
     (new / "state.safetensors").write_bytes(state_codec.encode_state(checkpoint.state))
     told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson")}
@@ -87,7 +87,7 @@ def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[Recor
     shutil.rmtree(old, ignore_errors=True)
 
 
-def checkpoint_records(place: Path) -> Iterator[Record]:
+def checkpoint_records(place: Path) -> Iterator[RoundRecord]:
     """The rounds of a checkpoint, one at a time."""
     with (place / "records.jsonl").open(encoding="utf-8") as lines:
         for line in lines:

@@ -17,13 +17,13 @@ from typing import IO, Any, overload
 
 import numpy as np
 
+from coordinator.rounds.round_record import RoundRecord
 from edge_client.protocol.task import ClientId, Flat
 
 MAX_MEMORY_BYTES = (
     256 * 2**20
 )  # bytes of models in memory; digits-mlp has 36 kB, so no demonstration ever writes a file
 Slot = tuple[ClientId, str]
-Record = dict[str, Any]
 
 
 class SpilledModels(MutableMapping[Slot, Flat]):
@@ -103,7 +103,7 @@ class _Place:
         return self.count * self.dtype.itemsize
 
 
-class SpilledRecords(Sequence[Record]):
+class SpilledRecords(Sequence[RoundRecord]):
     """JSON objects that are appended and read again, each time anew, from a file: a run of any length fits."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class SpilledRecords(Sequence[Record]):
         weakref.finalize(self, self._file.close)
         self._starts = [0]
 
-    def append(self, record: Record) -> None:
+    def append(self, record: RoundRecord) -> None:
         """Write a line; the object must be JSON's own kinds, so that the same comes back."""
         self._file.seek(self._starts[-1])
         self._file.write(json.dumps(record).encode())
@@ -121,19 +121,19 @@ class SpilledRecords(Sequence[Record]):
         return len(self._starts) - 1
 
     @overload
-    def __getitem__(self, index: int) -> Record: ...
+    def __getitem__(self, index: int) -> RoundRecord: ...
 
     @overload
-    def __getitem__(self, index: slice) -> list[Record]: ...
+    def __getitem__(self, index: slice) -> list[RoundRecord]: ...
 
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
+    def __getitem__(self, index: int | slice) -> RoundRecord | list[RoundRecord]:
         """A line, or some, counted from either end."""
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         number = range(len(self))[index]
         start, end = self._starts[number : number + 2]
         self._file.seek(start)
-        record: Record = json.loads(self._file.read(end - start))
+        record: RoundRecord = json.loads(self._file.read(end - start))
         return record
 
     def __eq__(self, other: object) -> bool:

@@ -179,6 +179,11 @@ def tested(result: SimulationResult, split: FleetData) -> list[float]:
     return percent
 
 
+def _shares(result: SimulationResult) -> list[float]:
+    """The accuracy over all samples, round by round."""
+    return [share for record in result.records if (share := record["accuracy"]["micro"]) is not None]
+
+
 def main() -> None:
     """One JSON object a line for each variant and seed."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -208,7 +213,7 @@ def main() -> None:
             if isinstance(strategy, RecordingWeCFL):
                 found |= {"turns": strategy.turns(result), "percent": tested(result, split)}
             else:  # a device's own models, as it is served them
-                found["percent"] = [100 * result.records[-1]["accuracy"]["micro"]]
+                found["percent"] = [100 * _shares(result)[-1]]
             sys.stdout.write(json.dumps(found) + "\n")
             sys.stdout.flush()
 

@@ -19,8 +19,8 @@ from coordinator.rounds.metrics import (
     mean_and_deviation,
     nmi,
     purity,
-    round_record,
 )
+from coordinator.rounds.round_record import round_record
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))

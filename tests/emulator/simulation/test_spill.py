@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -47,7 +49,8 @@ def test_who_has_nothing_is_a_key_error() -> None:
 
 
 def test_lines_come_back_as_they_were_in_any_order() -> None:
-    lines, plain = SpilledRecords(), [{"round": i, "x": [0.1 * i, None], "per_device": {"ä": 1 / 3}} for i in range(5)]
+    lines = SpilledRecords()
+    plain: list[Any] = [{"round": i, "x": [0.1 * i, None], "per_device": {"ä": 1 / 3}} for i in range(5)]
     for record in plain:
         lines.append(record)
         assert lines[-1] == record

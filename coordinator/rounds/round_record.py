@@ -1,0 +1,102 @@
+"""The record of one round: the `round` event of metrics.jsonl, as the drivers write it and the reports read it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+from coordinator.rounds.metrics import FleetAverage, RoundReport
+from edge_client.protocol.task import ClientId
+
+
+class AverageRecord(TypedDict):
+    """A `FleetAverage`: over samples (micro) and over devices (macro); None when no device replied."""
+
+    micro: float | None
+    macro: float | None
+
+
+class TrafficRecord(TypedDict):
+    """Bytes of a round, from and to the coordinator."""
+
+    down: int
+    up: int
+
+
+class PrivacyRecord(TypedDict):
+    """The privacy spent so far (privacy_accounting.py)."""
+
+    epsilon: float
+    delta: float
+    releases: int
+    noise: float
+    clip: float
+    given_assignments: bool
+
+
+class _Measured(TypedDict):
+    """The fields of every record. `assignment` maps devices to centers; `per_center[k]` is None without a device."""
+
+    event: Literal["round"]
+    run: str
+    method: str
+    round: int
+    of: int
+    accuracy: AverageRecord
+    f1: AverageRecord
+    per_device: Mapping[ClientId, float]
+    per_center: Sequence[float | None]
+    assignment: Mapping[ClientId, int]
+    bytes: TrafficRecord
+    seconds: float
+
+
+class RoundRecord(_Measured, total=False):
+    """One line of metrics.jsonl; the fields of this class are absent where they do not apply."""
+
+    loss: AverageRecord  # absent when no device reported its loss
+    loss_per_center: Sequence[float | None]
+    local_steps: int  # SGD steps of all devices; a driver that counts them
+    answered: float | None  # share of the asked devices that replied in time; an emulated fleet
+    refused: Mapping[ClientId, str]  # why a reply did not count
+    privacy: PrivacyRecord  # a method with noise
+
+
+def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
+    report: RoundReport,
+    *,
+    run: str,
+    method: str,
+    round: int,  # noqa: A002 - the protocol's word
+    of: int,
+    bytes_down: int,
+    bytes_up: int,
+    seconds: float,
+    local_steps: int | None = None,
+) -> RoundRecord:
+    """The record of a report; a driver that counts the devices' SGD steps passes `local_steps`."""
+    record: RoundRecord = {
+        "event": "round",
+        "run": run,
+        "method": method,
+        "round": round,
+        "of": of,
+        "accuracy": _average(report.accuracy),
+        "f1": _average(report.f1),
+        "per_device": dict(report.per_device),
+        "per_center": list(report.per_center),
+        "loss": _average(report.loss),
+        "loss_per_center": list(report.loss_per_center),
+        "assignment": dict(report.assignment),
+        "bytes": {"down": bytes_down, "up": bytes_up},
+        "seconds": seconds,
+    }
+    if report.loss.micro is None:
+        del record["loss"], record["loss_per_center"]
+    if local_steps is not None:
+        record["local_steps"] = local_steps
+    return record
+
+
+def _average(average: FleetAverage) -> AverageRecord:
+    return {"micro": average.micro, "macro": average.macro}
