@@ -1,6 +1,7 @@
-"""fedcenters-coordinator: serve, status. Parses, calls, prints; what takes long to import waits until it is needed.
+"""The commands of fedcenters-coordinator: serve, status, phone, web-files, provision, enrol.
 
-stdout carries data, stderr carries talk. Exit codes are those of edge_client/errors.py.
+Each command imports its implementation when it runs, so that --help is fast. stdout carries data, stderr carries
+messages. The exit codes are those of edge_client/errors.py.
 """
 
 from __future__ import annotations
@@ -146,13 +147,13 @@ def status(
 
 
 def _tell(event: Mapping[str, Any]) -> None:
-    """One line on stderr about what happened; an error ends the command, which says it with its hint."""
+    """Print one line for an event on stderr; an error is printed by the command that it ends."""
     if event["event"] != "error":
         print(format_event(event), file=sys.stderr, flush=True)
 
 
 def format_event(event: Mapping[str, Any]) -> str:
-    """An event of metrics.jsonl as a sentence."""
+    """An event of metrics.jsonl as one line of text."""
     kind = event["event"]
     if kind == "round":
         micro = event["accuracy"]["micro"]

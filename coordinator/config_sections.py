@@ -23,10 +23,10 @@ BELOW_QUORUM = ("stop", "continue")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model is trained and for which engines its program is compiled."""
+    """The model to train, and the engines that its program is compiled for."""
 
     name: str
-    batch_size: int = 16  # the fixed batch of runtimes that need one, and the default of every run
+    batch_size: int = 16  # of runtimes with a fixed batch, and the default of every run
     engines: tuple[str, ...] = ENGINES
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run: a method, how many rounds, and the method's own settings in kebab-case."""
+    """One training run: its method, its number of rounds, and the settings of the method, in kebab-case."""
 
     method: str
     rounds: int
@@ -93,7 +93,7 @@ class RoundConfig:
         check_some_of("below-quorum", (self.below_quorum,), BELOW_QUORUM)
         _at_least("evaluate-every", self.evaluate_every, 1)
         _positive("fraction-evaluate", self.fraction_evaluate)
-        _ = self.evaluation  # checks both again
+        _ = self.evaluation  # an EvaluationPlan checks its own limits
 
     @property
     def evaluation(self) -> EvaluationPlan:

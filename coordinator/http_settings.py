@@ -1,4 +1,4 @@
-"""uvicorn's settings for the coordinator's web servers: limits on headers, connections and idle time; optional TLS."""
+"""Settings of the coordinator's HTTP servers: limits on headers, connections and idle time; TLS if given."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDLE_TIMEOUT_S = 20
 def uvicorn_config(
     app: ASGIApp, host: str, port: int, *, certificate: Path | None = None, key: Path | None = None
 ) -> uvicorn.Config:
-    """The settings of a server for `app`, which does not listen yet."""
+    """The settings of a server for `app`; `certificate` and `key` are PEM files."""
     return uvicorn.Config(
         app,
         host=host,

@@ -1,7 +1,7 @@
-"""Who else is told of each round: TensorBoard, MLflow, Prometheus. Chosen by name, and loaded only then.
+"""Experiment trackers, which receive the numbers of each round: TensorBoard, MLflow, Prometheus.
 
-A logger takes the events of metrics.jsonl and turns those of rounds into numbers over rounds. metrics.jsonl stays the
-record; a logger that fails later is told of once and the run goes on.
+A tracker is chosen by name, and its package is imported only then. A tracker that fails during a run is logged once
+and receives no further rounds; the run continues, and metrics.jsonl holds the record.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ PROMETHEUS_PORT = 9464
 
 
 class Tracker(Protocol):
-    """Takes the numbers of one round of one run."""
+    """Receives the numbers of each round."""
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """Names of `numbers` are paths, as accuracy/micro."""
+        """Log round `step` of a run; the names of `numbers` are paths, as accuracy/micro."""
 
     def close(self) -> None:
-        """Write out what is held."""
+        """Write buffered numbers and release the tracker."""
 
 
 def numeric_fields(event: Event) -> dict[str, float]:
-    """What a round's event says in numbers over rounds; centers by number, devices not: they are too many."""
+    """The scalar fields of a round's event, centers by number. Devices have none: a tracker cannot show thousands."""
     found: dict[str, float] = {}
     for name in ("accuracy", "f1", "loss", "bytes"):
         if isinstance(value := event.get(name), Mapping):
@@ -46,7 +46,7 @@ def numeric_fields(event: Event) -> dict[str, float]:
 
 @contextmanager
 def open_trackers(names: str, folder: Path, config: Mapping[str, Any]) -> Iterator[EventHandler]:
-    """What is told every event, for loggers like "tensorboard,prometheus:9464"; nothing for none.
+    """Open the trackers of `names`, as "tensorboard,prometheus:9464", and yield the handler of events.
 
     Raises ConfigError for an unknown name, RuntimeMissing where its package is not installed.
     """
@@ -74,7 +74,7 @@ def open_trackers(names: str, folder: Path, config: Mapping[str, Any]) -> Iterat
 def _log_event(sink: Tracker, event: Event, numbers: Mapping[str, float]) -> bool:
     try:
         sink.log_round(str(event["run"]), int(event["round"]), numbers)
-    except Exception:  # whatever a tracker's server does, it may not end a training
+    except Exception:  # a failure of a tracker's server must not end a training
         log.exception("a logger failed")
         return False
     return True

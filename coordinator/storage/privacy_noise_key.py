@@ -1,4 +1,4 @@
-"""The key of the noise of private centers (privacy.py): made when it is first needed, never sent, never printed."""
+"""The secret key of the noise of private centers (aggregation/privacy.py), which never leaves its file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edge_client.errors import ConfigError
 
 
 def open_noise_key(folder: Path) -> bytes:
-    """The key of the noise in `folder`/noise.key; made there if there is none. Refuses one that others can read."""
+    """Read `folder`/noise.key; the first call creates it. Raises ConfigError for a file that other users can read."""
     path = folder / "noise.key"
     if not path.exists():
         fresh = path.with_suffix(".new")

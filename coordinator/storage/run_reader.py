@@ -1,4 +1,4 @@
-"""What a run folder tells: read-only, beside a coordinator that may be writing to it or long after it ended."""
+"""Read-only access to a run folder, while its coordinator writes to it or after the run has ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edge_client.protocol.task import ClientId, Flat
 from edge_client.protocol.topics import check_cid, check_sha256
 
 STORE_FOLDER = "store"  # the store's folder within a run folder
-MAX_CACHED_BASES = 16  # models that devices started from, in memory at the same time
+MAX_CACHED_BASES = 16  # base models in memory at the same time
 
 
 def read_program(folder: Path) -> Program:
@@ -31,7 +31,7 @@ def read_program(folder: Path) -> Program:
 
 
 def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]:  # noqa: A002 - the protocol's word
-    """What each device had learned [schema.size] in a round of the run `name`: its first exchange with models."""
+    """The model [schema.size] of each device after the first exchange with models of a round of the run `name`."""
     return dict(device_models(folder, name, round)[1])
 
 
@@ -42,7 +42,7 @@ def device_models(
     *,
     limit: int | None = None,
 ) -> tuple[list[ClientId], Iterator[tuple[ClientId, Flat]]]:
-    """The same, of at most `limit` devices in even steps: who they are, and each with its model as it is asked for."""
+    """The devices of `reply_vectors`, `limit` at even steps at most, and an iterator that decodes model by model."""
     query = """
         select cid, sha256, base from replies join runs on replies.run = runs.run
         where name = ? and round = ? and what = 'delta' and exchange = (

@@ -1,6 +1,6 @@
-"""A method's state as bytes and back: one safetensors file, so that a restart continues with the same bits.
+"""A method's state as the bytes of a safetensors file, and back; the arrays keep their bits, dtypes and shapes.
 
-`centers` and `extra/<name>` keep their dtypes and shapes; the assignment is JSON beside them. No disk, no clock.
+The tensors are `centers` and `extra/<name>`. The assignment is JSON in the file's metadata.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _EXTRA = "extra/"
 
 
 def encode_state(state: State) -> bytes:
-    """One state -> one file. Equal states give equal bytes."""
+    """Encode a state. Equal states give equal bytes."""
     tensors = {"centers": state.centers} | {_EXTRA + name: array for name, array in state.extra.items()}
     head = {"assignment": dict(sorted(state.assignment.items())), "v": 1}
     note = json.dumps(head, sort_keys=True, separators=(",", ":"))
@@ -28,7 +28,7 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """What `encode_state` wrote. Raises Malformed("bad_schema") when it did not."""
+    """Decode the bytes of `encode_state`. Raises Malformed("bad_schema") for other bytes."""
     try:
         tensors = load(data)
         size = int.from_bytes(data[:8], "little")
@@ -43,10 +43,10 @@ def decode_state(data: bytes) -> State:
 
 
 def encode_array(vector: Flat) -> bytes:
-    """One array -> one file."""
+    """Encode one array."""
     return bytes(save({"vector": np.asarray(vector, order="C")}))
 
 
 def decode_array(data: bytes) -> Array:
-    """What `encode_array` wrote."""
+    """Decode the bytes of `encode_array`."""
     return load(data)["vector"]

@@ -1,7 +1,7 @@
-"""What a person wants to know of a coordinator that runs or has run: its rounds, who does what, what went wrong.
+"""The status of a coordinator that runs or has run: its rounds, the state of each device, and its errors.
 
-The coordinator leaves `read_status.json` in its run folder every two seconds, a convenience that nobody depends on; the
-rest is read from its database, without writing to it. Sends nothing and asks nobody.
+The coordinator writes `status.json` into its run folder every two seconds. Everything else is read from its database,
+read-only, so that the status of a finished run can be read too.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 STATUS_FILE = "status.json"
 WRITE_INTERVAL_S = 2.0
-SILENT_AFTER_S = 15.0  # without a sign of life for so long it is not running, or busy with something long
-MAX_NAMES = 8  # of devices in one line
+SILENT_AFTER_S = 15.0  # a file that is older means that the coordinator has stopped, or is busy with a long step
+MAX_NAMES = 8  # device names in one line
 REPLY_GROUPS = ("answered", "uploading", "waiting", "refused", "open")  # of an exchange's devices
 
 
 class StatusWriter:
-    """Writes `folder`/status.json, at once when the `phase` changes; a full disk costs the file, not the run."""
+    """Writes `folder`/status.json. A full disk leaves the old file and raises nothing."""
 
     def __init__(self, folder: Path) -> None:
         self._path, self._phase = folder / STATUS_FILE, ""
         self.due_s = 0.0
 
     def write(self, now_s: float, phase: str, numbers: Mapping[str, Any]) -> None:
-        """Replace the file; an empty `phase` is the one of before."""
+        """Replace the file; an empty `phase` keeps the last one."""
         self._phase, self.due_s = phase or self._phase, now_s + WRITE_INTERVAL_S
         beside = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
@@ -42,7 +42,7 @@ class StatusWriter:
 
 
 def run_folder_of(path: Path) -> Path:
-    """The run folder that a configuration file names; a folder is itself."""
+    """The run folder of a configuration file; a folder is returned as it is."""
     if path.is_dir():
         return path
     from coordinator.config import read_config
@@ -51,7 +51,7 @@ def run_folder_of(path: Path) -> Path:
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The enrolled fleet, the newest event of each kind, the rounds of each run, and what goes on now."""
+    """The enrolled fleet, the rounds of each run, the newest error, and the current exchange, as JSON values."""
     with open_database(folder) as db:
         facts = dict(db.execute("select key, value from meta").fetchall())
         devices = db.execute("select count(*) from devices").fetchone()[0]
@@ -87,7 +87,7 @@ def read_status(folder: Path) -> dict[str, Any]:
 
 
 def status_lines(found: Mapping[str, Any]) -> list[str]:
-    """The same for people, most important first."""
+    """The status as lines of text, the most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
     out.append(f"{found['devices']} devices enrolled, {found['connected']} connected; {_traffic(found['bytes'])}")
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
@@ -115,7 +115,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def render_status(found: Mapping[str, Any]) -> RenderableType:
-    """The lines with a frame and colours, for a terminal."""
+    """The lines of `status_lines` with a frame and colours, for a terminal."""
     from rich.panel import Panel
     from rich.text import Text
 
@@ -128,7 +128,7 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
 
 
 def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterator[dict[str, Any]]:
-    """The status again and again, whenever it has changed; until the coordinator has stopped, or is done and silent."""
+    """Yield the status whenever it changes, until the coordinator has stopped, or is done and silent."""
     before: dict[str, Any] = {}
     while True:
         found = read_status(folder)
@@ -141,7 +141,7 @@ def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterato
 
 
 def _live(folder: Path) -> dict[str, Any]:
-    """What the coordinator left; zeros and nothing where it left none."""
+    """The content of status.json, or zeros where there is none."""
     nothing: dict[str, Any] = {
         "phase": "not started",
         "unix_ms": 0,
@@ -163,7 +163,7 @@ def _named(exchange: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict
 
 
 def _refusals(db: Any, run: str) -> dict[str, Any]:  # noqa: ANN401 - sqlite3.Connection, which only run_reader.py names
-    """Of the newest round that has any: whose answer did not count, and why; apart from those who came too late."""
+    """Devices whose reply did not count in the newest round: `refused` with the reason, and `late` ones."""
     query = (
         "select f.cid, f.reason from refusals f left join replies r using (run, round, exchange, cid)"
         " left join closings c using (run, round, exchange, cid) join exchanges e using (run, round, exchange)"

@@ -1,8 +1,7 @@
-"""A coordinator that is replaced by a newer version in the middle of a round goes on, or says why it will not.
+"""A newer version of the coordinator continues a round that an older version began, or refuses the store.
 
-`stores/N` was left in the middle of round 2 by version N of the store: three of four devices had answered. Its
-database is the text that SQLite writes as a dump. Before the schema or the form of a task changes, write_store.py
-writes the next one with the code of before.
+Version N of the store wrote `stores/N` in the middle of round 2: three of four devices had replied. Its database is
+an SQL dump. Before the schema or the task message changes, write_store.py writes the next one with the old code.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ STORES = Path(__file__).with_name("stores")
 
 
 def restored(folder: Path, kept: Path = STORES / "1") -> Federation:
-    """A run folder as it was left."""
+    """A federation whose run folder holds the store `kept`."""
     run = folder / "run"
     shutil.copytree(kept, run / "store", ignore=shutil.ignore_patterns("*.sql", "*.jsonl"))
     for blobs in (run / "store" / "blobs", *(run / "store" / "updates").iterdir()):
@@ -69,7 +68,7 @@ def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path, 
 
 
 def test_a_store_of_this_version_can_be_written_down_and_goes_on(tmp_path: Path) -> None:
-    """So that the next version has one to begin with."""
+    """The next version of the store needs a store of this version."""
     write(leave(tmp_path / "left"), tmp_path / "written")
     fed = restored(tmp_path / "restored", tmp_path / "written")
     fed.start_coordinator()

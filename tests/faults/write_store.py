@@ -1,6 +1,6 @@
-"""`python -m tests.faults.write_store tests/faults/stores/N`: the store of this code, left in the middle of a round.
+"""`python -m tests.faults.write_store tests/faults/stores/N` writes a store that is in the middle of a round.
 
-For test_upgrade.py: a change of the store's schema, or of what a task message holds, begins with writing one here.
+test_upgrade.py reads it. A change of the store's schema or of the task message begins with this command.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from pathlib import Path
 
 from tests.support.virtual_federation import Federation
 
-SIGNING_KEY = bytes(range(32))  # of the golden vectors; nobody else's
+SIGNING_KEY = bytes(range(32))  # the key of the golden vectors
 
 
 def write_key(folder: Path) -> None:
-    """The signing key of these stores, as a coordinator keeps it."""
+    """Write the signing key of these stores as a coordinator does."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "signing.key").write_text(SIGNING_KEY.hex() + "\n", encoding="ascii")
     (folder / "signing.key").chmod(0o600)
 
 
 def leave(work: Path) -> Path:
-    """A run folder whose coordinator died in round 2, when three of four devices had answered."""
+    """A run folder whose coordinator died in round 2, after three of four devices had replied."""
     write_key(work / "run")
     fed = Federation.of(work)
     fed.start_coordinator()
@@ -38,7 +38,7 @@ def leave(work: Path) -> Path:
 
 
 def write(run: Path, out: Path) -> None:
-    """The store in files that can be read and compared: the database as text."""
+    """Copy the store to files of text and blobs; the database becomes an SQL dump."""
     for name in ("blobs", "updates"):
         shutil.copytree(run / "store" / name, out / name, ignore=shutil.ignore_patterns("partial"))
     shutil.copy(run / "metrics.jsonl", out)
