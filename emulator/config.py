@@ -1,4 +1,4 @@
-"""What a simulated run is told: one TOML file with flat kebab-case keys, the method's settings among them.
+"""The TOML file of a simulated run: flat kebab-case keys, the method's settings among them.
 
     method = "fesem"
     data-set = "digits"
@@ -6,7 +6,7 @@
     learning-rate = 0.05    # a setting of the method
 
 `-c key=value` and the command's options win over the file. A run's own config.toml is such a file, so a run can be
-repeated, changed or resumed from it. An unknown key is refused with the nearest valid one. Reads no data, runs nothing.
+repeated, changed or resumed from it. An unknown key is refused with the nearest valid one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
 
 
 def make_args(*tables: Mapping[str, Any]) -> SimulateArgs:
-    """The question of these tables, the later ones winning. Raises UsageError, ConfigError for what is not valid."""
+    """The options of these tables; a later table wins. Raises UsageError, ConfigError for what is not valid."""
     table: dict[str, Any] = {}
     for one in tables:
         table |= {key: value for key, value in one.items() if value is not None}

@@ -1,7 +1,7 @@
-"""What a person sees while a long command runs: lines that stay, and one line that moves. Everything goes to stderr.
+"""Progress of a long command on stderr: lines that stay, and one status line.
 
-On a terminal the moving line is a spinner with the elapsed time; elsewhere it becomes an ordinary line every few
-seconds, so that a log shows life too. Colours only on a terminal, never with NO_COLOR; they repeat what the text says.
+On a terminal the status line is a spinner with the elapsed time; elsewhere it is printed every few seconds. Colours are
+used on a terminal only, and not with NO_COLOR; the text says the same as a colour.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ConsoleProgress:
         return self._clock() - self._start
 
     def say(self, text: str, *, mark: str = "") -> None:
-        """A line that stays. `mark` is "", "ok" or "FAIL" and stands before the text."""
+        """Print a line. `mark` is "", "ok" or "FAIL" and stands before the text."""
         self._last = self._clock()
         stamp, word = f"{self.elapsed_s:5.1f} s", f"{mark} " if mark else ""
         if not self._terminal:
@@ -47,7 +47,7 @@ class ConsoleProgress:
         self._screen().print(Text.assemble((stamp, "dim"), "  ", (word, colour), text))
 
     def busy(self, text: str) -> None:
-        """What goes on now; call it as often as you like."""
+        """Update the status line. Frequent calls are cheap."""
         if self._terminal:
             from rich.text import Text
 
@@ -61,7 +61,7 @@ class ConsoleProgress:
             self.say(f"... {text}")
 
     def close(self) -> None:
-        """Take the moving line away. Idempotent."""
+        """Remove the status line. Idempotent."""
         if self._status is not None:
             self._status.stop()
             self._status = None

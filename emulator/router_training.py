@@ -1,8 +1,8 @@
-"""What an emulated run teaches newcomers: its devices look at the centers, coordinator/nearest/fit_router.py learns.
+"""The router of an emulated run: the devices measure every center, and coordinator/nearest/fit_router.py fits.
 
-Centers' sketches come from what devices trained on; the looks are at samples they kept for testing, since a center
-knows its devices' training samples too well. What a device itself gave to its center's sketch is left out when it is
-compared with it, so that it looks as a newcomer would.
+The centers' sketches are made of training samples. The measurements use test samples, since a center fits its devices'
+training samples better than those of a newcomer. A device's own contribution is subtracted from its center's sketch
+before the two are compared, as a newcomer has contributed nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What the process loads that all workers are copies of; importing this module is the work, and nobody else should.
+"""The imports of the process that the workers are forked from. No other process imports this module.
 
-Workers share these pages until one of them writes. A collector visits every object and writes to it, so what is here is
-frozen: it would else become each worker's own, 45 MB of it.
+Workers share its pages until one of them writes. The garbage collector writes to every object that it visits, so the
+objects are frozen; without this each worker would copy 45 MB of them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 import torch._inductor  # noqa: F401 - torch loads it when it first records a step
 
 import emulator.engines.registry
-import emulator.parallel.worker  # noqa: F401 - what they are for
+import emulator.parallel.worker  # noqa: F401 - the loop of a worker
 
 gc.collect()
 gc.freeze()

@@ -1,9 +1,9 @@
-"""Devices divided among processes, one thread each: the same answers to the last bit, sooner.
+"""Devices divided among worker processes of one thread each. The replies have the same bits as those of one process.
 
-A device always lives in the same process, with its data, its models and its posterior. Only tasks and statistics
-travel; samples are read once from a file, and updates are written into a matrix that all processes share. This process
-keeps the books: who is there, and who has a model of its own. An `EngineSpec` is carried out by the first worker, so
-that torch is loaded once, by the process that all workers are copies of, and never here.
+A device stays in one worker, with its data, its models and its posterior. Only tasks and statistics travel; samples are
+read once from a file, and updates are written into a matrix that all processes share. This process has the list of the
+devices and of their own models. The first worker resolves the `EngineSpec`, so that torch is loaded in the process that
+the workers are forked from, and not in this one.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from emulator.parallel.worker import (
 from emulator.simulation import checkpoint
 from emulator.simulation.virtual_network import EmulatedDevices
 
-UPDATE_IN_MATRIX = np.empty(0, np.float32)  # stands for a model that a worker holds
+UPDATE_IN_MATRIX = np.empty(0, np.float32)  # in place of a model that a worker has
 STOP_TIMEOUT_S = 10.0
-PRELOAD_MODULES = ["emulator.parallel.preload"]  # imported once, by the process that all workers are copies of
+PRELOAD_MODULES = ["emulator.parallel.preload"]  # imported once, by the process that the workers are forked from
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProcess:
-    """A process and this end of its pipe."""
+    """A worker process and this side's end of its pipe."""
 
     pipe: Connection
     process: BaseProcess
@@ -58,7 +58,7 @@ class WorkerProcess:
     def send(
         self, what: EngineSpec | WorkerSetup | WorkItem | StateTransfer | None, rows: SharedMatrix | None = None
     ) -> None:
-        """Hand over an order, a setup, books, or a share and the matrix for its rows; None opens a round."""
+        """Send a message of worker.py, and with a work item the matrix for its rows; None opens a round."""
         try:
             self.pipe.send(what)
             if rows is not None:
@@ -67,7 +67,7 @@ class WorkerProcess:
             raise _worker_lost_error() from None
 
     def receive(self) -> Any:  # noqa: ANN401 - a mapping of replies to a share, `ResolvedSpec` to an order
-        """Wait for what it answers. Raises what it could not do."""
+        """Wait for the answer. Raises the error that the worker met."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -80,7 +80,7 @@ class WorkerProcess:
 
 
 class LazyLearner:
-    """See `Learner`. Opened here when it is first asked for numbers, which most runs never do."""
+    """See `Learner`. The recipe is opened in this process at the first use, which most runs do not need."""
 
     fixed_batch: int | None = None
 
@@ -112,7 +112,7 @@ class WorkerPool(EmulatedDevices):
     home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
 
     def open_round(self) -> None:
-        """Tell every worker."""
+        """Open the round in every worker."""
         for worker in self.workers:
             worker.send(None)
 
@@ -122,7 +122,7 @@ class WorkerPool(EmulatedDevices):
         self._all(StateTransfer(folder=folder, write=True))
 
     def recall(self, folder: Path) -> None:
-        """Every worker reads those of its devices, wherever they were before."""
+        """Every worker reads the models of its devices from the files of all workers."""
         self._all(StateTransfer(folder=folder, write=False))
         for slot in checkpoint.stored_slots(folder):
             self.own[slot] = UPDATE_IN_MATRIX
@@ -134,7 +134,7 @@ class WorkerPool(EmulatedDevices):
             worker.receive()
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
-        """All workers at once; each goes through its devices in the order of the tasks."""
+        """All workers run at once; each takes its devices in the order of the tasks."""
         uploads = {who: i for i, who in enumerate(c for c, t in tasks.items() if isinstance(t, Fit) and t.upload)}
         rows = SharedMatrix(len(uploads), self.program.schema.size) if uploads else None
         try:
@@ -167,7 +167,7 @@ class WorkerPool(EmulatedDevices):
 
 
 def start_forkserver() -> None:
-    """Start the process that all workers are copies of, if it does not run: it imports while this one goes on.
+    """Start the process that the workers are forked from, if it does not run. It imports in the background.
 
     Raises ConfigError where its socket's path would be too long.
     """
@@ -202,7 +202,7 @@ def open_pool(
 
 @contextmanager
 def _worker_processes() -> Iterator[tuple[list[WorkerProcess], Callable[[int], None]]]:
-    """Workers, none at first, and how to have so many; all are gone afterwards."""
+    """-> the started workers, none at first, and a function that starts up to a count. The end stops all of them."""
     started: list[WorkerProcess] = []
 
     def until(count: int) -> None:
@@ -214,7 +214,7 @@ def _worker_processes() -> Iterator[tuple[list[WorkerProcess], Callable[[int], N
         yield started, until
     finally:
         for worker in started:
-            worker.pipe.close()  # the worker reads its end and leaves
+            worker.pipe.close()  # the worker reads the end of the pipe and exits
         for worker in started:
             worker.process.join(STOP_TIMEOUT_S)
             if worker.process.is_alive():
@@ -248,9 +248,9 @@ def _set_up_pool(
 
 
 def balance(local: Mapping[ClientId, DeviceData], workers: int) -> dict[ClientId, int]:
-    """A worker for each device: as many devices for each, and about as many samples, whichever groups they are of.
+    """A worker for each device, so that workers have equal numbers of devices and about equal numbers of samples.
 
-    From the largest device to the smallest, to and fro: 0, 1, 2, 2, 1, 0, 0, ...
+    Devices are assigned from the largest to the smallest, to workers 0, 1, 2, 2, 1, 0, 0, ...
     """
     there = [*range(workers)]
     turns = itertools.cycle([*there, *reversed(there)])

@@ -1,6 +1,6 @@
-"""A matrix that this process shares with its workers: each writes its own rows, and none travels through a pipe.
+"""A matrix in memory that this process shares with its workers. Each worker writes its own rows.
 
-The memory has no name, so there is nothing to clean up, whoever dies: it goes with the last array that shows it.
+The memory has no name; the system frees it with the last array that uses it, even where a process was killed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class SharedMatrix:
         send_handle(to, self._file, process)
 
     def close(self) -> None:
-        """Nobody else will ask for it."""
+        """Close the file descriptor; the matrix stays."""
         os.close(self._file)
 
 
 @contextmanager
 def open_shared_matrix(connection: Connection) -> Iterator[Callable[[int, Array], None]]:
-    """The matrix that `share_with` sent: what writes a row [width] of it.
+    """-> the function that writes a row [width] of the matrix that `share_with` sent.
 
     Written like a file: a page that is new costs three times as much when it is touched through a mapping.
     """

@@ -1,7 +1,4 @@
-"""One worker: a process with devices of its own, told through a pipe what to do. What it is told and what it answers.
-
-Knows neither the other workers nor the run (process_pool.py).
-"""
+"""A worker process of process_pool.py: it has some of the devices, and receives messages through a pipe."""
 
 from __future__ import annotations
 
@@ -35,12 +32,12 @@ USER_ERRORS = (
     RuntimeMissing,
     ProgramRefused,
     ImportError,
-)  # answers to an order, as they are
+)  # errors that are sent back unchanged
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSetup:
-    """What a worker needs to become its devices. The recipe is pickled; None: that of the order it carried out."""
+    """The engine and the samples of a worker. The recipe is pickled; None means that of the spec that it resolved."""
 
     recipe: bytes | None
     samples: Path
@@ -48,7 +45,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedSpec:
-    """An order that was carried out: the recipe, pickled because its classes load torch, and what a run must know."""
+    """A resolved `EngineSpec`. The recipe is pickled because its classes load torch."""
 
     recipe: bytes
     program: Program
@@ -58,7 +55,7 @@ class ResolvedSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkItem:
-    """A worker's part of an exchange; the updates of `rows` go into a matrix, which is lent after it."""
+    """A worker's part of an exchange. The updates of `rows` go into a matrix, which is sent after the item."""
 
     tasks: Exchange
     rows: Mapping[ClientId, int]
@@ -66,16 +63,16 @@ class WorkItem:
 
 @dataclass(frozen=True, kw_only=True)
 class StateTransfer:
-    """Write the devices' own models into a folder, or read those of the devices that live here."""
+    """Write the worker's own models into a folder, or read those of its devices from there."""
 
     folder: Path
     write: bool
 
 
 def run_worker(connection: Connection) -> None:
-    """A worker's life: an order for one of them, a setup, then a share comes in, and a mapping of answers goes out.
+    """The loop of a worker. The first worker receives an `EngineSpec`, every worker a `WorkerSetup` and then work.
 
-    None opens a round; books are answered with nothing.
+    A `WorkItem` is answered with replies, a `StateTransfer` with an empty mapping; None opens a round without answer.
     """
     devices: EmulatedDevices | None = None
     learner, new = None, True
@@ -103,7 +100,7 @@ def run_worker(connection: Connection) -> None:
                     if new:
                         trim_heap()
                         new = False
-            except Exception:  # noqa: BLE001 - whatever it is, the run's process must hear of it
+            except Exception:  # noqa: BLE001 - every failure is sent to the run's process
                 connection.send(traceback.format_exc())
 
 
@@ -115,7 +112,7 @@ def _transfer_state(devices: EmulatedDevices, books: StateTransfer) -> None:
 
 
 def _resolve_spec(spec: EngineSpec) -> tuple[ResolvedSpec | Exception | str, Learner | None]:
-    """What to answer, and the learner."""
+    """-> the answer, and the learner."""
     try:
         made = spec.resolve()
         learner, recipe = made.recipe.open(), pickle.dumps(made.recipe)
@@ -130,7 +127,7 @@ def _resolve_spec(spec: EngineSpec) -> tuple[ResolvedSpec | Exception | str, Lea
 
 
 def open_recipe(recipe: bytes | None) -> Learner:
-    """The learner of a recipe that was pickled by this run."""
+    """Open the learner of a recipe that this run has pickled."""
     if recipe is None:
         raise ValueError("no recipe, and no order before it")
     opened: Recipe = pickle.loads(recipe)  # noqa: S301 - by this run
@@ -140,7 +137,7 @@ def open_recipe(recipe: bytes | None) -> Learner:
 def _written(
     answers: Mapping[ClientId, Reply | str], rows: Mapping[ClientId, int], put: Callable[[int, Array], None] | None
 ) -> dict[ClientId, Reply | str]:
-    """The answers without their updates, which are in the matrix now."""
+    """Write the updates into the matrix; -> the replies without them."""
     left = dict(answers)
     for who, i in rows.items():
         reply = left[who]

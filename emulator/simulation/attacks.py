@@ -1,13 +1,13 @@
-"""Emulated devices that attack: what they train on, and what they answer instead of what they learned.
+"""Emulated devices that attack: the labels that they train on, and the updates that they send.
 
-    label-flip  trains on labels y -> classes - 1 - y, and answers truly
-    sign-flip   start - 4 (w - start): the way back, four times as far
-    scale       start + 8 (w - start): the right way, much too far
-    noise       start + normal noise, four times as far as the honest way
-    nan         nothing but NaN
+    label-flip  trains on labels y -> classes - 1 - y, and sends the true update
+    sign-flip   start - 4 (w - start)
+    scale       start + 8 (w - start)
+    noise       start + normal noise of four times the RMS of w - start
+    nan         NaN in every parameter
 
-Who attacks, and the noise, are drawn from the seed. Factors keep below the coordinator's `max-update-ratio`: an attack
-beyond it is refused and shows nothing. Probes and evaluations are answered truly. Knows no defence and no method.
+The attackers and the noise are drawn from the seed. The factors stay below the coordinator's `max-update-ratio`, since
+the coordinator refuses a larger update. Attackers answer probes and evaluations truly.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Task
 
-Attack = Callable[[ClientId, Task, Reply], Reply]  # what a device sends in place of this answer
+Attack = Callable[[ClientId, Task, Reply], Reply]  # -> the reply that a device sends in place of the honest one
 SIGN_FLIP_FACTOR, SCALE_FACTOR, NOISE_FACTOR = -4.0, 8.0, 4.0
 ATTACKS = ("label-flip", "sign-flip", "scale", "noise", "nan")
-MAX_ATTACKER_SHARE = 0.5  # from half of the fleet on, the others would be the hostile ones
+MAX_ATTACKER_SHARE = 0.5  # no defence works against a majority
 
 
 def no_attack(_who: ClientId, _task: Task, reply: Reply) -> Reply:
-    """What honest devices send."""
+    """The honest reply."""
     return reply
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttackSpec:
-    """One of ATTACKS by a share of the fleet; nobody by default."""
+    """One of ATTACKS by a share of the fleet; by default no device attacks."""
 
     attack: str = "label-flip"
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no attack."""
+        """Refuse an unknown attack and a share out of range."""
         if self.attack not in ATTACKS:
             raise UsageError(f"unknown attack {self.attack!r}", hint=f"use one of {', '.join(ATTACKS)}")
         if not 0 <= self.share < MAX_ATTACKER_SHARE:
             raise UsageError(f"{self.share:g} of the devices are hostile", hint="use a share of 0 to below 0.5")
 
     def attackers(self, devices: Mapping[ClientId, DeviceData], seed: int) -> frozenset[ClientId]:
-        """Who attacks: the share of the fleet, rounded; the same devices whatever the attack."""
+        """The devices that attack: the share of the fleet, rounded. Every attack has the same attackers."""
         names = sorted(devices)
         order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, 1]))).permutation(len(names))
         return frozenset(names[i] for i in order[: round(self.share * len(names))])
@@ -57,7 +57,7 @@ class AttackSpec:
     def poison_data(
         self, devices: Mapping[ClientId, DeviceData], attackers: frozenset[ClientId]
     ) -> dict[ClientId, DeviceData]:
-        """The fleet with the training samples that it uses. Raises UsageError where there are no labels to flip."""
+        """Each device's samples, with flipped labels for attackers. Raises UsageError for samples without labels."""
         if self.attack != "label-flip" or not attackers:
             return dict(devices)
         if not all(np.issubdtype(local.train.y.dtype, np.integer) for local in devices.values()):
@@ -66,7 +66,7 @@ class AttackSpec:
         return {who: _flipped(local, last) if who in attackers else local for who, local in devices.items()}
 
     def make_attack(self, attackers: frozenset[ClientId], seed: int) -> Attack:
-        """What devices send: of fits, the attack's model from the liars; everything else as it is."""
+        """The function that replaces the attackers' updates; every other reply stays as it is."""
         if self.attack == "label-flip" or not attackers:
             return no_attack
 
@@ -90,7 +90,7 @@ class AttackSpec:
 
 
 def parse_attack(text: str) -> AttackSpec:
-    """Read a text like `sign-flip:0.2`; nobody for an empty one. Raises UsageError."""
+    """Read a text like `sign-flip:0.2`; an empty text is no attack. Raises UsageError."""
     if not text:
         return AttackSpec()
     attack, _, share = text.partition(":")
@@ -101,7 +101,7 @@ def parse_attack(text: str) -> AttackSpec:
 
 
 def honest_accuracy(record: Mapping[str, Any], attackers: frozenset[ClientId]) -> float | None:
-    """Mean accuracy of the devices that do not attack, each on its own held-out samples; None: none was tested."""
+    """Mean accuracy of the honest devices, each on its own held-out samples; None where none was tested."""
     found = [accuracy for who, accuracy in record["per_device"].items() if who not in attackers]
     return float(np.mean(found)) if found else None
 

@@ -1,8 +1,8 @@
-"""What a simulated run needs to go on after its process has ended: folder/checkpoint/, replaced as a whole.
+"""The checkpoint of a simulated run in folder/checkpoint/, from which another process resumes it.
 
-`state.safetensors` the method's state, `run.json` the round and what the virtual network knows, `records.jsonl` the
-rounds so far, `heard/` what the pictures keep, `own/` the devices' own models where the method asks for them, `lost/`
-what codecs have lost. A resumed run ends with the same bits as one that was never interrupted.
+`state.safetensors` has the method's state, `run.json` the round and the state of the virtual network, `records.jsonl`
+the rounds so far, `heard/` the data of the pictures, `own/` the devices' own models where the method uses them, `lost/`
+the residuals of the codec. A resumed run ends with the same bits as a run without an interruption.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Slot = tuple[ClientId, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A run after round `round`. `network` is what the virtual network and its wire know; `lesson` decides results."""
+    """A run after round `round`. `network` is the virtual network; `lesson` has the options that decide results."""
 
     round: int
     state: State
@@ -40,7 +40,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """Where a run keeps them, after every `every` rounds and the last (0: never), and whether it goes on from one."""
+    """Writes a checkpoint after every `every` rounds and after the last (0: never); `resume` starts from the latest."""
 
     folder: Path
     every: int
@@ -48,11 +48,11 @@ class Checkpoints:
     lesson: Mapping[str, Any]
 
     def due(self, number: int, rounds: int) -> bool:
-        """Whether round `number` of `rounds` ends with one."""
+        """Whether round `number` of `rounds` ends with a checkpoint."""
         return self.every > 0 and (number % self.every == 0 or number == rounds)
 
     def latest(self) -> tuple[Path, Checkpoint] | None:
-        """Where the run goes on. Raises ConfigError for a checkpoint of another run."""
+        """The checkpoint to resume from and its folder. Raises ConfigError for a checkpoint of another run."""
         found = read_checkpoint(self.folder) if self.resume else None
         for key in sorted({*self.lesson, *found[1].lesson}) if found else ():
             mine, theirs = self.lesson.get(key), found[1].lesson.get(key) if found else None
@@ -65,7 +65,7 @@ class Checkpoints:
 
 
 def begin_checkpoint(folder: Path) -> Path:
-    """An empty folder beside the last checkpoint, for what a run keeps; `finish_checkpoint` makes it the checkpoint."""
+    """Make an empty folder beside the last checkpoint; `finish_checkpoint` makes it the checkpoint."""
     new = folder / f"{CHECKPOINT_FOLDER}.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -73,7 +73,7 @@ def begin_checkpoint(folder: Path) -> Path:
 
 
 def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[RoundRecord]) -> None:
-    """It is the checkpoint from now on. Whenever the process ends, a whole one is there."""
+    """Replace the last checkpoint. A process that ends at any moment leaves a whole checkpoint."""
     (new / "state.safetensors").write_bytes(state_codec.encode_state(checkpoint.state))
     told = {name: getattr(checkpoint, name) for name in ("round", "real_seconds", "network", "lesson")}
     (new / "run.json").write_text(json.dumps(told), encoding="utf-8")
@@ -88,7 +88,7 @@ def finish_checkpoint(new: Path, checkpoint: Checkpoint, records: Iterable[Round
 
 
 def checkpoint_records(place: Path) -> Iterator[RoundRecord]:
-    """The rounds of a checkpoint, one at a time."""
+    """The records of a checkpoint, one at a time."""
     with (place / "records.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
@@ -128,7 +128,7 @@ def load_models(folder: Path, who: Collection[ClientId], into: MutableMapping[Sl
 
 
 def stored_slots(folder: Path) -> list[Slot]:
-    """Whose vectors lie in `folder`."""
+    """The device and the slot of each vector in `folder`."""
     found: list[Slot] = []
     for path in sorted(folder.glob("*.npz")):
         with np.load(path, allow_pickle=False) as arrays:

@@ -1,8 +1,9 @@
-"""How the updates of emulated devices travel: through a codec, which loses something and takes so many bytes.
+"""The lossy codec between emulated devices and the virtual server, with its error feedback and its bytes.
 
-With error feedback a device adds to each update what its earlier ones lost, as the real one does (PROTOCOL.md,
-section 5): kept per center, taken over only when the server counts the update, halved for each round that it sat out.
-The difference to the base is taken from the update as the f32 wire rounds it, a rounding beside the real device's.
+With error feedback a device adds the residual of its earlier updates to each update, as a real device does
+(PROTOCOL.md, section 5). A residual belongs to a center, is stored once the server counts the update, and is halved for
+each round without an update. The difference to the base is taken from the update after its rounding to f32, so that it
+differs from a real device's by that rounding.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edge_client.protocol.task import ClientId, Fit, Flat, Reply, Schema, Task
 from emulator.simulation import checkpoint
 from emulator.simulation.spill import SpilledModels
 
-STATISTICS_BYTES = 1_024  # about what an answered probe weighs
+STATISTICS_BYTES = 1_024  # about the size of a probe's reply
 Codec = Callable[[Flat, Schema], tuple[Flat, int]]  # a difference [schema.size] -> what is decoded, and its bytes
 
 
@@ -39,7 +40,7 @@ def protocol_codec(codec: str) -> Codec:
 
 
 class CodecChannel:
-    """What arrives of a reply, and how large it was. Without a `code` updates travel as they are."""
+    """-> the reply that arrives, and its size. Without a `code` updates travel as they are."""
 
     def __init__(self, schema: Schema, code: Codec | None = None, *, feedback: bool = False) -> None:
         self._schema, self._code, self._feedback = schema, code, feedback
@@ -62,18 +63,18 @@ class CodecChannel:
         return replace(reply, update=arrived if base is None else base + arrived), size
 
     def mark_counted(self, who: ClientId) -> None:
-        """The server counts what this device sent last."""
+        """Store the residual of the device's last update, which the server has counted."""
         if who in self._open:
             slot, lost, at = self._open.pop(who)
             self._lost[slot], self._since[slot] = lost, at
 
     def keep(self, folder: Path) -> list[tuple[ClientId, str, int]]:
-        """What was lost, into `folder`; -> when each device's update of each center counted last."""
+        """Write the residuals into `folder`; -> the round of each device's last counted update of each center."""
         checkpoint.save_models(folder, "lost", self._lost)
         return [(who, center, at) for (who, center), at in self._since.items()]
 
     def recall(self, folder: Path, since: Iterable[tuple[ClientId, str, int]]) -> None:
-        """What `keep` wrote and gave."""
+        """Restore what `keep` wrote and gave."""
         self._since = {(who, center): at for who, center, at in since}
         checkpoint.load_models(folder, {who for who, _ in self._since}, self._lost)
 

@@ -1,8 +1,8 @@
-"""What a long run of a large fleet keeps, in bounded memory: devices' own models, and the lines of its record.
+"""Bounded memory for a long run of a large fleet: the devices' own models, and the records of the rounds.
 
-The least recently used vectors, and all lines, go to unnamed temporary files, which vanish with the process. Plain
-reads and writes, no mapping: the pages belong to the system and not to this process. TMPDIR says where the files are;
-on a file system in memory they save nothing. Knows no task and no method.
+The least recently used vectors, and all records, are written to unnamed temporary files, which the system deletes when
+the process ends. The files are read and written, not mapped, so that their pages do not count as memory of the process.
+TMPDIR is the folder of the files; a folder in memory saves nothing.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ Slot = tuple[ClientId, str]
 class SpilledModels(MutableMapping[Slot, Flat]):
     """Vectors by (device, slot), the latest `memory` bytes of them in memory and the rest in a file.
 
-    A vector belongs to the mapping afterwards. One that was in the file comes back as an array of its own.
+    The mapping owns a vector that is stored in it. A vector that was in the file is returned as a new array.
     """
 
     def __init__(self, memory: int = MAX_MEMORY_BYTES) -> None:
         self._memory, self._held_bytes = memory, 0
         self._held: OrderedDict[Slot, Flat] = OrderedDict()
         self._stored: dict[Slot, _Place] = {}
-        self._free: dict[int, list[int]] = {}  # offsets by size, of rows whose vector came back or was replaced
+        self._free: dict[int, list[int]] = {}  # free offsets in the file, by size in bytes
         self._file: IO[bytes] | None = None
         self._end = 0
 
@@ -49,7 +49,7 @@ class SpilledModels(MutableMapping[Slot, Flat]):
     def __setitem__(self, key: Slot, vector: Flat) -> None:
         if key in self:
             del self[key]
-        self._held[key] = vector if vector.base is None else vector.copy()  # a view would keep all that it looks into
+        self._held[key] = vector if vector.base is None else vector.copy()  # a view keeps its base array
         self._held_bytes += vector.nbytes
         while self._held_bytes > self._memory:
             oldest, old = self._held.popitem(last=False)
@@ -92,7 +92,7 @@ class SpilledModels(MutableMapping[Slot, Flat]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Place:
-    """Where a vector lies in the file."""
+    """The position of a vector in the file."""
 
     offset: int
     count: int
@@ -104,7 +104,7 @@ class _Place:
 
 
 class SpilledRecords(Sequence[RoundRecord]):
-    """JSON objects that are appended and read again, each time anew, from a file: a run of any length fits."""
+    """JSON objects that are appended to a file and parsed at each access, so that a run of any length fits."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="fedcenters-")  # noqa: SIM115 - lives as long as this
@@ -112,7 +112,7 @@ class SpilledRecords(Sequence[RoundRecord]):
         self._starts = [0]
 
     def append(self, record: RoundRecord) -> None:
-        """Write a line; the object must be JSON's own kinds, so that the same comes back."""
+        """Write a record. It must consist of JSON types, so that reading gives an equal object."""
         self._file.seek(self._starts[-1])
         self._file.write(json.dumps(record).encode())
         self._starts.append(self._file.tell())
@@ -127,7 +127,7 @@ class SpilledRecords(Sequence[RoundRecord]):
     def __getitem__(self, index: slice) -> list[RoundRecord]: ...
 
     def __getitem__(self, index: int | slice) -> RoundRecord | list[RoundRecord]:
-        """A line, or some, counted from either end."""
+        """A record or a slice of records; negative indices count from the end."""
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         number = range(len(self))[index]

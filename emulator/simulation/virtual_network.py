@@ -1,9 +1,8 @@
 """Devices in one process and a network in virtual time, behind the same `ask` that the server offers a strategy.
 
-`coordinator.rounds.exchange_rules` decides what counts and when an exchange closes, exactly as on the server; devices
+`coordinator.rounds.exchange_rules` decides which replies count and when an exchange closes, as on the server. Devices
 take virtual seconds by their profile, may be away or drop out, and run the client's own training code. A device that is
-away is told its task, and tells that it has finished, when it is back; what travels already arrives. No broker, no
-sockets, no sleeping.
+away receives its task, and reports that it has finished, when it is back; a transfer under way still arrives.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from emulator.simulation.device_profiles import DeviceProfile
 from emulator.simulation.spill import SpilledModels
 
 Record = Mapping[str, Any]
-INLINE_BYTES = 2_048  # smaller answers travel inside their message, without a credit
+INLINE_BYTES = 2_048  # a smaller reply travels inside its message, without a credit
 
 
 def round_through_f32_delta(task: Fit, vector: Flat) -> Flat:
@@ -73,16 +72,16 @@ class EmulatedDevices:
 
     @property
     def program(self) -> Program:
-        """What they run."""
+        """The training program of the learner."""
         return self.learner.program
 
     @property
     def fleet(self) -> Fleet:
-        """Every device and its number of training samples."""
+        """Each device's number of training samples."""
         return {c: len(self.local[c].train) for c in sorted(self.local)}
 
     def open_round(self) -> None:
-        """What a probe left for the fits of its round is forgotten."""
+        """Discard the posteriors that the probes of the last round left for its fits."""
         self.posterior.clear()
 
     def answer(self, who: ClientId, task: Task) -> Reply:
@@ -93,12 +92,12 @@ class EmulatedDevices:
         return outcome
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
-        """What each device answers, or the code of its refusal."""
+        """Each device's reply, or the code of its refusal."""
         outcomes = self._outcomes(tasks)
         return {c: o.code if isinstance(o := outcomes[c], Malformed) else o for c in tasks}
 
     def _outcomes(self, tasks: Exchange) -> dict[ClientId, Reply | Malformed]:
-        """The learner gets all fits at once: what it does at the same time is its own affair."""
+        """The learner gets all fits at once, so that it may batch them over devices."""
         found: dict[ClientId, Reply | Malformed] = {}
         jobs: dict[ClientId, TrainingJob] = {}
         for who, task in tasks.items():
@@ -129,11 +128,11 @@ class EmulatedDevices:
         return run_probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
 
     def keep(self, folder: Path) -> None:
-        """The devices' own models, into `folder`."""
+        """Write the devices' own models into `folder`."""
         checkpoint.save_models(folder, "own", self.own)
 
     def recall(self, folder: Path) -> None:
-        """What `keep` wrote."""
+        """Read the models that `keep` wrote."""
         checkpoint.load_models(folder, self.local.keys(), self.own)
 
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
@@ -149,7 +148,7 @@ class EmulatedDevices:
         return list({id(v): v for v in named if v is not None}.values())
 
     def _note(self, task: Task) -> None:
-        """Own models are in a checkpoint once some task has named one, which methods do at once or never."""
+        """A checkpoint has the own models once a task has named one. A method names one in its first round or never."""
         if isinstance(task, Fit):
             self.asks_own |= isinstance(task.start, str) or task.buffers == "own"
         else:
@@ -165,7 +164,7 @@ T = TypeVar("T")
 
 
 def _result_or_refusal(do: Callable[[], T]) -> T | Malformed:
-    """What it gives, or its refusal."""
+    """The value of `do`, or the refusal that it raises."""
     try:
         return do()
     except Malformed as refusal:
@@ -173,10 +172,10 @@ def _result_or_refusal(do: Callable[[], T]) -> T | Malformed:
 
 
 class VirtualNetwork:
-    """Asks devices and keeps the time. `ask` is what a generator of exchanges needs; state lives between exchanges.
+    """Delivers exchanges to the devices in virtual time. `ask` is the driver of a round's generator of exchanges.
 
-    `seed` draws when devices are away and which tasks they drop; with an availability of 1 and no dropout, nothing.
-    Updates travel over `wire`, and are admitted as the server admits them; `refused` says whose were not, and why.
+    `seed` draws when devices are away and which tasks they drop. Updates travel over `channel` and pass the server's
+    checks; `refused` maps a device whose update failed a check to the reason.
     Raises ConfigError where an exchange would never end.
     """
 
@@ -214,11 +213,11 @@ class VirtualNetwork:
         self.refused = {}
 
     def to_json(self, folder: Path) -> Record:
-        """What it knows between rounds, as JSON's own kinds; the codec's losses go into `folder`."""
+        """The state between rounds as JSON types; the codec's residuals are written into `folder`."""
         return {"now_s": self.now_s, "scales": self._scales, "since": self.wire.keep(folder)}
 
     def recall(self, facts: Record, folder: Path) -> None:
-        """What `facts` gave."""
+        """Restore the state that `to_json` gave."""
         self.now_s = self.opened_s = float(facts["now_s"])
         self._scales = {str(key): float(value) for key, value in facts["scales"].items()}
         self.wire.recall(folder, facts["since"])
@@ -239,7 +238,7 @@ class VirtualNetwork:
         return replies
 
     def send(self, who: ClientId, task: Task, opened: exchange_rules.OpenExchange) -> float:
-        """Deliver a task once the device is reachable; -> when it will have finished. Infinity: it never will."""
+        """Deliver a task once the device is reachable; -> when the device finishes, infinity if it never does."""
         begins_s, profile = self.reachable_s(who, self.now_s), self._profiles[who]
         if begins_s >= opened.closes_at_s:
             return math.inf
@@ -252,7 +251,7 @@ class VirtualNetwork:
         return begins_s + profile.down_s(size) + profile.work_s(task, self._samples[who])
 
     def reachable_s(self, who: ClientId, at_s: float) -> float:
-        """When the device can next be talked to, from `at_s` on."""
+        """The first moment from `at_s` on at which the device is reachable."""
         return self._profiles[who].reachable_s(who, at_s, seed=self._seed)
 
     def upload_ends_s(self, who: ClientId, size: int) -> float:
@@ -261,12 +260,12 @@ class VirtualNetwork:
         return self.reachable_s(who, self.now_s) + self._profiles[who].up_s(size)
 
     def run_tasks(self, tasks: Exchange) -> Mapping[ClientId, AdmittedReply | str]:
-        """The devices' answers as they arrive, or the codes of refusals, by the device or by admission."""
+        """The devices' replies as the server decodes them, or the codes of refusals by the device or by the server."""
         self.local_steps += sum(task.steps for task in tasks.values() if isinstance(task, Fit))
         return {who: self._sent(who, tasks[who], said) for who, said in self._devices.answers(tasks).items()}
 
     def accepted_devices(self, keys: frozenset[ClientId], sent: Mapping[ClientId, AdmittedReply]) -> list[ClientId]:
-        """Whose replies an exchange closes with, sorted: those that are not out of line with the others."""
+        """The devices whose replies an exchange closes with, sorted; devices with outlier updates are left out."""
         moves = {who: far for who in keys if (far := sent[who].moved) is not None}
         refused, self._scales = outliers(moves, self._scales, ratio=self._ratio)
         self.refused |= refused
@@ -296,7 +295,7 @@ class VirtualNetwork:
 
 @dataclass(frozen=True, kw_only=True)
 class AdmittedReply:
-    """An admitted answer on its way: its bytes, the name of its content, and how far it moves."""
+    """A reply that passed the checks: its size in bytes, its digest, and the RMS of its update."""
 
     reply: Reply
     size: int
@@ -305,24 +304,24 @@ class AdmittedReply:
 
 
 class _VirtualExchange:
-    """One exchange in virtual time: a heap of what is due, and the commands of the state machine."""
+    """One exchange in virtual time: a heap of due events, and the commands of the state machine."""
 
     def __init__(self, network: VirtualNetwork, exchange: Exchange, opened: exchange_rules.OpenExchange) -> None:
         self._network, self._exchange, self._state = network, exchange, opened
         self._due: list[
             tuple[float, int, exchange_rules.Event | ClientId]
-        ] = []  # a client: it tells that it has finished
-        self._order = itertools.count()  # what is due at the same time happens in the order it was planned
+        ] = []  # a client id: that device reports that it has finished
+        self._order = itertools.count()  # events that are due at the same time happen in the order of planning
         self._answers: dict[ClientId, AdmittedReply] = {}
         self._uploading: set[ClientId] = set()
         self._keys: list[ClientId] | None = None
         ends_s = {who: network.send(who, exchange[who], opened) for who in sorted(exchange)}
-        # Whoever is still at work when the exchange closes does not finish it.
+        # A device that is still training when the exchange closes does not answer.
         in_time = {who: s for who, s in ends_s.items() if s < opened.closes_at_s}
         for who, end_s in in_time.items():
             self._plan(network.reachable_s(who, end_s), who)
         self._worked = network.run_tasks({who: exchange[who] for who in in_time})
-        self._happens(exchange_rules.Tick())  # nobody asked: closed already
+        self._happens(exchange_rules.Tick())  # an exchange without tasks closes at once
 
     def until_closed(self) -> Replies:
         while self._keys is None:
@@ -339,7 +338,7 @@ class _VirtualExchange:
         heapq.heappush(self._due, (at_s, next(self._order), event))
 
     def _finished(self, who: ClientId) -> exchange_rules.Event | None:
-        """What the device tells; None: its answer is on its way already, for it is small."""
+        """The event that the device reports; None where the reply is small and was sent with the report."""
         answer = self._worked[who]
         if isinstance(answer, str):
             return exchange_rules.Refused(who, answer)

@@ -1,9 +1,9 @@
-"""Thousands of edge clients in one thread: one selector over all their sockets, and their lives taken step by step.
+"""Thousands of edge clients in one thread: one selector over all their sockets resumes their generators.
 
-`ClientEventLoop.add` takes a client's life (edge_client/runtime/client.py) and its transport;
-`ClientEventLoop.run_once` serves the sockets that are ready and resumes the lives for which something came, or whose
-time has come. A thread each ends at some hundreds of devices (CPython's select and the scheduler), a selector at the
-limit of open files: two per device. MQTT 3.1.1, which every broker speaks. Knows paho's sockets and no message.
+`ClientEventLoop.add` takes a client's generator (`Client.loop`, edge_client/runtime/client.py) and its transport.
+`ClientEventLoop.run_once` serves the ready sockets and resumes the clients that have an event or whose timer is due. A
+thread for each client is limited to some hundreds of devices by CPython's select and the scheduler; the selector is
+limited by the number of open files, of which a device needs two. The protocol is MQTT 3.1.1.
 """
 
 from __future__ import annotations
@@ -116,16 +116,16 @@ class ClientEventLoop:
         self._misc_s = 0.0
 
     def transport(self, client_id: str, will: Callable[[], Will]) -> LoopTransport:
-        """One client's connection; it is nobody until `connect`."""
+        """One client's transport; `connect` opens the connection."""
         return LoopTransport(self, client_id, will)
 
     def add(self, life: ClientLoop, transport: LoopTransport) -> None:
-        """Begin a life."""
+        """Start a client."""
         member = self.members[transport] = _LoopMember(life, transport)
         self._queue(member)
 
     def run_once(self, timeout_s: float = MAX_SLEEP_S) -> None:
-        """Wait for something to happen, at most `timeout_s`, and let everybody do what it means for them."""
+        """Wait at most `timeout_s` for an event, then serve the sockets and resume the clients."""
         now_s = self.now_s()
         self._dial_due(now_s)
         wait_s = 0.0 if self._ready else max(0.0, min(timeout_s, self._next_s() - now_s))
@@ -136,11 +136,11 @@ class ClientEventLoop:
         self._write()
 
     def errors(self) -> list[BaseException]:
-        """What ended lives that did not end by themselves."""
+        """The exceptions that ended clients."""
         return [member.error for member in self.members.values() if member.error is not None]
 
     def close(self, timeout_s: float) -> None:
-        """Let every client say goodbye, at most so long."""
+        """Disconnect every client, for at most `timeout_s` seconds."""
         for member in self.members.values():
             if not member.over:
                 member.over = True
@@ -159,12 +159,12 @@ class ClientEventLoop:
         heapq.heappush(self._dials, (self.now_s() + in_s, next(self._order), transport))
 
     def hang_up(self, transport: LoopTransport) -> None:
-        """Disconnect once all that was published is acknowledged; at once when nobody is connected."""
+        """Disconnect once every published message is acknowledged; at once where there is no connection."""
         if transport.session is not None and (transport.up_s is None or transport.open == 0):
             transport.session.paho.disconnect()
 
     def resume_soon(self, transport: LoopTransport) -> None:
-        """Resume its life in this turn."""
+        """Resume the client in this turn."""
         if (member := self.members.get(transport)) is not None:
             self._queue(member)
 

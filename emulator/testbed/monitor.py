@@ -1,6 +1,6 @@
-"""What the coordinator tells about itself while it runs: the lines of metrics.jsonl as they appear, in words.
+"""The progress of a running coordinator: the lines of metrics.jsonl as they appear, as text.
 
-Reads a growing file and nothing else; whoever calls decides how long to wait.
+Reads the growing file without waiting; the caller decides when to read again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from emulator.reports import display_names
 
 
 class FileTail:
-    """The lines of a JSON-lines file that somebody else appends to."""
+    """The lines of a JSON-lines file that another process appends to."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._read = path, 0

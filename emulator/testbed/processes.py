@@ -1,7 +1,7 @@
-"""Child processes that never outlive us, and signals that wait for a good moment.
+"""Child processes that end with this process, and signals that are delivered at safe moments.
 
 Children get a session of their own: a Ctrl-C in the terminal reaches this process alone, which then ends them in order.
-Their output goes to a log file each, shown when one of them fails. Nothing here knows what the children do.
+The output of each child goes to a log file, which is shown when the child fails.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A run of real processes on this machine: a broker, a coordinator, devices in processes of their own, and their end.
 
-The demo and `simulate --broker` are played on it. Whatever happens, nothing is left running. A finished run leaves its
-folder, one that failed the logs of its processes, one that a signal ended or that never began leaves nothing.
+The demo and `simulate --broker` run on it. No process is left running. A finished run leaves its folder, and a failed
+run the logs of its processes; a run that a signal ended or that never began leaves nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Testbed:
-    """What every step of a run needs. `work` holds what only the run needs, and is gone after it."""
+    """The parts that every step of a run uses. `work` is a folder that is deleted after the run."""
 
     folder: Path
     work: Path
@@ -112,7 +112,7 @@ class Testbed:
 def run_testbed(
     folder: Path, broker: str, progress: ConsoleProgress, play: Callable[[Testbed], T], *, federation: str
 ) -> T:
-    """Set the scene, `play` on it, and clear it away. The folder gets an ending when its name is taken."""
+    """Open a testbed, `play` on it, and close it. The folder gets a suffix when its name is taken."""
     with DeferredSignals() as signals:
         folder = testbed_files.new_folder(folder.parent, folder.name)
         work = folder / ".work"
