@@ -1,10 +1,9 @@
 """How many centers does a fleet need? Short runs on a sample of it, one for each K (FeSEM, section 5.2).
 
-A sample of up to 100 devices trains for three rounds with each K. Accuracy is taken on a fifth of every device's
-training samples, which is held out here: the samples kept for testing are not looked at. How far apart the clusters lie
-is measured on the devices' first models, which all come from one start, the same for every K. The distance within
-clusters falls with every K, so that its elbow is taken, and the silhouette stands beside it. Writes no file but the
-picture.
+A sample of up to 100 devices trains for three rounds with each K. Accuracy is measured on a fifth of every device's
+training samples, which is held out; test samples are not used. The distances between clusters are those of the devices'
+first models, which are trained from one start that is the same for every K. The distance within clusters falls with
+every K, so that its elbow is taken; the silhouette is given beside it.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ MIN_SAMPLES = 2  # training samples: one to train, one held out
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterCountTrial:
-    """What came of K centers: held-out accuracy of each device, and how apart the clusters' first models lie.
+    """The result with K centers: held-out accuracy of each device, and the distances of the devices' first models.
 
     `distance` is the mean squared distance to the own cluster's mean, `used` the number of centers with devices.
     """
@@ -85,7 +84,7 @@ def run_trials(
     *,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
 ) -> list[ClusterCountTrial]:
-    """A run of each method from `start` [schema.size] on devices that know nothing of the run before."""
+    """A run of each method from `start` [schema.size], on devices without state of an earlier run."""
     trials = []
     for method in methods:
         heard, fresh = RecordingStrategy(method), replace(devices, own={}, posterior={})
@@ -140,7 +139,7 @@ def choose_k_json(
 
 
 def format_trial(trial: ClusterCountTrial) -> str:
-    """One line of talk."""
+    """One line about a trial."""
     return f"{trial.clusters} centers: accuracy {trial.accuracy:.1%}, silhouette {trial.silhouette:.3f}"
 
 
@@ -195,7 +194,7 @@ def _dealt(data: Dataset, rng: np.random.Generator) -> DeviceData:
 
 @dataclass(frozen=True)
 class RecordingStrategy:
-    """A method, and the first model that each device answered with."""
+    """A method that records the first model of each device."""
 
     method: Strategy
     models: dict[ClientId, Flat] = field(default_factory=dict)
@@ -205,7 +204,7 @@ class RecordingStrategy:
         return self.method.begin(model, schema, fleet, rng)
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """The method's own; models are noted as they pass."""
+        """The method's own; records the models of the replies."""
         exchanges = with_momentum(self.method, state, schema, self.method.round(state, schema, fleet, rng))
         try:
             exchange = next(exchanges)

@@ -1,10 +1,9 @@
-"""The work of emulated devices on a Ray cluster, when one machine is not enough: the same answers to the last bit.
+"""Emulated devices whose work is done by a Ray cluster. The replies have the same bits as those of one process.
 
-A unit of work is a function of what travels with it: tasks, samples, and those of the devices' own models and
-posteriors that these tasks ask for. All books stay with this process, so a machine that leaves takes nothing along: Ray
-repeats its units elsewhere, and a repeated unit gives the same bits. Samples are put into the object store once, and
-cached there by each machine that needs them. All machines have the same fedcenters installed; this process runs on one
-of them.
+A unit of work is a function of its tasks, its samples, and the own models and posteriors that the tasks use. All state
+stays in this process, so that Ray repeats the units of a lost machine elsewhere with the same bits. Samples are put
+into the object store once, where each machine caches those that it uses. All machines have the same fedcenters
+installed; this process runs on one of them.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ class GroupResult:
 
 
 def run_group_task(learner: Learner, local: Mapping[ClientId, DeviceData], unit: GroupTask) -> GroupResult:
-    """A unit of work, on any machine."""
+    """Do one unit of work."""
     devices = EmulatedDevices(
         learner=learner, local=local, wire=no_rounding, own=dict(unit.own), posterior=dict(unit.posterior)
     )
@@ -94,7 +93,7 @@ class RayWorkerPool(EmulatedDevices):
     remote: Any = field(repr=False)
 
     def answers(self, tasks: Exchange) -> Mapping[ClientId, Reply | str]:
-        """All groups at once, wherever there is room."""
+        """All groups at once, on the machines with free CPUs."""
         shares: dict[int, dict[ClientId, Task]] = {}
         for who, task in tasks.items():
             shares.setdefault(self.home[who], {})[who] = task

@@ -1,8 +1,7 @@
-"""How fast and how reliable emulated devices are, in virtual seconds: a profile is numbers, a draw from the seed.
+"""How fast and how reliable emulated devices are, in virtual seconds.
 
-Never a clock, and no memory: whether a device is reachable at some moment follows from the seed, its name and the
-moment, not from what was asked before. The built-in numbers are round and only meant to be plausible; tests and plots
-need devices that differ, not a survey. profile_files.py reads others from a file.
+Whether a device is reachable at some moment is a function of the seed, its name and the moment. The built-in numbers
+are round and plausible, not measured. profile_files.py reads others from a file.
 """
 
 from __future__ import annotations

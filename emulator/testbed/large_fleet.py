@@ -1,8 +1,8 @@
 """A fleet of real edge clients on one machine: `fedcenters-emulator fleet`, thousands of them in each process.
 
-Their code is that of `fedcenters-edge join`, one thread takes all their lives step by step (event_loop.py), and where
-the signed containers are equal they share one open engine. Each has a draw of a data set's training samples, a folder
-for its state, and an id of its own. The coordinator's configuration says where to go and whose key to trust.
+The clients run the code of `fedcenters-edge join` in one thread (event_loop.py). Clients with equal signed containers
+share one open engine. Each has a draw of a data set's training samples, a folder for its state, and an id. The
+coordinator's configuration has the broker and the public key.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ COUNT_NAMES = ("connected", "computed", "acknowledged")
 
 @dataclass(frozen=True, kw_only=True)
 class FleetArgs:
-    """What the command line says. Devices `first` to `first + devices` of the fleet run in this process."""
+    """The options of the command. Devices `first` to `first + devices` of the fleet run in this process."""
 
     config: Path
     devices: int
@@ -114,7 +114,7 @@ class ClientProcess:
         return client
 
     def counts(self) -> dict[str, int]:
-        """Devices that are connected, that have computed an answer, and whose last answer was acknowledged; memory."""
+        """How many devices are connected, have computed a reply, and have it acknowledged; memory in MB."""
         results = [client.state.result for client in self.clients]
         return {
             "devices": len(self.clients),
@@ -125,7 +125,7 @@ class ClientProcess:
         }
 
     def run(self, over: Callable[[], bool], tell: Callable[[Mapping[str, int]], None]) -> None:
-        """Live until `over`, telling the counts every second. Raises what ended a device."""
+        """Run until `over`, and report the counts every second. Raises the error that ended a device."""
         told_s = time.monotonic()
         while not over():
             self.loop.run_once()
@@ -137,26 +137,26 @@ class ClientProcess:
         tell(self.counts())
 
     def close(self) -> None:
-        """Every device says goodbye."""
+        """Disconnect every device."""
         self.loop.close(DISCONNECT_TIMEOUT_S)
 
 
 class SharedEngines:
-    """`open_engine` for devices of one process: one session per set of containers, whoever asks first."""
+    """`open_engine` for the devices of one process: one open engine for each set of containers."""
 
     def __init__(self) -> None:
         self._open: dict[tuple[str, str, frozenset[str]], Engine] = {}
         self._off: dict[int, float] = {}  # by the id of an engine, which this object keeps
 
     def __call__(self, name: str, program: Program, files: Mapping[str, Path], **settings: Any) -> Engine:  # noqa: ANN401
-        """Containers are named by their hashes."""
+        """Open the engine, or return the open one; containers are named by their hashes."""
         key = name, program.schema.sha256, frozenset(file.name for file in files.values())
         if key not in self._open:
             self._open[key] = open_engine(name, program, files, **settings)
         return self._open[key]
 
     def check(self, engine: Engine, program: Program, golden: Golden) -> float:
-        """The golden run of an engine of ours, made once for all devices."""
+        """The golden run of an engine, made once for all devices."""
         if id(engine) not in self._off:
             self._off[id(engine)] = run_golden(engine, program, golden)
         return self._off[id(engine)]
@@ -192,7 +192,7 @@ def _allow_files(needed: int) -> None:
 
 
 def run_fleet(args: FleetArgs, *, workers: int, until_done: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """Run the fleet in processes of its own until a signal, or until the coordinator is done; -> what it came to."""
+    """Run the fleet in child processes until a signal, or until the coordinator is done; -> the counts in total."""
     config, began_s = read_config(args.config), time.monotonic()
     ram = RAM_DISK if RAM_DISK.is_dir() else None
     with tempfile.TemporaryDirectory(prefix="fedcenters-fleet-", dir=ram) as scratch, DeferredSignals() as signals:
@@ -241,7 +241,7 @@ def _done(config: CoordinatorConfig) -> bool:
 
 
 def _last(path: Path) -> dict[str, int]:
-    """The newest counts of a process; nothing before it has told any."""
+    """The newest counts of a process; empty before its first report."""
     whole = path.read_bytes().rpartition(b"\n")[0] if path.is_file() else b""
     return dict(json.loads(whole.rpartition(b"\n")[2])) if whole else {}
 

@@ -1,8 +1,8 @@
-"""`simulate --broker`: the question of a simulated run, put to real processes: a broker, a coordinator, edge clients.
+"""`simulate --broker`: a simulated run with real processes: a broker, a coordinator, edge clients.
 
-Nothing is virtual: models travel over MQTT, and time is this machine's. With the same engine the result is that of the
-run in one process. All devices are threads of one process, as in the demo; large_fleet.py takes thousands. Leaves the
-coordinator's folder, and in it simulate.toml, which asks the same question again, and the true groups.
+Models travel over MQTT in real time. With the same engine the result is that of the run in one process. All devices are
+threads of one process, as in the demo; large_fleet.py runs thousands. The run leaves the coordinator's folder, with
+simulate.toml, which repeats the run, and the true groups.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VIRTUAL_ONLY = {
 
 
 def simulate_over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool = False) -> Record:
-    """Play the run to its end; -> the JSON object that the command prints, which has no virtual seconds."""
+    """Run to the end; -> the JSON object that the command prints, which has no virtual seconds."""
     began = time.perf_counter()
     _check(args, resume=resume)
     strategy = make_method(args.method, **args.settings)
@@ -65,7 +65,7 @@ def simulate_over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume:
 
 
 def _check(args: SimulateArgs, *, resume: bool) -> None:
-    """Refuse what could not be obeyed. Raises UsageError."""
+    """Refuse options that have no meaning over MQTT. Raises UsageError."""
     for key, why in VIRTUAL_ONLY.items():
         if getattr(args, OPTIONS[key].name) != OPTIONS[key].default:
             raise UsageError(f"{key} says nothing over MQTT: {why}", hint=f"leave {key} out, or --broker")
@@ -79,7 +79,7 @@ def _check(args: SimulateArgs, *, resume: bool) -> None:
 
 
 def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: FleetData) -> Mapping[str, Any]:
-    """Everything from the first process to the last; -> the record of the last round."""
+    """Run the coordinator and the devices; -> the record of the last round."""
     settings = method_settings(strategy)
     run = {"method": args.method, "name": _plain(method_name(strategy)), "num-rounds": args.rounds, **settings}
     coordinator = testbed.start_coordinator(
@@ -94,7 +94,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
         loggers=args.loggers,
         deadline_s=DEADLINE_S,
         start_timeout_s=DEADLINE_S,
-        below_quorum="continue",  # everybody is waited for; an answer that is refused ends no simulation
+        below_quorum="continue",  # every device is waited for; a refused reply ends no simulation
     )
     workers = testbed.start_devices(split.devices, lambda _: args.engine)
     tail = monitor.FileTail(testbed.folder / "metrics.jsonl")
@@ -105,7 +105,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
 
 
 def _answered(folder: Path, number: int) -> float | None:
-    """Which share of a round's tasks has an answer that counted."""
+    """The share of a round's tasks with a reply that counted."""
     join = "tasks left join closings c using (run, round, exchange, cid)"
     with open_database(folder) as db:
         asked, answered = db.execute(f"select count(*), count(c.cid) from {join} where round = ?", (number,)).fetchone()  # noqa: S608
@@ -113,5 +113,5 @@ def _answered(folder: Path, number: int) -> float | None:
 
 
 def _plain(name: str) -> str:
-    """As a federation and a run may be called."""
+    """The name with the characters that a federation and a run may have."""
     return re.sub("[^a-z0-9-]", "-", name.lower())[:32]

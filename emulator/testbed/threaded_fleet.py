@@ -2,10 +2,9 @@
 
     python -m emulator.testbed.threaded_fleet CONFIG.toml ...
 
-The same code as `fedcenters-edge join`, which lives until somebody stops it; this one also leaves when the process that
-started it is gone. Devices share imported code and nothing else. One process per engine: where ONNX Runtime trains,
-torch is never loaded. Good for tens of devices; a thread per device ends at some hundreds, and large_fleet.py
-takes thousands.
+The devices run the code of `fedcenters-edge join`, and also stop when the process that started them has ended. Each
+engine has a process, so that torch is not loaded where ONNX Runtime trains. A process can have some hundreds of
+threads; large_fleet.py runs thousands of devices.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ def _live(paths: list[str]) -> int:
 
 
 def _warm_up(engine: str) -> None:
-    """Import the runtime while the first task is still on its way; if it is missing, the first task says so."""
+    """Import the runtime before the first task arrives. The first task reports a runtime that is missing."""
     with contextlib.suppress(ImportError):
         import_module(RUNTIMES[engine])
 
 
 def stop_with_parent(parent: int) -> None:
-    """Ask ourselves to leave once the parent has died; an orphan gets another parent."""
+    """Send SIGTERM to this process once its parent has ended, which gives it another parent."""
     while os.getppid() == parent:
         time.sleep(PARENT_CHECK_S)
     os.kill(os.getpid(), signal.SIGTERM)
