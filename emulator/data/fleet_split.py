@@ -1,7 +1,7 @@
 """A fleet's data: the samples of every device, how the device sees them, and its true group (partition_schemes.py).
 
-Every sample goes to one device at most, and there to training or to test; only mixtures draw with replacement, as their
-paper does. Nothing here trains.
+Every sample goes to at most one device, and there to training or to test; only mixtures draw with replacement, as in
+their paper.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PartitionIndices:
     """The samples of every device, by number: `train` in the training part, `test` in the test part.
 
     A data set without a test part has None there, and each device's samples are split four to one. `turns` [devices]
-    are quarter turns of its images; `written` [devices, classes] is what it calls each class.
+    are quarter turns of a device's images; `written` [devices, classes] is the label that it gives to each class.
     """
 
     train: Sequence[I64]
@@ -53,7 +53,7 @@ class PartitionIndices:
 def make_fleet_data(
     data: DataSet, cut: PartitionIndices, rng: np.random.Generator, *, holdouts: Mapping[str, Dataset] | None = None
 ) -> FleetData:
-    """Make every device's samples ready; devices are called device-000, device-001, ..."""
+    """Every device's samples as float32; devices are named device-000, device-001, ..."""
     width = len(str(max(len(cut.train) - 1, 10)))
     names = [f"device-{i:0{width}d}" for i in range(len(cut.train))]
     devices = {}
@@ -83,7 +83,7 @@ def label_permutation_groups(
 ) -> FleetData:
     """Device i belongs to group i mod `groups`; each group writes the classes in its own permutation.
 
-    No class is written alike by two groups, so a model that serves one group is wrong for every other. Every device
+    No two groups give a class the same label, so a model that fits one group is wrong for every other. Every device
     gets the same number of samples, up to one, and keeps a fifth of them for testing.
     """
     whole = data.joined().train
@@ -113,7 +113,7 @@ def latin_square(classes: int, groups: int, rng: np.random.Generator) -> I64:
 
 
 def _four_to_one(data: DataSet, whole: RawSamples, cut: PartitionIndices, i: int) -> DeviceData:
-    """A device of the demo: its samples in the order they were dealt, the first four fifths to train."""
+    """A device of the demo: its samples in the order of the split, the first four fifths to train."""
     index = cut.train[i]
     at = round(TRAIN_SHARE * len(index))
     train, test = (_as_device_sees(data, whole.rows(part), cut, i) for part in (index[:at], index[at:]))

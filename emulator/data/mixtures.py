@@ -1,7 +1,7 @@
 """FedSoft's fleets (Ruan 2022): every device draws from several distributions, in its own shares.
 
 Samples are drawn with replacement, as the paper does: a class first, then one of its samples; targets have no classes.
-The held-out samples of each pure distribution say what a center has become.
+The held-out samples of each pure distribution show which one a center has learned.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from export.plugins import find_by_name, nearest_name_hint
 
 
 class PartitionScheme(Protocol):
-    """One way to cut."""
+    """One way to split a data set."""
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """A fleet of `devices` (0: as many as the data name). Raises ConfigError when it cannot be made."""
@@ -214,7 +214,7 @@ _READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str
 def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
     """`name` or `name:key=value,key=value`; an override replaces a key if the scheme has it, None leaves it.
 
-    A reader's own scheme is `package.module:Class`, or registered (export/plugins.py). Raises UsageError for an
+    A user's own scheme is `package.module:Class`, or registered (export/plugins.py). Raises UsageError for an
     unknown scheme or key, or a value that does not fit.
     """
     name, _, rest = text.partition(":")

@@ -1,6 +1,6 @@
-"""Data sets by name: what reads each, the model and the partition that suit it. loaders/ knows the formats.
+"""Data sets by name: the reader of each, and its default model and partition.
 
-Nothing here cuts data into devices; partition_schemes.py does.
+loaders/ reads the formats; partition_schemes.py splits a data set over devices.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ DATA_SETS: dict[str, DataSetEntry] = {
 
 
 def find_data_set(name: str) -> DataSetEntry:
-    """The row of a data set of ours; or a reader's, by import path or registered name (export/plugins.py).
+    """The entry of a data set of this package, or a user's by import path or registered name (export/plugins.py).
 
     Raises UsageError for an unknown name.
     """
     found = find_by_name("data-sets", name, DATA_SETS)
     if not isinstance(found, DataSetEntry):
-        raise UsageError(f"{name} is {type(found).__name__}", hint="name an emulator.data.registry.Entry")
+        raise UsageError(f"{name} is {type(found).__name__}", hint="name an emulator.data.registry.DataSetEntry")
     return found
 
 
 def load_data_set(name: str, folder: Path | None = None, *, seed: int = 0) -> DataSet:
-    """The whole data set, always in the same order; `seed` matters only to data that are drawn.
+    """The whole data set, always in the same order; `seed` is used only by data that are drawn.
 
     Raises UsageError for an unknown name, ConfigError for files that are missing, altered or malformed.
     """

@@ -1,4 +1,4 @@
-"""Who gets how much of what: matrices of shares, and dealing samples by them. Pure; every draw comes from `rng`.
+"""Matrices of class shares per device, and the split of samples by them. Every draw comes from `rng`.
 
 `shares` is [devices, classes]: the part of each class's samples that each device gets; a column sums to 1. Dealing the
 training and the test part by the same shares gives a device the same mixture of classes in both.
@@ -53,7 +53,9 @@ def deal_by_shares(labels: I64, shares: F64, rng: np.random.Generator) -> list[I
     for c in range(shares.shape[1]):
         rows = rng.permutation(np.flatnonzero(labels == c))
         ends = _ends(shares[:, c], len(rows))
-        for part, piece in zip(parts, np.split(rows, ends)[:-1], strict=True):  # what is beyond all shares is nobody's
+        for part, piece in zip(
+            parts, np.split(rows, ends)[:-1], strict=True
+        ):  # samples beyond the sum of all shares are not used
             part.append(piece)
     left = int(np.isin(labels, np.arange(shares.shape[1]), invert=True).sum())
     if left:

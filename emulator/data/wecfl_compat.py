@@ -1,7 +1,7 @@
-"""What WeCFL's public partition code does differently from a plain reading of the paper; for comparison only.
+"""The differences of WeCFL's public partition code from a plain reading of the paper; for comparison only.
 
-Shares are rounded to a few decimals, so some samples go to nobody or a class ends early. Devices with five test samples
-or fewer are dropped and replaced by exact copies of random others, as long as half of the fleet survives; a group that
+Shares are rounded to a few decimals, so some samples are not used, or a class ends early. Devices with at most five
+test samples are dropped and replaced by exact copies of random others, as long as half of the fleet survives; a group that
 holds less than 30% of the average is drawn again. Described from reading `jie-ma-ai/FedBase`; the code is ours.
 """
 

@@ -1,8 +1,7 @@
-"""Which engine is the cheapest for a model on this machine: each one trains a few made-up devices for a moment.
+"""Choose the fastest engine for a model on this machine: each engine trains a few random devices for a short time.
 
-The clock is an argument. What an engine costs is seconds per local update; a recipe that runs in several processes at
-once divides that by their number. An engine that cannot run here is left out, with its reason. Chooses, and says why;
-changes nothing.
+The cost of an engine is its seconds per local update, divided by the number of processes that run its recipe at once.
+An engine that cannot run here is left out, with the reason. The clock is an argument.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from export.compiler.program import vector_of
 from export.compiler.program_functions import vocabulary_size
 
 TRIAL_SECONDS = 1.0  # for all candidates together
-TRIAL_REPEATS = 2  # at least; the lower median then passes over a first time that still chose kernels
+TRIAL_REPEATS = 2  # at least; the lower median then skips a first run that still chose kernels
 log = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
@@ -45,7 +44,7 @@ class EngineCandidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a made-up device does; up to `clients` of them train at once, as in a round."""
+    """The local update of a random device; up to `clients` devices train at once, as in a round."""
 
     clients: int = 128
     steps: int = 4
@@ -54,16 +53,16 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineCost:
-    """Seconds per local update, or None with the reason why there is none; a reason may also stand for a time."""
+    """Seconds per local update, or None with the reason why there is none; a reason may also replace a measurement."""
 
     seconds: float | None
     reason: str = ""
 
 
 def candidates(model: Model, *, dtype: str = "float32", processes: int = 1) -> dict[str, EngineCandidate]:
-    """What may be the fastest somewhere: a lean loop in so many processes, and two ways to keep one GPU busy.
+    """The engines that are the fastest on some machine: the CPU engine in `processes` processes, and two for one GPU.
 
-    On a CPU clients side by side lose to the loop for every model that was measured, so they are not tried there.
+    On a CPU the loop over clients was faster than stacked clients for every measured model.
     """
     return {
         "lean": EngineCandidate(recipe=cpu_recipe(model, dtype=dtype), processes=processes),
@@ -100,10 +99,10 @@ def choose_engine(
 def measure_engine(
     learner: Learner, candidate: EngineCandidate, model: Model, load: Workload, *, seconds: float, clock: Clock
 ) -> EngineCost:
-    """What an update costs with as many clients at once as about `seconds` allow, after a training that counts nothing.
+    """The cost of an update with as many clients at once as about `seconds` allow, after one training for warm-up.
 
-    What an engine does only once (recording, choosing kernels, measuring memory) belongs to no update. Results are on
-    the host when the clock is read, so nothing is still under way.
+    The warm-up takes the work that an engine does once: recording, choosing kernels, measuring memory. All results are
+    on the host when the clock is read.
     """
     jobs = random_jobs(model, learner.program, load)
 
@@ -131,7 +130,7 @@ def _opened(candidate: EngineCandidate) -> Learner | EngineCost:
 
 
 def cheapest_engine(costs: Mapping[str, EngineCost]) -> str:
-    """The name with the least cost; of equals, the first."""
+    """The name with the least cost; of equals, the first. Raises RuntimeMissing when no engine has a cost."""
     timed = {name: cost.seconds for name, cost in costs.items() if cost.seconds is not None}
     if not timed:
         raise RuntimeMissing(
@@ -142,7 +141,7 @@ def cheapest_engine(costs: Mapping[str, EngineCost]) -> str:
 
 
 def format_costs(costs: Mapping[str, EngineCost]) -> str:
-    """What each candidate costs, or what else there is to say."""
+    """The cost or the reason of each candidate, in one line."""
     return "; ".join(
         f"{name} {cost.reason}" if cost.reason else f"{name} {1000 * (cost.seconds or 0):.3g} ms per update"
         for name, cost in costs.items()
@@ -150,7 +149,7 @@ def format_costs(costs: Mapping[str, EngineCost]) -> str:
 
 
 def random_jobs(model: Model, program: Program, load: Workload) -> list[TrainingJob]:
-    """Jobs on random samples, a proximal term in each: full batches, so that every step is like the others."""
+    """Jobs on random samples with a proximal term. All batches are full, so that all steps cost the same."""
     rng = np.random.default_rng(0)
     n, tokens = 2 * load.batch, vocabulary_size(model.module)
     shape = (n, *model.input)

@@ -1,6 +1,6 @@
-"""What an emulator's engine promises: a recipe that any process can turn into a learner, equal to all others' learners.
+"""The interface of an emulator's engine: a recipe that any process can open as a learner. All learners are equal.
 
-A recipe is small and can be pickled; worker processes of one machine, or of a cluster, open it for themselves.
+A recipe is small and can be pickled; each worker process, of this machine or of a cluster, opens its own learner.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from edge_client.training.learner import Learner
 
 
 class Recipe(Protocol):
-    """How to make a learner."""
+    """The settings of an engine for one model."""
 
     def open(self) -> Learner:
         """A learner of this process, on one thread. Raises RuntimeMissing when something is not installed."""

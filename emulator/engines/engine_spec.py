@@ -1,6 +1,6 @@
-"""A model and an engine by their names: what some process makes a recipe of. Naming them loads no torch.
+"""A model and an engine by their names, from which a process makes a recipe. The names need no torch.
 
-A run whose devices live in worker processes has its recipe made by one of them, and never loads torch itself.
+A run whose devices are in worker processes lets one of these make the recipe, and does not load torch itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedEngine:
-    """A model, its recipe, and whether that is for a GPU, which has one process."""
+    """A model, its recipe, and whether the recipe is for a GPU, which serves one process."""
 
     model: Model
     recipe: Recipe
@@ -34,7 +34,7 @@ class ResolvedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """See `build_model` in the registry of models, and `recipe` in registry.py."""
+    """The arguments of `build_model` (coordinator/models/registry.py) and of `make_recipe` (registry.py)."""
 
     model: str
     seed: int
@@ -44,7 +44,7 @@ class EngineSpec:
     processes: int = 1
 
     def resolve(self) -> ResolvedEngine:
-        """Carry it out in this process. Raises what `build_model` and `recipe` raise."""
+        """Build the model and the recipe in this process. Raises what `build_model` and `make_recipe` raise."""
         from coordinator.models.registry import build_model
         from emulator.engines.registry import GPU_ENGINES, make_recipe
 

@@ -1,7 +1,7 @@
-"""Recipes with a torch module travel to other processes by value.
+"""Pickle recipes with a torch module by value.
 
-Tensors that multiprocessing finds by itself would become shared memory segments, of which a machine has few, and the
-module of the sender would move into them.
+By default multiprocessing moves tensors, the sender's own included, into shared memory segments, of which a machine has
+few.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def pickle_by_value(recipe: Any) -> tuple[Callable[[type, bytes], Any], tuple[type, bytes]]:  # noqa: ANN401 - any dataclass
-    """What a frozen dataclass returns from `__reduce__`."""
+    """The return value of `__reduce__` for a frozen dataclass."""
     return _made, (type(recipe), pickle.dumps({f.name: getattr(recipe, f.name) for f in fields(recipe)}))
 
 

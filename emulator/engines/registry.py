@@ -1,4 +1,4 @@
-"""The engines by the names that a command takes: which recipe each is."""
+"""The engines by their names on the command line, and the recipe of each."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ ENGINES = ("auto", *RECIPES, *RUNTIMES)
 
 
 def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes: int = 1) -> tuple[str, Recipe]:
-    """-> the engine's name, which "auto" finds by trying, and its recipe.
+    """-> the engine's name and its recipe; "auto" measures the candidates and takes the fastest.
 
     The devices' own runtimes are compiled for batches of `batch` samples; their files lie in `folder`. `processes`: how
-    many would open the recipe at once. Raises UsageError for an unknown name, RuntimeMissing where it cannot run.
+    many processes would open the recipe. Raises UsageError for an unknown name, RuntimeMissing where it cannot run.
     """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")

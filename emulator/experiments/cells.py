@@ -1,9 +1,8 @@
-"""Runs the cells of a plan and keeps each finished one as a small JSON file, so that a stopped run goes on from there.
+"""Run the cells of a plan; each finished cell is a small JSON file, so that a stopped run continues there.
 
-A cell that was stopped between its rounds goes on from its own checkpoint, which is deleted once it is finished. One
-that was run with other settings, because a method's default has changed since, is run again from its beginning. One
-that cannot be run (its data are not there, its method is not) leaves its reason instead, and is tried again next time.
-Writes into one folder; prints nothing.
+A cell that was stopped between rounds continues from its own checkpoint, which is deleted at its end. A cell that was
+run with other settings, because the default of a method has changed, is run again from its beginning. A cell that
+cannot be run, because its data or its method are missing, leaves the reason and is tried again the next time.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from emulator.run.settings import RunSettings
 from emulator.run.summary import Record
 from emulator.simulation.checkpoint import Checkpoints
 
-DEADLINE_S = math.inf  # nobody is late: the papers know no deadline
+DEADLINE_S = math.inf  # no device is late: the papers have no deadlines
 CHECKPOINT_EVERY = 5  # rounds: what a stopped run loses at most
 CellResult = dict[str, Any]
 
@@ -74,7 +73,7 @@ def cell_runs(cells: Iterable[TableCell], seeds: int) -> list[CellRun]:
 def read_finished(job: CellRun, place: CellStorage) -> CellResult | None:
     """What the cell's file says; None when it is not finished, or was with other settings than it would have now.
 
-    A setting that came later is no difference: its default is what the method did before.
+    A new setting at its default is no difference: the method behaves as before.
     """
     try:
         found: CellResult = json.loads(job.path(place).read_text(encoding="utf-8"))
@@ -163,7 +162,7 @@ def measure_cell(
 
 
 def _usable(checkpoints: Checkpoints) -> Checkpoints:
-    """Where the cell goes on; at its beginning when the checkpoint there is of another lesson, or cannot be read."""
+    """Where the cell goes on; at its beginning when the checkpoint is of another run, or cannot be read."""
     try:
         checkpoints.latest()
     except ConfigError:

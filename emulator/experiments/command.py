@@ -1,6 +1,6 @@
-"""`fedcenters-emulator experiment`: runs what is missing of a table, says how long it will take, writes the table.
+"""`fedcenters-emulator experiment`: run the missing cells of a table, estimate the time left, write the table.
 
-The clock is read here and nowhere below.
+Only this module reads the clock.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
 
 
 def command_of(prepared: ExperimentArgs, rounds: int, seeds: int) -> str:
-    """What reproduces the table, without this machine's paths."""
+    """The command that reproduces the table, without paths of this machine."""
     return f"fedcenters-emulator experiment {prepared.name} --data DIR --rounds {rounds} --seeds {seeds}"
 
 
@@ -104,6 +104,6 @@ class ProgressReporter:
 
 
 def format_duration(seconds: float) -> str:
-    """About how long, for a person."""
+    """A duration in rounded units."""
     minutes = round(seconds / 60)
     return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{max(1, minutes)} min"  # noqa: PLR2004 - an hour

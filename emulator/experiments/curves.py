@@ -1,4 +1,4 @@
-"""How the cells of a table got there: accuracy by round, one panel per column, one line per row; writes one picture.
+"""Draw the cells of a table as curves: accuracy by round, one panel per column, one line per row.
 
 A line is the mean over the seeds that all finished cells of its column have: draws differ more than methods do. A row
 keeps its look in every panel. Panels begin a little below their lowest end, since tables are about where lines end.

@@ -1,4 +1,4 @@
-"""What a cell is measured by. Each measure takes a finished run and gives the values that its mean is taken of.
+"""The measures of a cell. Each measure takes a finished run and returns the values that are averaged.
 
 Accuracy and F1 are those of the last three rounds, on the devices' own test samples. What is measured against pure
 distributions uses the fleet's hold-outs: a matrix of centers by distributions.
@@ -25,7 +25,7 @@ HOLDOUT_BATCH = 256
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedRun:
-    """A run that is over, with its devices still there to be asked."""
+    """A finished run whose devices can still evaluate models."""
 
     strategy: Strategy
     result: SimulationResult

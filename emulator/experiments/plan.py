@@ -1,6 +1,6 @@
 """An experiment's TOML file: which cells a table has, what each is, and the figures that its paper prints.
 
-A table is columns (data set, partition, model) by rows (method, settings); a cell is one of each. Reads; never runs.
+A table is columns (data set, partition, model) by rows (method, settings); a cell is one of each.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class TableCell:
     def key(self, seed: int) -> str:
         """A file name that changes with whatever the table states: column, method, rounds, settings and seed.
 
-        Settings that a table leaves to a method are in the file (`cells.finished` compares them). What a partition or
-        a model leaves to its own defaults, and code, are in neither: whoever changes what they give runs cells again.
+        Settings that a table leaves to a method are in the file (`read_finished` compares them). The defaults of
+        partitions and models, and code, are in neither: after a change of those the cells have to be run again.
         """
         facts = {
             "column": {k: v for k, v in asdict(self.column).items() if k != "name"},

@@ -1,12 +1,10 @@
 """The finished cells of a plan as Markdown: the paper's figure, ours with its deviation, a verdict.
 
-Pure but for `replace_section`.
-
 A plan without any figure of a paper shows ours alone.
 
 Ours is the mean over seeds and rounds pooled, ± their standard deviation. The verdict is the difference, ours less the
 paper's; "agrees" before it means within two standard deviations of both or within the measure's slack, whichever is
-wider. A wide deviation agrees with much, so that the difference is always printed.
+wider. The difference is always printed, since a wide deviation agrees with many figures.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One page about any runs, side by side: curves, a table of results, where their settings differ, how to repeat each.
+"""A page that compares runs: curves, a table of results, their different settings, the command that repeats each.
 
 Reads what `simulate`, `serve` and `demo` leave in their folders: metrics.jsonl and config.toml, of a simulated run also
-the numbers of its pictures. Self-contained HTML with SVG figures. Trains and decides nothing.
+the numbers of its pictures. The page is self-contained HTML with SVG figures.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunSummary:
 
     @property
     def method(self) -> str:
-        """As its paper writes it."""
+        """The method's name as its paper writes it."""
         return display_names.method_label(str(self.rounds[0]["method"]))
 
     def curve(self, quantity: str, kind: str) -> list[float | None]:
@@ -57,7 +57,7 @@ class RunSummary:
 
     @property
     def ari(self) -> float | None:
-        """How well the last assignment is the true groups."""
+        """The adjusted Rand index of the last assignment against the true groups."""
         last = self.rounds[-1].get("assignment", {})
         both = sorted(set(last) & set(self.groups))
         return ari([self.groups[c] for c in both], [last[c] for c in both]) if both else None
@@ -168,7 +168,7 @@ def _lead(lines: Sequence[RunSummary]) -> str:
 
 
 def _details(line: RunSummary) -> str:
-    """Where every device was, and of a simulated run what else it keeps numbers for."""
+    """The center of every device by round; of a simulated run also its other pictures."""
     drawings = _pictures(line.folder)
     if not drawings and any(event.get("assignment") for event in line.rounds):
         history = [event["assignment"] for event in line.rounds]

@@ -1,4 +1,4 @@
-"""Tables for a person, on stdout. Numbers only; colours where the terminal has them, and they add nothing."""
+"""Tables of results on stdout, coloured where the terminal supports it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from emulator.reports import display_names
 
 
 def demo_table(result: Mapping[str, Any], new_devices: list[dict[str, Any]]) -> None:
-    """What the demo achieved, and what became of the new devices."""
+    """The results of the demo, and the centers of the new devices."""
     console = Console(highlight=False)
     console.print()
     console.print(_pairs(_demo_rows(result)))
@@ -52,7 +52,7 @@ def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def simulate_table(result: Mapping[str, Any]) -> None:
-    """What a simulated run achieved, in virtual time or over MQTT."""
+    """The results of a simulated run, in virtual time or over MQTT."""
     console = Console(highlight=False)
     virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
     rows = [
@@ -69,7 +69,7 @@ def simulate_table(result: Mapping[str, Any]) -> None:
 
 
 def choice_table(result: Mapping[str, Any]) -> None:
-    """What each number of centers came to, and which to take."""
+    """The result of each number of centers, and the recommended one."""
     console, table = Console(highlight=False), Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("centers", "in use", "accuracy", "silhouette", "distance within", "recommended by"):
         table.add_column(column, justify="left" if column == "recommended by" else "right")
@@ -82,7 +82,7 @@ def choice_table(result: Mapping[str, Any]) -> None:
 
 
 def share(value: float | None) -> str:
-    """0.5 -> 50.0%; a dash for what is not known."""
+    """0.5 -> 50.0%; a dash for None."""
     return "-" if value is None else f"{value:.1%}"
 
 

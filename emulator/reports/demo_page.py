@@ -1,7 +1,7 @@
-"""report.html: one self-contained page about one run folder. No script, no request to anywhere, readable in ten years.
+"""report.html: one self-contained page about one run folder, without scripts and without requests.
 
-Reads `metrics.jsonl` (one event per line, written by the coordinator) and `summary.json` (what only the emulator knows:
-the true groups, the engines, the new devices, the command). Opens no model and no database.
+Reads `metrics.jsonl` (one event per line, written by the coordinator) and `summary.json` (written by the emulator:
+the true groups, the engines, the new devices, the command).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def read_events(path: Path) -> list[dict[str, Any]]:
 
 
 def read_demo_run(folder: Path) -> DemoRun:
-    """What happened in a run folder. Raises ConfigError when it is no finished demo."""
+    """Read a run folder. Raises ConfigError when it is no finished demo."""
     try:
         events = read_events(folder / "metrics.jsonl")
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -75,7 +75,7 @@ def read_demo_run(folder: Path) -> DemoRun:
 
 
 def round_events(events: Iterable[Event], method: str) -> list[Event]:
-    """The "round" events of one method, in order; of a round that was told twice the last stands."""
+    """The "round" events of one method, in order; of a round with two events the last counts."""
     found = {e["round"]: e for e in events if e.get("event") == "round" and e["method"] == method}
     return [found[number] for number in sorted(found)]
 
@@ -226,7 +226,7 @@ def _process_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def format_share(value: float | None) -> str:
-    """0.5 -> 50.0%; nothing for what is unknown."""
+    """0.5 -> 50.0%; "" for None."""
     return "" if value is None else f"{value:.1%}"
 
 
@@ -246,5 +246,5 @@ def html_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def html_text(value: object) -> str:
-    """As it stands in HTML."""
+    """The text, escaped for HTML."""
     return html.escape(str(value))

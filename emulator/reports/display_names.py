@@ -1,4 +1,4 @@
-"""How methods and engines are called where people read them. The keys are the names used in files and commands."""
+"""The names of methods and engines in reports. The keys are the names in files and commands."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The pictures of one run, drawn from plain numbers. Colour says the center, marker shape says the true group.
+"""The pictures of one run, drawn from arrays. Colour shows the center, marker shape shows the true group.
 
-`draw_*` paint one Axes each, so that a report shows them apart and a README side by side; `make_figure` makes a figure.
-Opens no file and no window. Colours are those of Okabe and Ito, told apart by most eyes; words and shapes repeat them.
+Each `draw_*` draws on one Axes, so that a report shows the pictures one by one and a README side by side; `make_figure`
+makes a figure. Colours are those of Okabe and Ito, which most eyes distinguish; words and shapes repeat them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The pictures of one simulated run, as files. Reads what `simulate` left in a folder; others draw the numbers.
+"""Write the pictures of one simulated run as files, from the folder that `simulate` wrote.
 
-plots.py and pictures/ paint; reports/pictures/records.py says what a run keeps for them.
+plots.py and pictures/ draw; pictures/records.py is the file of the data that a run keeps for them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RunFolder:
     has_kept: bool
 
     def group(self, who: Sequence[ClientId]) -> I64:
-        """True groups; devices.NOBODY where there is none."""
+        """True groups; NO_GROUP where there is none."""
         held = [self.fleet.get(c, {}).get("group") for c in who]
         return np.array([device_map.NO_GROUP if group is None else group for group in held], np.int64)
 
@@ -59,7 +59,7 @@ class RunFolder:
 
 
 def draw_run(run: Path, out: Path, say: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """Every picture that the run has the numbers for, as .png; -> what was written. `say` hears what is left out."""
+    """Write every picture that the run has data for, as .png. -> the files; `say` gets a line per missing picture."""
     found = read_run_folder(run)
     out.mkdir(parents=True, exist_ok=True)
     written = []

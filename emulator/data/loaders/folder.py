@@ -1,6 +1,6 @@
-"""The data folder: where it lies, whether a file in it is the published one, and where to get it when it is missing.
+"""The folder of public data sets: its place, the checksums of published files, and where to get a missing file.
 
-Reads within limits that hold before anything is allocated. Never writes, never downloads, opens no pickle.
+Sizes are checked before memory is allocated. Nothing is written, downloaded or unpickled.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DataFolderReader:
     _opened: dict[str, zipfile.ZipFile] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def has(self, name: str) -> bool:
-        """Whether the file is there: as it is, as .gz, or in the archive that it is published in."""
+        """Whether the file is there: plain, as .gz, or in its published archive."""
         return self._found(name) is not None
 
     def read(self, name: str, *, limit: int = MAX_FILE_BYTES) -> bytes:
@@ -152,7 +152,7 @@ class DataFolderReader:
         return zipfile.Path(self._opened[name], inside)
 
     def _archive(self, name: str) -> zipfile.ZipFile:
-        """An archive whose own checksum was compared."""
+        """A published archive after a check of its own checksum."""
         path, digest = self.path / name, hashlib.sha256()
         try:
             with path.open("rb") as file:

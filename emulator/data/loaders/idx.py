@@ -1,6 +1,6 @@
 """The IDX format of MNIST and its kin: two zero bytes, a type, a number of dimensions, big-endian sizes, the values.
 
-Bytes in, array out; the header is believed only when the number of bytes agrees with it.
+The number of bytes must agree with the header.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ The settings are those of "Hello Edge" (Zhang et al. 2017) and MLPerf Tiny's key
 40 mel bands from 20 to 4,000 Hz, the first 10 coefficients; one second gives [49, 10]. TensorFlow's `mfcc`, which both
 use, works on magnitudes with a periodic Hann window and the FFT length rounded up to a power of two, and so does this.
 Its floor inside the logarithm, 1e-12, would make padded silence the loudest feature of all; ours is 1e-6, that of
-`tf.signal`. Knows no file and no data set.
+`tf.signal`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a loader gives: raw samples with labels, and who or what each came from. Nothing here knows a file or a device.
+"""The result of a loader: raw samples with labels, and the user and the domain of each.
 
-Pixels stay uint8 until a device's share is cut and made ready: 28 x 28 images of Fashion-MNIST are 55 MB raw and 220 MB
-as float32, CIFAR-10 is 184 MB and 737 MB.
+Pixels stay uint8 until a device's samples are split off and converted: 28 x 28 images of Fashion-MNIST are 55 MB raw
+and 220 MB as float32, CIFAR-10 is 184 MB and 737 MB.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from edge_client.protocol.task import I64, Array
 class RawSamples:
     """`x` [n, ...] raw, `y`: [n] int64 classes or [n, width] float32 targets; [n] numbers of its user and domain.
 
-    A domain is a distribution that samples come from (upper or lower case, one of two regressions): the truth that
-    clustering is scored against.
+    A domain is a distribution that samples come from (upper or lower case, one of two regressions): the true groups
+    of clustering.
     """
 
     x: Array
@@ -64,7 +64,7 @@ def to_centered_range(x: Array) -> Array:
 class DataSet:
     """A whole data set. Without an official `test` part every device keeps a fifth of its own samples for testing.
 
-    `ready` turns raw rows into float32 that a model takes; `note` is a caveat that belongs beside any result.
+    `ready` turns raw rows into float32 that a model takes; `note` is a caveat to print beside any result.
     """
 
     train: RawSamples

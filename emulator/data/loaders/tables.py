@@ -1,4 +1,4 @@
-"""Data sets that are no pictures: WISDM's movements by user, Shakespeare's plays by part, FedSoft's regression.
+"""Data sets that are not images: WISDM's movements by user, Shakespeare's plays by part, FedSoft's regression.
 
 The last is drawn from a seed and needs no file. Digits ship with scikit-learn.
 """

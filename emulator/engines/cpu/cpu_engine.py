@@ -1,7 +1,7 @@
-"""Emulated devices one after the other on one thread of the CPU, the fastest way there: the torch module itself.
+"""Train emulated devices one after the other on one CPU thread with the torch module, the fastest way on a CPU.
 
-Weights, gradients and momentum are one flat buffer each; a step is recorded once and played without autograd; images
-are channels-last, a ReLU waits for the max-pool behind it, batch norm is folded away where it only infers. The numbers
+Weights, gradients and momentum are one flat buffer each. A step is recorded once and run without autograd. Images are
+channels-last, a ReLU moves behind the max-pool after it, and batch norm is folded in inference. The numbers
 are those of the devices' own runtimes up to rounding (tests/emulator/engines/), random operators included.
 """
 
@@ -45,7 +45,7 @@ class CpuRecipe:
     program: Program
 
     def open(self) -> CpuLearner:
-        """See `Recipe`. From here on torch uses one thread in this process, and freed memory stays with it."""
+        """See `Recipe`. Afterwards torch uses one thread in this process, and freed memory stays with the process."""
         torch.set_num_threads(1)
         keep_freed_memory()
         return CpuLearner(self.source, self.program)
@@ -107,7 +107,7 @@ class CpuLearner:
         return TrainedModel(vector=model.to_schema_order(model.weights), losses=torch.stack(losses).double().numpy())
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:  # noqa: ARG002 - ours suits the cache
-        """In batches of our own size: no sample depends on the others here."""
+        """In batches that fit the cache: in inference no sample depends on the others."""
         held = self._samples.tensors_of(data)
         logits = self._inference.logits(models, held)
         with torch.inference_mode():
@@ -116,7 +116,7 @@ class CpuLearner:
 
     @torch.no_grad()
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
-        """Summed over batches of the size that was asked for, as batch norm sees them."""
+        """The mean gradient over batches of `batch` samples (the last may be shorter), as batch norm sees them."""
         held, mine = self._samples.tensors_of(data), self._model
         mine.load(model)
         mine.gradient.zero_()
@@ -147,7 +147,7 @@ class CpuLearner:
             return autograd_step(self._source, self._model)
 
     def _force(self, task: Fit) -> Tensor | None:
-        """[n_params] linear - mu anchor: with weight decay mu, what a step adds to the gradient. None: nothing."""
+        """[n_params] linear - mu anchor: with weight decay mu, what a step adds to the gradient. None: no such term."""
         force = None if task.linear is None else self._model.to_flat_order(task.linear)
         if task.mu == 0 or task.anchor is None:
             return force

@@ -1,8 +1,8 @@
 """A torch module whose weights lie in one flat buffer, so that an update of all of them is one operator.
 
 Parameters come first, then buffers, in the schema's order, each a view. Weights of two-dimensional convolutions may lie
-channels-last within their slice; `load`, `to_flat_order` and `to_schema_order` go between that and the schema's own
-order. Knows no task, no data and no loss.
+channels-last within their slice; `load`, `to_flat_order` and `to_schema_order` convert between that and the schema's
+own order.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 
 
 def as_tensor(array: Array) -> Tensor:
-    """The same memory where torch can share it; a copy of what is read-only or has gaps."""
+    """A tensor that shares the array's memory; a copy where the array is read-only or not contiguous."""
     return torch.from_numpy(np.require(array, requirements=["C", "W"]))
 
 
 class FlatModel:
-    """A private copy of `module`; what the schema does not name stays as it is.
+    """A private copy of `module`; tensors outside of the schema keep their values and places.
 
     `weights` is [schema.size] and `gradient` [schema.n_params]; `state` has a tensor for every parameter and buffer,
     views of `weights` where the schema names them, `gradients` a view for every parameter that the schema names.
@@ -50,7 +50,7 @@ class FlatModel:
         ]
 
     def load(self, vector: Flat) -> None:
-        """Take over weights and buffers [schema.size] in the schema's order."""
+        """Copy weights and buffers [schema.size], in the schema's order, into the module."""
         given = as_tensor(vector)
         self.weights.copy_(given)
         self._turn(given, self.weights)
@@ -61,7 +61,7 @@ class FlatModel:
             self._members[name].grad = view
 
     def restore_buffers(self) -> None:
-        """A forward that put other tensors in the place of buffers wrote them nevertheless."""
+        """Copy tensors that a forward put in the place of buffers into these buffers."""
         for layer, name, mine in self._places:
             held = layer._buffers[name]  # noqa: SLF001 - setattr costs a hundred times as much
             if held is not mine and held is not None:
@@ -95,5 +95,5 @@ class FlatModel:
 
 
 def _convolutions(module: nn.Module) -> set[int]:
-    """The weights that are read channels-last where the images are."""
+    """The ids of the weights that are channels-last when the images are."""
     return {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Conv2d)}

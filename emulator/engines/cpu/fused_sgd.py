@@ -1,4 +1,4 @@
-"""The end of a step on flat buffers: one pass over the numbers with torch's fused kernel, plain operators without it.
+"""The SGD update on flat buffers: one pass with torch's fused kernel, or plain operators where torch has none.
 
 With g = gradient + decay w: velocity' = momentum velocity + g, and w' = w - lr velocity'.
 """
@@ -14,7 +14,7 @@ FUSED_SGD = getattr(
 
 
 def sgd_step(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:
-    """Move `w` and `velocity`, all [n]; without momentum `velocity` is not used."""
+    """Update `w` and `velocity`, all [n], in place; without momentum `velocity` is not used."""
     if FUSED_SGD is None:
         plain_sgd_step(w, gradient, velocity, lr=lr, momentum=momentum, decay=decay)
         return
@@ -33,7 +33,7 @@ def sgd_step(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, moment
 
 
 def plain_sgd_step(w: Tensor, gradient: Tensor, velocity: Tensor, *, lr: float, momentum: float, decay: float) -> None:
-    """The same in operators that torch promises to keep; `gradient` is used up."""
+    """The same in public operators of torch; overwrites `gradient`."""
     if decay:
         gradient.add_(w, alpha=decay)
     if momentum:

@@ -1,7 +1,7 @@
 """Candidate models on samples, batch norm in inference mode: logits only, in batches that fit the cache.
 
-What follows from the weights alone is computed once per model and not once per batch: batch norm becomes part of the
-convolution or linear layer before it (Jacob et al. 2018, section 3.2, equation 14). Knows no task and no loss.
+Values that depend on the weights alone are computed once per model, not per batch: batch norm becomes part of the
+convolution or linear layer before it (Jacob et al. 2018, section 3.2, equation 14).
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def split_forward(model: FlatModel, x: Tensor) -> SplitGraph:
 
 
 def fold_batch_norm(graph: fx.Graph) -> None:
-    """Batch norm goes into the layer before it, where nobody else reads that layer."""
+    """Fold batch norm into the layer before it, where no other node reads that layer."""
     of_weights = _of_weights(graph)
     for norm in [node for node in graph.nodes if is_call(node, *BATCH_NORM_OPERATORS)]:
         layer, *given = norm.args[:5]

@@ -1,6 +1,6 @@
-"""Freed memory stays with the process. glibc gives large blocks back at once, and every step takes them anew.
+"""Keep freed memory in the process. By default glibc returns large blocks at once, and every step allocates them again.
 
-Taking a page costs the system more than torch needs to fill it: a third of a small CNN's step went there.
+Mapping a page takes longer than torch needs to fill it: a third of a small CNN's step.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import gc
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
 MAX_KEPT_BYTES = 1 << 29
-MAX_HEAP_BLOCK_BYTES = 1 << 25  # blocks above go back as before; glibc accepts no larger limit
+MAX_HEAP_BLOCK_BYTES = 1 << 25  # larger blocks are still returned; glibc accepts no larger limit
 
 
 def keep_freed_memory() -> bool:
-    """Keep up to half a gigabyte for the blocks to come; False where malloc is not glibc's, which changes nothing."""
+    """Keep up to half a gigabyte of freed memory. Returns False, without effect, where malloc is not glibc's."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # another C library; Windows has no handle of its own program
@@ -23,7 +23,7 @@ def keep_freed_memory() -> bool:
 
 
 def trim_heap() -> None:
-    """Give back what lies between the blocks in use: a recording leaves 20 MB of cycles behind. Only glibc can."""
+    """Return free memory between used blocks to the system, with glibc: a recording leaves 20 MB of cycles behind."""
     gc.collect()
     try:
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,6 +1,6 @@
-"""Recorded graphs of torch's own operators, and how they are made smaller. What is played takes no gradient any more.
+"""Record graphs of torch's own operators and make them smaller. A recorded graph runs without autograd.
 
-Every number stays what it was: aliases go, double transposes go, and what nobody reads. Knows no model and no task.
+Aliases, double transposes and unread nodes are removed, so that every number stays the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ VIEW_OPERATORS = (aten.view.default, aten._unsafe_view.default, aten.expand.defa
 
 
 def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> fx.Graph:
-    """The operators that `function` calls for tensors of these sizes and strides; their values are not looked at."""
+    """The operators that `function` calls for tensors of these sizes and strides, whatever their values are."""
     with quiet_warnings(), torch.enable_grad(), allow_single_value_norm(), ForwardOverrides():
         graph = make_fx(function, tracing_mode="fake")(*given).graph
     graph.set_codegen(fx.graph.CodeGen())  # plain positional arguments
@@ -36,12 +36,12 @@ def record_operators(function: Callable[..., Any], given: Sequence[Tensor]) -> f
 
 
 def allow_single_value_norm() -> AbstractContextManager[object]:
-    """Batch norm of one value per channel is no error of torch's here: as on a device, its variance is not a number."""
+    """Allow batch norm of one value per channel, as devices do; its unbiased variance is not a number."""
     return patch.object(torch.nn.functional, "_verify_batch_size", lambda _: None)
 
 
 def drop_unread(graph: fx.Graph) -> None:
-    """Drop what nobody reads and what writes nothing."""
+    """Drop nodes that no node reads and that write nothing."""
     for node in reversed(list(graph.nodes)):
         if node.op in ("call_function", "get_attr") and not node.users and not is_mutating(node):
             graph.erase_node(node)
@@ -54,12 +54,12 @@ def compile_graph(graph: fx.Graph) -> Callable[..., Any]:
 
 
 def is_call(node: object, *targets: object) -> bool:
-    """Is it a call of one of these operators?"""
+    """Whether the node calls one of these operators."""
     return isinstance(node, fx.Node) and node.op == "call_function" and node.target in targets
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """The node that this one only repeats."""
+    """The earlier node with the same value, or None."""
     if is_call(node, *ALIAS_OPERATORS) or (is_call(node, *VIEW_OPERATORS) and _shape(node) == _shape(node.args[0])):
         return _node(node.args[0])
     if is_call(node, aten.t.default) and is_call(node.args[0], aten.t.default):
@@ -78,6 +78,6 @@ def _shape(node: object) -> tuple[int, ...]:
 
 
 def is_mutating(node: fx.Node) -> bool:
-    """Does it change an argument, as far as torch says?"""
+    """Whether the operator changes an argument, by its schema."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and bool(schema.is_mutable)

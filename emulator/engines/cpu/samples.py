@@ -1,6 +1,6 @@
-"""Samples as torch wants them, converted once for as long as they fit: a simulation's devices come back each round.
+"""A cache of data sets as torch tensors, since a simulation's devices train on the same samples each round.
 
-Images may lie channels-last. Knows no model and no task.
+Images may be stored channels-last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from edge_client.protocol.task import F64, I64
 from emulator.engines.cpu.flat import as_tensor
 
 MAX_CACHE_BYTES = 1 << 29
-MAX_GATHERED_BYTES = 1 << 24  # of samples brought together at once for the next steps
+MAX_GATHERED_BYTES = 1 << 24  # of samples that one gather copies for the next steps
 Batch = tuple[Tensor, Tensor, Tensor]
 
 
@@ -38,7 +38,7 @@ class TorchSamples:
             yield self._seen(torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x)
 
     def batches(self, indices: Sequence[I64], weights: F64) -> Iterator[Batch]:
-        """x, y and the samples' weights [n] over the batch's size; several batches are brought together at once."""
+        """x, y and the samples' weights [n] over the batch's size; one gather serves several batches."""
         widest = max(map(len, indices), default=1)
         at_once = max(1, MAX_GATHERED_BYTES // max(1, self.x[:1].nbytes * widest))
         for first in range(0, len(indices), at_once):
@@ -56,12 +56,12 @@ class TorchSamples:
 
     @property
     def nbytes(self) -> int:
-        """What it costs to keep."""
+        """Bytes of x and y."""
         return self.x.nbytes + self.y.nbytes
 
 
 class SampleCache:
-    """Data sets in `dtype`; the least recently used are given up beyond `limit` bytes."""
+    """Data sets in `dtype`; beyond `limit` bytes the least recently used are dropped."""
 
     def __init__(self, dtype: str, *, turned: bool, limit: int = MAX_CACHE_BYTES) -> None:
         self._dtype, self._turned, self._limit = dtype, turned, limit
@@ -69,7 +69,7 @@ class SampleCache:
         self._bytes = 0
 
     def tensors_of(self, data: Dataset) -> TorchSamples:
-        """The same tensors as long as they are kept. The arrays of `data` must not change meanwhile."""
+        """The tensors of `data`, converted once while cached. The arrays of `data` must not change."""
         key = id(data)
         if key not in self._kept:
             held = self._converted(data)

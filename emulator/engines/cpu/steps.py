@@ -3,9 +3,9 @@
     step(x, y, q, noise) -> losses [batch] before the update; adds d/dw [sum_j q_j loss_j] to `model.gradient` and moves
     the model's buffers, as a forward in training mode does
 
-Autograd builds its graph anew in every step, and small models spend more time there than on numbers. A recorded step
-calls the same operators in the same order, so its numbers are autograd's to the last bit, and adds products of matrices
-where they belong. Knows no task, no optimizer and no data.
+Autograd builds its graph anew in every step, which takes longer than the arithmetic of a small model. A recorded step
+calls the same operators in the same order, so its numbers equal autograd's to the last bit; it adds matrix products
+directly to the gradient.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def autograd_step(source: TraceSource, model: FlatModel) -> Step:
 
 
 def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noise: Tensor | None) -> Step:
-    """For batches like these. Raises what torch raises where a forward cannot be recorded."""
+    """For batches of these shapes. Raises torch's own exceptions for a forward that cannot be recorded."""
     model.module.train()
     names, drawn = list(model.state), () if noise is None else (noise,)
 
@@ -99,7 +99,7 @@ def _forward(
 
 
 def _write(graph: fx.Graph, params: int, buffers: Mapping[int, int]) -> None:
-    """Results go where they belong: gradients are added to new last inputs, buffers (number -> input) are replaced."""
+    """Write results in place: gradients are added to new last inputs, buffers (number -> input) are overwritten."""
     given = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
     losses, *results = output.args[0]

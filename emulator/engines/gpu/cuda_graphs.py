@@ -1,9 +1,9 @@
 """The engine `graphs`: one client's step recorded once as a CUDA graph, then replayed, several clients at a time.
 
-A step of a small CNN is some eighty kernels, each over before the host has launched the next; a replay launches them
-all at once. A lane holds one client in buffers that never move, has one recording per batch size, and runs on a stream
-of its own. A batch shorter than the task's runs the same step unrecorded. Where nothing is recorded, on a CPU, every
-number is the same: that is how the tests run. Needs CUDA to open.
+A step of a small CNN is some eighty kernels, each of which ends before the host has launched the next; a replay
+launches all of them at once. A lane holds one client in buffers with fixed addresses, has one recording per batch size,
+and runs on a stream of its own. A batch shorter than the task's runs the same step unrecorded. The tests run the same
+step unrecorded on a CPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Record = Callable[[Run], Run]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRecipe:
-    """See `graphs`."""
+    """The model, torch's device, the dtype, and how many clients train at once."""
 
     model: Model
     device: str
@@ -66,7 +66,7 @@ def run_unrecorded(run: Run) -> Run:
 def record_graph(run: Run) -> Run:
     """The kernels of `run` on the current stream as one graph; a call replays them on the stream that is then current.
 
-    The warm-up runs the step for real: what lies in its buffers is lost.
+    The warm-up runs the step, so the contents of its buffers are lost.
     """
     torch.cuda.synchronize()
     with use_exact_kernels(torch.device("cuda"), search=True):
@@ -110,7 +110,7 @@ class GraphLearner(ProbeMixin):
 
 @dataclass(frozen=True, kw_only=True)
 class _Feed:
-    """What a step reads anew, at addresses that stay: x, y, q [batch, ...] and the noise, if the model draws."""
+    """The inputs of a step at fixed addresses: x, y, q [batch, ...], and the noise of a model that draws."""
 
     x: Tensor
     y: Tensor
@@ -119,7 +119,7 @@ class _Feed:
 
 
 class _Lane:
-    """One client at a time, in buffers that never move."""
+    """One client at a time, in buffers with fixed addresses."""
 
     def __init__(self, objective: Objective, resident: DeviceDataCache, record: Record) -> None:
         self.objective, self._resident, self._record = objective, resident, record
@@ -133,7 +133,7 @@ class _Lane:
             self._lr, self._momentum, self._mu, self._loss = (zeros.new_zeros(()) for _ in range(4))
 
     def load(self, job: TrainingJob) -> None:
-        """Become this client, before its first step."""
+        """Copy the job of a client into the buffers, before its first step."""
         with self._current():
             if any(len(index) == job.task.batch for index in job.batches) and job.task.batch not in self._recordings:
                 feed = self._feed(job.task.batch)
@@ -147,7 +147,7 @@ class _Lane:
             self._losses = self._q.new_zeros(len(job.batches))
 
     def step(self, k: int) -> None:
-        """Step number k of the client: a replay for a whole batch, the step itself for a short one."""
+        """Step number k of the client: a replay for a full batch, an unrecorded step for a shorter one."""
         batch = len(self._job.batches[k])
         uses = slice(self._ends[k] - batch, self._ends[k])
         with self._current():
@@ -162,13 +162,13 @@ class _Lane:
             self._losses[k] = self._loss
 
     def read(self) -> TrainedModel:
-        """Wait for the client's last step."""
+        """Wait for the client's last step, and return its result."""
         with self._current():
             losses = self._losses.double().cpu().numpy()
             return TrainedModel(vector=self.objective.vector(self._w, self._b), losses=losses)
 
     def _advance(self, feed: _Feed) -> None:
-        """The step, as every engine here takes it: reads the feed, changes the lane's buffers."""
+        """One step: reads the feed and updates the lane's buffers."""
         with use_noise(feed.noise):
             g, after, loss = self.objective.gradient(self._w, self._b, feed.x, feed.y, feed.q)
         sgd_step_(self._w, self._v, g, self._pull, self._lr, self._momentum, self._mu)

@@ -1,11 +1,11 @@
 """The client objective over flat tensors, for engines that run torch: one gradient, one update, in any batch dimension.
 
     gradient(w, b, x, y, q) -> g = d/dw sum_j q_j loss(model(w, x_j), y_j), the buffers afterwards, the loss
-    descend_(...)           v = momentum v + g + pull + mu w;   w = w - lr v;   with pull = linear - mu anchor
+    sgd_step_(...)          v = momentum v + g + pull + mu w;   w = w - lr v;   with pull = linear - mu anchor
 
-w, v, g and pull are [n_params] and b is [size - n_params], as the schema cuts them; stacked clients come in front, as
-in [c, n_params]. The sum is that of `Fit` (edge_client/protocol/task.py): linear + mu (w - anchor) is pull + mu w, and
-pull is the same in every step. Knows no job, no schedule and no runtime but torch.
+w, v, g and pull are [n_params] and b is [size - n_params], in the schema's order; stacked clients come in front, as in
+ [c, n_params]. The sum is that of `Fit` (edge_client/protocol/task.py): linear + mu (w - anchor) is pull + mu w, and
+pull is the same in every step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from export.compiler.random_ops import NoiseReader
 
 
 class Objective:
-    """One model on one device; its module is a private copy, its numbers come with every call."""
+    """One model on one device; its module is a private copy, and every call brings the weights."""
 
     def __init__(self, model: Model, *, device: torch.device, dtype: str) -> None:
         self.source = make_source(
@@ -60,7 +60,7 @@ class Objective:
         return g, after, loss
 
     def training(self) -> None:
-        """From here `gradient` may be called; batch norm looks at its batch."""
+        """Switch to training mode, before `gradient`; batch norm uses the statistics of its batch."""
         self._module.train()
 
     def predictions(self, w: Tensor, b: Tensor, x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ class Objective:
 def sgd_step_(  # noqa: PLR0913, PLR0917 - the terms of the formula
     w: Tensor, v: Tensor, g: Tensor, pull: Tensor | None, lr: Tensor, momentum: Tensor, mu: Tensor
 ) -> None:
-    """One step of SGD with momentum: changes w and v in place, nothing else, and allocates nothing of their size.
+    """One step of SGD with momentum: updates w and v in place and allocates nothing of their size.
 
     The scalars are 0-d, or [c, 1] where the rest is [c, n_params]. No pull: neither an anchor nor a linear term.
     """
@@ -121,7 +121,7 @@ def torch_device(name: str) -> torch.device:
 
 @contextmanager
 def use_exact_kernels(device: torch.device, *, search: bool = False) -> Iterator[None]:
-    """Attention by its formula: vmap knows no other, and fused kernels draw random numbers of their own.
+    """Attention by its formula: vmap has no other, and fused kernels draw their own random numbers.
 
     On CUDA, convolutions in full float32: TF32, which torch allows by default, keeps 10 bits of 23. `search`: cuDNN
     tries its kernels for each new shape, which pays for shapes that come back often.

@@ -1,6 +1,6 @@
-"""Losses, logits and gradients of whole models on all samples of a device, in torch: what a `Probe` asks a learner for.
+"""Losses, logits and gradients of whole models on all samples of a device, as a `Probe` needs them from a learner.
 
-Models are stacked: a batch of samples goes through all of them at once. Knows no update and no schedule.
+Models are stacked: a batch of samples goes through all of them at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from edge_client.training.noise import step_noise
 from emulator.engines.gpu.objective import Objective, use_exact_kernels, use_noise
 from emulator.engines.gpu.schedule import MAX_CPU_CLIENTS, MAX_CUDA_BATCHES, one_hot_targets
 
-MAX_CUDA_ROWS = 4096  # samples times models of one pass, so that a GPU has something to do; a CPU likes its caches
+MAX_CUDA_ROWS = 4096  # samples times models of one pass: many for a GPU, few enough for the caches of a CPU
 
 
 class ProbeMixin:
@@ -43,7 +43,7 @@ class ProbeMixin:
         return None
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
-        """-> [M, n] float64 and [M, n, classes]. In inference mode no sample sees another: `batch` is a lower bound."""
+        """-> [M, n] float64 and [M, n, classes]. Samples are independent in inference: `batch` is a lower bound."""
         objective, program = self.objective, self.program
         rows = max(batch, MAX_CUDA_ROWS // len(models)) if objective.device.type == "cuda" else batch
         stacked = objective.tensor(np.stack(models))

@@ -1,6 +1,6 @@
-"""Data sets that stay on the device between rounds, in the program's dtype: a fleet trains on the same samples again.
+"""A cache of data sets on the device, in the program's dtype, since a fleet trains on the same samples each round.
 
-Moved once, whole, as long as they fit; the least recently used makes room. Knows no model and no task.
+A data set is moved once, as a whole; beyond the limit the least recently used is dropped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class DeviceDataCache:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes that it may still take."""
+        """Bytes left for further data sets."""
         return max(0, self._limit - self.nbytes)
 
     def tensors_of(self, data: Dataset) -> Pair:
-        """The same tensors while they are kept."""
+        """The tensors of a data set, the same ones while cached."""
         self._forget_the_dead()
         key = id(data)
         if key in self._kept:
@@ -71,14 +71,14 @@ class DeviceDataCache:
         return pair
 
     def _forget_the_dead(self) -> None:
-        """Nobody else holds these data sets any more; what has their identity now is another one."""
+        """Drop data sets that no other object refers to; a new data set may get their identity."""
         while self._dead:
             key, gone = self._dead.pop()
             if key in self._kept and self._kept[key][0] is gone:
                 self._drop(key)
 
     def _drop(self, key: int) -> None:
-        self._wait()  # another stream may still read what its memory will be taken for
+        self._wait()  # another stream may still read the memory that is freed here
         self.nbytes -= _nbytes(self._kept.pop(key)[1])
 
     def _wait(self) -> None:

@@ -1,8 +1,7 @@
-"""Who steps when: local updates of different lengths, side by side, without a padded sample or a masked step.
+"""The schedule of stacked clients: local updates of different lengths without padded samples or masked steps.
 
-Clients are sorted by their number of steps, so that those still at work are a prefix that shrinks. Within a step, those
-whose batches have one size form a bucket: batch norm never sees a sample that is not there. Sizes in, indices out;
-knows no model and no device.
+Clients are sorted by their number of steps, so that the active clients are a prefix that shrinks. Within a step,
+clients whose batches have one size form a bucket, so that batch norm sees real samples only.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ import numpy as np
 from edge_client.protocol.task import F64, I64, Array
 from edge_client.training.learner import TrainingJob
 
-MAX_CPU_CLIENTS = 8  # more clients side by side leave the caches of a CPU: measured with up to 100
-MAX_CUDA_CLIENTS = 1024  # beyond this many a GPU is long since busy
+MAX_CPU_CLIENTS = 8  # more stacked clients exceed the caches of a CPU: measured with up to 100
+MAX_CUDA_CLIENTS = 1024  # more clients do not make a GPU faster
 MAX_CUDA_BATCHES = 32  # of one gradient at once
 MAX_MEMORY_SHARE = 0.8  # of the free memory; the rest is for the kernels' own work space
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Clients of a stack whose batches of one step have one size; a slice where they stand side by side.
+    """Clients of a stack whose batches of one step have one size; a slice where they are adjacent.
 
     Their samples are `rows[at : at + clients * batch]` of the schedule, client by client.
     """
@@ -85,7 +84,7 @@ def one_hot_targets(y: Array, classes: int) -> Array:
 
 
 def clients_at_once(clients: int, *, per_client: int, free: int, most: int) -> int:
-    """How many of `clients` to stack: equal parts, none larger than `most` or than SHARE of `free` bytes holds."""
+    """How many of `clients` to stack, in equal parts: at most `most`, within MAX_MEMORY_SHARE of `free` bytes."""
     fit = max(1, min(most, int(MAX_MEMORY_SHARE * free) // max(1, per_client)))
     return max(1, math.ceil(clients / math.ceil(max(1, clients) / fit)))
 

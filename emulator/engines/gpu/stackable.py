@@ -1,7 +1,7 @@
-"""Can this model train with clients as a batch dimension? Tried before it is believed: stacked against one by one.
+"""Check that a model can train with clients as a batch dimension: stacked passes are compared with single ones.
 
-torch.func.vmap knows most operators, but not what a module does between them: a branch on its numbers, a buffer that
-mixes what every pass leaves there. Refusals name the model and say what to do.
+torch.func.vmap supports most operators, but not all code between them, such as a branch on values or a buffer that
+mixes the results of several passes. A refusal names the model and says what to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAN_HINT = "choose the engine lean, which runs any module"
 
 @dataclass(frozen=True, kw_only=True)
 class StackedPasses:
-    """What some clients' passes need, stacked; `noise` [clients, batch, numbers per sample] may have no columns."""
+    """The inputs of clients' passes, stacked; `noise` [clients, batch, numbers per sample] may have no columns."""
 
     w: Tensor
     b: Tensor
@@ -44,14 +44,14 @@ class StackedPasses:
             return objective.gradients(self.w, self.b, self.x, self.y, self.q)
 
     def run_single(self, objective: Objective, i: int) -> tuple[Tensor, ...]:
-        """Of one client, without the others."""
+        """g, buffers and loss of one client, computed without the others."""
         objective.training()
         with use_noise(self.noise[i] if self.noise.numel() else None):
             return objective.gradient(self.w[i], self.b[i], self.x[i], self.y[i], self.q[i])
 
 
 def random_passes(objective: Objective, *, clients: int, batch: int) -> StackedPasses:
-    """Random ones, near the model's own weights."""
+    """Random passes, with weights near the model's own."""
     source = objective.source
     names = [port.name.partition("/")[0] for port in function_ports(source, "step").inputs]
     each = [dict[str, list[Tensor]]() for _ in range(clients)]
@@ -112,7 +112,7 @@ def foreign_buffers(source: TraceSource) -> list[str]:
 
 
 def _error(one: Tensor, other: Tensor) -> float:
-    """The largest difference, relative to the largest number; of nothing, none."""
+    """The largest difference, relative to the largest value; 0 for empty tensors."""
     if not one.numel():
         return 0.0
     return float((one - other).abs().max() / other.abs().max().clamp_min(torch.finfo(other.dtype).tiny))

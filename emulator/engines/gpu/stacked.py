@@ -1,8 +1,8 @@
 """The engine `stacked`: many devices train at once, with the clients as a batch dimension. Made for GPUs.
 
 Weights, velocities and pulls are [clients, n_params], buffers [clients, size - n_params]; one step of all active
-clients is one call of torch.func.vmap. Every client gets the numbers that it would get alone (schedule.py says how). On
-a CPU a loop over clients is faster (cpu_engine.py); there this engine serves to be compared.
+clients is one call of torch.func.vmap. The numbers of a client do not depend on the others (schedule.py). On a CPU
+a loop over clients is faster (cpu_engine.py).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StackedLearner(ProbeMixin):
         self._activations: dict[int, int] = {}  # batch size -> bytes of one client's pass
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
-        """In the jobs' order, whatever the order of the work; a result waits for those before it."""
+        """In the jobs' order, whatever the order of the work; a result waits for all results before it."""
         order, done, following = order_jobs(jobs), dict[int, TrainedModel](), 0
         size = self._chunk or self._planned(jobs)
         for at in range(0, len(order), size):

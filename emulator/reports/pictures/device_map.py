@@ -1,7 +1,7 @@
 """Pictures of devices' models: two-dimensional maps of a round, and the cosine of every pair.
 
-WeCFL (Ma 2022) figures 4, 5, 7 and 8, FeSEM's map of local models. Plain numbers in, an Axes painted; reads no file.
-Nothing is jittered: a point lies where its device is.
+WeCFL (Ma 2022) figures 4, 5, 7 and 8, FeSEM's map of local models. Each function draws arrays on an Axes. Points are
+not jittered.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def perplexity(n: int) -> int | None:
 def tsne(points: Array) -> Array:
     """[n, d] -> [n, 2] by t-SNE, begun from the principal components; distances between far points mean nothing.
 
-    Raises ValueError for fewer points than a perplexity of LEAST_PERPLEXITY needs.
+    Raises ValueError for fewer points than MIN_PERPLEXITY needs.
     """
     from sklearn.manifold import TSNE
 
@@ -61,7 +61,7 @@ def tsne(points: Array) -> Array:
 
 
 def draw_devices(axes: Axes, plane: Array, centers: I64, groups: I64, *, title: str) -> None:
-    """[n, 2] places: colour says the center, shape the true group; NOBODY is gray, or a dot."""
+    """[n, 2] places: colour shows the center, shape the true group; NO_GROUP is gray, or a dot."""
     for k, group in sorted(set(zip(centers.tolist(), groups.tolist(), strict=True))):
         here = plane[(centers == k) & (groups == group)]
         look: dict[str, Any] = {"color": _colour(k), "marker": _marker(group), "edgecolor": "white", "lw": 0.7}

@@ -1,6 +1,6 @@
-"""Sample images of every center, as FeSEM shows FEMNIST and CelebA: which a run keeps, and how they are drawn.
+"""Sample images of every center, as FeSEM shows FEMNIST and CelebA: their choice and their picture.
 
-Only square pictures of one or three channels are images here. The label under each is what its device calls it.
+Images are square, with one or three channels. The label under an image is its device's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LABEL_ROOM = 0.35
 
 
 def pick_images(devices: Mapping[ClientId, DeviceData], assignment: Mapping[ClientId, int]) -> CenterImages | None:
-    """Up to PER_CENTER training images of each center, taken from its devices in turn; None where there are none."""
+    """Up to MAX_IMAGES_PER_CENTER training images of each center, from its devices in turn; None without any."""
     chosen: list[tuple[int, int, NDArray[np.uint8]]] = []
     for k in sorted(set(assignment.values()))[:MAX_CENTERS]:
         members = (devices[c].train for c in sorted(assignment) if assignment[c] == k and c in devices)

@@ -1,7 +1,7 @@
-"""Notes what a run's pictures need while the run goes on: models as devices send them, shares as rounds end.
+"""Record the data of a run's pictures during the run: models as devices send them, shares at the end of rounds.
 
-Stands between a strategy and its network and changes nothing that either sees. A model is turned into its point at
-once, so that memory stays bounded however large model and fleet are. Draws from no generator of the run.
+The recorder stands between a strategy and its network and changes no message. A model becomes a point of bounded size
+at once, so that memory is bounded for any model and fleet. The run's random generators are not used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DEFAULT_REPRESENTATION = "classifier"  # what is compared for a method that clus
 
 
 class RunRecorder:
-    """Hears a run of `rounds` rounds; `kind` is how its method compares models, if it does."""
+    """Records a run of `rounds` rounds; `kind` is how its method compares models, if it does."""
 
     def __init__(self, fleet: Fleet, schema: Schema, *, rounds: int, kind: object = DEFAULT_REPRESENTATION) -> None:
         self._schema, self._kind = schema, kind if kind in REPRESENTATIONS else DEFAULT_REPRESENTATION
@@ -65,7 +65,7 @@ class RunRecorder:
                     self._shares.setdefault(name, {})[number] = found
 
     def picture_data(self) -> PictureData:
-        """What was heard."""
+        """The recorded data."""
         moments = [
             RoundPoints(round=number, who=tuple(sorted(points)), points=np.stack([points[c] for c in sorted(points)]))
             for number, points in sorted(self._points.items())
@@ -74,13 +74,13 @@ class RunRecorder:
         return PictureData(representation=str(self._kind), moments=tuple(moments), shares=shares)
 
     def keep(self, folder: Path) -> None:
-        """What was heard so far, into `folder`."""
+        """Write the data so far into `folder`."""
         told = {f"points/{number}": row for number, row in self._points.items()}
         told |= {f"shares/{name}/{number}": row for name, rows in self._shares.items() for number, row in rows.items()}
         checkpoint.save_models(folder, "heard", {(who, slot): row[who] for slot, row in told.items() for who in row})
 
     def recall(self, folder: Path) -> None:
-        """What `keep` wrote."""
+        """Read the data that `keep` wrote."""
         found: dict[tuple[ClientId, str], Array] = {}
         checkpoint.load_models(folder, self._shown, found)
         for (who, slot), value in found.items():

@@ -1,8 +1,8 @@
 """pictures.npz: the few numbers of a run that its pictures need and no other file of its folder holds.
 
-Small for every run, so every run has it: at most ROUNDS rounds of MAX_DEVICES devices' points of MAX_WIDTH numbers in
-float16 (2.4 MB), shares of the same devices in MAX_TOLD rounds, some dozens of images. Arrays only, no pickle. Knows no
-method and draws nothing.
+Small for every run, so every run has it: at most MAX_KEPT_ROUNDS rounds of MAX_DEVICES devices' points of MAX_WIDTH
+numbers in float16 (2.4 MB), shares of the same devices in MAX_SHARE_ROUNDS rounds, some dozens of images. The file has
+arrays only, no pickle.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CenterImages:
 
 @dataclass(frozen=True, kw_only=True)
 class PictureData:
-    """All that is kept of a run; `representation` says what the points are."""
+    """The picture data of a run; `representation` names what the points are."""
 
     representation: str = ""
     moments: tuple[RoundPoints, ...] = ()

@@ -1,6 +1,6 @@
-"""Pictures of what centers count for devices: FedSoft's importance weights, FedEM's mixture weights.
+"""Pictures of the weights of centers for devices: FedSoft's importance weights, FedEM's mixture weights.
 
-FedSoft (Ruan 2022) figures 1 and 2. Plain numbers in, an Axes painted; reads no file and knows no method.
+FedSoft (Ruan 2022) figures 1 and 2. Each function draws arrays on an Axes.
 """
 
 from __future__ import annotations
