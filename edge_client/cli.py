@@ -25,7 +25,7 @@ from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 
-STOP_TIMEOUT_S = 10.0  # a task under way is given this long when we are told to stop
+STOP_TIMEOUT_S = 10.0  # for a task under way, after a signal to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: whoever is on the way reads and changes everything"
 ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
@@ -153,7 +153,7 @@ def run_clients(clients: Sequence[Client]) -> int:
 
 
 def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> None:
-    """What is under way may end; what takes longer is killed with us and loses nothing that was on disk."""
+    """Wait for the tasks under way, at most STOP_TIMEOUT_S; a longer one is killed and loses nothing on disk."""
     for client in clients:
         client.stop()
     until = time.monotonic() + STOP_TIMEOUT_S
@@ -162,7 +162,7 @@ def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> Non
 
 
 def _load_enrolled(path: Path) -> ClientConfig:
-    """A device's configuration; its one-time token, if there is one, is a certificate now."""
+    """A device's configuration; a one-time token in it is exchanged for a certificate first."""
     config = load_config(path, os.environ)
     if enrolment.has_token(config):
         enrolment.enrol(config)

@@ -31,7 +31,7 @@ _HOURS = re.compile(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """Everything that a device has to know before its first connection."""
+    """The settings of a device."""
 
     federation: str
     device_id: str
@@ -43,7 +43,7 @@ class ClientConfig:
     device: str = "auto"  # where the engine runs: CUDA where it can be had, else the CPU
     threads: int = 1  # one per session: a board does other things, too
     ca: Path | None = None  # PEM file; None trusts the system's authorities
-    certificate: Path | None = None  # this device's, with its key: who we are for the broker
+    certificate: Path | None = None  # with `key`, this device's identity for the broker
     key: Path | None = None
     enrol_url: str = ""  # where a token becomes a certificate, https://host:port
     token: Path | None = None  # file with the one-time token; gone once it was used

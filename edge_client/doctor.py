@@ -42,7 +42,7 @@ MIN_GLIBC = (2, 27)  # what the wheels of the runtimes ask for
 CHECK_TIMEOUT_S = 15.0
 MIN_DISK_MIB = 256
 EARLIEST_CLOCK = dt.datetime(2026, 1, 1, tzinfo=dt.timezone.utc)  # a clock before this software is wrong
-# MQTT 3.1.1 CONNECT: a clean session under no name of ours, keepalive 60 s; and the first byte of its answer.
+# MQTT 3.1.1 CONNECT: a clean session under an empty client id, keepalive 60 s; and the first byte of its answer.
 CONNECT_PACKET = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00"
 CONNACK_TYPE = 0x20
 IDENTIFIER_REJECTED = 2  # the broker answers, and wants a name: it can be reached
@@ -51,7 +51,7 @@ CONNECT_REFUSALS = {4: "the broker refuses our name or password", 5: "the broker
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """What was looked at, whether it is well, what was seen, and what to do where it is not."""
+    """The result of one check: its name, whether it passed, what was seen, and what to do if it failed."""
 
     name: str
     ok: bool
@@ -86,7 +86,7 @@ def run_doctor(options: argparse.Namespace) -> int:
 
 
 def run_checks(config: ClientConfig) -> Iterator[CheckResult]:
-    """Every check, one after another; what one finds ends no other."""
+    """Run every check, one after another; a failed one ends no other."""
     looks: dict[str, Callable[[ClientConfig], str]] = {
         "python": _python,
         "glibc": _glibc,
@@ -136,7 +136,7 @@ def _glibc(_config: ClientConfig) -> str:
 
 
 def _runtime(config: ClientConfig) -> str:
-    """The configured engine decides; what is said of others, tells whether they could take its place."""
+    """The configured engine decides; the other installed ones are reported as possible replacements."""
     if config.engine not in STEP_FILES:
         raise CheckFailed(f"{config.engine} has no probe", "its programs come from the coordinator; try one round")
     said = [_golden(config.engine, config)]
@@ -168,7 +168,7 @@ def _golden(engine: str, config: ClientConfig) -> str:
 
 
 def load_probe(engine: str) -> tuple[Program, dict[str, Path]]:
-    """The tiny program, and its step for an engine where there is one."""
+    """The probe program, and its step for an engine, if there is one."""
     raw = parse_json((PROBE_FOLDER / "program.json").read_bytes(), MAX_PROGRAM_BYTES)
     return Program.from_json(raw), {"step": PROBE_FOLDER / STEP_FILES[engine]} if engine in STEP_FILES else {}
 
@@ -180,7 +180,7 @@ def _data(config: ClientConfig) -> str:
 
 
 def _broker(config: ClientConfig) -> str:
-    """An MQTT handshake with our certificate."""
+    """An MQTT handshake with the device's certificate."""
     from edge_client.transport.mqtt import parse_url
 
     host, port, encrypted = parse_url(config.broker)

@@ -113,14 +113,14 @@ def run_cli(action: Callable[[], int | None], *, interrupted: str = "") -> int: 
         with suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
-    except OSError as wrong:  # disk full, no rights, no descriptors: not ours to repair, and no bug
+    except OSError as wrong:  # disk full, no rights, no descriptors: no bug of the program
         _say(f"error: this machine: {wrong}\n\nhint: free disk space, or check the rights of the folder")
         return FedcentersError.exit_code
     except KeyboardInterrupt as stopped:
         if interrupted:
             _say(interrupted)
         return int(getattr(stopped, "exit_code", EXIT_INTERRUPTED))
-    except Exception:  # noqa: BLE001 - not foreseen: our bug, shown whole
+    except Exception:  # noqa: BLE001 - not foreseen: a bug, shown with its traceback
         _say(f"{traceback.format_exc()}\nerror: this is a bug of fedcenters\n\nhint: please report the lines above")
         return FedcentersError.exit_code
 

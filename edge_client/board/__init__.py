@@ -1,1 +1,1 @@
-"""What a board is given: profiles, the list of files, and three ways to write them; for `fedcenters-edge flash`."""
+"""Installation on a board: profiles, the list of files, and three ways to write them; for `fedcenters-edge flash`."""

@@ -58,7 +58,7 @@ class BoardFile:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceIdentity:
-    """Who the device is: a certificate with its key, or a token that becomes one; neither without TLS."""
+    """The device's identity: a certificate with its key, or a token that is exchanged for one; neither without TLS."""
 
     ca: bytes | None = None
     certificate: bytes | None = None
@@ -76,7 +76,7 @@ def board_files(  # noqa: PLR0913 - the facts of a board
     python: Sequence[BoardFile] = (),
     hardware_watchdog: bool = False,
 ) -> tuple[BoardFile, ...]:
-    """Everything that goes onto the board, sorted by path; the last one is a list of the others with their hashes.
+    """All files of the board, sorted by path; the last one lists the others with their hashes.
 
     `settings` are the keys of client.toml; `site` the client and its wheels below /opt/fedcenters/site; `python` an
     interpreter of the board's own below /opt/fedcenters/python. Raises ConfigError.

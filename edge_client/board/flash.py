@@ -1,4 +1,4 @@
-"""`fedcenters-edge flash`: from the command line to files on a board. What is written is decided in board_files.py."""
+"""`fedcenters-edge flash`: from the command line to files on a board. board_files.py decides what is written."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _checked(profile: BoardProfile, options: argparse.Namespace, remote: RemoteB
 
 
 def _python(profile: BoardProfile, options: argparse.Namespace, board: BoardInfo | None) -> str:
-    """The version that wheels are made for: the one there, the one that was said, or the board's usual one."""
+    """The Python version that wheels are made for: the board's own, the one given, or the profile's."""
     there: str | None = None
     if options.python_home is not None:
         there = _version_in(options.python_home)
@@ -184,7 +184,7 @@ def _write(
 
 
 def _line(entry: BoardFile) -> str:
-    """As `ls -l` would say it."""
+    """The permissions in the form of `ls -l`."""
     if entry.link:
         return f"link {entry.owner:10} {0:>10} {entry.path} -> {entry.link}"
     return f"{entry.mode:04o} {entry.owner:10} {len(entry.data):>10} {entry.path}"

@@ -1,4 +1,4 @@
-"""What `provision` made for one device: settings and identity, read from its join folder. Sends and makes nothing."""
+"""Settings and identity of one device, read from the join folder that `provision` made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The boards that `flash` knows, as data: architecture, Python, glibc, runtime, and what a person must be told.
+"""The boards that `flash` supports, as data: architecture, Python, glibc, runtime, and notes for the user.
 
 A profile promises that wheels resolve; what it says of a real board's speed, heat or GPU it does not know. Sources of
 the facts: the distributions' own package lists (Python and glibc of Ubuntu 20.04, 22.04, 24.04 and Debian 12, 13).
@@ -104,7 +104,7 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
 
 
 def board_profile(name: str) -> BoardProfile:
-    """Raises UsageError for a board that is not known."""
+    """The profile of a board. Raises UsageError for an unknown one."""
     if name not in BOARD_PROFILES:
         raise UsageError(f"unknown board {name!r}", hint=f"use one of {', '.join(BOARD_PROFILES)}")
     return BOARD_PROFILES[name]

@@ -72,12 +72,12 @@ systemctl restart {service}
 
 @dataclass(frozen=True, kw_only=True)
 class BoardInfo:
-    """What a board said of itself."""
+    """The properties of a board, as it reports them."""
 
     machine: str
     python: str  # "3.11", or "none"
     tegra: bool
-    root: bool  # whether we are root there
+    root: bool  # whether the login is root
     config: bytes  # its client.toml, empty when there is none
     manifest: bytes  # what was flashed, empty when nothing, or when a file of it is damaged
 
@@ -109,7 +109,7 @@ class RemoteBoard:
         )
 
     def install(self, entries: Sequence[BoardFile], board: BoardInfo, *, update: bool) -> bool:
-        """Put the files there and start the service; -> False when all was there already. Raises ConfigError."""
+        """Install the files and start the service; -> False if all files were there already. Raises ConfigError."""
         wanted = entries[-1].data
         if board.manifest == wanted:
             return False

@@ -37,7 +37,7 @@ UPDATE_HINT = "flash --update replaces it and keeps what the board has learned"
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """What a write did to one path: "new", "changed" or "gone"."""
+    """The effect of a write on one path: "new", "changed" or "gone"."""
 
     path: str
     what: str
@@ -107,7 +107,7 @@ def python_of(root: Path) -> str | None:
 
 
 def write_rootfs(root: Path, entries: Sequence[BoardFile], *, update: bool) -> list[FileChange]:
-    """Put the files there; -> what changed, and nothing when the same was there. Raises ConfigError before writing."""
+    """Write the files; -> the changes, none if the same files were there. Raises ConfigError before writing."""
     places = {entry.path: _inside(root, entry.path) for entry in entries}
     changes = [FileChange(path=e.path, what=what) for e in entries if (what := _difference(root, e, places[e.path]))]
     stale = _stale(root, entries)
@@ -205,7 +205,7 @@ def _difference(root: Path, entry: BoardFile, place: Path) -> str:
 
 
 def _stale(root: Path, entries: Sequence[BoardFile]) -> list[FileChange]:
-    """What an earlier flash wrote and this one does not: by its own list, never by looking around."""
+    """The paths that an earlier flash wrote and this one does not, by the earlier flash's own list."""
     listed = _inside(root, MANIFEST_PATH)
     if not listed.is_file():
         return []
@@ -230,7 +230,7 @@ def _check_same_device(root: Path, entries: Sequence[BoardFile]) -> None:
 
 
 def owner_of(toml: bytes) -> tuple[str, str]:
-    """-> (federation, device id), as written in a client.toml of ours."""
+    """-> (federation, device id), as written in a client.toml."""
     lines = dict(line.split(" = ", 1) for line in toml.decode("utf-8", "replace").splitlines() if " = " in line)
     return lines.get("federation", "?").strip('"'), lines.get("device-id", "?").strip('"')
 

@@ -36,7 +36,7 @@ WORKSTATION_ONLY = ("board/", "web/", "transport/memory.py")
 
 @dataclass(frozen=True, kw_only=True)
 class WheelSpec:
-    """What a board's site folder shall hold."""
+    """The packages of a board's site folder."""
 
     profile: BoardProfile
     python: str  # "3.11"
@@ -47,7 +47,7 @@ class WheelSpec:
     constraints: Path | None = None
 
     def requirements(self) -> tuple[str, ...]:
-        """What pip is asked for, apart from the files."""
+        """The requirements for pip, apart from the files."""
         own = {wheel.name.split("-")[0].lower().replace("_", "-") for wheel in self.wheels}
         wanted = [
             *BASE_REQUIREMENTS,
@@ -58,7 +58,7 @@ class WheelSpec:
         return tuple(need for need in wanted if not any(name.startswith(need.split(">")[0]) for name in own))
 
     def key(self) -> str:
-        """Names the lock file: the same wish has the same."""
+        """The key of the lock file; equal specifications have equal keys."""
         files = [hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in self.wheels]
         constraints = "" if self.constraints is None else self.constraints.read_text(encoding="utf-8")
         said = [self.python, self.profile.platforms(), self.requirements(), files, self.index, constraints]
@@ -82,7 +82,7 @@ def lock_wheels(spec: WheelSpec, cache: Path, *, fresh: bool = False) -> str:
 
 
 def fetch_wheels(spec: WheelSpec, cache: Path, *, fresh: bool = False) -> list[Path]:
-    """The wheels of a wish on this disk, sorted by name; each downloaded one has the hash of the lock file."""
+    """The wheels of a specification on this disk, sorted by name; each downloaded one has the hash of the lock file."""
     text = lock_wheels(spec, cache, fresh=fresh)
     folder = cache / "wheels"
     folder.mkdir(parents=True, exist_ok=True)

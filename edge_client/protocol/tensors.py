@@ -1,4 +1,4 @@
-"""Named arrays as bytes: the safetensors format with our limits, and one metadata key `fc` that says what they are.
+"""Named arrays as bytes: the safetensors format with limits, and one metadata key `fc` that describes the arrays.
 
 The library is laxer than a server can be (it takes duplicate names, zero-sized dimensions, a header of megabytes,
 unknown fields), so the header is read and checked here first, and only then does the library see the file. Knows no

@@ -82,7 +82,7 @@ class TaskRunner:
         return self._programs[manifest.sha256]
 
     def check_container(self, program: Program, function: str, manifest: Manifest) -> None:
-        """Before anything is fetched: the signed program vouches for this file, and has the function for our engine."""
+        """Before anything is fetched: the signed program lists this file, and one for the configured engine."""
         listed = {engine: files[function] for engine, files in program.containers.items() if function in files}
         if self.config.engine not in listed:
             raise Malformed("no_engine", f"the program has no {function} for {self.config.engine}")

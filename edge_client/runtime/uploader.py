@@ -50,7 +50,7 @@ class Uploader:
         self._upload: GrantedUpload | None = None
         self._announced: str | None = None  # id of the last `rdy`
         self._again_at_s: float | None = None  # when to announce again; None: nothing to deliver
-        self._sent_twice: str | None = None  # the update that a wrong hash made us send again
+        self._sent_twice: str | None = None  # the update that was sent again after a wrong hash
 
     def announce(self) -> None:
         """Send `rdy` for the stored result, and again later if no answer comes."""

@@ -20,7 +20,7 @@ from edge_client.protocol.blocks import Bitmap, Manifest, body_range
 from edge_client.protocol.topics import check_sha256
 
 CHUNK_BYTES = 1 << 20
-MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops more than us
+MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 
 
 def write_atomically(path: Path, data: bytes) -> None:

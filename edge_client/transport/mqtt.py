@@ -41,7 +41,7 @@ MAX_IN_FLIGHT = 64  # unacknowledged messages per direction; paho queues what ex
 VERSION_TIMEOUT_S = 2.0  # a broker that stays silent this long on MQTT 5 is asked in 3.1.1
 TICK_S = 1.0  # how often paho looks after its keepalive
 
-SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no name of our own
+SYSTEM_CREDENTIALS = Credentials()  # the system's authorities, and no certificate
 START_HINT = "check the address, and that the broker is running"
 
 _broker_versions: dict[str, MQTTProtocolVersion] = {}  # what each broker turned out to speak
@@ -176,7 +176,7 @@ class MqttTransport:
             self._live(session)
         except (OSError, ValueError) as wrong:  # ValueError: a host name that cannot be one
             self._reason, self._hint = explain_failure(wrong, self._credentials.ca)
-        except FedcentersError as wrong:  # a file of ours went away or expired; a new one may take its place
+        except FedcentersError as wrong:  # a certificate file is missing or expired; a new one may replace it
             self._reason, self._hint = wrong.message, wrong.hint
 
     def _live(self, session: PahoSession) -> None:
@@ -285,7 +285,7 @@ class PahoSession:
                 return
 
     def release(self) -> None:
-        """Let go of paho's callbacks, which refer to us: its client then closes its sockets with the last reference."""
+        """Drop paho's callbacks, which refer to this: its client then closes its sockets with the last reference."""
         self.paho.on_connect = self.paho.on_disconnect = self.paho.on_publish = None
         self.paho.on_message = self.paho.on_log = None
 

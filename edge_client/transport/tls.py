@@ -21,7 +21,7 @@ from edge_client.errors import ConfigError
 
 EXPIRY_WARNING_DAYS = 30
 EXPIRED, NOT_YET, NAME_MISMATCH, ADDRESS_MISMATCH = 10, 9, 62, 64  # X509_V_ERR_* of OpenSSL
-UNKNOWN_ISSUER = (18, 19, 20, 21)  # self-signed, or no path to what we trust
+UNKNOWN_ISSUER = (18, 19, 20, 21)  # self-signed, or no path to a trusted authority
 CLOCK_HINT = "check this machine's clock, then ask for a new certificate"
 # What a broker says when it turns a client away, as OpenSSL words the alert.
 TLS_ALERTS = (
@@ -104,7 +104,7 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def expiry_warnings(credentials: Credentials, now: dt.datetime, days: int = EXPIRY_WARNING_DAYS) -> list[str]:
-    """A sentence for each of our certificates that is not valid for another `days`."""
+    """A sentence for each certificate of this side that is not valid for another `days`."""
     files = [path for path in (credentials.certificate, credentials.ca) if path is not None]
     ends = [(path, read_certificate(path).not_valid_after_utc) for path in files]
     return [
@@ -126,7 +126,7 @@ def explain_failure(wrong: Exception | str, ca: Path | None = None) -> tuple[str
 
 
 def _explain_verification(wrong: ssl.SSLCertVerificationError, ca: Path | None) -> tuple[str, str]:
-    """The broker's certificate did not convince us."""
+    """The error for a broker's certificate that is not trusted."""
     quoted = f"(certificate verify failed: {wrong.verify_message})"
     if wrong.verify_code == EXPIRED:
         return f"the broker's certificate is expired {quoted}", "renew it, or check this machine's clock"

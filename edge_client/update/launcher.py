@@ -26,7 +26,7 @@ _ASSIGNED = re.compile(r'^__version__ = "([^"]*)"$', re.MULTILINE)
 
 
 class ReleaseRecord(NamedTuple):
-    """What is known of the releases; "" is the flashed one, which is always there."""
+    """The state of the releases; "" is the flashed one, which is always there."""
 
     good: str = ""
     trial: str = ""
@@ -77,7 +77,7 @@ def write_record(folder: Path, record: ReleaseRecord) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Have a folder's names on the disk before anything that counts on them."""
+    """Flush a folder's names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -86,7 +86,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Become the client."""
+    """Replace this process by the client."""
     site = Path(__file__).resolve().parent / "site"
     releases = Path(os.environ.get("STATE_DIRECTORY", "/var/lib/fedcenters")) / "releases"
     flashed = _version_of(site)
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _version_of(site: Path) -> tuple[int, ...]:
-    """Of the flashed client."""
+    """The version of the flashed client."""
     try:
         found = _ASSIGNED.search((site / "edge_client" / "__init__.py").read_text(encoding="utf-8"))
         return version_numbers(found[1]) if found else ()

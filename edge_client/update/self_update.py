@@ -39,7 +39,7 @@ class SelfUpdater:
 
     @staticmethod
     def from_environment(environment: Mapping[str, str]) -> SelfUpdater:
-        """As the launcher says."""
+        """The releases of the board whose launcher set these variables."""
         told = environment.get(launcher.RELEASES_VARIABLE, "")
         return SelfUpdater(Path(told) if told else None)
 
@@ -73,7 +73,7 @@ class SelfUpdater:
         launcher.write_record(self._folder, ReleaseRecord(good=before.good, trial=version, failed=before.failed))
 
     def confirm(self) -> None:
-        """The coordinator was heard: what runs is good, if it was on trial; others are removed."""
+        """Call the running release good, if it was on trial, and remove the others: the coordinator was heard."""
         if self._folder is None:
             return
         record = launcher.read_record(self._folder)
@@ -84,7 +84,7 @@ class SelfUpdater:
                     shutil.rmtree(path, ignore_errors=True)
 
     def overdue(self, now_s: float) -> bool:
-        """Whether what runs is on trial and has had its time."""
+        """Whether the running release is on trial and its time is over."""
         if self._folder is None:
             return False
         if self._began_s is None:
