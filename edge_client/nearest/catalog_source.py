@@ -40,10 +40,10 @@ class CatalogCenterSource:
         if router is None:
             return None
         self._fetch([router])
-        router = Router.from_bytes(blobs.read(router.sha256))
-        if router.centers != self.centers:
-            raise Malformed("bad_field", f"a router to {router.centers} centers, the catalog has {self.centers}")
-        return router
+        found = Router.from_bytes(blobs.read(router.sha256))
+        if found.centers != self.centers:
+            raise Malformed("bad_field", f"a router to {found.centers} centers, the catalog has {self.centers}")
+        return found
 
     @property
     def program(self) -> Program:
