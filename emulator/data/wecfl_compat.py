@@ -1,8 +1,8 @@
 """The differences of WeCFL's public partition code from a plain reading of the paper; for comparison only.
 
 Shares are rounded to a few decimals, so some samples are not used, or a class ends early. Devices with at most five
-test samples are dropped and replaced by exact copies of random others, as long as half of the fleet survives; a group that
-holds less than 30% of the average is drawn again. Described from reading `jie-ma-ai/FedBase`; the code is ours.
+test samples are dropped and replaced by exact copies of random others, as long as half of the fleet survives; a group
+that holds less than 30% of the average is drawn again. Described from reading `jie-ma-ai/FedBase`; the code is ours.
 """
 
 from __future__ import annotations

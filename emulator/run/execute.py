@@ -27,7 +27,7 @@ from emulator.simulation.checkpoint import Checkpoints
 from emulator.simulation.device_profiles import draw_profiles
 from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
 
-Progress = Callable[[Mapping[str, Any]], None]
+Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -166,6 +166,11 @@ def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], told: 
 
 
 @torch.no_grad()
+def _accuracies(result: SimulationResult) -> list[float]:
+    """The accuracy over all samples, round by round."""
+    return [share for record in result.records if (share := record["accuracy"]["micro"]) is not None]
+
+
 def tested(result: SimulationResult, split: FleetData) -> list[float]:
     """Percent of all held-out samples in each of the `ways`."""
     model = build_model("wecfl-cnn", seed=0).module
@@ -209,7 +214,7 @@ def main() -> None:
             found = {"variant": variant, "seed": seed, **told, "labels": len(set[int]().union(*pairs))}
             found |= {"pairs": len(pairs), "shirts": sum(SHIRT in pair for pair in pairs)}
             found |= {"ari": result.scores(split.groups)["ari"]}
-            found |= {"curve": [round(100 * r["accuracy"]["micro"], 1) for r in result.records]}
+            found |= {"curve": [round(100 * share, 1) for share in _accuracies(result)]}
             if isinstance(strategy, RecordingWeCFL):
                 found |= {"turns": strategy.turns(result), "percent": tested(result, split)}
             else:  # a device's own models, as it is served them
