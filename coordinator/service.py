@@ -128,8 +128,8 @@ class _FederationThread:
 
 def _hub(store: Store, watch: EventReporter) -> tuple[Hub, EventReporter]:
     """A hub with the stored events, and a `watch` that passes later events to it."""
+    from coordinator.dashboard.displayed_metrics import replay_events
     from coordinator.dashboard.event_hub import Hub
-    from coordinator.dashboard.metrics_view import replay_events
 
     hub = Hub(replay_events(store.events.lines()))
     return hub, _call_both(hub.event, watch)

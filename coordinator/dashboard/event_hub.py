@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from coordinator.dashboard.metrics_view import DashboardView, Messages
+from coordinator.dashboard.displayed_metrics import DashboardView, Messages
 
 MAX_PAGES = 64  # open at the same time
 MAX_QUEUED_MESSAGES = 256  # per page

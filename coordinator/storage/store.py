@@ -12,9 +12,9 @@ from pathlib import Path
 from coordinator.storage.database import Database
 from coordinator.storage.event_log import EventStore
 from coordinator.storage.exchange_store import ExchangeStore
-from coordinator.storage.fact_store import FactStore
+from coordinator.storage.key_value_store import KeyValueStore
 from coordinator.storage.late_update_store import LateUpdateStore
-from coordinator.storage.state_store import StateStore
+from coordinator.storage.round_state_store import StateStore
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
 
@@ -26,7 +26,7 @@ class Store:
         self.folder = folder
         self.database = database or Database(folder)
         self.blobs = BlobFolder(folder / "blobs")
-        self.facts = FactStore(self.database)
+        self.facts = KeyValueStore(self.database)
         self.states = StateStore(self.database, self.blobs)
         self.exchanges = ExchangeStore(self.database)
         self.late_updates = LateUpdateStore(self.database)

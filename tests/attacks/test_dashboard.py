@@ -17,7 +17,7 @@ from playwright.sync_api import expect
 
 from coordinator.dashboard import access
 from export.serve.http_gate import Refusal, RequestHead
-from tests.coordinator.dashboard.test_metrics_view import joined, round_event, seen
+from tests.coordinator.dashboard.test_displayed_metrics import joined, round_event, seen
 from tests.support.browser import Open
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
 

@@ -23,8 +23,8 @@ from coordinator.identity.certificate_authority import open_authority
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.errors import NetworkError
 from edge_client.transport.keys import open_private_key
+from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
 from tests.coordinator.dashboard.test_endpoint import token
-from tests.coordinator.dashboard.test_metrics_view import EXCHANGE, joined, round_event, seen
 from tests.support.served_dashboard import Anything, DashboardSite, serve_dashboard
 from tests.support.virtual_federation import config
 

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from coordinator.phone import vendored_files
+from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
 from tests.coordinator.dashboard.test_endpoint import token
-from tests.coordinator.dashboard.test_metrics_view import EXCHANGE, joined, round_event, seen
 from tests.support.browser import PHONE, Open
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
 

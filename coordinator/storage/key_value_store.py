@@ -1,4 +1,4 @@
-"""Facts about a whole run folder: the epoch, the configuration's fingerprint, the program's and the catalog's hash."""
+"""Facts about a whole run folder, by key: the epoch, the configuration's fingerprint, the program's and the catalog's hash."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from coordinator.storage.database import Database
 from coordinator.storage.event_log import insert_events
 
 
-class FactStore:
+class KeyValueStore:
     """Named strings, each of which survives a restart."""
 
     def __init__(self, database: Database) -> None:

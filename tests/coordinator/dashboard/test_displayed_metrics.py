@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.dashboard import metrics_view as views
+from coordinator.dashboard import displayed_metrics as views
 from coordinator.dashboard import round_history as histories
 from coordinator.dashboard.device_states import DEVICE_STATES
-from coordinator.dashboard.metrics_view import DashboardView, replay_events
+from coordinator.dashboard.displayed_metrics import DashboardView, replay_events
 
 COUNT = 6
 Anything = Any  # what a test passes on
