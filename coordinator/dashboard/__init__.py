@@ -1,1 +1,1 @@
-"""The page on which people see and steer a run: its numbers (displayed_metrics.py), who may see them, and its server."""
+"""The page on which people see and steer a run: its numbers (displayed_metrics.py), who may see them, its server."""

@@ -41,7 +41,7 @@ SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and cor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class BrokerSession:
     """What a server works with while it leads: everything that carries its epoch."""
 
     transport: Transport
@@ -72,7 +72,7 @@ class Server:
         for run in config.runs:
             make_strategy(run, config)  # raises for a wrong method or setting before anything is done
         _check_fingerprint(config, store)
-        self.session: Session | None = None
+        self.session: BrokerSession | None = None
         self._config, self._store, self._clock, self._dial, self._observe = config, store, clock, dial, observe
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch)
@@ -120,7 +120,7 @@ class Server:
         if self.session is not None:
             self.session.transport.wake()
 
-    def _lead(self) -> Session:
+    def _lead(self) -> BrokerSession:
         """Take a higher epoch than every coordinator before, and open a connection whose will carries it."""
         config, store, clock, topics = self._config, self._store, self._clock, Topics(self._config.federation)
         epoch = store.facts.next_epoch(seen_epoch(self._dial, topics, clock, lambda: self._controls.stopping))
@@ -170,11 +170,11 @@ class Server:
             status=status,
             controls=self._controls,
         )
-        return Session(
+        return BrokerSession(
             transport=transport, sender=sender, downloads=downloads, dispatcher=dispatcher, status=status, loop=loop
         )
 
-    def _serve(self, session: Session) -> None:
+    def _serve(self, session: BrokerSession) -> None:
         config, epoch = self._config, session.sender.epoch
         self._event_log.write("start", epoch=epoch, federation=config.federation, unix_ms=self._clock.unix_ms())
         session.status.write("compiling")
@@ -189,7 +189,7 @@ class Server:
         if not config.exit_when_done:
             session.loop.run_until(lambda: False)
 
-    def _prepare(self, session: Session) -> CompiledProgram:
+    def _prepare(self, session: BrokerSession) -> CompiledProgram:
         """Compile the training program, or read it from the store, and let every device fetch it."""
         began_s = self._clock.now_s()
         prepared = prepare_program(self._config, self._store, self._key)
@@ -200,7 +200,7 @@ class Server:
         self._event_log.write("program", model=self._config.model.name, parity=engines, seconds=seconds)
         return prepared
 
-    def _gather(self, session: Session, prepared: CompiledProgram) -> None:
+    def _gather(self, session: BrokerSession, prepared: CompiledProgram) -> None:
         """Wait for the fleet of the first start; it stays the same for all runs and restarts."""
         if self._store.states.enrolled():
             return
@@ -215,7 +215,7 @@ class Server:
             )
         self._store.states.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
 
-    def _train(self, session: Session, prepared: CompiledProgram) -> list[RunResult]:
+    def _train(self, session: BrokerSession, prepared: CompiledProgram) -> list[RunResult]:
         members = self._store.states.enrolled()
         trainer = RunTrainer(
             seed=self._config.seed,
@@ -248,7 +248,7 @@ class Server:
 
         return train_runs(self._config, trainer, ask)
 
-    def _wait_for_connected(self, session: Session, key: ExchangeKey) -> None:
+    def _wait_for_connected(self, session: BrokerSession, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
         config, fleet, here = self._config, self._store.states.enrolled(), session.dispatcher.fleet
         needed = math.ceil(config.round.fraction_connected * len(fleet))
@@ -263,7 +263,7 @@ class Server:
             hint="start again to wait for them, or lower `fraction-connected`",
         )
 
-    def _publish(self, session: Session, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
+    def _publish(self, session: BrokerSession, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
         """Publish the centers, then log that they are published."""
         catalog, manifest, events = publish_centers(outcomes, self._config, self._store, prepared)
         session.dispatcher.catalog.publish(catalog, manifest, prepared.program.schema)
@@ -275,7 +275,7 @@ class Server:
             self._event_log.append_stored(done)
 
     @staticmethod
-    def _leave(session: Session, *, leading: bool) -> None:
+    def _leave(session: BrokerSession, *, leading: bool) -> None:
         """Publish that this coordinator is offline, unless another one leads: the record is the other's now."""
         session.status.write("stopped")
         if leading:

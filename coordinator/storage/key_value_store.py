@@ -1,4 +1,4 @@
-"""Facts about a whole run folder, by key: the epoch, the configuration's fingerprint, the program's and the catalog's hash."""
+"""Facts about a run folder, by key: the epoch, the hashes of configuration, program and catalog."""
 
 from __future__ import annotations
 
