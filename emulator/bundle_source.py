@@ -138,7 +138,7 @@ def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: FleetData, 
 
 
 def _center_of(split: FleetData, assignment: Mapping[ClientId, int], centers: int) -> dict[ClientId, int]:
-    """Each device's center; the only one where a method assigns nobody, -1 where several may serve a device."""
+    """Each device's center; if a method assigns none, 0 for a single center and -1 for several."""
     return {c: assignment.get(c, 0 if centers == 1 else -1) for c in split.devices}
 
 

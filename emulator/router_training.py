@@ -114,7 +114,7 @@ class _CenterMeans:
         self._whole = points.mean(axis=0)
 
     def points(self, without: int | None = None) -> F64:
-        """[K, d]; a center that nobody is left for stands where the whole fleet does."""
+        """[K, d]; a center without devices is at the mean of the whole fleet."""
         sums, counts = self._sums.copy(), self._counts.copy()
         if without is not None:
             sums[self._at[without]] -= self._points[without]

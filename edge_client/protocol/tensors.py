@@ -1,8 +1,8 @@
 """Named arrays as bytes: the safetensors format with limits, and one metadata key `fc` that describes the arrays.
 
 The library is laxer than a server can be (it takes duplicate names, zero-sized dimensions, a header of megabytes,
-unknown fields), so the header is read and checked here first, and only then does the library see the file. Knows no
-schema of a model and no codec's arithmetic: codecs.py does.
+unknown fields), so the header is read and checked here before the library parses the file. codecs.py maps a
+model's schema to these arrays.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pace of transfers: which blocks to ask for next, and which to send. Pure; the time is an argument, in seconds.
 
 The receiver sets the pace. A download has at most `window` blocks asked for and not arrived; the window adds one for
-each window that arrives without loss and halves on a timeout. It knows neither topics nor files.
+each window that arrives without loss and halves on a timeout.
 """
 
 from __future__ import annotations

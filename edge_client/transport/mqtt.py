@@ -61,7 +61,7 @@ def parse_url(url: str) -> tuple[str, int, bool]:
 
 
 def check_encrypted(url: str, *, insecure: bool) -> None:
-    """Raise ConfigError for a URL whose traffic anybody on the way could read and change, unless that is wanted."""
+    """Raise ConfigError for a URL whose traffic is readable and changeable on the way, unless `insecure` is set."""
     host, _, encrypted = parse_url(url)
     if not encrypted and not insecure and not is_loopback(host):
         raise ConfigError(
@@ -303,7 +303,7 @@ class PahoSession:
         self.paho.unsubscribe(list(filters))
 
     def _received(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
-        # amqtt sends a new client every retained message that anybody subscribed to.
+        # amqtt sends a new client every retained message that any client subscribed to.
         if any(filter_matches(wanted, message.topic) for wanted in self.filters.copy()):
             self.on_message(Message(message.topic, bytes(message.payload), bool(message.retain)))
 

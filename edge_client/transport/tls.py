@@ -77,7 +77,7 @@ def client_context(credentials: Credentials, now: dt.datetime) -> ssl.SSLContext
 
 
 def check_private_file(key: Path) -> None:
-    """Raise ConfigError when a private key is missing, or when anybody but its owner can read it."""
+    """Raise ConfigError when a private key is missing, or when another user can read it."""
     _check_file(key, "private key", "key")
     if os.name == "posix" and stat.S_IMODE(key.stat().st_mode) & 0o077:
         raise ConfigError(f"{key} can be read by others", hint=f"chmod 600 {key}")

@@ -60,7 +60,7 @@ def open_shared_matrix(connection: Connection) -> Iterator[Callable[[int, Array]
 
 
 def _unnamed(size: int) -> int:
-    """A file descriptor of so many bytes in memory, or on disk where the system knows no such thing."""
+    """A file descriptor of so many bytes in memory, or on disk where the system has no memory files."""
     if sys.platform == "linux":
         file = os.memfd_create("fedcenters-rows")
     else:

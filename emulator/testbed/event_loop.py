@@ -288,9 +288,9 @@ class ClientEventLoop:
         return min(due, dial, self._misc_s)
 
     def _resume(self, now_s: float) -> None:
-        """Those for whom something came and those whose time has come, until a turn's time is over.
+        """Resume the members with a new event and the members whose time is due, until a turn's time is over.
 
-        Whoever heard something last is first: it may be a credit for an upload, and most others are about to train.
+        The member with the latest event is first: the event may be a credit for an upload, and most others train next.
         """
         while self._due and self._due[0][0] <= now_s:
             at_s, _, member = heapq.heappop(self._due)

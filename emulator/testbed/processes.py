@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 class DeferredSignals:
     """SIGINT, SIGTERM and SIGHUP raise `Interrupted` in the main thread, once, and never inside `hold()`.
 
-    Once: whoever is leaving is cleaning up, and a second Ctrl-C must not stop that.
+    A second Ctrl-C must not interrupt the cleanup that the first one started.
     """
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class ChildProcesses:
 
     @property
     def running(self) -> list[ChildProcess]:
-        """Those that nobody has seen leaving."""
+        """The children whose exit was not observed."""
         return list(self._running)
 
     def check(self, *, may_leave: Sequence[ChildProcess] = ()) -> None:

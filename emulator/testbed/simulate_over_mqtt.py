@@ -30,7 +30,7 @@ from emulator.testbed import monitor, testbed_files
 from emulator.testbed.testbed import Testbed, run_testbed
 
 MAX_DEVICES = 200  # devices with a thread each, and about what the embedded broker is meant for
-DEADLINE_S = 3_600.0  # of an exchange: nobody is late but a device that hangs
+DEADLINE_S = 3_600.0  # of an exchange: only a device that hangs exceeds it
 VIRTUAL_ONLY = {
     "profiles": "devices are as fast and as reliable as this machine",
     "ray": "all processes are on this machine",

@@ -1,6 +1,6 @@
-"""What lies on disk before real processes run: a folder per device with its samples, and everyone's configuration.
+"""Files that real processes start from: a folder per device with its samples, and every process's configuration.
 
-Each device gets its own samples and nobody else's. Knows the keys of the configuration files, starts no process.
+A device's folder holds the samples of that device only.
 """
 
 from __future__ import annotations

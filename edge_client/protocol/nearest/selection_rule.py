@@ -38,7 +38,7 @@ class CenterChoice:
 
 
 def guessing_loss(program: Program) -> float:
-    """The mean loss of a model that only guesses: a center above it knows nothing about a device's data."""
+    """The mean loss of a model that only guesses: a center with a higher loss does not fit a device's data."""
     return math.log(program.classes) if program.loss == "cross-entropy" else math.sqrt(np.finfo(np.float32).max)
 
 

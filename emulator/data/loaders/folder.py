@@ -43,7 +43,7 @@ ARCHIVES = {  # what is published in one archive need not be unpacked: a folder,
 
 # Of the content, unpacked where the file is a .gz, so that packing it again changes nothing; of the two archives as
 # they are. None is known for the JSON files of FEMNIST and CelebA, which LEAF's scripts make on one's own machine, for
-# the wav files of FSDD, and for what somebody unpacked from the archives: there only form and range are checked.
+# the wav files of FSDD, and for files that a user unpacked from the archives: there only form and range are checked.
 # CIFAR-10's are those of torchvision for Ruby, EMNIST's that of TensorFlow Datasets, CelebA's that of torchvision.
 SHA256 = {
     "fashion-mnist/train-images-idx3-ubyte": "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
