@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config_sections import UpdateConfig
 from coordinator.storage import state_codec
 from tests.support.softmax_program import grouped_fleet
 from tests.support.virtual_federation import Federation, Spy
@@ -63,4 +63,4 @@ def test_centers_over_i8_are_near_those_over_f32(tmp_path: Path) -> None:
 
 
 def test_it_is_the_codec_of_a_configuration_that_names_none() -> None:
-    assert CoordinatorConfig.__dataclass_fields__["codec"].default == "i8"
+    assert UpdateConfig().codec == "i8"
