@@ -1,18 +1,18 @@
 // The page: puts the client, the samples and what a person does together. Decides nothing about the protocol.
 
 import { Client } from "./runtime/client.js";
-import { readJoin, whoAmI } from "./join.js";
-import { Face } from "./view.js";
+import { fetchJoin, loadIdentity } from "./join.js";
+import { View } from "./view.js";
 import { fromPhoto, isPicture, Pad } from "./data/images.js";
 import { canVerify } from "./protocol/signing.js";
 import { readCsv, Samples } from "./data/samples.js";
 import { Store } from "./runtime/store.js";
-import { homeOf, ranked } from "./nearest.js";
+import { openCenter, rankClasses } from "./nearest.js";
 
-const AGAIN_MS = 2_000;
-const THREADS_MAX = 4;
-const THIRD = new URL("third/", import.meta.url).href;
-const face = new Face(document);
+const MODEL_POLL_MS = 2_000;
+const MAX_THREADS = 4;
+const VENDORED = new URL("third/", import.meta.url).href;
+const view = new View(document);
 
 async function main() {
   if (!globalThis.crypto?.subtle || !globalThis.indexedDB) {
@@ -21,106 +21,106 @@ async function main() {
   if (!(await canVerify())) {
     throw new Error("this browser cannot check Ed25519 signatures; Chrome 137, Firefox 129, Safari 17 and newer can");
   }
-  const join = await readJoin("join.json");
-  const device = whoAmI(join, location);
+  const join = await fetchJoin("join.json");
+  const device = loadIdentity(join, location);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
   if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask whoever runs it`);
-  face.joined(join.federation, device.id);
-  await alone(`${join.federation}/${device.id}`);
-  const [ort, mqtt] = await Promise.all([openRuntime(), import(`${THIRD}mqtt.esm.js`)]);
+  view.showIdentity(join.federation, device.id);
+  await requireSingleTab(`${join.federation}/${device.id}`);
+  const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);
   const store = await Store.open(`fedcenters/${join.federation}/${device.id}`);
   await navigator.storage?.persist?.(); // a browser short of space asks before it forgets this page
-  const awake = new Awake();
+  const awake = new ScreenLock();
   const samples = new Samples(store);
   const client = await Client.open({
     join, device, store, ort, mqtt: mqtt.default ?? mqtt, local: () => samples.local(),
     tell: (event) => {
       awake.on(event);
-      face.tell(event);
+      view.tell(event);
     },
   });
   samples.changed = async () => {
-    face.samples(await samples.overview(), model);
-    await client.samplesChanged();
+    view.showSamples(await samples.overview(), model);
+    await client.announceSamples();
   };
   let model = join.model ?? (await store.get("model")) ?? null;
-  face.rounds(client.state);
-  face.role(client);
-  wire(client, samples, () => model);
-  const told = (async () => {
+  view.showRounds(client.state);
+  view.showRole(client);
+  connectControls(client, samples, () => model);
+  const modelKnown = (async () => {
     while (model === null) {
-      await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
-      model = (await readJoin("join.json").catch(() => ({ model: null }))).model;
+      await new Promise((resolve) => setTimeout(resolve, MODEL_POLL_MS));
+      model = (await fetchJoin("join.json").catch(() => ({ model: null }))).model;
     }
     await store.write({ model });
-    face.modelled(model);
-    face.samples(await samples.overview(), model);
-    await showHome(client);
+    view.showEntry(model);
+    view.showSamples(await samples.overview(), model);
+    await showCenter(client);
   })();
-  await Promise.race([client.live(), told.then(() => new Promise(() => {}))]);
+  await Promise.race([client.run(), modelKnown.then(() => new Promise(() => {}))]);
 }
 
 /** Buttons and files. */
-function wire(client, samples, model) {
-  const pad = new Pad(face.part("pad"));
-  const guessing = new Pad(face.part("try"), () => guard(() => guess(client, guessing, model())));
-  face.on("wipe", () => pad.clear());
-  face.on("wipe-try", () => {
+function connectControls(client, samples, model) {
+  const pad = new Pad(view.part("pad"));
+  const guessing = new Pad(view.part("try"), () => reportErrors(() => guess(client, guessing, model())));
+  view.on("wipe", () => pad.clear());
+  view.on("wipe-try", () => {
     guessing.clear();
-    face.guess(null);
+    view.showGuess(null);
   });
-  face.on("keep", async () => {
+  view.on("keep", async () => {
     const x = pad.read(model().input);
     if (x === null) throw new Error("draw something first");
-    await samples.add([{ x, label: face.label() }]);
+    await samples.add([{ x, label: view.chosenLabel() }]);
     pad.clear();
   });
-  face.onFiles("photos", async (files) => {
-    const label = face.label();
-    const invert = face.part("invert").checked;
+  view.onFiles("photos", async (files) => {
+    const label = view.chosenLabel();
+    const invert = view.part("invert").checked;
     const added = [];
     for (const file of files) added.push({ x: await fromPhoto(file, model().input, { invert }), label });
     await samples.add(added);
   });
-  face.onFiles("table", async ([file]) => samples.add(readCsv(await file.text(), model(), Number(face.part("scale").value))));
-  face.on("undo", () => samples.remove());
-  face.on("empty", async () => {
+  view.onFiles("table", async ([file]) => samples.add(readCsv(await file.text(), model(), Number(view.part("scale").value))));
+  view.on("undo", () => samples.remove());
+  view.on("empty", async () => {
     if (confirm(`Remove all ${await samples.count()} samples from this browser?`)) await samples.remove({ all: true });
   });
-  face.on("pause", async () => {
-    if (client.takesPart) {
+  view.on("pause", async () => {
+    if (client.participates) {
       client.pause(!client.paused);
     } else {
       if (!(await samples.count())) throw new Error("add some samples first");
-      await client.takePart();
+      await client.participate();
     }
-    face.role(client);
+    view.showRole(client);
   });
-  face.on("nearest", async () => {
-    face.searching(true);
+  view.on("nearest", async () => {
+    view.showSearching(true);
     try {
       await client.nearest();
-      await showHome(client);
+      await showCenter(client);
     } finally {
-      face.searching(false);
+      view.showSearching(false);
     }
   });
 }
 
 let home = null;
 
-async function showHome(client) {
-  home = await homeOf(client);
-  if (home !== null) face.home(home);
+async function showCenter(client) {
+  home = await openCenter(client);
+  if (home !== null) view.showCenter(home);
 }
 
 async function guess(client, pad, model) {
   const x = pad.read(model.input);
-  face.guess(x === null || !home?.classify ? null : await ranked(home.classify, x));
+  view.showGuess(x === null || !home?.classify ? null : await rankClasses(home.classify, x));
 }
 
 /** One tab at a time: two would share one name at the broker and throw each other out. */
-async function alone(name) {
+async function requireSingleTab(name) {
   if (!navigator.locks) return;
   await new Promise((resolve, reject) => {
     navigator.locks.request(`fedcenters/${name}`, { ifAvailable: true }, (lock) => {
@@ -135,17 +135,17 @@ async function alone(name) {
 }
 
 /** ONNX Runtime Web: one thread, more where the page is isolated and the phone has cores to spare. */
-async function openRuntime() {
-  const ort = await import(`${THIRD}ort.wasm.min.mjs`);
+async function loadRuntime() {
+  const ort = await import(`${VENDORED}ort.wasm.min.mjs`);
   const asked = Number(new URLSearchParams(location.search).get("threads"));
-  const spare = Math.min(THREADS_MAX, Math.max(1, Math.floor((navigator.hardwareConcurrency ?? 1) / 2)));
+  const spare = Math.min(MAX_THREADS, Math.max(1, Math.floor((navigator.hardwareConcurrency ?? 1) / 2)));
   ort.env.wasm.numThreads = globalThis.crossOriginIsolated ? asked || spare : 1;
-  ort.env.wasm.wasmPaths = THIRD;
+  ort.env.wasm.wasmPaths = VENDORED;
   return ort;
 }
 
 /** Keeps the screen on while there is work: a phone that sleeps stops the page. */
-class Awake {
+class ScreenLock {
   constructor() {
     this.lock = null;
     this.wanted = false;
@@ -165,7 +165,7 @@ class Awake {
         this.lock = (await navigator.wakeLock?.request("screen")) ?? null;
         this.lock?.addEventListener("release", () => {
           this.lock = null;
-          face.awake(false);
+          view.showAwake(false);
         });
       } else if (!this.wanted && this.lock !== null) {
         await this.lock.release();
@@ -173,23 +173,23 @@ class Awake {
     } catch {
       this.lock = null; // a phone low on power may say no
     }
-    face.awake(this.lock !== null);
+    view.showAwake(this.lock !== null);
   }
 }
 
-async function guard(action) {
+async function reportErrors(action) {
   try {
-    face.trouble("");
+    view.showError("");
     await action();
   } catch (wrong) {
-    face.trouble(wrong.detail ?? wrong.message);
+    view.showError(wrong.detail ?? wrong.message);
   }
 }
 
-face.guard = guard;
-face.drawable = isPicture;
+view.guard = reportErrors;
+view.drawable = isPicture;
 main().catch((wrong) => {
   console.warn(wrong);
-  face.trouble(wrong.message);
-  face.tell({ what: "ended" });
+  view.showError(wrong.message);
+  view.tell({ what: "ended" });
 });

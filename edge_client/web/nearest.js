@@ -4,77 +4,77 @@
 // knows better than a threshold whether a center fits.
 
 import { manifestOf } from "./protocol/blocks.js";
-import { choose, readCatalog } from "./protocol/nearest/catalog.js";
+import { chooseCenter, readCatalog } from "./protocol/nearest/catalog.js";
 import { encodeStats } from "./protocol/codecs.js";
 import { Malformed } from "./protocol/errors.js";
-import { MODELS_MAX } from "./protocol/message_schemas.js";
-import { bestOf, softmax } from "./training/fit_probe.js";
+import { MAX_MODELS } from "./protocol/message_schemas.js";
+import { argmax, softmax } from "./training/fit_probe.js";
 import { ENGINE } from "./runtime/task_runner.js";
 
-const PATIENCE_MS = 120_000;
+const TIMEOUT_MS = 120_000;
 const ASK_AGAIN_MS = 8_000;
 const BATCH = 32;
 const FORMAT = "onnx";
 
 /** One visit of `client`; -> {center, losses, confidence, accuracy, n, sha256}; center is null when none fits. */
-export async function visit(client) {
-  const until = client.now() + PATIENCE_MS;
+export async function findCenter(client) {
+  const until = client.now() + TIMEOUT_MS;
   const check = () => {
     if (client.stopping) throw new Malformed("internal", "the page was closed");
     if (client.task !== null) throw new Malformed("unavailable", "there is something to train first; ask again after it");
     if (client.now() > until) throw new Malformed("unreachable", "the coordinator did not send its centers in time");
   };
   if (client.pointer === null) throw new Malformed("unavailable", "no centers yet: the coordinator publishes them when training is done");
-  const { workshop, blobs } = client;
+  const { taskRunner, blobs } = client;
   const manifest = client.pointer.catalog;
-  await workshop.checkSignatures(manifest);
+  await taskRunner.checkSignature(manifest);
   await client.fetch([manifest], check);
   const catalog = await readCatalog(await blobs.read(manifest.sha256));
-  const { program, learner } = await opened(client, catalog, check);
+  const { program, learner } = await openCatalog(client, catalog, check);
   const { train, test } = await client.local(program);
   if (!train.n) throw new Malformed("no_data", "add some samples first: centers are compared on them");
   const losses = [];
   await client.fetch(catalog.centers.map(({ model }) => model), check);
   for (const { model } of catalog.centers) {
-    const found = await learner.evaluate([await workshop.vector(model, program.schema)], train, learner.fixedBatch ?? BATCH);
+    const found = await learner.evaluate([await taskRunner.vector(model, program.schema)], train, learner.fixedBatch ?? BATCH);
     losses.push(found.losses[0].reduce((a, b) => a + b, 0) / train.n);
   }
   const answer = await askNearest(client, losses, program, train.n, check);
-  const center = catalog.router && answer.center < losses.length ? answer.center : choose(losses, catalog.abstain);
-  if (center === null) return remember(client, { center, losses });
-  const home = await takeHome(client, catalog.centers[center], program, test.n ? test : train, check);
-  return remember(client, { center, losses, confidence: answer.confidence, ...home });
+  const center = catalog.router && answer.center < losses.length ? answer.center : chooseCenter(losses, catalog.abstain);
+  if (center === null) return storeHome(client, { center, losses });
+  const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, check);
+  return storeHome(client, { center, losses, confidence: answer.confidence, ...home });
 }
 
 /** What the last visit brought home, and its file ready to run; null without one. */
-export async function homeOf({ store, blobs, ort }) {
+export async function openCenter({ store, blobs, ort }) {
   const home = await store.get("home");
   if (!home?.sha256) return home ? { ...home, classify: null } : null;
   const session = await ort.InferenceSession.create(await blobs.read(home.sha256), { executionProviders: ["wasm"] });
-  return { ...home, classify: (x, rows = 1) => logitsOf(ort, session, x, [rows, ...home.input]) };
+  return { ...home, classify: (x, rows = 1) => runCenterFile(ort, session, x, [rows, ...home.input]) };
 }
 
 /** Probabilities of one sample, best first: [{label, share}]. */
-export async function ranked(classify, x) {
+export async function rankClasses(classify, x) {
   const shares = softmax(await classify(x));
   return shares.map((share, label) => ({ label, share })).sort((a, b) => b.share - a.share);
 }
 
-async function opened(client, catalog, check) {
-  const { workshop } = client;
-  await workshop.checkSignatures(catalog.program);
+async function openCatalog(client, catalog, check) {
+  const { taskRunner } = client;
+  await taskRunner.checkSignature(catalog.program);
   await client.fetch([catalog.program], check);
-  const program = await workshop.program(catalog.program);
+  const program = await taskRunner.program(catalog.program);
   const container = catalog.container[ENGINE];
   if (!container) throw new Malformed("no_engine", `the catalog has no program for ${ENGINE}`);
-  workshop.checkContainer(program, "evaluate", container);
+  taskRunner.checkContainer(program, "evaluate", container);
   await client.fetch([container], check);
-  return { program, learner: await workshop.learner(program, { evaluate: container }) };
+  return { program, learner: await taskRunner.learner(program, { evaluate: container }) };
 }
 
 /** The coordinator's answer to the losses, the least ones where there are many. */
 async function askNearest(client, losses, program, n, check) {
-  const order = losses.map((_, k) => k).sort((a, b) => losses[a] - losses[b]).slice(0, MODELS_MAX).sort((a, b) => a - b);
+  const order = losses.map((_, k) => k).sort((a, b) => losses[a] - losses[b]).slice(0, MAX_MODELS).sort((a, b) => a - b);
   const told = order.map((k) => losses[k]);
   const stats = await manifestOf(encodeStats({ loss: told }, program.schema), "stats", { inline: true });
   const centers = told.length < losses.length ? order : undefined;
@@ -82,44 +82,44 @@ async function askNearest(client, losses, program, n, check) {
   let askAgain = 0;
   while (client.answer === null) {
     if (client.now() >= askAgain) {
-      client.voice.say("near", { how: "loss", stats, n, centers });
+      client.sender.send("near", { how: "loss", stats, n, centers });
       askAgain = client.now() + ASK_AGAIN_MS;
     }
-    await client.take(await client.inbox.next(Math.max(1, askAgain - client.now())));
+    await client.handle(await client.inbox.next(Math.max(1, askAgain - client.now())));
     check();
   }
   return client.answer;
 }
 
-async function takeHome(client, { id, files }, program, data, check) {
+async function fetchCenter(client, { id, files }, program, data, check) {
   const manifest = files[FORMAT];
   if (!manifest) throw new Malformed("bad_field", `center ${id} has no ${FORMAT} file`);
   await client.fetch([manifest], check);
   const session = await client.ort.InferenceSession.create(await client.blobs.read(manifest.sha256), { executionProviders: ["wasm"] });
-  const logits = await logitsOf(client.ort, session, data.x, [data.n, ...program.input]);
+  const logits = await runCenterFile(client.ort, session, data.x, [data.n, ...program.input]);
   await session.release();
-  const metrics = program.loss === "cross-entropy" ? scored(logits, data, program.classes) : {};
-  client.voice.say("served", { center: id, sha256: manifest.sha256, n: data.n, metrics });
+  const metrics = program.loss === "cross-entropy" ? scoreLogits(logits, data, program.classes) : {};
+  client.sender.send("served", { center: id, sha256: manifest.sha256, n: data.n, metrics });
   return { sha256: manifest.sha256, n: data.n, ...metrics, input: program.input, classes: program.classes };
 }
 
-async function logitsOf(ort, session, x, dims) {
+async function runCenterFile(ort, session, x, dims) {
   const results = await session.run({ [session.inputNames[0]]: new ort.Tensor("float32", x, dims) });
   return results[session.outputNames[0]].data;
 }
 
-function scored(logits, data, classes) {
+function scoreLogits(logits, data, classes) {
   let hits = 0;
   let loss = 0;
   for (let i = 0; i < data.n; i += 1) {
     const row = logits.subarray(i * classes, (i + 1) * classes);
-    hits += bestOf(row) === data.labels[i] ? 1 : 0;
+    hits += argmax(row) === data.labels[i] ? 1 : 0;
     loss -= Math.log(Math.max(Number.MIN_VALUE, softmax(row)[data.labels[i]]));
   }
   return { accuracy: hits / data.n, loss: loss / data.n };
 }
 
-async function remember(client, home) {
+async function storeHome(client, home) {
   await client.store.write({ home });
   return home;
 }

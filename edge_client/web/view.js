@@ -6,14 +6,14 @@ import { sizeOf } from "./protocol/tensors.js";
 const SENT = { delta: "the change of the model", stats: "some statistics" };
 
 /** The page's parts by their ids. `guard` runs an action and shows what went wrong; `drawable` says which inputs are pictures. */
-export class Face {
+export class View {
   constructor(page) {
     this.page = page;
     this.sent = 0;
     this.done = 0;
     this.guard = (action) => action();
     this.drawable = () => true;
-    for (const tab of page.querySelectorAll("[data-tab]")) tab.addEventListener("click", () => this.show(tab.dataset.tab));
+    for (const tab of page.querySelectorAll("[data-tab]")) tab.addEventListener("click", () => this.showTab(tab.dataset.tab));
   }
 
   part(id) {
@@ -33,12 +33,12 @@ export class Face {
     });
   }
 
-  trouble(text) {
+  showError(text) {
     this.part("trouble").textContent = text;
     this.part("trouble").hidden = !text;
   }
 
-  joined(federation, id) {
+  showIdentity(federation, id) {
     this.part("where").textContent = `federation ${federation}`;
     this.part("name").textContent = id;
   }
@@ -46,20 +46,20 @@ export class Face {
   /** What happens in the client. */
   tell(event) {
     const say = {
-      connected: () => this.link("connected", true),
+      connected: () => this.showLink("connected", true),
       lost: () => {
-        this.link("offline", false);
-        if (event.refused) this.trouble("the broker does not let this phone in; ask for a new link");
+        this.showLink("offline", false);
+        if (event.refused) this.showError("the broker does not let this phone in; ask for a new link");
       },
-      ended: () => this.link("stopped", false),
-      coordinator: () => this.link(event.online ? "connected" : "coordinator away", event.online),
+      ended: () => this.showLink("stopped", false),
+      coordinator: () => this.showLink(event.online ? "connected" : "coordinator away", event.online),
       catalog: () => {
         this.part("nearest").disabled = false;
       },
-      task: () => this.doing(event.job === "fit" ? `Round ${event.round}: getting ready` : "Comparing models on your samples", 0),
-      fetching: () => this.doing(`Fetching ${event.kind}, ${bytes(event.size)}`, event.done),
+      task: () => this.showProgress(event.job === "fit" ? `Round ${event.round}: getting ready` : "Comparing models on your samples", 0),
+      fetching: () => this.showProgress(`Fetching ${event.kind}, ${bytes(event.size)}`, event.done),
       training: () => {
-        this.doing(`Round ${event.round}: training, step ${event.step + 1} of ${event.steps}`, event.step / event.steps);
+        this.showProgress(`Round ${event.round}: training, step ${event.step + 1} of ${event.steps}`, event.step / event.steps);
         if (event.loss !== undefined) this.part("loss").textContent = event.loss.toFixed(3);
       },
       done: () => {
@@ -67,46 +67,46 @@ export class Face {
         if (event.loss !== undefined) this.part("loss").textContent = event.loss.toFixed(3);
         this.part("rounds").textContent = this.done;
       },
-      delivering: () => this.doing(`Sending ${bytes(event.size)}`, event.done),
+      delivering: () => this.showProgress(`Sending ${bytes(event.size)}`, event.done),
       answered: () => {
         this.sent += event.size;
         this.part("sent").textContent = bytes(this.sent);
         const taken = event.status === "ok" || event.status === "dup";
-        this.doing(taken ? "Sent, and taken. Waiting for what comes next." : `Sent; the answer was “${event.status}”.`, 1);
+        this.showProgress(taken ? "Sent, and taken. Waiting for what comes next." : `Sent; the answer was “${event.status}”.`, 1);
       },
       refused: () => {
         const paused = event.code === "unavailable";
-        this.doing(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}`, 0);
+        this.showProgress(paused ? "Paused: the federation goes on without this phone." : `Could not take part: ${event.detail}`, 0);
       },
     }[event.what];
     say?.();
   }
 
   /** What was done before the page was opened. */
-  rounds({ result, done }) {
+  showRounds({ result, done }) {
     this.done = done;
     this.part("rounds").textContent = done;
     if (!result) return;
     const how = result.status === null ? "waits to be sent" : "was sent";
-    this.doing(`Last time: round ${result.key.round}, ${SENT[result.what]} ${how}.`, 1);
+    this.showProgress(`Last time: round ${result.key.round}, ${SENT[result.what]} ${how}.`, 1);
   }
 
   /** The model that samples are for: {input, target, loss}. */
-  modelled({ input, target, loss }) {
+  showEntry({ input, target, loss }) {
     this.part("waiting").hidden = true;
     this.part("entry").hidden = false;
     const classes = loss === "cross-entropy" ? target.at(-1) : 0;
-    const choices = Array.from({ length: classes }, (_, k) => this.choice(k));
+    const choices = Array.from({ length: classes }, (_, k) => this.makeChoice(k));
     this.part("labels").append(...choices);
     this.part("labels").hidden = !classes;
     this.part("shape").textContent = input.slice(-2).join(" × ");
     this.part("columns").textContent = `${sizeOf(input)} values and ${classes ? `a label from 0 to ${classes - 1}` : `${sizeOf(target)} to predict`}`;
     const pictures = this.drawable(input) && classes > 0;
     for (const tab of this.page.querySelectorAll('[data-tab="draw"], [data-tab="photos"]')) tab.hidden = !pictures;
-    this.show(pictures ? "draw" : "table");
+    this.showTab(pictures ? "draw" : "table");
   }
 
-  choice(k) {
+  makeChoice(k) {
     const [label, input, text] = ["label", "input", "span"].map((name) => this.page.createElement(name));
     Object.assign(input, { type: "radio", name: "label", value: k, checked: k === 0 });
     text.textContent = k;
@@ -115,11 +115,11 @@ export class Face {
   }
 
   /** The chosen class. */
-  label() {
+  chosenLabel() {
     return Number(this.page.querySelector('input[name="label"]:checked').value);
   }
 
-  samples({ n, labels, last }, model) {
+  showSamples({ n, labels, last }, model) {
     const kinds = labels.size ? ` in ${labels.size} class${labels.size > 1 ? "es" : ""}` : "";
     this.part("count").textContent = n ? `${n}${kinds}` : "none yet";
     this.part("undoing").hidden = !n;
@@ -131,60 +131,60 @@ export class Face {
     }));
   }
 
-  show(name) {
+  showTab(name) {
     for (const tab of this.page.querySelectorAll("[data-tab]")) tab.setAttribute("aria-selected", String(tab.dataset.tab === name));
     for (const panel of this.page.querySelectorAll("[data-panel]")) panel.hidden = panel.dataset.panel !== name;
     this.part("labels").hidden = name === "table" || !this.part("labels").querySelector("input");
   }
 
-  doing(text, share) {
+  showProgress(text, share) {
     this.part("doing").textContent = text;
     this.part("progress").value = share;
   }
 
-  link(text, on) {
+  showLink(text, on) {
     this.part("link").textContent = text;
     this.part("link").classList.toggle("on", on);
   }
 
   /** The one button of the training. */
-  role({ takesPart, paused }) {
+  showRole({ participates, paused }) {
     const button = this.part("pause");
-    button.textContent = takesPart ? (paused ? "Go on" : "Pause") : "Take part";
+    button.textContent = participates ? (paused ? "Go on" : "Pause") : "Take part";
     button.classList.toggle("main", paused);
-    if (takesPart && paused) this.doing("Paused.", this.part("progress").value);
-    else if (takesPart && this.part("progress").value === 0) this.doing("Waiting for the coordinator.", 0);
+    if (participates && paused) this.showProgress("Paused.", this.part("progress").value);
+    else if (participates && this.part("progress").value === 0) this.showProgress("Waiting for the coordinator.", 0);
   }
 
-  awake(on) {
+  showAwake(on) {
     this.part("awake").textContent = on ? "The screen stays on while this phone works." : "";
   }
 
-  searching(on) {
+  showSearching(on) {
     this.part("nearest").disabled = on;
     this.part("nearest").textContent = on ? "Trying every center…" : "Find my center";
   }
 
   /** What a visit found: {center, losses, abstain, accuracy, n}. */
-  home({ center, losses, accuracy, confidence, n, classify }) {
+  showCenter({ center, losses, accuracy, confidence, n, classify }) {
     const sure = confidence === undefined ? "" : `, with a confidence of ${Math.round(100 * confidence)} %`;
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} held-out samples.`;
     this.part("center").textContent =
       center === null ? "No center fits your samples." : `Center ${center} suits you best${sure}.${right}`;
     const most = Math.max(...losses);
-    this.part("losses").replaceChildren(...losses.map((loss, k) => this.bar(`center ${k}`, loss / most, loss.toFixed(2), k === center)));
+    this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, loss / most, loss.toFixed(2), k === center)));
     this.part("losses-title").hidden = false;
     this.part("trying").hidden = !classify;
   }
 
   /** Probabilities of what was drawn, best first, or null. */
-  guess(found) {
+  showGuess(found) {
     this.part("guess").textContent = found === null ? "Draw something." : `It looks like a ${found[0].label}.`;
-    const rows = (found ?? []).slice(0, 3).map(({ label, share }, i) => this.bar(String(label), share, `${(100 * share).toFixed(0)} %`, i === 0));
+    const rows = (found ?? []).slice(0, 3).map(({ label, share }, i) => this.makeBar(String(label), share, `${(100 * share).toFixed(0)} %`, i === 0));
     this.part("shares").replaceChildren(...rows);
   }
 
-  bar(name, share, value, best) {
+  makeBar(name, share, value, best) {
     const [row, words, meter, number] = ["li", "span", "meter", "span"].map((each) => this.page.createElement(each));
     words.textContent = name;
     meter.value = share;

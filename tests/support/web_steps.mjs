@@ -9,8 +9,8 @@ import { pathToFileURL } from "node:url";
 import { openEngine } from "../../edge_client/web/engines/onnx.js";
 import { Learner } from "../../edge_client/web/training/learner.js";
 import { readProgram } from "../../edge_client/web/protocol/program.js";
-import { pack, unpack } from "../../edge_client/web/protocol/tensors.js";
-import { fit, probe } from "../../edge_client/web/training/fit_probe.js";
+import { packTensors, unpackTensors } from "../../edge_client/web/protocol/tensors.js";
+import { runFit, runProbe } from "../../edge_client/web/training/fit_probe.js";
 
 const [third, ...folders] = process.argv.slice(2);
 const ort = await import(pathToFileURL(join(third, "ort.wasm.min.mjs")));
@@ -24,16 +24,16 @@ for (const folder of folders) {
   const engine = await openEngine(ort, program, { step: file("step.onnx"), evaluate: file("evaluate.onnx") });
   write(folder, "step", await steps(engine, feedsIn(file("feeds.safetensors"))), program.schema);
   const learner = new Learner(engine);
-  const { tensors } = unpack(file("samples.safetensors"));
+  const { tensors } = unpackTensors(file("samples.safetensors"));
   const train = { n: tensors.y.data.length, x: tensors.x.data, labels: Int32Array.from(tensors.y.data, Number) };
-  const models = unpack(file("models.safetensors")).tensors;
+  const models = unpackTensors(file("models.safetensors")).tensors;
   const vectors = new Map(Object.entries(models).map(([name, tensor]) => [name, tensor.data]));
   const tasks = JSON.parse(readFileSync(join(folder, "task.json"), "utf8"));
   const given = { vectors, own: new Map(), between: async () => {} };
-  const asked = await probe(learner, tasks.probe, { train }, given);
-  const told = await probe(learner, { ...tasks.probe, label_prior: "device" }, { train }, given);
-  const grad = await probe(learner, { ...tasks.probe, want: ["grad"], models: tasks.probe.models.slice(0, 1) }, { train }, given);
-  const trained = await fit(learner, tasks.fit, train, { ...given, own: undefined, posterior: asked.shares });
+  const asked = await runProbe(learner, tasks.probe, { train }, given);
+  const told = await runProbe(learner, { ...tasks.probe, label_prior: "device" }, { train }, given);
+  const grad = await runProbe(learner, { ...tasks.probe, want: ["grad"], models: tasks.probe.models.slice(0, 1) }, { train }, given);
+  const trained = await runFit(learner, tasks.fit, train, { ...given, own: undefined, posterior: asked.shares });
   const answer = {
     vector: trained.vector, loss: Float64Array.of(trained.loss), losses: Float64Array.from(asked.loss),
     posterior: Float64Array.from(asked.posterior), votes: Float64Array.from(asked.votes),
@@ -57,7 +57,7 @@ async function steps(engine, feeds) {
 }
 
 function feedsIn(file) {
-  const { tensors } = unpack(file);
+  const { tensors } = unpackTensors(file);
   return Object.fromEntries(Object.entries(tensors).map(([name, { shape, data }]) => [name, { data, dims: shape }]));
 }
 
@@ -65,5 +65,5 @@ function write(folder, name, arrays, schema) {
   const tensors = Object.fromEntries(Object.entries(arrays).map(([key, { data, dims }]) => {
     return [key, { dtype: data instanceof Float64Array ? "F64" : "F32", shape: dims, data }];
   }));
-  writeFileSync(join(folder, `${name}-answer.safetensors`), pack(tensors, { kind: "stats", codec: "f32", schema: schema.sha256 }));
+  writeFileSync(join(folder, `${name}-answer.safetensors`), packTensors(tensors, { kind: "stats", codec: "f32", schema: schema.sha256 }));
 }

@@ -10,13 +10,13 @@ import { test } from "node:test";
 import { pathToFileURL } from "node:url";
 
 import { Client } from "../../edge_client/web/runtime/client.js";
-import { bodyRange, manifestOf, pack, totalOf, unpack } from "../../edge_client/web/protocol/blocks.js";
+import { bodyRange, manifestOf, packBlock, totalOf, unpackBlock } from "../../edge_client/web/protocol/blocks.js";
 import { fromHex, sha256 } from "../../edge_client/web/protocol/bytes.js";
-import { decode, encode } from "../../edge_client/web/protocol/codecs.js";
-import { canonical } from "../../edge_client/web/protocol/json.js";
-import { read, write } from "../../edge_client/web/protocol/messages.js";
+import { decodeVector, encodeVector } from "../../edge_client/web/protocol/codecs.js";
+import { canonicalJson } from "../../edge_client/web/protocol/json.js";
+import { readMessage, writeMessage } from "../../edge_client/web/protocol/messages.js";
 import { readProgram } from "../../edge_client/web/protocol/program.js";
-import { textOf } from "../../edge_client/web/protocol/signing.js";
+import { signedText } from "../../edge_client/web/protocol/signing.js";
 import { Topics } from "../../edge_client/web/protocol/topics.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
@@ -72,7 +72,7 @@ class World {
   async hear(topic, payload) {
     this.payloads.push(Buffer.from(payload));
     const route = TOPICS.parse(topic);
-    const message = route.kind === "in" ? { k: "block", ...route, payload } : await read(payload, route.kind);
+    const message = route.kind === "in" ? { k: "block", ...route, payload } : await readMessage(payload, route.kind);
     this.said.push(message);
     if (message.k === "get" && this.serves) this.serve(message);
     for (const wait of [...this.waiting]) wait();
@@ -84,7 +84,7 @@ class World {
     for (const [first, count] of at) {
       for (let i = first; i < first + count; i += 1) {
         this.served.push(`${hash.slice(0, 8)}/${i}`);
-        const message = pack(data.subarray(...bodyRange(manifest, i)), i, totalOf(manifest));
+        const message = packBlock(data.subarray(...bodyRange(manifest, i)), i, totalOf(manifest));
         this.link.emit("message", TOPICS.downBlock(CID, hash.slice(0, 16), i), message);
       }
     }
@@ -104,7 +104,7 @@ class World {
   say(kind, fields) {
     this.count += 1;
     const id = `c-${this.count}`;
-    this.link.emit("message", TOPICS.down(CID), write(kind, { id, t: 0, epoch: this.epoch, ...fields }));
+    this.link.emit("message", TOPICS.down(CID), writeMessage(kind, { id, t: 0, epoch: this.epoch, ...fields }));
     return id;
   }
 
@@ -112,7 +112,7 @@ class World {
     const manifest = await manifestOf(data, kind, { block: BLOCK });
     this.blobs.set(manifest.sha256, data);
     if (!signed) return manifest;
-    const sig = sign(null, textOf(FEDERATION, manifest), SECRET).toString("hex");
+    const sig = sign(null, signedText(FEDERATION, manifest), SECRET).toString("hex");
     return { ...manifest, key: "56475aa75463474c", sig };
   }
 
@@ -120,7 +120,7 @@ class World {
   async task(changes = {}) {
     const container = program.containers.onnx.step;
     const flat = Float32Array.from({ length: program.schema.size }, (_, i) => Math.sin(i) / 10);
-    this.start = encode(flat, program.schema, { codec: "f32", kind: "model" });
+    this.start = encodeVector(flat, program.schema, { codec: "f32", kind: "model" });
     const step = await this.blob(file("step.onnx"), "container");
     assert.equal(step.sha256, container.sha256);
     return {
@@ -139,12 +139,12 @@ const SAMPLES = {
 };
 
 /** A phone over a store; `stop` ends its life as a closed tab does, or in good order. */
-async function phone(world, store, { takesPart = true, tell = () => {}, runtime = ort } = {}) {
-  if (takesPart) await store.write({ "takes part": true });
+async function phone(world, store, { participates = true, tell = () => {}, runtime = ort } = {}) {
+  if (participates) await store.write({ "takes part": true });
   const client = await Client.open({
     join: KEYS, device: { id: CID }, store, ort: runtime, mqtt: world, local: async () => ({ train: SAMPLES, test: { ...SAMPLES, n: 0 } }), tell,
   });
-  const life = client.live();
+  const life = client.run();
   await world.heard((m) => m.k === "st" && m.s === "on", world.said.length);
   return { client, life, leave: async () => { client.stop(); await life; } };
 }
@@ -163,9 +163,9 @@ test("a task is fetched in the order of trust, carried out, kept, announced, and
   const total = totalOf(rdy.update);
   await world.heard(() => world.said.filter((m) => m.k === "block").length === total);
   const update = new Uint8Array(rdy.update.size);
-  for (const { index, payload } of world.said.filter((m) => m.k === "block")) update.set(unpack(payload, rdy.update, index), index * rdy.update.block);
+  for (const { index, payload } of world.said.filter((m) => m.k === "block")) update.set(unpackBlock(payload, rdy.update, index), index * rdy.update.block);
   assert.equal(await sha256(update), rdy.update.sha256);
-  const delta = decode(update, program.schema, { kind: "delta", codec: "i8", base: task.start.sha256 });
+  const delta = decodeVector(update, program.schema, { kind: "delta", codec: "i8", base: task.start.sha256 });
   assert.ok(delta.some((value) => value !== 0));
   world.say("ack", { run: "r1", round: 1, exchange: 0, attempt: 0, sha256: rdy.update.sha256, status: "ok" });
   while (client.state.result.status === null) await new Promise(setImmediate);
@@ -256,7 +256,7 @@ test("what is not signed, not listed, or of an old coordinator is refused before
     const from = world.said.length;
     const fields = { ...good, ...changes, round: round + 1 };
     const id = `x-${round}`;
-    world.link.emit("message", TOPICS.down(CID), canonical({ v: 1, k: "task", id, t: 0, epoch: 1, ...fields }));
+    world.link.emit("message", TOPICS.down(CID), canonicalJson({ v: 1, k: "task", id, t: 0, epoch: 1, ...fields }));
     const nack = await world.heard((m) => m.k === "nack" || m.k === "rdy", from);
     assert.deepEqual([nack.k, nack.code, nack.re], ["nack", code, id]);
     const fetched = world.said.slice(from).filter((m) => m.k === "get").map((m) => m.sha256);
@@ -290,13 +290,13 @@ test("a blob whose hash is wrong is fetched once more, then refused; nothing of 
 
 test("who has not said that the phone takes part is asked for nothing, and says so", async () => {
   const [world, store] = [new World(), new MemoryStore()];
-  const { client, leave } = await phone(world, store, { takesPart: false });
+  const { client, leave } = await phone(world, store, { participates: false });
   assert.equal(world.said.find((m) => m.k === "st").caps.n, 0);
   world.say("task", await world.task());
   const nack = await world.heard((m) => m.k === "nack");
   assert.deepEqual([nack.code, nack.retry_ms], ["unavailable", 60_000]);
   const from = world.said.length;
-  await client.takePart();
+  await client.participate();
   assert.equal((await world.heard((m) => m.k === "st", from)).caps.n, N);
   world.say("task", await world.task({ round: 2 }));
   await world.heard((m) => m.k === "rdy");

@@ -9,16 +9,16 @@ import { goldenInputs } from "../../edge_client/web/engines/golden_run.js";
 import * as blocks from "../../edge_client/web/protocol/blocks.js";
 import { crc32, fromHex, sha256, toHex } from "../../edge_client/web/protocol/bytes.js";
 import { readCatalog } from "../../edge_client/web/protocol/nearest/catalog.js";
-import * as compress from "../../edge_client/web/protocol/codecs.js";
-import { canonical, parse, Real } from "../../edge_client/web/protocol/json.js";
+import * as codecs from "../../edge_client/web/protocol/codecs.js";
+import { canonicalJson, parseJson, Real } from "../../edge_client/web/protocol/json.js";
 import { KINDS } from "../../edge_client/web/protocol/message_schemas.js";
 import * as messages from "../../edge_client/web/protocol/messages.js";
 import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { schemaOf } from "../../edge_client/web/protocol/schema.js";
 import * as signing from "../../edge_client/web/protocol/signing.js";
-import { unpack } from "../../edge_client/web/protocol/tensors.js";
-import { label, shardOf, Topics } from "../../edge_client/web/protocol/topics.js";
+import { unpackTensors } from "../../edge_client/web/protocol/tensors.js";
+import { routingLabel, clientShard, Topics } from "../../edge_client/web/protocol/topics.js";
 
 const GOLDEN = new URL("../golden/", import.meta.url);
 const load = (name) => JSON.parse(readFileSync(new URL(name, GOLDEN), "utf8"));
@@ -35,9 +35,9 @@ const SIGNED = { ...OF_P, key: VECTORS.key.id, sig: VECTORS.signature_of_p };
 const named = async (data) => ({ bytes: data.length, sha256: await sha256(data) });
 
 function tensorFile(name) {
-  if (name === "stats") return compress.encodeStats(VECTORS.stats, SCHEMA);
+  if (name === "stats") return codecs.encodeStats(VECTORS.stats, SCHEMA);
   const [kind, codec] = name.split("_");
-  return compress.encode(VECTOR, SCHEMA, { kind, codec, base: kind === "delta" ? OF_P.sha256 : undefined });
+  return codecs.encodeVector(VECTOR, SCHEMA, { kind, codec, base: kind === "delta" ? OF_P.sha256 : undefined });
 }
 
 async function controlMessage(name) {
@@ -59,27 +59,27 @@ async function controlMessage(name) {
     rdy: { ...key, id: "d1-2", exchange: 1, attempt: 0, n: 4, what: "stats", update, seconds: 0.5 },
     ack: { ...key, id: "c1-9", epoch: 1, exchange: 1, attempt: 0, sha256: update.sha256, status: "ok" },
   };
-  return messages.write(name === "probe" ? "task" : name, fields[name]);
+  return messages.writeMessage(name === "probe" ? "task" : name, fields[name]);
 }
 
 test("a blob is named by its hash and routed by its label", async () => {
-  assert.deepEqual({ ...(await named(P)), label: label(OF_P.sha256) }, VECTORS.p);
+  assert.deepEqual({ ...(await named(P)), label: routingLabel(OF_P.sha256) }, VECTORS.p);
 });
 
 test("the block of hello", () => {
-  assert.equal(toHex(blocks.pack(bytes("hello"), 0, 1)), VECTORS.block_hello);
+  assert.equal(toHex(blocks.packBlock(bytes("hello"), 0, 1)), VECTORS.block_hello);
 });
 
 test("the three blocks of P", () => {
   const bodies = [0, 1, 2].map((i) => P.slice(...blocks.bodyRange(OF_P, i)));
-  const packed = bodies.map((body, i) => blocks.pack(body, i, 3));
+  const packed = bodies.map((body, i) => blocks.packBlock(body, i, 3));
   assert.deepEqual(packed.map((block) => toHex(block.subarray(0, 16))), VECTORS.block_headers_of_p);
   assert.equal(bodies[2].length, VECTORS.last_body_of_p);
-  packed.forEach((block, i) => assert.deepEqual(blocks.unpack(block, OF_P, i), bodies[i]));
+  packed.forEach((block, i) => assert.deepEqual(blocks.unpackBlock(block, OF_P, i), bodies[i]));
 });
 
 test("the manifest of P", () => {
-  assert.equal(words(canonical(OF_P)), VECTORS.manifest_of_p);
+  assert.equal(words(canonicalJson(OF_P)), VECTORS.manifest_of_p);
 });
 
 test("a bitmap counts from the least significant bit", () => {
@@ -93,7 +93,7 @@ test("a bitmap counts from the least significant bit", () => {
 test("the shard of a device", () => {
   const { cid, crc32: crc, shards, shard } = VECTORS.shard;
   assert.equal(crc32(bytes(cid)), crc);
-  assert.equal(shardOf(cid, shards), shard);
+  assert.equal(clientShard(cid, shards), shard);
 });
 
 test("a schema is hashed sorted by name", () => {
@@ -101,16 +101,16 @@ test("a schema is hashed sorted by name", () => {
 });
 
 test("i8 rounds ties to even and keeps a row of zeros", () => {
-  const { tensors } = unpack(tensorFile("delta_i8"));
+  const { tensors } = unpackTensors(tensorFile("delta_i8"));
   assert.deepEqual(Array.from(tensors["fc.weight"].data), VECTORS.i8.q.flat());
   assert.equal(toHex(new Uint8Array(tensors["fc.weight#s"].data.buffer)), VECTORS.i8.s);
-  const decoded = compress.decode(tensorFile("delta_i8"), SCHEMA, { kind: "delta", codec: "i8", base: OF_P.sha256 });
+  const decoded = codecs.decodeVector(tensorFile("delta_i8"), SCHEMA, { kind: "delta", codec: "i8", base: OF_P.sha256 });
   assert.deepEqual(decoded.subarray(0, 3), Float32Array.from(VECTORS.i8.decoded_row_0));
 });
 
 test("f16 scales by a power of two", async () => {
   const schema = await schemaOf([["t", "p", [2]]]);
-  const { tensors } = unpack(compress.encode(Float32Array.from(VECTORS.f16.t), schema, { codec: "f16", kind: "model" }));
+  const { tensors } = unpackTensors(codecs.encodeVector(Float32Array.from(VECTORS.f16.t), schema, { codec: "f16", kind: "model" }));
   assert.equal(toHex(new Uint8Array(tensors["t#s"].data.buffer)), VECTORS.f16.s);
   assert.equal(toHex(new Uint8Array(tensors.t.data.buffer)), VECTORS.f16.q);
 });
@@ -127,7 +127,7 @@ for (const name of Object.keys(VECTORS.messages)) {
   test(`the message ${name} keeps its bytes and is read back`, async () => {
     const payload = await controlMessage(name);
     assert.deepEqual(await named(payload), VECTORS.messages[name]);
-    assert.equal(words(canonical(await messages.readExact(payload))), words(payload));
+    assert.equal(words(canonicalJson(await messages.readExactMessage(payload))), words(payload));
   });
 }
 
@@ -135,10 +135,10 @@ test("keys and signatures", async () => {
   const { private: seed, public: key, id } = VECTORS.key;
   assert.equal(await signing.keyId(fromHex(key)), id);
   assert.equal(await signing.canVerify(), true);
-  await signing.verify(SIGNED, [fromHex(key)], "demo");
+  await signing.verifyManifest(SIGNED, [fromHex(key)], "demo");
   const pkcs8 = Buffer.concat([Buffer.from("302e020100300506032b657004220420", "hex"), Buffer.from(seed, "hex")]);
   const secret = createPrivateKey({ key: pkcs8, format: "der", type: "pkcs8" });
-  assert.equal(signBytes(null, signing.textOf("demo", OF_P), secret).toString("hex"), VECTORS.signature_of_p);
+  assert.equal(signBytes(null, signing.signedText("demo", OF_P), secret).toString("hex"), VECTORS.signature_of_p);
 });
 
 test("a signature of another federation, kind, size or key is refused", async () => {
@@ -153,7 +153,7 @@ test("a signature of another federation, kind, size or key is refused", async ()
     [OF_P, [key], "demo"],
     [{ ...SIGNED, sig: `00${SIGNED.sig.slice(2)}` }, [key], "demo"],
   ];
-  for (const given of wrong) await assert.rejects(signing.verify(...given), { code: "bad_signature" });
+  for (const given of wrong) await assert.rejects(signing.verifyManifest(...given), { code: "bad_signature" });
 });
 
 test("batches follow numpy's permutation of the seed", () => {
@@ -172,11 +172,11 @@ test("noise is the upper bits of the seed's stream", () => {
 for (const [name, text] of Object.entries(VECTORS.spelled)) {
   if (JSON.parse(text).k === undefined) continue; // a blob of JSON
   test(`the message "${name}" is read and written as it stands`, async () => {
-    const message = await messages.readExact(bytes(text));
+    const message = await messages.readExactMessage(bytes(text));
     assert.equal(message.k, name.split(",")[0]);
-    assert.equal(words(canonical(message)), text);
+    assert.equal(words(canonicalJson(message)), text);
     const { v: _v, k, ...fields } = message;
-    assert.equal(words(messages.write(k, fields)), text);
+    assert.equal(words(messages.writeMessage(k, fields)), text);
   });
 }
 
@@ -188,9 +188,9 @@ test("there is a vector of every kind", () => {
 
 test("the catalog and the program are read", async () => {
   const catalog = await readCatalog(bytes(VECTORS.spelled.catalog));
-  const said = (await messages.read(bytes(VECTORS.spelled.cat))).catalog;
+  const said = (await messages.readMessage(bytes(VECTORS.spelled.cat))).catalog;
   assert.deepEqual(await named(bytes(VECTORS.spelled.catalog)), { bytes: said.size, sha256: said.sha256 });
-  await signing.verify(said, [fromHex(VECTORS.key.public)], "demo");
+  await signing.verifyManifest(said, [fromHex(VECTORS.key.public)], "demo");
   assert.equal(catalog.abstain, 0.5);
   assert.equal(catalog.centers[0].files.onnx.sha256, OF_P.sha256);
   const program = await readProgram(bytes(VECTORS.spelled["program.json"]));
@@ -230,14 +230,14 @@ test("topics are built and read as they stand", () => {
 
 const HELLO = await blocks.manifestOf(bytes("hello"), "model");
 const READERS = {
-  json: (text) => parse(bytes(text), messages.LIMIT_BYTES),
-  messages: (route, text) => messages.read(bytes(text), route),
-  manifests: (manifest) => blocks.readManifest(parse(canonical(manifest), 1 << 20)),
-  blocks: (data) => blocks.unpack(fromHex(data), HELLO, 0),
+  json: (text) => parseJson(bytes(text), messages.MAX_MESSAGE_BYTES),
+  messages: (route, text) => messages.readMessage(bytes(text), route),
+  manifests: (manifest) => blocks.readManifest(parseJson(canonicalJson(manifest), 1 << 20)),
+  blocks: (data) => blocks.unpackBlock(fromHex(data), HELLO, 0),
   bitmaps: (text) => blocks.Bitmap.fromBase64(10, text),
   topics: (topic) => new Topics("demo").parse(topic),
   programs: (text) => readProgram(bytes(text)),
-  files: (data) => compress.decode(fromHex(data), SCHEMA, { kind: "model" }),
+  files: (data) => codecs.decodeVector(fromHex(data), SCHEMA, { kind: "model" }),
 };
 
 test("every list of refusals has a reader", () => {
@@ -255,14 +255,14 @@ for (const [name, reader] of Object.entries(READERS)) {
 
 test("a bomb of brackets or digits is refused, and the process lives", () => {
   for (const text of ["[".repeat(8_000), "9".repeat(8_000), `{"a":${"1".repeat(400)}.5}`, '{"__proto__":1,"__proto__":2}']) {
-    assert.throws(() => parse(bytes(text), messages.LIMIT_BYTES), { code: "bad_json" });
+    assert.throws(() => parseJson(bytes(text), messages.MAX_MESSAGE_BYTES), { code: "bad_json" });
   }
-  assert.throws(() => parse(new Uint8Array(8_193), messages.LIMIT_BYTES), { code: "too_big" });
-  assert.throws(() => parse(Uint8Array.of(0x22, 0xff, 0x22), 10), { code: "bad_json" });
+  assert.throws(() => parseJson(new Uint8Array(8_193), messages.MAX_MESSAGE_BYTES), { code: "too_big" });
+  assert.throws(() => parseJson(Uint8Array.of(0x22, 0xff, 0x22), 10), { code: "bad_json" });
 });
 
 test("names of JavaScript's own are names like others", async () => {
-  const message = await messages.read(bytes('{"v":1,"k":"rebirth","id":"x","t":0,"epoch":1,"__proto__":{"s":1},"constructor":2}'));
+  const message = await messages.readMessage(bytes('{"v":1,"k":"rebirth","id":"x","t":0,"epoch":1,"__proto__":{"s":1},"constructor":2}'));
   assert.deepEqual(Object.keys(message).sort(), ["epoch", "id", "k", "t", "v"]);
-  await assert.rejects(messages.read(bytes('{"v":1,"k":"constructor","id":"x","t":0}')), { code: "bad_kind" });
+  await assert.rejects(messages.readMessage(bytes('{"v":1,"k":"constructor","id":"x","t":0}')), { code: "bad_kind" });
 });

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { fromInk, fromPixels, readCsv, Samples, SAMPLES_MAX } from "../../edge_client/web/data/samples.js";
+import { fromInk, fromPixels, readCsv, Samples, MAX_SAMPLES } from "../../edge_client/web/data/samples.js";
 import { MemoryStore } from "../support/memory_store.mjs";
 
 const PLANE = { input: [2], target: [3], loss: "cross-entropy" };
@@ -57,7 +57,7 @@ test("every fifth sample is held out, the last one can be removed, and there is 
   assert.equal((await samples.local()).train.x.at(-1), 99);
   assert.equal(await samples.count(), 11);
   await assert.rejects(samples.add([{ x: Float32Array.of(Number.NaN), label: 0 }]), RangeError);
-  await assert.rejects(samples.add(new Array(SAMPLES_MAX).fill({ x: Float32Array.of(0), label: 0 })), RangeError);
+  await assert.rejects(samples.add(new Array(MAX_SAMPLES).fill({ x: Float32Array.of(0), label: 0 })), RangeError);
   await samples.remove({ all: true });
   assert.equal(await samples.count(), 0);
   assert.equal(changes, 4);

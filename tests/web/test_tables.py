@@ -15,12 +15,12 @@ def told() -> dict[str, object]:
     source = (PROTOCOL / "message_schemas.js").as_uri(), (PROTOCOL / "blocks.js").as_uri()
     script = f"""
 import * as kinds from '{source[0]}';
-import {{ LIMITS }} from '{source[1]}';
+import {{ KIND_LIMITS }} from '{source[1]}';
 const fields = (table) => Object.fromEntries(Object.entries(table).map(([name, [, needed]]) => [name, needed]));
-const tables = Object.fromEntries(Object.entries(kinds.TABLES).map(([kind, table]) => [kind, fields(table)]));
+const tables = Object.fromEntries(Object.entries(kinds.MESSAGE_TABLES).map(([kind, table]) => [kind, fields(table)]));
 for (const job of ['fit', 'probe']) tables[job] = fields(kinds.tableOf('task', {{ job }}, true));
 console.log(JSON.stringify({{ tables, routes: kinds.ROUTES, err: kinds.ERR_CODES, ack: kinds.ACK_STATUSES,
-  nack: kinds.NACK_CODES, limits: LIMITS, codecs: kinds.CODECS }}));
+  nack: kinds.NACK_CODES, limits: KIND_LIMITS, codecs: kinds.CODECS }}));
 """
     found: dict[str, object] = json.loads(run_node("--input-type=module", "-e", script))
     return found

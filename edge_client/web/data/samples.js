@@ -6,7 +6,7 @@ import { sizeOf } from "../protocol/tensors.js";
 
 const PREFIX = "sample/";
 const HELD_OUT = 5;
-export const SAMPLES_MAX = 20_000;
+export const MAX_SAMPLES = 20_000;
 
 /** The samples in one store; `changed` is called after each change. */
 export class Samples {
@@ -22,7 +22,7 @@ export class Samples {
   /** Add samples; RangeError for too many, or for one that is not finite. */
   async add(samples) {
     const names = await this.store.names(PREFIX);
-    if (names.length + samples.length > SAMPLES_MAX) throw new RangeError(`at most ${SAMPLES_MAX} samples are kept`);
+    if (names.length + samples.length > MAX_SAMPLES) throw new RangeError(`at most ${MAX_SAMPLES} samples are kept`);
     if (samples.some(({ x, target }) => !x.every(Number.isFinite) || (target && !target.every(Number.isFinite)))) {
       throw new RangeError("a sample holds something that is no finite number");
     }
@@ -51,11 +51,11 @@ export class Samples {
   async local() {
     const samples = await this.store.values(PREFIX);
     const held = (i) => i % HELD_OUT === HELD_OUT - 1;
-    return { train: together(samples.filter((_, i) => !held(i))), test: together(samples.filter((_, i) => held(i))) };
+    return { train: concatenate(samples.filter((_, i) => !held(i))), test: concatenate(samples.filter((_, i) => held(i))) };
   }
 }
 
-function together(samples) {
+function concatenate(samples) {
   const flat = (rows) => {
     const out = new Float32Array(rows.reduce((sum, row) => sum + row.length, 0));
     let at = 0;

@@ -39,7 +39,7 @@ export function goldenInputs(program, golden, fixed) {
   const ports = program.functions.step.inputs;
   const start = {};
   for (const port of ports) {
-    if (!FRESH.includes(port.name)) start[port.name] = { data: begun(port, numbers, golden, start), dims: port.shape };
+    if (!FRESH.includes(port.name)) start[port.name] = { data: startValue(port, numbers, golden, start), dims: port.shape };
   }
   const last = golden.losses.length - 1;
   const steps = golden.losses.map((_, k) => {
@@ -48,7 +48,7 @@ export function goldenInputs(program, golden, fixed) {
     const fresh = ports.filter((port) => FRESH.includes(port.name));
     return Object.fromEntries(fresh.map((port) => {
       const dims = [width, ...port.shape.slice(1)];
-      return [port.name, { data: readBy(port, numbers, program, golden, { rows, width, count: sizeOf(dims) }), dims }];
+      return [port.name, { data: stepValue(port, numbers, program, golden, { rows, width, count: sizeOf(dims) }), dims }];
     }));
   });
   const signs = {};
@@ -77,12 +77,12 @@ export async function runGolden(engine, golden) {
   }
   const weights = digest(program, "p", (port, i) => end[port][i] - start[port].data[i], signs);
   const buffers = digest(program, "b", (port, i) => end[port][i], signs);
-  const off = Math.max(apart(losses, golden.losses), apart(weights, golden.weights), apart(buffers, golden.buffers));
+  const off = Math.max(relativeDifference(losses, golden.losses), relativeDifference(weights, golden.weights), relativeDifference(buffers, golden.buffers));
   return off < FAR ? off : FAR; // NaN is not below
 }
 
 /** Malformed("no_engine") for a runtime that is `off` by too much. */
-export function tooFar(runtime, off, { tolerance }) {
+export function refusedRuntimeError(runtime, off, { tolerance }) {
   const detail = `${runtime} computes wrongly in this browser: ${off.toExponential(1)} from the program's golden run, `
     + `at most ${tolerance}; try another browser, or a newer one`;
   return new Malformed("no_engine", detail);
@@ -101,7 +101,7 @@ function digest(program, wanted, value, signs) {
   return any ? [...sums] : [];
 }
 
-function apart(got, wanted) {
+function relativeDifference(got, wanted) {
   if (!wanted.length) return 0;
   return Math.hypot(...wanted.map((value, i) => got[i] - value)) / Math.max(Math.hypot(...wanted), SMALLEST);
 }
@@ -109,7 +109,7 @@ function apart(got, wanted) {
 const portOf = (name, role) => `${role === "p" ? "w" : "buffers"}/${name}`;
 
 /** What an update begins with. Scalars draw nothing; an anchor stands beside its weight. */
-function begun({ name, dtype, shape }, numbers, { lr, pull }, start) {
+function startValue({ name, dtype, shape }, numbers, { lr, pull }, start) {
   const Type = arrayOf(dtype);
   const scalars = { lr, momentum: MOMENTUM, mu: MU };
   if (Object.hasOwn(scalars, name)) return Type.of(scalars[name]);
@@ -129,7 +129,7 @@ function begun({ name, dtype, shape }, numbers, { lr, pull }, start) {
 }
 
 /** What a step reads: `rows` of `width` weigh something. */
-function readBy({ name, dtype }, numbers, program, { tokens }, { rows, width, count }) {
+function stepValue({ name, dtype }, numbers, program, { tokens }, { rows, width, count }) {
   const Type = arrayOf(dtype);
   if (name === "y" && program.loss === "cross-entropy") {
     const y = new Type(count);

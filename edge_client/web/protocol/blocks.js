@@ -4,27 +4,27 @@
 import { crc32, fromBase64, sha256, toBase64 } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
 
-export const BLOCK_STEP = 4_096;
-export const BLOCK_MAX = 1 << 20;
-export const BLOCK_DEFAULT = 65_536;
-export const TOTAL_MAX = 65_536;
-export const INLINE_MAX = 2_048;
-export const BITMAP_MAX_BYTES = 4_096;
+export const BLOCK_BYTES_STEP = 4_096;
+export const MAX_BLOCK_BYTES = 1 << 20;
+export const DEFAULT_BLOCK_BYTES = 65_536;
+export const MAX_BLOCKS = 65_536;
+export const MAX_INLINE_BYTES = 2_048;
+export const MAX_BITMAP_BYTES = 4_096;
 export const HEADER_BYTES = 16;
 const VERSION = 1;
-const BLOB_MAX = 4 * 2 ** 30;
+const MAX_BLOB_BYTES = 4 * 2 ** 30;
 /** The most bytes of a blob of each kind. */
-export const LIMITS = {
-  model: BLOB_MAX,
-  linear: BLOB_MAX,
-  delta: BLOB_MAX,
-  stats: BLOB_MAX,
+export const KIND_LIMITS = {
+  model: MAX_BLOB_BYTES,
+  linear: MAX_BLOB_BYTES,
+  delta: MAX_BLOB_BYTES,
+  stats: MAX_BLOB_BYTES,
   program: 1 << 20,
   container: 256 << 20,
   catalog: 1 << 20,
   release: 64 << 20,
   router: 8 << 20,
-  sketch: BLOB_MAX,
+  sketch: MAX_BLOB_BYTES,
 };
 const SIGNATURE = { key: /^[0-9a-f]{16}$/, sig: /^[0-9a-f]{128}$/ };
 
@@ -34,7 +34,7 @@ export function isCount(value, low, high) {
 }
 
 /** The fields of a manifest, checked; all but the hash of an inline blob, which `checkInline` looks at. */
-export function manifestForm(obj) {
+export function readManifestForm(obj) {
   if (obj === null || typeof obj !== "object" || Array.isArray(obj)) {
     throw new Malformed("bad_field", `a manifest is an object, got ${shown(obj)}`);
   }
@@ -45,25 +45,25 @@ export function manifestForm(obj) {
   if (typeof obj.sha256 !== "string" || !/^[0-9a-f]{64}$/.test(obj.sha256)) {
     throw new Malformed("bad_field", `sha256 ${shown(obj.sha256)} is not 64 lower-case hex digits`);
   }
-  if (typeof kind !== "string" || !Object.hasOwn(LIMITS, kind)) {
-    throw new Malformed("bad_field", `kind ${shown(kind)} is none of ${Object.keys(LIMITS).join(", ")}`);
+  if (typeof kind !== "string" || !Object.hasOwn(KIND_LIMITS, kind)) {
+    throw new Malformed("bad_field", `kind ${shown(kind)} is none of ${Object.keys(KIND_LIMITS).join(", ")}`);
   }
-  if (!isCount(block, BLOCK_STEP, BLOCK_MAX) || block % BLOCK_STEP) {
-    throw new Malformed("bad_field", `block ${shown(block)}: a multiple of ${BLOCK_STEP} up to ${BLOCK_MAX}`);
+  if (!isCount(block, BLOCK_BYTES_STEP, MAX_BLOCK_BYTES) || block % BLOCK_BYTES_STEP) {
+    throw new Malformed("bad_field", `block ${shown(block)}: a multiple of ${BLOCK_BYTES_STEP} up to ${MAX_BLOCK_BYTES}`);
   }
   if (!isCount(size, 1, Number.MAX_SAFE_INTEGER)) {
     throw new Malformed("bad_field", `size ${shown(size)} is not a positive integer`);
   }
-  if (size > LIMITS[kind]) throw new Malformed("too_big", `${kind} of ${size} bytes, at most ${LIMITS[kind]}`);
+  if (size > KIND_LIMITS[kind]) throw new Malformed("too_big", `${kind} of ${size} bytes, at most ${KIND_LIMITS[kind]}`);
   const found = { sha256: obj.sha256, size, block, kind };
-  if (totalOf(found) > TOTAL_MAX) throw new Malformed("bad_field", `${totalOf(found)} blocks, at most ${TOTAL_MAX}`);
-  if (Object.hasOwn(obj, "inline")) found.inline = inlineForm(obj.inline, size);
-  return { ...found, ...signatureForm(obj, kind) };
+  if (totalOf(found) > MAX_BLOCKS) throw new Malformed("bad_field", `${totalOf(found)} blocks, at most ${MAX_BLOCKS}`);
+  if (Object.hasOwn(obj, "inline")) found.inline = checkInlineForm(obj.inline, size);
+  return { ...found, ...readSignatureForm(obj, kind) };
 }
 
 /** A received manifest, checked whole. Throws Malformed. */
 export async function readManifest(obj) {
-  const found = manifestForm(obj);
+  const found = readManifestForm(obj);
   await checkInline(found);
   return found;
 }
@@ -78,13 +78,13 @@ export async function checkInline(manifest) {
 
 /** The bytes of an inline blob. */
 export function inlineBytes(manifest) {
-  return fromBase64(manifest.inline, INLINE_MAX);
+  return fromBase64(manifest.inline, MAX_INLINE_BYTES);
 }
 
 /** Name `data`; with `inline` it travels in the manifest itself if it is small. */
-export async function manifestOf(data, kind, { block = BLOCK_DEFAULT, inline = false } = {}) {
+export async function manifestOf(data, kind, { block = DEFAULT_BLOCK_BYTES, inline = false } = {}) {
   const found = { sha256: await sha256(data), size: data.length, block, kind };
-  if (inline && data.length <= INLINE_MAX) found.inline = toBase64(data);
+  if (inline && data.length <= MAX_INLINE_BYTES) found.inline = toBase64(data);
   return found;
 }
 
@@ -103,10 +103,10 @@ export function bodyRange(manifest, index) {
 }
 
 /** The message that carries one block. */
-export function pack(body, index, total) {
-  if (body.length < 1 || body.length > BLOCK_MAX) throw new Malformed("bad_field", `block body of ${body.length} bytes`);
-  if (!isCount(total, 1, TOTAL_MAX) || !isCount(index, 0, total - 1)) {
-    throw new Malformed("bad_range", `block ${index} of ${total}, at most ${TOTAL_MAX} blocks`);
+export function packBlock(body, index, total) {
+  if (body.length < 1 || body.length > MAX_BLOCK_BYTES) throw new Malformed("bad_field", `block body of ${body.length} bytes`);
+  if (!isCount(total, 1, MAX_BLOCKS) || !isCount(index, 0, total - 1)) {
+    throw new Malformed("bad_range", `block ${index} of ${total}, at most ${MAX_BLOCKS} blocks`);
   }
   const message = new Uint8Array(HEADER_BYTES + body.length);
   const view = new DataView(message.buffer);
@@ -119,7 +119,7 @@ export function pack(body, index, total) {
 }
 
 /** The body of block `index` (from the topic) of the blob `manifest`; Malformed unless everything fits. */
-export function unpack(message, manifest, index) {
+export function unpackBlock(message, manifest, index) {
   const [start, stop] = bodyRange(manifest, index);
   if (message.length < HEADER_BYTES) throw new Malformed("bad_field", `block message of ${message.length} bytes`);
   const view = new DataView(message.buffer, message.byteOffset, message.byteLength);
@@ -142,7 +142,7 @@ export function unpack(message, manifest, index) {
 /** Which of `total` blocks have arrived: block i is bit i mod 8, least significant first, of byte i div 8. */
 export class Bitmap {
   constructor(total) {
-    if (!isCount(total, 1, TOTAL_MAX)) throw new Malformed("bad_field", `a bitmap of ${shown(total)} blocks`);
+    if (!isCount(total, 1, MAX_BLOCKS)) throw new Malformed("bad_field", `a bitmap of ${shown(total)} blocks`);
     this.total = total;
     this.count = 0;
     this.bits = new Uint8Array(Math.ceil(total / 8));
@@ -151,7 +151,7 @@ export class Bitmap {
   /** What `toBase64` wrote; Malformed on another length or a bit beyond `total`. */
   static fromBase64(total, text) {
     const bitmap = new Bitmap(total);
-    const data = fromBase64(text, TOTAL_MAX / 8);
+    const data = fromBase64(text, MAX_BLOCKS / 8);
     if (data.length !== bitmap.bits.length) throw new Malformed("bad_field", `bitmap of ${data.length} bytes`);
     if (total % 8 && data.at(-1) >> (total % 8)) throw new Malformed("bad_field", "bitmap has bits beyond its blocks");
     for (let i = 0; i < total; i += 1) if ((data[i >> 3] >> (i & 7)) & 1) bitmap.add(i);
@@ -194,20 +194,20 @@ export class Bitmap {
 }
 
 /** The blocks that an upload still owes, in order; `have` is the bitmap of a `go`. */
-export function stillMissing(manifest, have) {
+export function missingBlocks(manifest, have) {
   const total = totalOf(manifest);
   const bitmap = have === undefined ? new Bitmap(total) : Bitmap.fromBase64(total, have);
   return bitmap.missing(total).flatMap(([first, count]) => Array.from({ length: count }, (_, i) => first + i));
 }
 
-function inlineForm(text, size) {
-  if (fromBase64(text, INLINE_MAX).length !== size) {
+function checkInlineForm(text, size) {
+  if (fromBase64(text, MAX_INLINE_BYTES).length !== size) {
     throw new Malformed("bad_hash", "the inline blob is not the one that its manifest names");
   }
   return text;
 }
 
-function signatureForm(obj, kind) {
+function readSignatureForm(obj, kind) {
   const there = ["key", "sig"].filter((name) => Object.hasOwn(obj, name) && obj[name] !== null);
   if (there.length === 1) throw new Malformed("bad_signature", "key and sig come together");
   for (const name of there) {

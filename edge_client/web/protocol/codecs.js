@@ -2,7 +2,7 @@
 // a Float32Array [schema.size]: parameters, then buffers. All arithmetic is float32's, so that both sides agree to the bit.
 
 import { Malformed, shown } from "./errors.js";
-import { pack, unpack } from "./tensors.js";
+import { packTensors, unpackTensors } from "./tensors.js";
 
 const SCALE = "#s";
 const LEAST_SCALE = 2 ** -126; // below: subnormal, which some processors flush to zero
@@ -74,19 +74,19 @@ function i8(name, shape, data) {
 const PACKERS = { f32, f16, i8 };
 
 /** [schema.size] -> tensor file. A delta has a `base`. NaN and infinity: Malformed("not_finite"). */
-export function encode(flat, schema, { codec, kind, base }) {
+export function encodeVector(flat, schema, { codec, kind, base }) {
   if (!Object.hasOwn(PACKERS, codec)) throw new Malformed("bad_codec", `unknown codec ${shown(codec)}`);
   checkFinite(flat);
   const stored = Object.create(null);
   for (const [name, tensor] of Object.entries(schema.split(flat))) {
     Object.assign(stored, PACKERS[codec](name, tensor.shape, tensor.data));
   }
-  return pack(stored, { kind, codec, schema: schema.sha256, base });
+  return packTensors(stored, { kind, codec, schema: schema.sha256, base });
 }
 
 /** Tensor file from anyone -> finite Float32Array [schema.size]. */
-export function decode(file, schema, { kind, codec, base }) {
-  const { tensors, meta } = unpack(file);
+export function decodeVector(file, schema, { kind, codec, base }) {
+  const { tensors, meta } = unpackTensors(file);
   if (meta.kind !== kind) throw new Malformed("bad_schema", `the file holds a ${meta.kind}, expected a ${kind}`);
   if ((codec !== undefined && meta.codec !== codec) || (base !== undefined && meta.base !== base)) {
     throw new Malformed("bad_codec", `codec ${meta.codec} on base ${meta.base}; expected ${codec} on ${base}`);
@@ -95,17 +95,17 @@ export function decode(file, schema, { kind, codec, base }) {
   checkForm(tensors, formOf(schema, meta.codec));
   const flat = new Float32Array(schema.size);
   for (const { name } of schema.tensors) {
-    unscale(name, tensors[name], tensors[name + SCALE], flat.subarray(...schema.spans[name]));
+    dequantize(name, tensors[name], tensors[name + SCALE], flat.subarray(...schema.spans[name]));
   }
   checkFinite(flat);
   return flat;
 }
 
 /** Q(delta + residual) as a file, and what it lost [schema.size]. */
-export function encodeFeedback(delta, residual, schema, { codec, base }) {
+export function encodeWithFeedback(delta, residual, schema, { codec, base }) {
   const wanted = residual ? delta.map((value, i) => value + residual[i]) : delta;
-  const data = encode(wanted, schema, { codec, kind: "delta", base });
-  const sent = decode(data, schema, { kind: "delta" });
+  const data = encodeVector(wanted, schema, { codec, kind: "delta", base });
+  const sent = decodeVector(data, schema, { kind: "delta" });
   return { data, residual: wanted.map((value, i) => value - sent[i]) };
 }
 
@@ -125,7 +125,7 @@ export function encodeStats(reply, schema) {
     }
   }
   for (const { dtype, data } of Object.values(stored)) if (dtype !== "I64") checkFinite(data);
-  return pack(stored, { kind: "stats", codec: "f32", schema: schema.sha256 });
+  return packTensors(stored, { kind: "stats", codec: "f32", schema: schema.sha256 });
 }
 
 function largest(data, begin, end) {
@@ -167,7 +167,7 @@ function checkForm(tensors, form) {
   }
 }
 
-function unscale(name, stored, scale, into) {
+function dequantize(name, stored, scale, into) {
   if (scale === undefined) {
     into.set(stored.data);
     return;

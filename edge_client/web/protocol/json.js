@@ -3,9 +3,9 @@
 
 import { Malformed, shown } from "./errors.js";
 
-export const DEPTH_MAX = 8;
-export const INTEGER_MAX = Number.MAX_SAFE_INTEGER;
-const DIGITS_MAX = 17; // of INTEGER_MAX, with a sign
+export const MAX_DEPTH = 8;
+export const MAX_INTEGER = Number.MAX_SAFE_INTEGER;
+const DIGITS_MAX = 17; // of MAX_INTEGER, with a sign
 const DECODER = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const ENCODER = new TextEncoder();
 const NUMBER = /-?(?:0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?/y;
@@ -17,7 +17,7 @@ const ESCAPES = { '"': '"', "\\": "\\", "/": "/", b: "\b", f: "\f", n: "\n", r: 
 export class Real extends Number {}
 
 /** At most `limit` bytes of UTF-8 -> the value; objects have no prototype, fractions are `Real`. Throws Malformed. */
-export function parse(data, limit) {
+export function parseJson(data, limit) {
   if (data.length > limit) throw new Malformed("too_big", `JSON of ${data.length} bytes, at most ${limit}`);
   let text;
   try {
@@ -41,12 +41,12 @@ export function plain(value) {
 }
 
 /** Value -> canonical bytes: keys sorted by code point, no spaces, no escapes but those that JSON needs. */
-export function canonical(value) {
-  return ENCODER.encode(written(value));
+export function canonicalJson(value) {
+  return ENCODER.encode(toText(value));
 }
 
 /** Two texts in the order of their UTF-8 bytes, which is that of their code points and not of UTF-16. */
-export function byCodePoint(a, b) {
+export function compareCodePoints(a, b) {
   const left = [...a];
   const right = [...b];
   for (let i = 0; i < left.length && i < right.length; i += 1) {
@@ -73,7 +73,7 @@ class Reader {
     this.space();
     const first = this.text[this.at];
     if (first === "{" || first === "[") {
-      if (depth === DEPTH_MAX) this.refuse(`nested deeper than ${DEPTH_MAX} levels`);
+      if (depth === MAX_DEPTH) this.refuse(`nested deeper than ${MAX_DEPTH} levels`);
       return first === "{" ? this.object(depth + 1) : this.array(depth + 1);
     }
     if (first === '"') return this.string();
@@ -169,27 +169,27 @@ class Reader {
       if (!Number.isFinite(value)) this.refuse(`number ${shown(found[0])} overflows`);
       return new Real(value);
     }
-    if (found[0].length > DIGITS_MAX || Math.abs(value) > INTEGER_MAX) {
+    if (found[0].length > DIGITS_MAX || Math.abs(value) > MAX_INTEGER) {
       this.refuse(`integer ${shown(found[0])} is beyond 2^53 - 1`);
     }
     return value + 0; // -0 is the integer 0
   }
 }
 
-function written(value) {
+function toText(value) {
   if (value === null || typeof value === "boolean") return String(value);
-  if (typeof value === "number" || value instanceof Real) return writtenNumber(value);
+  if (typeof value === "number" || value instanceof Real) return numberText(value);
   if (typeof value === "string") {
     if (!isWellFormed(value)) throw new Malformed("bad_field", "cannot be written as JSON: a lone surrogate");
     return JSON.stringify(value);
   }
-  if (Array.isArray(value)) return `[${value.map(written).join(",")}]`;
+  if (Array.isArray(value)) return `[${value.map(toText).join(",")}]`;
   if (typeof value !== "object") throw new Malformed("bad_field", `cannot be written as JSON: ${shown(value)}`);
-  const keys = Object.keys(value).sort(byCodePoint);
-  return `{${keys.map((key) => `${written(key)}:${written(value[key])}`).join(",")}}`;
+  const keys = Object.keys(value).sort(compareCodePoints);
+  return `{${keys.map((key) => `${toText(key)}:${toText(value[key])}`).join(",")}}`;
 }
 
-function writtenNumber(value) {
+function numberText(value) {
   const number = value.valueOf();
   if (!Number.isFinite(number)) throw new Malformed("bad_field", `cannot be written as JSON: ${number}`);
   const text = String(number);

@@ -1,19 +1,19 @@
 // The kinds of control messages: a table of fields per kind, and the rules that tie fields together (PROTOCOL.md, section 7).
 
-import { BITMAP_MAX_BYTES, BLOCK_MAX, BLOCK_STEP, isCount, LIMITS } from "./blocks.js";
+import { MAX_BITMAP_BYTES, MAX_BLOCK_BYTES, BLOCK_BYTES_STEP, isCount, KIND_LIMITS } from "./blocks.js";
 import { fromBase64 } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
 import {
-  boolean, integer, listOf, manifest, mapOf, matching, number, oneOf, optional, orNull, record, required, SAFE, text,
+  boolean, integer, listOf, manifest, mapOf, matching, number, oneOf, optional, orNull, record, required, MAX_SAFE_INTEGER, text,
   withField, wordOr,
 } from "./validators.js";
-import { named } from "./topics.js";
+import { checkName } from "./topics.js";
 
 export const CODECS = ["f32", "f16", "i8"];
-export const DETAIL_MAX = 200;
-export const GET_MAX_BLOCKS = 16;
-export const CENTERS_MAX = 1_024;
-export const MODELS_MAX = 16;
+export const MAX_DETAIL_CHARS = 200;
+export const MAX_GET_BLOCKS = 16;
+export const MAX_CENTERS = 1_024;
+export const MAX_MODELS = 16;
 const WANTS = ["loss", "votes", "posterior", "grad", "confusion"];
 export const ERR_CODES = [
   "bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours",
@@ -28,29 +28,29 @@ export const NACK_CODES = [
   "no_posterior", "no_data", "no_space", "unavailable", "unreachable", "deadline",
 ];
 
-const bitmap = (value) => fromBase64(value, BITMAP_MAX_BYTES) && value;
-const run = (value) => named("run", value);
-const sha256 = (value) => named("sha256", value);
+const bitmap = (value) => fromBase64(value, MAX_BITMAP_BYTES) && value;
+const run = (value) => checkName("run", value);
+const sha256 = (value) => checkName("sha256", value);
 const blockSize = (value, name) => {
-  if (!isCount(value, BLOCK_STEP, BLOCK_MAX) || value % BLOCK_STEP) {
-    throw new Malformed("bad_field", `${name} is ${shown(value)}; expected a multiple of ${BLOCK_STEP} up to ${BLOCK_MAX}`);
+  if (!isCount(value, BLOCK_BYTES_STEP, MAX_BLOCK_BYTES) || value % BLOCK_BYTES_STEP) {
+    throw new Malformed("bad_field", `${name} is ${shown(value)}; expected a multiple of ${BLOCK_BYTES_STEP} up to ${MAX_BLOCK_BYTES}`);
   }
   return value;
 };
 const blockRuns = (value, name) => {
-  const runs = listOf(listOf(integer(0, 65_535), 2, 2), 1, GET_MAX_BLOCKS)(value, name);
+  const runs = listOf(listOf(integer(0, 65_535), 2, 2), 1, MAX_GET_BLOCKS)(value, name);
   const count = runs.reduce((sum, [, n]) => sum + n, 0);
-  if (runs.some(([first, n]) => n < 1 || first + n > 65_536) || count > GET_MAX_BLOCKS) {
-    throw new Malformed("bad_field", `${name}: runs [first, count] of at most ${GET_MAX_BLOCKS} blocks in all`);
+  if (runs.some(([first, n]) => n < 1 || first + n > 65_536) || count > MAX_GET_BLOCKS) {
+    throw new Malformed("bad_field", `${name}: runs [first, count] of at most ${MAX_GET_BLOCKS} blocks in all`);
   }
   return runs;
 };
 
 const IDENT = matching("[A-Za-z0-9-]{1,36}");
 const U32 = integer(0, 2 ** 32 - 1);
-const COUNT = integer(0, SAFE);
+const COUNT = integer(0, MAX_SAFE_INTEGER);
 const WINDOW = integer(1, 16);
-const CENTER = integer(0, CENTERS_MAX - 1);
+const CENTER = integer(0, MAX_CENTERS - 1);
 const SAMPLES = integer(1, 2 ** 31);
 const METRICS = mapOf(matching("[A-Za-z0-9_./-]{1,64}"), number(-Infinity), 16);
 const ENGINE = matching("[a-z0-9-]{1,16}");
@@ -82,21 +82,21 @@ const JOBS = {
   },
   probe: {
     ...required({
-      models: listOf(CANDIDATE, 1, MODELS_MAX), want: listOf(oneOf(...WANTS), 1, WANTS.length),
+      models: listOf(CANDIDATE, 1, MAX_MODELS), want: listOf(oneOf(...WANTS), 1, WANTS.length),
       batch: integer(1, 65_536), seed: COUNT,
     }),
     ...optional({
-      prior: listOf(number(), 1, MODELS_MAX), split: oneOf("train", "test"), limit: SAMPLES,
+      prior: listOf(number(), 1, MAX_MODELS), split: oneOf("train", "test"), limit: SAMPLES,
       buffers: oneOf("sent", "own", "batch"), label_prior: oneOf("model", "device"), step: manifest("container"),
     }),
   },
 };
 const RELEASE = record(required({ version: matching("[0-9]{1,6}(\\.[0-9]{1,6}){0,3}"), file: manifest("release") }));
 const REPLY = record(
-  required({ codec: oneOf(...CODECS), base: oneOf("start", "anchor", "zero"), max_size: integer(1, LIMITS.delta) }),
+  required({ codec: oneOf(...CODECS), base: oneOf("start", "anchor", "zero"), max_size: integer(1, KIND_LIMITS.delta) }),
 );
 
-export const TABLES = {
+export const MESSAGE_TABLES = {
   coord: {
     ...required({
       boot: matching("[0-9a-f]{16}"), online: boolean, proto: listOf(integer(1, 255), 1, 16), spread_ms: COUNT,
@@ -114,7 +114,7 @@ export const TABLES = {
     }),
     ...optional({ center: CENTER }),
   },
-  stop: { ...KEY, ...optional({ why: text(DETAIL_MAX) }) },
+  stop: { ...KEY, ...optional({ why: text(MAX_DETAIL_CHARS) }) },
   rebirth: {},
   get: required({ sha256, block: blockSize, at: blockRuns }),
   rdy: {
@@ -126,16 +126,16 @@ export const TABLES = {
   ack: {
     ...KEY,
     ...required({ attempt: U32, sha256, status: oneOf(...ACK_STATUSES) }),
-    ...optional({ retry_ms: COUNT, detail: text(DETAIL_MAX) }),
+    ...optional({ retry_ms: COUNT, detail: text(MAX_DETAIL_CHARS) }),
   },
-  err: { ...required({ code: oneOf(...ERR_CODES) }), ...optional({ re: IDENT, detail: text(DETAIL_MAX), retry_ms: COUNT }) },
+  err: { ...required({ code: oneOf(...ERR_CODES) }), ...optional({ re: IDENT, detail: text(MAX_DETAIL_CHARS), retry_ms: COUNT }) },
   nack: {
     ...required({ re: IDENT, code: oneOf(...NACK_CODES) }),
-    ...optional({ run, round: U32, exchange: U32, detail: text(DETAIL_MAX), retry_ms: COUNT }),
+    ...optional({ run, round: U32, exchange: U32, detail: text(MAX_DETAIL_CHARS), retry_ms: COUNT }),
   },
   near: {
     ...required({ how: oneOf("sketch", "loss", "round") }),
-    ...optional({ sketch: manifest("sketch"), stats: manifest("stats"), n: SAMPLES, centers: listOf(CENTER, 1, MODELS_MAX) }),
+    ...optional({ sketch: manifest("sketch"), stats: manifest("stats"), n: SAMPLES, centers: listOf(CENTER, 1, MAX_MODELS) }),
   },
   "near-answer": {
     ...required({ re: IDENT, center: orNull(CENTER) }),
@@ -160,7 +160,7 @@ export const KINDS = [...new Set(Object.values(ROUTES).flat())];
 const DOWN = [...ROUTES.t, "coord", "cat"].filter((kind) => kind !== "near");
 
 /** `near` is the one kind that travels both ways: an answer has `re`. */
-export function isDown(kind, message, route) {
+export function isDownlink(kind, message, route) {
   if (kind !== "near") return DOWN.includes(kind);
   return route === undefined ? Object.hasOwn(message, "re") : route === "t";
 }
@@ -168,7 +168,7 @@ export function isDown(kind, message, route) {
 /** All fields of a message of this kind; a task's depend on its job, and `near` has two tables. */
 export function tableOf(kind, message, down) {
   const job = kind === "task" && typeof message.job === "string" && Object.hasOwn(JOBS, message.job) ? JOBS[message.job] : {};
-  return { ...COMMON, ...(down ? EPOCH : {}), ...TABLES[kind === "near" && down ? "near-answer" : kind], ...job };
+  return { ...COMMON, ...(down ? EPOCH : {}), ...MESSAGE_TABLES[kind === "near" && down ? "near-answer" : kind], ...job };
 }
 
 /** The rules that tie fields together. Contradictions inside a job are "bad_task", all others "bad_field". */

@@ -1,23 +1,23 @@
-// Control messages: strict JSON in, canonical JSON out. `read` gives only what the kind's table allows, and `write` holds
+// Control messages: strict JSON in, canonical JSON out. `readMessage` gives only what the kind's table allows, and `writeMessage` holds
 // what we send to the same table. Sends nothing.
 
 import { checkInline, isCount } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
 import { record } from "./validators.js";
-import { canonical, parse, plain } from "./json.js";
-import { checkRules, isDown, KINDS, ROUTES, tableOf } from "./message_schemas.js";
+import { canonicalJson, parseJson, plain } from "./json.js";
+import { checkRules, isDownlink, KINDS, ROUTES, tableOf } from "./message_schemas.js";
 
 export const VERSION = 1;
-export const LIMIT_BYTES = 8_192;
+export const MAX_MESSAGE_BYTES = 8_192;
 
 /** One control message of a topic of kind `route` (absent: any); fields are valid, unknown ones dropped. Throws Malformed. */
-export async function read(payload, route) {
-  return plain(await readExact(payload, route));
+export async function readMessage(payload, route) {
+  return plain(await readExactMessage(payload, route));
 }
 
 /** The same, with fractions as json.js reads them, so that it can be written back byte by byte. */
-export async function readExact(payload, route) {
-  const message = parse(payload, LIMIT_BYTES);
+export async function readExactMessage(payload, route) {
+  const message = parseJson(payload, MAX_MESSAGE_BYTES);
   if (message === null || typeof message !== "object" || Array.isArray(message) || message instanceof Number) {
     throw new Malformed("bad_json", "a control message is a JSON object");
   }
@@ -27,20 +27,20 @@ export async function readExact(payload, route) {
   if (route !== undefined && !(ROUTES[route] ?? []).includes(kind)) {
     throw new Malformed("bad_kind", `${kind} does not belong on topic ${route}`);
   }
-  const found = checked(kind, message, isDown(kind, message, route));
+  const found = checked(kind, message, isDownlink(kind, message, route));
   await Promise.all(manifestsIn(found).map(checkInline));
   return Object.assign(Object.create(null), { v: VERSION, k: kind }, found);
 }
 
 /** One canonical control message; fields given as undefined are left out, unknown ones refused. */
-export function write(kind, { id, t, ...fields }) {
+export function writeMessage(kind, { id, t, ...fields }) {
   if (!KINDS.includes(kind)) throw new Malformed("bad_kind", `unknown kind ${shown(kind)}`);
   const given = Object.fromEntries(Object.entries(fields).filter(([, value]) => value !== undefined));
-  const message = checked(kind, { ...given, id, t }, isDown(kind, given));
+  const message = checked(kind, { ...given, id, t }, isDownlink(kind, given));
   const unknown = Object.keys(given).filter((name) => !Object.hasOwn(message, name));
   if (unknown.length) throw new Malformed("bad_field", `${kind} has no field ${unknown.join(", ")}`);
-  const payload = canonical({ ...message, v: VERSION, k: kind });
-  if (payload.length > LIMIT_BYTES) throw new Malformed("too_big", `${kind} message of ${payload.length} bytes`);
+  const payload = canonicalJson({ ...message, v: VERSION, k: kind });
+  if (payload.length > MAX_MESSAGE_BYTES) throw new Malformed("too_big", `${kind} message of ${payload.length} bytes`);
   return payload;
 }
 

@@ -3,24 +3,24 @@
 
 import { isCount } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
-import { parse, plain, Real } from "./json.js";
+import { parseJson, plain, Real } from "./json.js";
 import { schemaOf } from "./schema.js";
 
-export const LIMIT_BYTES = 1 << 20;
-const CONTAINER_MAX = 256 << 20;
+export const MAX_PROGRAM_BYTES = 1 << 20;
+const MAX_CONTAINER_BYTES = 256 << 20;
 const FUNCTIONS = ["step", "evaluate", "infer"];
 const DTYPES = ["float32", "float64", "int32", "int64"];
-const PORTS_MAX = 32_768;
-const DIMS_MAX = 8;
-const STEPS_MAX = 16; // of a golden run
+const MAX_PORTS = 32_768;
+const MAX_DIMS = 8;
+const MAX_STEPS = 16; // of a golden run
 const DIGEST = 8;
-const TOLERANCE_MAX = 0.1;
+const MAX_TOLERANCE = 0.1;
 
 /** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch, golden}. */
 export async function readProgram(data) {
   let raw;
   try {
-    raw = parse(data, LIMIT_BYTES);
+    raw = parseJson(data, MAX_PROGRAM_BYTES);
   } catch (wrong) {
     throw new Malformed("bad_program", `program.json: ${wrong.message}`);
   }
@@ -77,7 +77,7 @@ function goldenRuns({ rows, functions, containers, batch }, raw) {
 
 function goldenRun(run, buffers) {
   const numbers = (values) => {
-    if (!Array.isArray(values) || values.length > STEPS_MAX) throw new RangeError("expected a short list of numbers");
+    if (!Array.isArray(values) || values.length > MAX_STEPS) throw new RangeError("expected a short list of numbers");
     return values.map(number);
   };
   const positive = (value, most) => {
@@ -98,7 +98,7 @@ function goldenRun(run, buffers) {
     losses: numbers(run.losses),
     weights: numbers(run.weights),
     buffers: numbers(run.buffers),
-    tolerance: positive(run.tolerance, TOLERANCE_MAX),
+    tolerance: positive(run.tolerance, MAX_TOLERANCE),
   };
   if (!found.losses.length || found.weights.length !== DIGEST || found.buffers.length !== buffers) throw new RangeError("golden");
   return found;
@@ -114,7 +114,7 @@ function number(value) {
 function container(file) {
   if (typeof file.sha256 !== "string" || !/^[0-9a-f]{64}$/.test(file.sha256)) throw new RangeError("no sha256");
   const size = count(file.size);
-  if (size > CONTAINER_MAX) throw new Malformed("too_big", `a container of ${size} bytes, at most ${CONTAINER_MAX}`);
+  if (size > MAX_CONTAINER_BYTES) throw new Malformed("too_big", `a container of ${size} bytes, at most ${MAX_CONTAINER_BYTES}`);
   return { sha256: file.sha256, size };
 }
 
@@ -157,12 +157,12 @@ function count(value) {
 }
 
 function dims(values) {
-  if (!Array.isArray(values) || values.length > DIMS_MAX) throw new RangeError(`expected a shape, got ${shown(values)}`);
+  if (!Array.isArray(values) || values.length > MAX_DIMS) throw new RangeError(`expected a shape, got ${shown(values)}`);
   return values.map(count);
 }
 
 function ports(rows) {
-  if (!Array.isArray(rows) || rows.length > PORTS_MAX) throw new RangeError("expected a list of ports");
+  if (!Array.isArray(rows) || rows.length > MAX_PORTS) throw new RangeError("expected a list of ports");
   return rows.map(([name, dtype, shape]) => ({
     name: text(name), dtype: oneOf(dtype, DTYPES), shape: list(shape).map((d) => (d === "batch" ? d : count(d))),
   }));

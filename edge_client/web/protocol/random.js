@@ -10,7 +10,7 @@ const POOL = 4;
 /** A stream: `seed` is an integer from 0 to 2^53 - 1, `spawn` its spawn key, if it has one. */
 export class Pcg64 {
   constructor(seed, ...spawn) {
-    const [a, b, c, d] = seedWords(seed, spawn);
+    const [a, b, c, d] = seedState(seed, spawn);
     this.increment = ((((c << 64n) | d) << 1n) | 1n) & MASK128;
     this.state = 0n;
     this.advance();
@@ -64,11 +64,11 @@ export class Pcg64 {
 }
 
 /** SeedSequence(seed, spawn_key=spawn).generate_state(4, uint64). */
-function seedWords(seed, spawn) {
+function seedState(seed, spawn) {
   const entropy = words(seed);
   const keys = spawn.flatMap(words);
   while (keys.length && entropy.length < POOL) entropy.push(0);
-  const pool = mixed([...entropy, ...keys]);
+  const pool = mixEntropy([...entropy, ...keys]);
   let constant = 0x8b51f9dd;
   const out = Array.from({ length: 2 * POOL }, (_, i) => {
     let value = (pool[i % POOL] ^ constant) >>> 0;
@@ -79,7 +79,7 @@ function seedWords(seed, spawn) {
   return Array.from({ length: POOL }, (_, i) => BigInt(out[2 * i]) | (BigInt(out[2 * i + 1]) << 32n));
 }
 
-function mixed(entropy) {
+function mixEntropy(entropy) {
   let constant = 0x43b0d7e5;
   const hash = (given) => {
     let value = (given ^ constant) >>> 0;

@@ -1,10 +1,10 @@
 // The tensors of a model in order, parameters first, and the flat vector that holds them one after another.
 
 import { sha256 } from "./bytes.js";
-import { byCodePoint, canonical } from "./json.js";
+import { compareCodePoints, canonicalJson } from "./json.js";
 import { sizeOf } from "./tensors.js";
 
-const DIMS_MAX = 8;
+const MAX_DIMS = 8;
 
 /** Made by `schemaOf`; `spans[name]` is where a tensor lies in the flat vector [size]. */
 export class Schema {
@@ -40,8 +40,8 @@ export async function schemaOf(rows) {
   if (new Set(tensors.map(({ name }) => name)).size < tensors.length) throw new RangeError("a tensor name twice");
   for (const { name, shape } of tensors) {
     if (!name || name.includes("#")) throw new RangeError(`tensor name ${name}`);
-    if (shape.length > DIMS_MAX || shape.some((d) => d < 1)) throw new RangeError(`shape of ${name} is [${shape}]`);
+    if (shape.length > MAX_DIMS || shape.some((d) => d < 1)) throw new RangeError(`shape of ${name} is [${shape}]`);
   }
-  const sorted = [...rows].sort((a, b) => byCodePoint(a[0], b[0]));
-  return new Schema(tensors, await sha256(canonical(sorted)));
+  const sorted = [...rows].sort((a, b) => compareCodePoints(a[0], b[0]));
+  return new Schema(tensors, await sha256(canonicalJson(sorted)));
 }

@@ -3,12 +3,12 @@
 
 import { fromHex, sha256 } from "./bytes.js";
 import { Malformed } from "./errors.js";
-import { named } from "./topics.js";
+import { checkName } from "./topics.js";
 
 /** What is signed. */
-export function textOf(federation, manifest) {
+export function signedText(federation, manifest) {
   const { kind, sha256: hash, size } = manifest;
-  return new TextEncoder().encode(`fedcenters/v1/blob\n${named("federation", federation)}\n${kind}\n${hash}\n${size}\n`);
+  return new TextEncoder().encode(`fedcenters/v1/blob\n${checkName("federation", federation)}\n${kind}\n${hash}\n${size}\n`);
 }
 
 /** The 16 hex digits that name a public key [32 bytes]. */
@@ -27,20 +27,20 @@ export async function canVerify() {
 }
 
 /** Return if one of the `trusted` public keys signed this manifest for this federation; Malformed otherwise. */
-export async function verify(manifest, trusted, federation) {
+export async function verifyManifest(manifest, trusted, federation) {
   for (const key of trusted) {
     if (manifest.sig !== undefined && manifest.key === (await keyId(key))) {
-      if (await isRight(key, manifest, federation)) return;
+      if (await isValidSignature(key, manifest, federation)) return;
       throw new Malformed("bad_signature", `${manifest.kind} ${manifest.sha256.slice(0, 16)} was not signed by its key`);
     }
   }
   throw new Malformed("bad_signature", `${manifest.kind} ${manifest.sha256.slice(0, 16)} is signed by no key that is trusted here`);
 }
 
-async function isRight(key, manifest, federation) {
+async function isValidSignature(key, manifest, federation) {
   try {
     const imported = await crypto.subtle.importKey("raw", key, "Ed25519", false, ["verify"]);
-    return await crypto.subtle.verify("Ed25519", imported, fromHex(manifest.sig), textOf(federation, manifest));
+    return await crypto.subtle.verify("Ed25519", imported, fromHex(manifest.sig), signedText(federation, manifest));
   } catch {
     return false;
   }

@@ -1,19 +1,19 @@
 // What a `task` message names: the functions whose files it needs, and the vectors that a device must fetch.
 
 /** {field of the message that names a file: function of the program that the file holds}. */
-export function functionsOf(task) {
+export function containerFunctions(task) {
   if (task.job === "fit" || task.want[0] === "grad") return { container: "step" };
   return task.buffers === "batch" ? { container: "evaluate", step: "step" } : { container: "evaluate" };
 }
 
 /** The slots whose `init` the task would have fetched, were no model kept in them. */
-export function slotsOf(task) {
+export function initSlots(task) {
   if (task.job === "fit") return [task.slot ?? "main"];
   return task.models.filter((model) => "own" in model).map((model) => model.own);
 }
 
 /** The task without the `init` of every slot of `kept`: those need not be fetched. */
-export function withoutSpares(task, kept) {
+export function withoutUnneededInits(task, kept) {
   const found = { ...task };
   if (found.start === "own" && kept.has(found.slot ?? "main")) delete found.init;
   if (found.models) found.models = found.models.map((m) => ("own" in m && kept.has(m.own) ? { own: m.own } : m));
@@ -21,7 +21,7 @@ export function withoutSpares(task, kept) {
 }
 
 /** The manifests of the vectors that a device must fetch, each blob once. */
-export function manifestsOf(task) {
+export function taskManifests(task) {
   const named = [task.start, task.init, task.anchor, task.linear];
   named.push(...(task.models ?? []).map((model) => ("own" in model ? model.init : model)));
   const blobs = named.filter((value) => value !== null && typeof value === "object");

@@ -5,14 +5,14 @@
 import { isCount } from "./blocks.js";
 import { equal } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
-import { canonical, byCodePoint, parse } from "./json.js";
+import { canonicalJson, compareCodePoints, parseJson } from "./json.js";
 import { CODECS } from "./message_schemas.js";
-import { LIMIT_BYTES } from "./messages.js";
-import { named } from "./topics.js";
+import { MAX_MESSAGE_BYTES } from "./messages.js";
+import { checkName } from "./topics.js";
 
-export const HEADER_MAX_BYTES = 1 << 20;
-export const TENSORS_MAX = 4_096;
-const DIMS_MAX = 8;
+export const MAX_HEADER_BYTES = 1 << 20;
+export const MAX_TENSORS = 4_096;
+const MAX_DIMS = 8;
 const VERSION = 1;
 const KINDS = ["model", "linear", "delta", "stats", "router", "sketch"];
 // name -> array class (F16 as its bits), in the order in which safetensors 0.8 writes them
@@ -32,13 +32,13 @@ export function sizeOf(shape) {
 }
 
 /** {name: tensor}, {kind, codec, schema, base} -> one tensor file. */
-export function pack(tensors, meta) {
+export function packTensors(tensors, meta) {
   const fc = checkedMeta({ v: VERSION, ...meta });
   const names = Object.keys(tensors).sort(
-    (a, b) => ORDER.indexOf(tensors[a].dtype) - ORDER.indexOf(tensors[b].dtype) || byCodePoint(a, b),
+    (a, b) => ORDER.indexOf(tensors[a].dtype) - ORDER.indexOf(tensors[b].dtype) || compareCodePoints(a, b),
   );
-  if (!names.length || names.length > TENSORS_MAX) throw new Malformed("bad_schema", `${names.length} tensors`);
-  const entries = [`"__metadata__":${JSON.stringify({ fc: new TextDecoder().decode(canonical(fc)) })}`];
+  if (!names.length || names.length > MAX_TENSORS) throw new Malformed("bad_schema", `${names.length} tensors`);
+  const entries = [`"__metadata__":${JSON.stringify({ fc: new TextDecoder().decode(canonicalJson(fc)) })}`];
   let at = 0;
   for (const name of names) {
     const { dtype, shape, data } = tensors[name];
@@ -61,12 +61,12 @@ export function pack(tensors, meta) {
 }
 
 /** A tensor file from anyone -> {tensors: {name: tensor}, meta}. Malformed on anything out of order. */
-export function unpack(file) {
+export function unpackTensors(file) {
   const { header, start } = readHeader(file);
   const meta = readMeta(header.__metadata__);
   delete header.__metadata__;
   const names = Object.keys(header);
-  if (!names.length || names.length > TENSORS_MAX) throw new Malformed("bad_schema", `${names.length} tensors`);
+  if (!names.length || names.length > MAX_TENSORS) throw new Malformed("bad_schema", `${names.length} tensors`);
   for (const name of names) checkEntry(name, header[name]);
   checkCover(Object.values(header).map((entry) => entry.data_offsets), file.length - start);
   const tensors = Object.create(null);
@@ -81,17 +81,17 @@ function readHeader(file) {
   if (file.length < 8) throw new Malformed("bad_schema", `tensor file of ${file.length} bytes`);
   const view = new DataView(file.buffer, file.byteOffset, file.byteLength);
   const length = view.getUint32(4, true) * 2 ** 32 + view.getUint32(0, true);
-  if (length > HEADER_MAX_BYTES || length % 8 || 8 + length > file.length) {
-    throw new Malformed("bad_schema", `header of ${length} bytes: a multiple of 8 up to ${HEADER_MAX_BYTES}, in the file`);
+  if (length > MAX_HEADER_BYTES || length % 8 || 8 + length > file.length) {
+    throw new Malformed("bad_schema", `header of ${length} bytes: a multiple of 8 up to ${MAX_HEADER_BYTES}, in the file`);
   }
   const text = file.subarray(8, 8 + length);
   if (text[0] !== 0x7b) throw new Malformed("bad_schema", "the header does not start with '{'");
-  return { header: strict(text, HEADER_MAX_BYTES, "header"), start: 8 + length };
+  return { header: parseStrict(text, MAX_HEADER_BYTES, "header"), start: 8 + length };
 }
 
-function strict(text, limit, what) {
+function parseStrict(text, limit, what) {
   try {
-    return parse(text, limit);
+    return parseJson(text, limit);
   } catch (wrong) {
     throw new Malformed("bad_schema", `${what}: ${wrong.message}`);
   }
@@ -106,12 +106,12 @@ function readMeta(metadata) {
     throw new Malformed("bad_schema", "__metadata__ must hold one text, fc");
   }
   const text = new TextEncoder().encode(metadata.fc);
-  const fc = strict(text, LIMIT_BYTES, "fc");
+  const fc = parseStrict(text, MAX_MESSAGE_BYTES, "fc");
   if (!["codec,kind,schema,v", "base,codec,kind,schema,v"].includes(keysOf(fc))) {
     throw new Malformed("bad_schema", "fc holds v, kind, codec, schema, and base for a delta");
   }
   if (!isCount(fc.v, VERSION, VERSION)) throw new Malformed("bad_version", `tensor file version ${shown(fc.v)}`);
-  if (!equal(canonical(fc), text) || Object.entries(fc).some(([k, v]) => k !== "v" && typeof v !== "string")) {
+  if (!equal(canonicalJson(fc), text) || Object.entries(fc).some(([k, v]) => k !== "v" && typeof v !== "string")) {
     throw new Malformed("bad_schema", "fc is not canonical JSON of texts");
   }
   return checkedMeta(fc);
@@ -123,8 +123,8 @@ function checkedMeta({ v, kind, codec, schema, base }) {
   if ((kind === "delta") !== (base !== undefined)) {
     throw new Malformed("bad_codec", `a delta names its base and nothing else does; ${kind} has ${shown(base)}`);
   }
-  named("sha256", schema);
-  if (base !== undefined && base !== "zero") named("sha256", base);
+  checkName("sha256", schema);
+  if (base !== undefined && base !== "zero") checkName("sha256", base);
   return { v, kind, codec, schema, ...(base === undefined ? {} : { base }) };
 }
 
@@ -135,7 +135,7 @@ function checkEntry(name, entry) {
   if (keysOf(entry) !== "data_offsets,dtype,shape") refuse("needs dtype, shape and data_offsets, nothing else");
   const { dtype, shape, data_offsets: offsets } = entry;
   if (typeof dtype !== "string" || !Object.hasOwn(DTYPES, dtype)) refuse(`has dtype ${shown(dtype)}`);
-  if (!Array.isArray(shape) || shape.length > DIMS_MAX || !shape.every((d) => isCount(d, 1, Number.MAX_SAFE_INTEGER))) {
+  if (!Array.isArray(shape) || shape.length > MAX_DIMS || !shape.every((d) => isCount(d, 1, Number.MAX_SAFE_INTEGER))) {
     refuse(`has shape ${shown(shape)}`);
   }
   if (!Array.isArray(offsets) || offsets.length !== 2 || !offsets.every((o) => isCount(o, 0, Number.MAX_SAFE_INTEGER))) {

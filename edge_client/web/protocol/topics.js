@@ -3,9 +3,9 @@
 import { crc32 } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";
 
-export const NUMBER_MAX = 65_535;
+export const MAX_TOPIC_NUMBER = 65_535;
 const PREFIX = "fc/v1";
-const LIMIT_BYTES = 256;
+const MAX_TOPIC_BYTES = 256;
 const ENCODER = new TextEncoder();
 const FORMS = {
   federation: /^[a-z0-9-]{1,32}$/,
@@ -28,7 +28,7 @@ const ROWS = [
 ];
 
 /** A text of one of the forms above; Malformed for anything else. */
-export function named(form, value) {
+export function checkName(form, value) {
   if (typeof value !== "string" || !FORMS[form].test(value)) {
     throw new Malformed("bad_field", `${form} ${shown(value)} is not of the form ${FORMS[form].source}`);
   }
@@ -36,19 +36,19 @@ export function named(form, value) {
 }
 
 /** The 16 digits that route a blob's blocks; never a key. */
-export function label(sha256) {
-  return named("sha256", sha256).slice(0, 16);
+export function routingLabel(sha256) {
+  return checkName("sha256", sha256).slice(0, 16);
 }
 
 /** The aggregator that takes all uploads of a device. */
-export function shardOf(cid, shards) {
-  return crc32(ENCODER.encode(named("cid", cid))) % shards;
+export function clientShard(cid, shards) {
+  return crc32(ENCODER.encode(checkName("cid", cid))) % shards;
 }
 
 /** All topics of one federation. */
 export class Topics {
   constructor(federation) {
-    this.root = `${PREFIX}/${named("federation", federation)}`;
+    this.root = `${PREFIX}/${checkName("federation", federation)}`;
     this.federation = federation;
   }
 
@@ -61,73 +61,73 @@ export class Topics {
   }
 
   sharedBlock(name, index) {
-    return `${this.root}/bb/${named("label", name)}/${number(index)}`;
+    return `${this.root}/bb/${checkName("label", name)}/${number(index)}`;
   }
 
   state(cid) {
-    return `${this.root}/st/${named("cid", cid)}`;
+    return `${this.root}/st/${checkName("cid", cid)}`;
   }
 
   request(cid) {
-    return `${this.root}/rq/${named("cid", cid)}`;
+    return `${this.root}/rq/${checkName("cid", cid)}`;
   }
 
   upload(shard, cid, name, index) {
-    return `${this.root}/in/${number(shard)}/${named("cid", cid)}/${named("label", name)}/${number(index)}`;
+    return `${this.root}/in/${number(shard)}/${checkName("cid", cid)}/${checkName("label", name)}/${number(index)}`;
   }
 
   down(cid) {
-    return `${this.root}/dn/${named("cid", cid)}/t`;
+    return `${this.root}/dn/${checkName("cid", cid)}/t`;
   }
 
   downBlock(cid, name, index) {
-    return `${this.root}/dn/${named("cid", cid)}/b/${named("label", name)}/${number(index)}`;
+    return `${this.root}/dn/${checkName("cid", cid)}/b/${checkName("label", name)}/${number(index)}`;
   }
 
   /** The MQTT client id of a device. */
   clientId(cid) {
-    return `${this.federation}.${named("cid", cid)}`;
+    return `${this.federation}.${checkName("cid", cid)}`;
   }
 
   /** What a device subscribes to. */
   deviceFilters(cid) {
-    return [`${this.root}/bc/+`, `${this.root}/dn/${named("cid", cid)}/#`];
+    return [`${this.root}/bc/+`, `${this.root}/dn/${checkName("cid", cid)}/#`];
   }
 
   /** A topic of this federation -> {kind, cid, label, shard, index}; Malformed for any other text. */
   parse(topic) {
-    if (topic.length > LIMIT_BYTES || !topic.startsWith(`${this.root}/`)) {
+    if (topic.length > MAX_TOPIC_BYTES || !topic.startsWith(`${this.root}/`)) {
       throw new Malformed("bad_field", `topic ${shown(topic)} is not of federation ${this.federation}`);
     }
     const levels = topic.slice(this.root.length + 1).split("/");
     for (const [kind, row] of ROWS) {
       if (row.length === levels.length && row.every((word, i) => word.startsWith("{") || word === levels[i])) {
-        return { kind, ...read(row, levels) };
+        return { kind, ...readLevels(row, levels) };
       }
     }
     throw new Malformed("bad_field", `topic ${shown(topic)} is none of the protocol's`);
   }
 }
 
-function read(row, levels) {
+function readLevels(row, levels) {
   const found = {};
   row.forEach((word, i) => {
     if (!word.startsWith("{")) return;
     const name = word.slice(1, -1);
-    found[name] = name === "cid" || name === "label" ? named(name, levels[i]) : readNumber(levels[i]);
+    found[name] = name === "cid" || name === "label" ? checkName(name, levels[i]) : readNumber(levels[i]);
   });
   return found;
 }
 
 function number(value) {
-  if (!Number.isInteger(value) || value < 0 || value > NUMBER_MAX) {
-    throw new Malformed("bad_field", `a shard or block number must be 0 to ${NUMBER_MAX}, got ${shown(value)}`);
+  if (!Number.isInteger(value) || value < 0 || value > MAX_TOPIC_NUMBER) {
+    throw new Malformed("bad_field", `a shard or block number must be 0 to ${MAX_TOPIC_NUMBER}, got ${shown(value)}`);
   }
   return String(value);
 }
 
 function readNumber(text) {
-  const value = Number(named("number", text));
-  if (value > NUMBER_MAX) throw new Malformed("bad_field", `number ${value} in a topic is above ${NUMBER_MAX}`);
+  const value = Number(checkName("number", text));
+  if (value > MAX_TOPIC_NUMBER) throw new Malformed("bad_field", `number ${value} in a topic is above ${MAX_TOPIC_NUMBER}`);
   return value;
 }

@@ -1,11 +1,11 @@
 // Checkers, from which the tables of message_schemas.js are built: each takes a value and the name to complain about, and gives the
 // value back or throws Malformed("bad_field"). Knows no message.
 
-import { isCount, manifestForm } from "./blocks.js";
+import { isCount, readManifestForm } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
-import { INTEGER_MAX, Real } from "./json.js";
+import { MAX_INTEGER, Real } from "./json.js";
 
-export const SAFE = INTEGER_MAX;
+export const MAX_SAFE_INTEGER = MAX_INTEGER;
 
 function bad(name, value, wanted) {
   return new Malformed("bad_field", `${name} is ${shown(value)}; expected ${wanted}`);
@@ -82,7 +82,7 @@ export const record = (table) => (value, name) => {
 
 /** A manifest of one of `kinds`; the hash of an inline blob is looked at by messages.read. */
 export const manifest = (...kinds) => (value, name) => {
-  const blob = manifestForm(value);
+  const blob = readManifestForm(value);
   if (!kinds.includes(blob.kind)) throw bad(name, blob.kind, `a manifest of kind ${kinds.join(" or ")}`);
   return blob;
 };

@@ -2,28 +2,28 @@
 // stopped. One loop waits for events and then does the next piece of work; every answer is kept before its first message
 // leaves, so a tab that is closed at any line repeats at most the training. Draws nothing: `tell` is told what happens.
 
-import { Delivery } from "./uploader.js";
-import { Downloads, WINDOW_MAX } from "./downloader.js";
-import { tooFar } from "../engines/golden_run.js";
-import { breath, Inbox } from "./inbox.js";
-import { BLOCK_DEFAULT, manifestOf } from "../protocol/blocks.js";
+import { Uploader } from "./uploader.js";
+import { Downloader, MAX_WINDOW } from "./downloader.js";
+import { refusedRuntimeError } from "../engines/golden_run.js";
+import { yieldToPage, Inbox } from "./inbox.js";
+import { DEFAULT_BLOCK_BYTES, manifestOf } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
-import { parse } from "../protocol/json.js";
-import { CODECS, DETAIL_MAX, NACK_CODES } from "../protocol/message_schemas.js";
-import { LIMIT_BYTES, read, VERSION } from "../protocol/messages.js";
-import { functionsOf, manifestsOf, slotsOf, withoutSpares } from "../protocol/task.js";
+import { parseJson } from "../protocol/json.js";
+import { CODECS, MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schemas.js";
+import { MAX_MESSAGE_BYTES, readMessage, VERSION } from "../protocol/messages.js";
+import { containerFunctions, taskManifests, initSlots, withoutUnneededInits } from "../protocol/task.js";
 import { Topics } from "../protocol/topics.js";
 import { Blobs } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
 import { Transport } from "../transport/mqtt.js";
-import { nackOf, RETRY_MS } from "./train_conditions.js";
-import { visit } from "../nearest.js";
-import { Voice } from "./sender.js";
-import { ENGINE, Workshop } from "./task_runner.js";
+import { nackFields, RETRY_MS } from "./train_conditions.js";
+import { findCenter } from "../nearest.js";
+import { DeviceSender } from "./sender.js";
+import { ENGINE, TaskRunner } from "./task_runner.js";
 
 const SOFTWARE = "fedcenters-web";
 
-class Dropped extends Error {} // the task under way is not wanted any more
+class TaskDropped extends Error {} // the task under way is not wanted any more
 
 /** One device. `join` is {federation, broker, keys}, `device` {id, username, password}; `local()` gives {train, test}. */
 export class Client {
@@ -33,36 +33,36 @@ export class Client {
     client.topics = new Topics(join.federation);
     client.blobs = new Blobs(store);
     client.state = await State.open(store);
-    client.takesPart = (await store.get("takes part")) === true;
-    client.paused = !client.takesPart;
-    client.voice = new Voice(client.topics, device.id);
+    client.participates = (await store.get("takes part")) === true;
+    client.paused = !client.participates;
+    client.sender = new DeviceSender(client.topics, device.id);
     client.transport = new Transport(mqtt, {
       url: join.broker,
       clientId: client.topics.clientId(device.id),
       username: device.username,
       password: device.password,
       filters: client.topics.deviceFilters(device.id),
-      will: () => client.will(),
+      will: () => client.nextWill(),
       onEvent: (event) => client.inbox.push(event),
     });
-    client.voice.transport = client.transport;
+    client.sender.transport = client.transport;
     const fetching = (event) => client.task !== null && tell(event); // a visit has words of its own
-    client.downloads = new Downloads(client.blobs, (manifest, at) => client.voice.get(manifest, at), fetching);
-    client.delivery = new Delivery({ state: client.state, voice: client.voice, transport: client.transport, now, tell });
-    client.workshop = new Workshop({ ort, blobs: client.blobs, federation: join.federation, keys: join.keys });
+    client.downloader = new Downloader(client.blobs, (manifest, at) => client.sender.requestBlocks(manifest, at), fetching);
+    client.uploader = new Uploader({ state: client.state, sender: client.sender, transport: client.transport, now, tell });
+    client.taskRunner = new TaskRunner({ ort, blobs: client.blobs, federation: join.federation, keys: join.keys });
     return client;
   }
 
   constructor() {
     this.inbox = new Inbox();
     this.task = null;
-    this.wish = null; // a visit that the person asked for
+    this.centerRequest = null; // a visit that the person asked for
     this.pointer = null; // the last `cat`
     this.answer = null; // the last answer to a `near`
     this.boot = null;
-    this.block = BLOCK_DEFAULT;
+    this.block = DEFAULT_BLOCK_BYTES;
     this.paused = true; // until its owner says that it takes part
-    this.takesPart = false;
+    this.participates = false;
     this.stopping = false;
     this.failure = null;
     this.connected = false;
@@ -70,17 +70,17 @@ export class Client {
   }
 
   /** Live until `stop`. Throws what makes going on useless. */
-  async live() {
+  async run() {
     await this.transport.connect();
     try {
       while (!this.stopping) {
-        await this.take(await this.inbox.next(this.patience()));
+        await this.handle(await this.inbox.next(this.waitMs()));
         if (this.task !== null) await this.work(this.task);
-        else if (this.wish !== null) await this.fulfil(this.wish);
-        else await this.delivery.step();
+        else if (this.centerRequest !== null) await this.answerCenterRequest(this.centerRequest);
+        else await this.uploader.step();
       }
     } finally {
-      await this.transport.close(this.topics.state(this.device.id), this.voice.record("off", this.state.birth));
+      await this.transport.close(this.topics.state(this.device.id), this.sender.presenceMessage("off", this.state.birth));
     }
     if (this.failure !== null) throw this.failure;
   }
@@ -92,11 +92,11 @@ export class Client {
   }
 
   /** Train for the federation from now on, and after the tab was closed. */
-  async takePart() {
+  async participate() {
     await this.store.write({ "takes part": true });
-    this.takesPart = true;
+    this.participates = true;
     this.pause(false);
-    await this.samplesChanged();
+    await this.announceSamples();
   }
 
   /** Do nothing for the federation until it is taken back. */
@@ -106,39 +106,39 @@ export class Client {
   }
 
   /** The samples have changed: say so, since who has none is asked for nothing. */
-  async samplesChanged() {
-    if (this.connected) await this.sayHere();
+  async announceSamples() {
+    if (this.connected) await this.announcePresence();
   }
 
   /** Which center suits this device? -> what nearest.js found. */
   nearest() {
-    if (this.wish === null) {
-      this.wish = {};
-      this.wish.done = new Promise((resolve, reject) => Object.assign(this.wish, { resolve, reject }));
+    if (this.centerRequest === null) {
+      this.centerRequest = {};
+      this.centerRequest.done = new Promise((resolve, reject) => Object.assign(this.centerRequest, { resolve, reject }));
       this.inbox.wake();
     }
-    return this.wish.done;
+    return this.centerRequest.done;
   }
 
   // -- events
 
-  patience() {
-    return this.task !== null || this.wish !== null || this.stopping ? 0 : this.delivery.wait();
+  waitMs() {
+    return this.task !== null || this.centerRequest !== null || this.stopping ? 0 : this.uploader.waitMs();
   }
 
-  async take(event) {
+  async handle(event) {
     if (event === undefined) return;
     if (event.kind === "message") {
       await this.onMessage(event);
     } else if (event.kind === "connected") {
       this.connected = true;
       this.tell({ what: "connected" });
-      await this.sayHere();
-      this.downloads.linkLost();
-      this.delivery.linkUp();
+      await this.announcePresence();
+      this.downloader.linkLost();
+      this.uploader.linkUp();
     } else {
       this.connected = false;
-      this.delivery.linkLost();
+      this.uploader.linkLost();
       this.tell({ what: "lost", refused: event.refused });
     }
   }
@@ -149,36 +149,36 @@ export class Client {
     try {
       route = this.topics.parse(topic);
       if (route.kind === "b") {
-        await this.downloads.onBlock(route.label, route.index, payload);
+        await this.downloader.onBlock(route.label, route.index, payload);
         return;
       }
       if (!["t", "coord", "cat"].includes(route.kind) || !payload.length) return;
-      message = await read(payload, route.kind);
+      message = await readMessage(payload, route.kind);
     } catch (wrong) {
-      this.onUnreadable(payload, wrong);
+      this.refuseUnreadable(payload, wrong);
       return;
     }
     if (await this.state.seeEpoch(message.epoch)) {
-      await this.obey(message);
+      await this.dispatch(message);
     } else if (route.kind === "t") {
       const detail = `epoch ${message.epoch}; ${this.state.epoch} was seen before`;
-      this.voice.say("nack", { re: message.id, code: "old_epoch", detail });
+      this.sender.send("nack", { re: message.id, code: "old_epoch", detail });
     }
   }
 
   /** A message that breaks a rule is answered if it can be named, so that nobody waits for its task. */
-  onUnreadable(payload, wrong) {
+  refuseUnreadable(payload, wrong) {
     console.warn("cannot read a message:", wrong.message);
     if (!(wrong instanceof Malformed) || !NACK_CODES.includes(wrong.code)) return;
     try {
-      const { id } = parse(payload, LIMIT_BYTES);
-      this.voice.say("nack", { re: id, code: wrong.code, detail: wrong.detail.slice(0, DETAIL_MAX) });
+      const { id } = parseJson(payload, MAX_MESSAGE_BYTES);
+      this.sender.send("nack", { re: id, code: wrong.code, detail: wrong.detail.slice(0, MAX_DETAIL_CHARS) });
     } catch {
       // no id to answer to
     }
   }
 
-  async obey(message) {
+  async dispatch(message) {
     switch (message.k) {
       case "coord":
         return this.onCoord(message);
@@ -188,17 +188,17 @@ export class Client {
       case "task":
         return this.onTask(message);
       case "go":
-        return this.delivery.onGo(message);
+        return this.uploader.onGo(message);
       case "ack":
-        return this.delivery.onAck(message);
+        return this.uploader.onAck(message);
       case "near":
         this.answer = message;
         return undefined;
       case "stop":
         return this.onStop(message);
       case "rebirth":
-        this.downloads.linkLost(); // it does not know us, so it dropped what we asked
-        return this.sayHere();
+        this.downloader.linkLost(); // it does not know us, so it dropped what we asked
+        return this.announcePresence();
       default:
         return this.onError(message);
     }
@@ -206,8 +206,8 @@ export class Client {
 
   onCoord(message) {
     if (!message.proto.includes(VERSION)) this.fail(`this coordinator speaks version ${message.proto} of the protocol`);
-    this.block = Math.min(BLOCK_DEFAULT, message.block);
-    if (this.boot !== null && this.boot !== message.boot) this.delivery.coordinatorRestarted(message.spread_ms);
+    this.block = Math.min(DEFAULT_BLOCK_BYTES, message.block);
+    if (this.boot !== null && this.boot !== message.boot) this.uploader.coordinatorRestarted(message.spread_ms);
     this.boot = message.boot;
     this.tell({ what: "coordinator", online: message.online });
   }
@@ -216,12 +216,12 @@ export class Client {
   onTask(message) {
     const key = keyOf(message);
     const { result } = this.state;
-    if (result && sameKey(result.key, key)) this.delivery.announce();
+    if (result && sameKey(result.key, key)) this.uploader.announce();
     else if (result && isBefore(key, result.key)) return;
     else if (this.task !== null && sameKey(this.task.key, key)) this.task.message = message;
     else {
       this.task = { key, message, until: this.now() + message.left_ms };
-      this.delivery.cease(); // whatever came before is late now
+      this.uploader.cancel(); // whatever came before is late now
     }
   }
 
@@ -229,8 +229,8 @@ export class Client {
     const key = keyOf(message);
     if (this.task !== null && sameKey(this.task.key, key)) this.task = null;
     if (this.state.result && sameKey(this.state.result.key, key)) {
-      this.delivery.cease();
-      await this.state.acknowledged("late");
+      this.uploader.cancel();
+      await this.state.commitAcknowledgement("late");
       this.tell({ what: "rest", owes: false });
     }
   }
@@ -239,8 +239,8 @@ export class Client {
     console.warn(`the coordinator answers ${message.code} ${message.detail ?? ""}`);
     if (message.code === "not_member") this.fail("this device is not a member here; ask for a new link");
     if (message.code === "bad_version") this.fail("the coordinator speaks another version of the protocol");
-    this.downloads.onError(message.re, message.code, this.now() + (message.retry_ms ?? RETRY_MS));
-    await this.delivery.onError(message);
+    this.downloader.onError(message.re, message.code, this.now() + (message.retry_ms ?? RETRY_MS));
+    await this.uploader.onError(message);
   }
 
   fail(why) {
@@ -252,107 +252,107 @@ export class Client {
 
   async work(task) {
     try {
-      const { outcome, seconds } = await this.carryOut(task);
-      await this.keep(task, outcome, seconds);
-      this.delivery.announce();
+      const { outcome, seconds } = await this.execute(task);
+      await this.storeResult(task, outcome, seconds);
+      this.uploader.announce();
     } catch (wrong) {
-      if (!(wrong instanceof Dropped)) this.refuse(task, wrong);
+      if (!(wrong instanceof TaskDropped)) this.refuse(task, wrong);
     } finally {
-      this.downloads.clear();
+      this.downloader.clear();
       if (this.task === task) this.task = null;
-      this.tell({ what: "rest", owes: this.delivery.againAt !== null });
+      this.tell({ what: "rest", owes: this.uploader.againAt !== null });
     }
   }
 
   /** Fetch in the order of trust: the signed program, what it vouches for, the vectors; then train. */
-  async carryOut(task) {
+  async execute(task) {
     if (this.paused) throw new Malformed("unavailable", "paused by its owner");
     const { message, key } = task;
     this.tell({ what: "task", job: message.job, round: key.round, run: key.run });
-    await this.workshop.checkSignatures(message.program);
+    await this.taskRunner.checkSignature(message.program);
     await this.fetch([message.program], () => this.checkWanted(task));
-    const program = await this.workshop.program(message.program);
-    const functions = functionsOf(message);
-    for (const [field, name] of Object.entries(functions)) this.workshop.checkContainer(program, name, message[field]);
-    const own = await this.state.own(key.run, program.schema);
-    const asked = withoutSpares(message, new Set(slotsOf(message).filter((slot) => own.has(slot))));
-    const vectors = manifestsOf(asked);
-    await this.workshop.checkSignatures(...vectors); // a crafted model could make its update give away the samples
+    const program = await this.taskRunner.program(message.program);
+    const functions = containerFunctions(message);
+    for (const [field, name] of Object.entries(functions)) this.taskRunner.checkContainer(program, name, message[field]);
+    const own = await this.state.ownModels(key.run, program.schema);
+    const asked = withoutUnneededInits(message, new Set(initSlots(message).filter((slot) => own.has(slot))));
+    const vectors = taskManifests(asked);
+    await this.taskRunner.checkSignature(...vectors); // a crafted model could make its update give away the samples
     const containers = Object.keys(functions).map((field) => message[field]);
-    await this.makeRoom([message.program, ...containers, ...vectors], program);
-    await this.vet(task, message.program, program);
+    await this.evictBlobs([message.program, ...containers, ...vectors], program);
+    await this.requireGolden(task, message.program, program);
     await this.fetch([...containers, ...vectors], () => this.checkWanted(task));
     const began = this.now();
-    const outcome = await this.workshop.run(asked, {
+    const outcome = await this.taskRunner.run(asked, {
       local: await this.local(program),
       own,
       residual: await this.state.residual(key, message.center, program.schema),
       posterior: await this.state.posterior(key),
-      between: (k, steps, losses) => this.glance(task, k, steps, losses),
+      between: (k, steps, losses) => this.poll(task, k, steps, losses),
     });
     return { outcome, seconds: (this.now() - began) / 1000 };
   }
 
   /** No task with a runtime that fails the program's golden run. */
-  async vet(task, manifest, program) {
+  async requireGolden(task, manifest, program) {
     const golden = program.golden[ENGINE];
     if (golden) {
       const step = { ...program.containers[ENGINE].step, block: manifest.block, kind: "container" };
       await this.fetch([step], () => this.checkWanted(task));
     }
-    const off = await this.workshop.vetted(manifest, this.store);
-    const { runtime } = this.workshop;
+    const off = await this.taskRunner.goldenDifference(manifest, this.store);
+    const { runtime } = this.taskRunner;
     const refused = golden && off > golden.tolerance ? [{ engine: ENGINE, runtime, difference: off }] : [];
     const changed = refused.length !== this.refused.length;
     this.refused = refused;
-    if (changed) await this.sayHere();
-    if (refused.length) throw tooFar(runtime, off, golden);
+    if (changed) await this.announcePresence();
+    if (refused.length) throw refusedRuntimeError(runtime, off, golden);
   }
 
   /** Take events until the blobs are here; `check` throws when they are not wanted any more. */
   async fetch(manifests, check) {
-    await this.downloads.start(manifests);
+    await this.downloader.start(manifests);
     for (;;) {
-      const wait = await this.downloads.step(this.now());
+      const wait = await this.downloader.step(this.now());
       if (wait === null) return;
-      await this.take(await this.inbox.next(Math.max(1, Math.min(wait, 1000))));
+      await this.handle(await this.inbox.next(Math.max(1, Math.min(wait, 1000))));
       check();
     }
   }
 
   /** Between two steps: let the page breathe, take in what came, and stay here while it is paused. */
-  async glance(task, k, steps, losses) {
+  async poll(task, k, steps, losses) {
     if (k !== undefined) this.tell({ what: "training", step: k, steps, loss: losses.at(-1), round: task.key.round });
-    await breath();
+    await yieldToPage();
     do {
       const waits = this.paused && !this.stopping;
-      for (let event = await this.inbox.next(waits ? 1000 : 0); event !== undefined; event = await this.inbox.next(0)) await this.take(event);
+      for (let event = await this.inbox.next(waits ? 1000 : 0); event !== undefined; event = await this.inbox.next(0)) await this.handle(event);
       this.checkWanted(task);
     } while (this.paused);
   }
 
   checkWanted(task) {
-    if (this.task !== task || this.stopping) throw new Dropped();
+    if (this.task !== task || this.stopping) throw new TaskDropped();
     if (this.now() >= task.until) throw new Malformed("deadline", "the time was over before the task was done");
   }
 
   /** Durably, before anybody hears of it. */
-  async keep(task, outcome, seconds) {
+  async storeResult(task, outcome, seconds) {
     const update = await manifestOf(outcome.data, outcome.what, { block: this.block, inline: true });
     const { n, what, metrics } = outcome;
-    await this.state.finish({ key: task.key, n, what, update, seconds, metrics }, outcome, task.message.center);
+    await this.state.storeResult({ key: task.key, n, what, update, seconds, metrics }, outcome, task.message.center);
     this.tell({ what: "done", job: task.message.job, round: task.key.round, loss: metrics.loss, size: update.size });
   }
 
   refuse(task, wrong) {
-    const { code, detail, retry } = nackOf(wrong);
+    const { code, detail, retry } = nackFields(wrong);
     console.warn(`cannot do the task: ${code}: ${detail}`);
-    this.voice.say("nack", { re: task.message.id, ...task.key, code, detail, retry_ms: retry });
+    this.sender.send("nack", { re: task.message.id, ...task.key, code, detail, retry_ms: retry });
     this.tell({ what: "refused", code, detail });
   }
 
   /** Forget cached blobs that neither this task nor the center that was taken home needs. */
-  async makeRoom(manifests, program) {
+  async evictBlobs(manifests, program) {
     const home = await this.store.get("home");
     const wanted = new Set(manifests.map(({ sha256 }) => sha256));
     for (const file of Object.values(program.containers[ENGINE] ?? {})) wanted.add(file.sha256);
@@ -362,32 +362,32 @@ export class Client {
 
   // -- a visit
 
-  async fulfil(wish) {
+  async answerCenterRequest(centerRequest) {
     try {
-      wish.resolve(await visit(this));
+      centerRequest.resolve(await findCenter(this));
     } catch (wrong) {
-      wish.reject(wrong);
+      centerRequest.reject(wrong);
     } finally {
-      this.downloads.clear();
-      this.wish = null;
+      this.downloader.clear();
+      this.centerRequest = null;
     }
   }
 
   // -- what we say about ourselves
 
-  async sayHere() {
+  async announcePresence() {
     const { train } = await this.local(null);
     const disk = (await globalThis.navigator?.storage?.estimate?.())?.quota;
-    const caps = { engine: ENGINE, n: this.takesPart ? train.n : 0, codecs: CODECS, window: WINDOW_MAX, disk: disk && Math.floor(disk) };
+    const caps = { engine: ENGINE, n: this.participates ? train.n : 0, codecs: CODECS, window: MAX_WINDOW, disk: disk && Math.floor(disk) };
     if (caps.disk === undefined) delete caps.disk;
-    caps.runtime = this.workshop.runtime;
+    caps.runtime = this.taskRunner.runtime;
     if (this.refused.length) caps.refused = this.refused;
-    this.voice.presence("on", this.state.birth, { sw: SOFTWARE, caps });
+    this.sender.sendPresence("on", this.state.birth, { sw: SOFTWARE, caps });
   }
 
   /** Each connection is a birth, and its will carries the same number. */
-  async will() {
+  async nextWill() {
     const birth = await this.state.nextBirth();
-    return { topic: this.topics.state(this.device.id), payload: this.voice.record("lost", birth) };
+    return { topic: this.topics.state(this.device.id), payload: this.sender.presenceMessage("lost", birth) };
   }
 }

@@ -1,47 +1,47 @@
 // Fetching blobs one after another (PROTOCOL.md, section 9): the receiver sets the pace. No loop of its own: the client
 // hands in events and calls `step`. Times are in ms.
 
-import { totalOf, unpack } from "../protocol/blocks.js";
+import { totalOf, unpackBlock } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
-import { label } from "../protocol/topics.js";
+import { routingLabel } from "../protocol/topics.js";
 
-const WINDOW_START = 4;
-export const WINDOW_MAX = 16;
-const TIMEOUTS_MS = [8_000, 16_000, 32_000, 60_000];
-const TIMEOUTS_IN_A_ROW = 3;
-const PATIENCE_MS = 60_000;
-const GETS_KNOWN = 64;
+const INITIAL_WINDOW = 4;
+export const MAX_WINDOW = 16;
+const REQUEST_TIMEOUTS_MS = [8_000, 16_000, 32_000, 60_000];
+const MAX_TIMEOUTS_IN_A_ROW = 3;
+const MAX_POLL_MS = 60_000;
+const MAX_KNOWN_REQUESTS = 64;
 
 /** Which blocks to ask for next: the window adds one for each that arrives whole, and halves on a timeout. */
-export class Pull {
+export class BlobPull {
   constructor(bitmap) {
     this.bitmap = bitmap;
-    this.window = WINDOW_START;
+    this.window = INITIAL_WINDOW;
     this.timeouts = 0;
     this.due = new Map(); // asked for -> when it counts as lost
     this.since = 0; // blocks that arrived since the window last changed
   }
 
   get exhausted() {
-    return this.timeouts >= TIMEOUTS_IN_A_ROW;
+    return this.timeouts >= MAX_TIMEOUTS_IN_A_ROW;
   }
 
   /** The `at` of the next `get`, or nothing for now; asks once half of the window is free. */
-  ask(now) {
+  nextRequest(now) {
     this.expire(now);
     if (this.exhausted || this.due.size > Math.floor(this.window / 2)) return [];
     const runs = this.bitmap.missing(this.window - this.due.size, this.due);
-    const until = now + TIMEOUTS_MS[Math.min(this.timeouts, TIMEOUTS_MS.length - 1)];
+    const until = now + REQUEST_TIMEOUTS_MS[Math.min(this.timeouts, REQUEST_TIMEOUTS_MS.length - 1)];
     for (const [first, count] of runs) for (let i = first; i < first + count; i += 1) this.due.set(i, until);
     return runs;
   }
 
-  arrived(index) {
+  markArrived(index) {
     this.due.delete(index);
     this.timeouts = 0;
     this.since += 1;
     if (this.since >= this.window) {
-      this.window = Math.min(this.window + 1, WINDOW_MAX);
+      this.window = Math.min(this.window + 1, MAX_WINDOW);
       this.since = 0;
     }
   }
@@ -57,11 +57,11 @@ export class Pull {
   }
 }
 
-/** A queue of blobs to fetch; `get(manifest, runs)` sends one request and gives its id. */
-export class Downloads {
-  constructor(blobs, get, tell = () => {}) {
-    Object.assign(this, { blobs, get, tell });
-    this.gets = [];
+/** A queue of blobs to fetch; `sendGet(manifest, runs)` sends one request and gives its id. */
+export class Downloader {
+  constructor(blobs, sendGet, tell = () => {}) {
+    Object.assign(this, { blobs, sendGet, tell });
+    this.requests = [];
     this.clear();
   }
 
@@ -88,21 +88,21 @@ export class Downloads {
     if (this.failed !== null) throw this.failed;
     if (this.pull === null) return null;
     if (now < this.notBefore) return this.notBefore - now;
-    const runs = this.pull.ask(now);
-    if (runs.length) this.gets = [...this.gets, this.get(this.queue[0], runs)].slice(-GETS_KNOWN);
+    const runs = this.pull.nextRequest(now);
+    if (runs.length) this.requests = [...this.requests, this.sendGet(this.queue[0], runs)].slice(-MAX_KNOWN_REQUESTS);
     if (this.pull.exhausted) throw new Malformed("unreachable", `no block of ${this.queue[0].sha256.slice(0, 16)} came`);
     const due = Math.min(...this.pull.due.values());
-    return Number.isFinite(due) ? Math.max(0, due - now) : PATIENCE_MS;
+    return Number.isFinite(due) ? Math.max(0, due - now) : MAX_POLL_MS;
   }
 
   /** One block message; what belongs to no transfer or is damaged is dropped. */
   async onBlock(name, index, payload) {
     const { pull } = this;
     const manifest = this.queue[0];
-    if (pull === null || name !== label(manifest.sha256)) return;
+    if (pull === null || name !== routingLabel(manifest.sha256)) return;
     let body;
     try {
-      body = unpack(payload, manifest, index);
+      body = unpackBlock(payload, manifest, index);
     } catch (wrong) {
       console.warn("dropped a block:", wrong.message);
       return;
@@ -110,7 +110,7 @@ export class Downloads {
     if (pull.bitmap.has(index)) return;
     await this.blobs.putBlock(manifest, index, body);
     pull.bitmap.add(index);
-    pull.arrived(index);
+    pull.markArrived(index);
     this.notBefore = 0; // whoever was busy has time for us again
     this.tell({ what: "fetching", done: pull.bitmap.count / totalOf(manifest), size: manifest.size, kind: manifest.kind });
     if (pull.bitmap.complete) await this.finish(manifest);
@@ -118,7 +118,7 @@ export class Downloads {
 
   /** An error answer to one of our requests: ask again later, or fail. Others are ignored. */
   onError(request, code, notBefore) {
-    if (!this.gets.includes(request) && !(request === undefined && code === "rate")) return;
+    if (!this.requests.includes(request) && !(request === undefined && code === "rate")) return;
     if (code === "rate" || code === "busy") {
       this.linkLost();
       this.notBefore = notBefore;
@@ -137,8 +137,8 @@ export class Downloads {
       this.next(); // the same blob was wanted twice
       return;
     }
-    const bitmap = await this.blobs.arrived(manifest);
-    this.pull = new Pull(bitmap);
+    const bitmap = await this.blobs.arrivedBlocks(manifest);
+    this.pull = new BlobPull(bitmap);
     if (bitmap.complete) await this.finish(manifest); // its last block came just before the tab was closed
   }
 

@@ -31,7 +31,7 @@ export class Inbox {
 }
 
 /** One turn of the page's event loop; timers would be slowed down in a page that is not in front. */
-export function breath() {
+export function yieldToPage() {
   return new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();
     port1.onmessage = () => {

@@ -46,7 +46,7 @@ export class State {
   }
 
   /** The models [size] that this device keeps, by slot. */
-  async own(run, schema) {
+  async ownModels(run, schema) {
     const found = new Map();
     for (const name of await this.store.names(`${OWN}${run}/`)) {
       const { schema: hash, vector } = await this.store.get(name);
@@ -70,13 +70,13 @@ export class State {
   }
 
   /** The bytes of the result's update, hashed again; undefined if they are damaged. */
-  async update() {
+  async readUpdate() {
     const data = await this.store.get(UPDATE);
     return data && this.result && (await sha256(data)) === this.result.update.sha256 ? data : undefined;
   }
 
   /** Keep a finished task whole; then it may be announced. */
-  async finish(result, outcome, center) {
+  async storeResult(result, outcome, center) {
     const { key } = result;
     const put = { [UPDATE]: outcome.data };
     const gone = [];
@@ -97,7 +97,7 @@ export class State {
   }
 
   /** The coordinator has answered: commit the residual if it took the update, else keep the one of before. */
-  async acknowledged(status) {
+  async commitAcknowledgement(status) {
     const { result } = this;
     if (!result || result.status !== null) return;
     const put = {};

@@ -5,7 +5,7 @@ import { Bitmap, bodyRange, inlineBytes, totalOf } from "../protocol/blocks.js";
 import { sha256 } from "../protocol/bytes.js";
 import { Malformed } from "../protocol/errors.js";
 
-const ROOM = "kept";
+const OBJECT_STORE = "kept";
 const BLOB = "blob/";
 const BLOCK = "block/";
 
@@ -17,37 +17,37 @@ export class Store {
 
   static async open(name) {
     const request = indexedDB.open(name, 1);
-    request.onupgradeneeded = () => request.result.createObjectStore(ROOM);
+    request.onupgradeneeded = () => request.result.createObjectStore(OBJECT_STORE);
     return new Store(await settled(request));
   }
 
   async get(name) {
-    return settled(this.room("readonly").get(name));
+    return settled(this.objectStore("readonly").get(name));
   }
 
   /** The names that begin with `prefix`, sorted. */
   async names(prefix) {
-    return settled(this.room("readonly").getAllKeys(range(prefix)));
+    return settled(this.objectStore("readonly").getAllKeys(range(prefix)));
   }
 
   /** The values whose names begin with `prefix`, in the order of the names. */
   async values(prefix) {
-    return settled(this.room("readonly").getAll(range(prefix)));
+    return settled(this.objectStore("readonly").getAll(range(prefix)));
   }
 
   async write(put, remove = []) {
-    const transaction = this.database.transaction(ROOM, "readwrite", { durability: "strict" });
-    const room = transaction.objectStore(ROOM);
-    for (const [name, value] of Object.entries(put)) room.put(value, name);
-    for (const name of remove) room.delete(name);
+    const transaction = this.database.transaction(OBJECT_STORE, "readwrite", { durability: "strict" });
+    const objectStore = transaction.objectStore(OBJECT_STORE);
+    for (const [name, value] of Object.entries(put)) objectStore.put(value, name);
+    for (const name of remove) objectStore.delete(name);
     await new Promise((resolve, reject) => {
       transaction.oncomplete = resolve;
       transaction.onerror = transaction.onabort = () => reject(transaction.error ?? new Error("the browser keeps no more"));
     });
   }
 
-  room(mode) {
-    return this.database.transaction(ROOM, mode).objectStore(ROOM);
+  objectStore(mode) {
+    return this.database.transaction(OBJECT_STORE, mode).objectStore(OBJECT_STORE);
   }
 }
 
@@ -74,7 +74,7 @@ export class Blobs {
   }
 
   /** Which blocks of a blob are here. */
-  async arrived(manifest) {
+  async arrivedBlocks(manifest) {
     const bitmap = new Bitmap(totalOf(manifest));
     const prefix = partial(manifest);
     for (const name of await this.store.names(prefix)) bitmap.add(Number(name.slice(prefix.length)));

@@ -4,26 +4,26 @@
 import { openEngine } from "../engines/onnx.js";
 import { runGolden } from "../engines/golden_run.js";
 import { Learner } from "../training/learner.js";
-import { decode, encode, encodeFeedback, encodeStats } from "../protocol/codecs.js";
+import { decodeVector, encodeVector, encodeWithFeedback, encodeStats } from "../protocol/codecs.js";
 import { Malformed } from "../protocol/errors.js";
 import { readProgram } from "../protocol/program.js";
-import { verify } from "../protocol/signing.js";
-import { functionsOf, manifestsOf } from "../protocol/task.js";
-import { fit, probe } from "../training/fit_probe.js";
+import { verifyManifest } from "../protocol/signing.js";
+import { containerFunctions, taskManifests } from "../protocol/task.js";
+import { runFit, runProbe } from "../training/fit_probe.js";
 
 export const ENGINE = "onnx";
 const GOLDEN = "golden/";
 
 /** Opens programs and runs tasks. `blobs.read(sha256)` gives fetched bytes, hashed again; an opened engine is used again. */
-export class Workshop {
+export class TaskRunner {
   constructor({ ort, blobs, federation, keys }) {
     Object.assign(this, { ort, blobs, federation, keys });
     this.opened = { program: null, sha256: null, engines: new Map() };
   }
 
   /** Before a byte is fetched: one of the pinned keys signed each of these. */
-  async checkSignatures(...manifests) {
-    for (const manifest of manifests) await verify(manifest, this.keys, this.federation);
+  async checkSignature(...manifests) {
+    for (const manifest of manifests) await verifyManifest(manifest, this.keys, this.federation);
   }
 
   /** The fetched program of a manifest. */
@@ -65,7 +65,7 @@ export class Workshop {
    * How far this runtime is from the program's golden run, 0 for a program without one; computed once for each program and
    * version, and kept in `store`. The step's file is here already.
    */
-  async vetted(manifest, store) {
+  async goldenDifference(manifest, store) {
     const program = await this.program(manifest);
     const golden = program.golden[ENGINE];
     if (!golden) return 0;
@@ -73,14 +73,14 @@ export class Workshop {
     const kept = await store.get(name);
     if (Number.isFinite(kept)) return kept;
     const { engine } = await this.learner(program, { step: program.containers[ENGINE].step });
-    const off = await runGolden(engine, golden);
-    await store.write({ [name]: off }, (await store.names(GOLDEN)).filter((other) => other !== name));
-    return off;
+    const difference = await runGolden(engine, golden);
+    await store.write({ [name]: difference }, (await store.names(GOLDEN)).filter((other) => other !== name));
+    return difference;
   }
 
   /** A fetched model or linear term [schema.size]. */
   async vector(manifest, schema) {
-    return decode(await this.blobs.read(manifest.sha256), schema, { kind: manifest.kind });
+    return decodeVector(await this.blobs.read(manifest.sha256), schema, { kind: manifest.kind });
   }
 
   /**
@@ -92,18 +92,18 @@ export class Workshop {
     const program = await this.program(task.program);
     const { schema } = program;
     if (schema.sha256 !== task.schema) throw new Malformed("bad_schema", `the program's schema is ${schema.sha256}`);
-    const containers = Object.fromEntries(Object.entries(functionsOf(task)).map(([field, name]) => [name, task[field]]));
+    const containers = Object.fromEntries(Object.entries(containerFunctions(task)).map(([field, name]) => [name, task[field]]));
     const learner = await this.learner(program, containers);
     const vectors = new Map();
-    for (const manifest of manifestsOf(task)) vectors.set(manifest.sha256, await this.vector(manifest, schema));
+    for (const manifest of taskManifests(task)) vectors.set(manifest.sha256, await this.vector(manifest, schema));
     const given = { vectors, between };
     let outcome;
     if (task.job === "probe") {
-      outcome = stats(await probe(learner, task, local, { ...given, own }), schema);
+      outcome = statsResult(await runProbe(learner, task, local, { ...given, own }), schema);
     } else {
       const kept = own.get(task.slot ?? "main");
-      const trained = await fit(learner, task, local.train, { ...given, own: kept, posterior });
-      outcome = update(task, trained, schema, residual, local.train.n);
+      const trained = await runFit(learner, task, local.train, { ...given, own: kept, posterior });
+      outcome = updateResult(task, trained, schema, residual, local.train.n);
     }
     if (outcome.data.length > task.reply.max_size) {
       throw new Malformed("too_big", `an update of ${outcome.data.length} bytes, ${task.reply.max_size} allowed`);
@@ -112,12 +112,12 @@ export class Workshop {
   }
 }
 
-function stats({ n, shares, ...reply }, schema) {
+function statsResult({ n, shares, ...reply }, schema) {
   return { what: "stats", data: encodeStats(reply, schema), n, metrics: {}, posterior: shares };
 }
 
 /** The difference to the base that the task names, in float32 so that both sides subtract the same numbers. */
-function update(task, { vector, loss, start, anchor }, schema, residual, n) {
+function updateResult(task, { vector, loss, start, anchor }, schema, residual, n) {
   const kept = { n, metrics: { loss }, own: [task.slot ?? "main", vector] };
   if (task.upload === false) return { what: "stats", data: encodeStats({ loss: [loss] }, schema), ...kept };
   const { codec, base: named } = task.reply;
@@ -126,6 +126,6 @@ function update(task, { vector, loss, start, anchor }, schema, residual, n) {
   if (base === undefined) throw new Malformed("bad_task", `the reply's base is ${named}, but no such model was sent`);
   const from = { zero: undefined, start, anchor }[place];
   const delta = from ? vector.map((value, i) => value - from[i]) : vector;
-  if (codec !== "i8") return { what: "delta", data: encode(delta, schema, { codec, kind: "delta", base }), ...kept };
-  return { what: "delta", ...encodeFeedback(delta, residual, schema, { codec, base }), ...kept };
+  if (codec !== "i8") return { what: "delta", data: encodeVector(delta, schema, { codec, kind: "delta", base }), ...kept };
+  return { what: "delta", ...encodeWithFeedback(delta, residual, schema, { codec, base }), ...kept };
 }

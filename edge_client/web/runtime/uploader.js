@@ -1,33 +1,33 @@
 // Bringing a kept result to the coordinator: announce, send blocks against a credit, until it is acknowledged. All of this
 // may be repeated after the tab was closed, a lost link or a silent coordinator. Times are in ms.
 
-import { bodyRange, stillMissing } from "../protocol/blocks.js";
+import { bodyRange, missingBlocks } from "../protocol/blocks.js";
 import { keyOf, sameKey } from "./state.js";
 
 const REPEAT_MS = 60_000; // an announcement that nobody answered is made again
 const JITTER_MS = 15_000;
-const SAY_AGAIN = ["busy", "rate", "internal"];
+const RETRIED_CODES = ["busy", "rate", "internal"];
 
-/** Delivers the result in `state`, one at a time; `voice` speaks, `transport` says how much is on its way. */
-export class Delivery {
-  constructor({ state, voice, transport, now, random = Math.random, tell = () => {} }) {
-    Object.assign(this, { state, voice, transport, now, random, tell });
+/** Delivers the result in `state`, one at a time; `sender` speaks, `transport` says how much is on its way. */
+export class Uploader {
+  constructor({ state, sender, transport, now, random = Math.random, tell = () => {} }) {
+    Object.assign(this, { state, sender, transport, now, random, tell });
     this.upload = null; // a credit: {manifest, shard, window, owed}
     this.announced = null; // id of the last `rdy`
     this.againAt = null; // when to announce again; null: nothing to deliver
-    this.sentTwice = null; // the update that a wrong hash made us send again
+    this.resentHash = null; // the update that a wrong hash made us send again
   }
 
   /** Say `rdy` for the kept result, and again later unless somebody answers. */
   announce() {
     const { result } = this.state;
     if (!result) {
-      this.cease();
+      this.cancel();
       return;
     }
     const { key, attempt, n, what, update, seconds, metrics } = result;
     this.upload = null;
-    this.announced = this.voice.say("rdy", { ...key, attempt, n, what, update, seconds, metrics });
+    this.announced = this.sender.send("rdy", { ...key, attempt, n, what, update, seconds, metrics });
     this.announceIn(REPEAT_MS);
     this.tell({ what: "delivering", size: update.size, done: 0 });
   }
@@ -49,13 +49,13 @@ export class Delivery {
     this.againAt = this.now() + this.random() * spread;
   }
 
-  cease() {
+  cancel() {
     this.upload = null;
     this.againAt = null;
   }
 
   /** How long `step` has nothing to do; Infinity: until something happens. */
-  wait() {
+  waitMs() {
     if (this.upload !== null) return 0;
     return this.againAt === null ? Infinity : Math.max(0, this.againAt - this.now());
   }
@@ -71,7 +71,7 @@ export class Delivery {
     const { result } = this.state;
     if (!result || result.update.sha256 !== message.sha256 || this.againAt === null) return;
     try {
-      const owed = stillMissing(result.update, message.have);
+      const owed = missingBlocks(result.update, message.have);
       this.upload = { manifest: result.update, shard: message.shard, window: message.window, owed };
     } catch (wrong) {
       console.warn("a credit with a bad bitmap:", wrong.message);
@@ -85,8 +85,8 @@ export class Delivery {
     this.upload = null;
     if (message.status === "retry") {
       this.announceIn(message.retry_ms ?? REPEAT_MS);
-    } else if (message.status === "bad_hash" && this.sentTwice !== message.sha256) {
-      this.sentTwice = message.sha256;
+    } else if (message.status === "bad_hash" && this.resentHash !== message.sha256) {
+      this.resentHash = message.sha256;
       this.announce();
     } else {
       await this.settle(message.status);
@@ -96,13 +96,13 @@ export class Delivery {
   /** An error answer; it is ours when it names our announcement. */
   async onError(message) {
     if (message.re !== this.announced || this.againAt === null) return;
-    if (SAY_AGAIN.includes(message.code)) this.announceIn(message.retry_ms ?? REPEAT_MS);
+    if (RETRIED_CODES.includes(message.code)) this.announceIn(message.retry_ms ?? REPEAT_MS);
     else await this.settle(message.code);
   }
 
   async settle(status) {
-    await this.state.acknowledged(status);
-    this.cease();
+    await this.state.commitAcknowledgement(status);
+    this.cancel();
     this.tell({ what: "answered", status, size: this.state.result.update.size });
   }
 
@@ -115,14 +115,14 @@ export class Delivery {
     await this.transport.drained(upload.window - 1);
     if (this.upload !== upload) return;
     const index = upload.owed.shift();
-    const data = index === undefined ? undefined : await this.state.update();
+    const data = index === undefined ? undefined : await this.state.readUpdate();
     if (data === undefined) {
       this.upload = null;
       this.announceIn(REPEAT_MS);
       return;
     }
     const [start, stop] = bodyRange(upload.manifest, index);
-    this.voice.block(upload.manifest, upload.shard, index, data.subarray(start, stop));
+    this.sender.sendBlock(upload.manifest, upload.shard, index, data.subarray(start, stop));
     this.tell({ what: "delivering", size: upload.manifest.size, done: stop / upload.manifest.size });
   }
 }

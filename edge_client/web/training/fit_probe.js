@@ -12,9 +12,9 @@ const LABEL_PRIOR = 0.1; // samples of each class beside the device's own
  * Carry out a fit. `vectors` are the task's models by hash, `own` [schema.size] is the model kept in the task's slot, if
  * any, `posterior` the responsibilities [M][n] that this round's probe left. -> {vector [schema.size], loss, start, anchor}.
  */
-export async function fit(learner, task, data, { vectors, own, posterior, between }) {
+export async function runFit(learner, task, data, { vectors, own, posterior, between }) {
   const { program } = learner;
-  checkSamples(program, data);
+  checkData(program, data);
   const weights = rowWeights(task, data, posterior);
   if (learner.fixedBatch !== null && learner.fixedBatch !== task.batch) {
     throw new Malformed("bad_task", `batch ${task.batch}, but this program runs batches of ${learner.fixedBatch}`);
@@ -34,10 +34,10 @@ export async function fit(learner, task, data, { vectors, own, posterior, betwee
 }
 
 /** Evaluate the task's models -> {n, loss, votes, posterior, confusion, grad, shares}: what was asked for, and what stays. */
-export async function probe(learner, task, local, { vectors, own, between }) {
+export async function runProbe(learner, task, local, { vectors, own, between }) {
   const { program } = learner;
-  const data = probed(task, local);
-  checkSamples(program, data);
+  const data = probeData(task, local);
+  checkData(program, data);
   let models = task.models.map((model) => candidate(model, vectors, own));
   const want = new Set(task.want);
   if (want.has("grad")) {
@@ -49,19 +49,19 @@ export async function probe(learner, task, local, { vectors, own, between }) {
     models = models.map((model, i) => ("own" in task.models[i] ? model : withBuffers(program, model, kept)));
   } else if (task.buffers === "batch") {
     const found = [];
-    for (const model of models) found.push(await recalibrated(learner, model, local.train, task.batch));
+    for (const model of models) found.push(await recalibrate(learner, model, local.train, task.batch));
     models = found;
   }
   let { losses, logits } = await learner.evaluate(models, data, task.batch, between);
-  if (task.label_prior === "device") ({ losses, logits } = told(program, logits, data, local.train));
+  if (task.label_prior === "device") ({ losses, logits } = withLabelPrior(program, logits, data, local.train));
   const shares = want.has("posterior") ? responsibilities(losses, task.prior) : null;
   const mean = (row) => row.reduce((a, b) => a + b, 0) / row.length;
   return {
     n: data.n,
     loss: want.has("loss") ? losses.map(mean) : undefined,
-    votes: want.has("votes") ? votesOf(losses) : undefined,
+    votes: want.has("votes") ? countVotes(losses) : undefined,
     posterior: shares ? shares.map(mean) : undefined,
-    confusion: want.has("confusion") ? confusionOf(program, logits, data, task.prior) : undefined,
+    confusion: want.has("confusion") ? confusionMatrices(program, logits, data, task.prior) : undefined,
     shares: shares && (task.split ?? "train") === "train" && data.n === local.train.n ? shares : undefined,
   };
 }
@@ -80,11 +80,11 @@ export function batchesOf(n, { batch, seed, steps }, fixed) {
 }
 
 /** Losses and logits of classifiers that know how often each class is among the training samples: its logarithm is added. */
-function told(program, logits, data, train) {
-  classifies(program, "a label prior");
+function withLabelPrior(program, logits, data, train) {
+  checkClassifier(program, "a label prior");
   const c = program.classes;
   const counts = new Float64Array(c).fill(LABEL_PRIOR);
-  for (let i = 0; i < train.n; i += 1) truthOf(train, i, c).forEach((share, k) => {
+  for (let i = 0; i < train.n; i += 1) targetShares(train, i, c).forEach((share, k) => {
     counts[k] += share;
   });
   const scores = logits.map((rows) => Float64Array.from(rows, (value, at) => value + Math.log(counts[at % c])));
@@ -92,18 +92,18 @@ function told(program, logits, data, train) {
     const row = rows.subarray(i * c, (i + 1) * c);
     const top = Math.max(...row);
     const all = Math.log(row.reduce((sum, value) => sum + Math.exp(value - top), 0)) + top;
-    return all - truthOf(data, i, c).reduce((sum, share, k) => sum + share * row[k], 0);
+    return all - targetShares(data, i, c).reduce((sum, share, k) => sum + share * row[k], 0);
   }));
   return { losses, logits: scores };
 }
 
 /** A sample's target as shares of the classes [C]. */
-function truthOf(data, i, c) {
+function targetShares(data, i, c) {
   if (!data.labels) return data.targets.subarray(i * c, (i + 1) * c);
   return Array.from({ length: c }, (_, k) => Number(k === data.labels[i]));
 }
 
-function classifies(program, what) {
+function checkClassifier(program, what) {
   if (program.loss !== "cross-entropy") throw new Malformed("bad_task", `${what} needs a classifier`);
 }
 
@@ -130,7 +130,7 @@ function withBuffers({ schema }, model, other) {
 }
 
 /** The statistics of these samples in place of running ones: two steps of rate zero, from 0 and from 1, tell how far a step moves them. */
-async function recalibrated(learner, model, data, batch) {
+async function recalibrate(learner, model, data, batch) {
   const n = learner.program.schema.nParams;
   const size = learner.fixedBatch ?? batch;
   const all = Array.from({ length: data.n }, (_, i) => i);
@@ -161,7 +161,7 @@ async function recalibrated(learner, model, data, batch) {
   return found;
 }
 
-function checkSamples(program, data) {
+function checkData(program, data) {
   if (!data || data.n === 0) throw new Malformed("no_data", "no samples on this device");
   if (data.x.length !== data.n * sizeOf(program.input)) {
     throw new Malformed("bad_program", `the program reads samples of shape [${program.input}]; those here are others`);
@@ -189,7 +189,7 @@ function candidate(model, vectors, own) {
   return found;
 }
 
-function probed(task, local) {
+function probeData(task, local) {
   const data = task.split === "test" ? local.test : local.train;
   if (!data || !data.n) throw new Malformed("no_data", task.split === "test" ? "no held-out samples on this device" : "no samples on this device");
   if (task.limit === undefined || task.limit >= data.n) return data;
@@ -208,7 +208,7 @@ export function subset(data, index) {
   return { n: index.length, x: pick(data.x), labels: pick(data.labels), targets: pick(data.targets) };
 }
 
-function votesOf(losses) {
+function countVotes(losses) {
   const votes = losses.map(() => 0);
   for (let i = 0; i < losses[0].length; i += 1) {
     let best = 0;
@@ -219,16 +219,16 @@ function votesOf(losses) {
 }
 
 /** [M][C][C] counts, rows true class, columns predicted; with `prior` [1][C][C], of the mixture of probabilities. */
-function confusionOf(program, logits, data, prior) {
-  classifies(program, "a confusion matrix");
+function confusionMatrices(program, logits, data, prior) {
+  checkClassifier(program, "a confusion matrix");
   const c = program.classes;
   const scores = prior ? [mixture(logits, prior, data.n, c)] : logits;
   return scores.map((rows) => {
     const counts = Array.from({ length: c }, () => new Array(c).fill(0));
     for (let i = 0; i < data.n; i += 1) {
       const row = rows.subarray(i * c, (i + 1) * c);
-      const truth = data.labels ? data.labels[i] : bestOf(data.targets.subarray(i * c, (i + 1) * c));
-      counts[truth][bestOf(row)] += 1;
+      const truth = data.labels ? data.labels[i] : argmax(data.targets.subarray(i * c, (i + 1) * c));
+      counts[truth][argmax(row)] += 1;
     }
     return counts;
   });
@@ -253,7 +253,7 @@ export function softmax(row) {
 }
 
 /** The place of the largest value, the first one on ties. */
-export function bestOf(row) {
+export function argmax(row) {
   let best = 0;
   for (let k = 1; k < row.length; k += 1) if (row[k] > row[best]) best = k;
   return best;

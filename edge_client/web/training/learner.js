@@ -23,15 +23,15 @@ export class Learner {
 
   /** SGD from `start` over `batches` (indices of samples) -> {vector [schema.size], losses}. `between` runs before each step. */
   async train({ task, start, anchor, linear, data, batches, weights }, between = async () => {}) {
-    const update = this.engine.update(this.kept(task, start, anchor, linear));
+    const update = this.engine.update(this.fixedFeeds(task, start, anchor, linear));
     const losses = [];
     for (const [k, index] of batches.entries()) {
       await between(k, batches.length, losses);
       const q = this.Type.from(index, (i) => weights[i] / index.length);
-      const fresh = { ...this.samples(data, index), q: { data: q, dims: [index.length] } };
-      losses.push(await update.step({ ...fresh, ...this.noise(task.seed, k, index.length) }));
+      const fresh = { ...this.sampleFeeds(data, index), q: { data: q, dims: [index.length] } };
+      losses.push(await update.step({ ...fresh, ...this.noiseFeeds(task.seed, k, index.length) }));
     }
-    return { vector: this.flat(update.read()), losses };
+    return { vector: this.flatten(update.read()), losses };
   }
 
   /** -> {losses: M arrays [n], logits: M arrays [n * classes]}; the rows that pad a fixed batch are dropped. */
@@ -40,11 +40,11 @@ export class Learner {
     const classes = sizeOf(this.program.target);
     const losses = models.map(() => new Float64Array(data.n));
     const logits = models.map(() => new Float64Array(data.n * classes));
-    const feeds = models.map((model) => this.model(model));
+    const feeds = models.map((model) => this.modelFeeds(model));
     for (let at = 0; at < data.n; at += width) {
       const count = Math.min(width, data.n - at);
       const index = this.fixedBatch ? Uint32Array.from({ length: width }, (_, i) => at + (i % count)) : range(at, at + count);
-      const samples = this.samples(data, index);
+      const samples = this.sampleFeeds(data, index);
       for (const [m, model] of feeds.entries()) {
         await between();
         const found = await this.engine.evaluate({ ...model, ...samples });
@@ -62,9 +62,9 @@ export class Learner {
     const used = parts.reduce((sum, { q }) => sum + q.reduce((a, b) => a + b, 0), 0);
     const total = new Float64Array(this.program.schema.nParams);
     for (const [k, { index, q }] of parts.entries()) {
-      const update = this.engine.update(this.kept(task, model));
+      const update = this.engine.update(this.fixedFeeds(task, model));
       const weights = { data: this.Type.from(q, (value) => value / used), dims: [index.length] };
-      await update.step({ ...this.samples(data, index), q: weights, ...this.noise(seed, k, index.length) });
+      await update.step({ ...this.sampleFeeds(data, index), q: weights, ...this.noiseFeeds(seed, k, index.length) });
       const moved = update.read();
       for (const { name, role } of this.program.schema.tensors) {
         if (role !== "p") continue;
@@ -99,21 +99,21 @@ export class Learner {
   }
 
   /** What an update keeps between its steps. Velocity starts at zero; an absent anchor has no force (mu = 0). */
-  kept(task, start, anchor, linear) {
+  fixedFeeds(task, start, anchor, linear) {
     const zero = new Float32Array(this.program.schema.size);
-    const feeds = this.model(start);
+    const feeds = this.modelFeeds(start);
     for (const [prefix, vector] of [["velocity", zero], ["anchor", anchor ?? zero], ["linear", linear ?? zero]]) {
-      Object.assign(feeds, this.named(prefix, vector, "p"));
+      Object.assign(feeds, this.tensorFeeds(prefix, vector, "p"));
     }
     for (const name of ["lr", "momentum", "mu"]) feeds[name] = { data: this.Type.of(task[name]), dims: [] };
     return feeds;
   }
 
-  model(vector) {
-    return { ...this.named("w", vector, "p"), ...this.named("buffers", vector, "b") };
+  modelFeeds(vector) {
+    return { ...this.tensorFeeds("w", vector, "p"), ...this.tensorFeeds("buffers", vector, "b") };
   }
 
-  named(prefix, vector, role) {
+  tensorFeeds(prefix, vector, role) {
     const { schema } = this.program;
     if (vector.length !== schema.size) {
       throw new Malformed("bad_schema", `a model of ${vector.length} values, the program has ${schema.size}`);
@@ -124,7 +124,7 @@ export class Learner {
     );
   }
 
-  flat(moved) {
+  flatten(moved) {
     const { schema } = this.program;
     const flat = new this.Type(schema.size);
     for (const { name, role } of schema.tensors) flat.set(moved[`${role === "p" ? "w" : "buffers"}/${name}`], schema.spans[name][0]);
@@ -132,7 +132,7 @@ export class Learner {
   }
 
   /** `x` [b, ...input] and `y`: one-hot [b, classes] for class labels, the targets as they are otherwise. */
-  samples(data, index) {
+  sampleFeeds(data, index) {
     const { input, target } = this.program;
     const [width, height] = [sizeOf(input), sizeOf(target)];
     const x = new this.Type(index.length * width);
@@ -146,7 +146,7 @@ export class Learner {
   }
 
   /** What a step of a model with dropout draws from; nothing for a model that draws nothing. */
-  noise(seed, step, count) {
+  noiseFeeds(seed, step, count) {
     const port = this.program.functions.step.inputs.find(({ name }) => name === "noise");
     if (!port) return {};
     const shape = port.shape.slice(1);

@@ -3,7 +3,7 @@
 
 const KEEPALIVE_S = 60;
 const CONNECT_MS = 20_000;
-const BACKOFF_MAX_MS = 120_000;
+const MAX_BACKOFF_MS = 120_000;
 const STEADY_MS = 60_000; // connected for so long: the next failure is a first one
 
 /** Dials until it is closed. `will` is awaited before each connection: {topic, payload}. */
@@ -57,7 +57,7 @@ export class Transport {
       this.failures = since !== null && Date.now() - since > STEADY_MS ? 0 : this.failures + 1;
       this.onEvent({ kind: "lost", refused: wrong?.code === 4 || wrong?.code === 5 });
       client.end(true);
-      if (!this.closed) this.timer = setTimeout(() => this.connect(), this.random() * Math.min(BACKOFF_MAX_MS, 1000 * 2 ** this.failures));
+      if (!this.closed) this.timer = setTimeout(() => this.connect(), this.random() * Math.min(MAX_BACKOFF_MS, 1000 * 2 ** this.failures));
     });
   }
 
