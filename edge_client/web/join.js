@@ -1,4 +1,4 @@
-// Who this device is, and where it belongs. The page's address says nothing about a secret but behind the '#', which a
+// The federation's public facts (join.json) and this device's identity. A link carries the secret after the '#', which a
 // browser never sends: `#id=web-0001&secret=...`. It is kept in this browser and wiped from the address at once.
 
 import { fromHex, toHex } from "./protocol/bytes.js";

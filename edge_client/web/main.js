@@ -1,4 +1,4 @@
-// The page: puts the client, the samples and what a person does together. Decides nothing about the protocol.
+// Entry point of the page: connects the client, the samples and the view, and handles the user's input.
 
 import { Client } from "./runtime/client.js";
 import { fetchJoin, loadIdentity } from "./join.js";

@@ -1,4 +1,4 @@
-// What a person sees: events in, words and bars out. Knows no client and no store.
+// The view: shows the client's events and the samples in the page's elements.
 
 import { thumbnail } from "./data/images.js";
 import { sizeOf } from "./protocol/tensors.js";

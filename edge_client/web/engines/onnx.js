@@ -1,4 +1,4 @@
-// A training program on ONNX Runtime Web: the very same .onnx files as every other device runs. Knows no task and no data.
+// A training program on ONNX Runtime Web: the same .onnx files as every other device runs.
 // What a step moves stays in the tensors that it returned, and these are the next step's inputs: nothing is copied in
 // JavaScript between steps. An array to be fed is {data, dims}.
 

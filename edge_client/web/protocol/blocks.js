@@ -1,5 +1,5 @@
 // Blobs: the manifest that names one, the blocks that carry it, the bitmap of what has arrived (PROTOCOL.md, section 4).
-// Everything about a block is checked against the manifest before its bytes are used. Knows no topic and no store.
+// Everything about a block is checked against the manifest before its bytes are used.
 
 import { crc32, fromBase64, sha256, toBase64 } from "./bytes.js";
 import { Malformed, shown } from "./errors.js";

@@ -1,4 +1,4 @@
-// Hex, base64, CRC-32 and SHA-256 over Uint8Array. Knows no format.
+// Hex, base64, CRC-32 and SHA-256 over Uint8Array.
 
 import { Malformed, shown } from "./errors.js";
 

@@ -1,4 +1,4 @@
-// What a rule of PROTOCOL.md refuses, by the protocol's own name for it.
+// The error of bytes or values that break a rule of PROTOCOL.md.
 
 /** Bytes or values that break a rule; `code` is one of PROTOCOL.md, section 13. */
 export class Malformed extends Error {
@@ -10,7 +10,7 @@ export class Malformed extends Error {
   }
 }
 
-/** A value of anybody's, short enough for a message. */
+/** A received value as text of at most 80 characters, for an error message. */
 export function shown(value) {
   let text;
   try {

@@ -1,5 +1,5 @@
 // Strict JSON in, canonical JSON out (PROTOCOL.md, section 3). JSON.parse will not do: it takes a key twice, 1e999 and lone
-// surrogates, and forgets whether a number was written as an integer. Knows no message.
+// surrogates, and drops whether a number was written as an integer.
 
 import { Malformed, shown } from "./errors.js";
 

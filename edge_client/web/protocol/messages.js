@@ -1,5 +1,5 @@
 // Control messages: strict JSON in, canonical JSON out. `readMessage` gives only what the kind's table allows, and `writeMessage` holds
-// what we send to the same table. Sends nothing.
+// what we send to the same table.
 
 import { checkInline, isCount } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";

@@ -1,5 +1,5 @@
 // Named arrays as bytes: safetensors files with the protocol's rules on top (PROTOCOL.md, section 6). A tensor is
-// {dtype, shape, data: a typed array}. Knows no schema of a model and no codec's arithmetic. Little-endian machines only,
+// {dtype, shape, data: a typed array}. Little-endian machines only,
 // which all browsers' are.
 
 import { isCount } from "./blocks.js";

@@ -1,5 +1,5 @@
 // Checkers, from which the tables of message_schemas.js are built: each takes a value and the name to complain about, and gives the
-// value back or throws Malformed("bad_field"). Knows no message.
+// value back or throws Malformed("bad_field").
 
 import { isCount, readManifestForm } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";

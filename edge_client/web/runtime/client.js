@@ -1,6 +1,6 @@
-// A device's life in a page: announce, fetch, check, train, keep, deliver, and choose a center when asked to; until it is
-// stopped. One loop waits for events and then does the next piece of work; every answer is kept before its first message
-// leaves, so a tab that is closed at any line repeats at most the training. Draws nothing: `tell` is told what happens.
+// A device's main loop in a page: announce, fetch, check, train, store and upload, and choose a center on request, until it
+// is stopped. One loop waits for events and does the next piece of work. Every result is stored before its first message is
+// sent, so a tab that closes at any line repeats at most the training. `tell` receives the events for the view.
 
 import { Uploader } from "./uploader.js";
 import { Downloader, MAX_WINDOW } from "./downloader.js";
@@ -166,7 +166,7 @@ export class Client {
     }
   }
 
-  /** A message that breaks a rule is answered if it can be named, so that nobody waits for its task. */
+  /** A message that breaks a rule is answered if it can be named, so that the coordinator does not wait for its task. */
   refuseUnreadable(payload, wrong) {
     console.warn("cannot read a message:", wrong.message);
     if (!(wrong instanceof Malformed) || !NACK_CODES.includes(wrong.code)) return;
@@ -336,7 +336,7 @@ export class Client {
     if (this.now() >= task.until) throw new Malformed("deadline", "the time was over before the task was done");
   }
 
-  /** Durably, before anybody hears of it. */
+  /** Store the result durably before it is announced. */
   async storeResult(task, outcome, seconds) {
     const update = await manifestOf(outcome.data, outcome.what, { block: this.block, inline: true });
     const { n, what, metrics } = outcome;

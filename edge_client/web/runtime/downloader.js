@@ -1,5 +1,5 @@
-// Fetching blobs one after another (PROTOCOL.md, section 9): the receiver sets the pace. No loop of its own: the client
-// hands in events and calls `step`. Times are in ms.
+// Download of blobs, one after another, block by block (PROTOCOL.md, section 9). The receiver sets the pace. The client
+// passes in events and calls `step`. Times are in ms.
 
 import { totalOf, unpackBlock } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
@@ -111,7 +111,7 @@ export class Downloader {
     await this.blobs.putBlock(manifest, index, body);
     pull.bitmap.add(index);
     pull.markArrived(index);
-    this.notBefore = 0; // whoever was busy has time for us again
+    this.notBefore = 0; // a block shows that the coordinator is no longer busy
     this.tell({ what: "fetching", done: pull.bitmap.count / totalOf(manifest), size: manifest.size, kind: manifest.kind });
     if (pull.bitmap.complete) await this.finish(manifest);
   }

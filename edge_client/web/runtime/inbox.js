@@ -1,4 +1,4 @@
-// What happened and was not dealt with yet. One reader; whoever writes wakes it.
+// The queue of events that wait for the client's loop. One reader; `push` and `wake` end its wait.
 
 const IDLE_MS = 60_000;
 

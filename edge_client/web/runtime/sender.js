@@ -1,4 +1,4 @@
-// A device's voice: every message that it sends is built here, with a fresh id and the time. Decides nothing.
+// Every message that a device sends is built here, with a fresh id and the time.
 
 import { packBlock, totalOf } from "../protocol/blocks.js";
 import { toHex } from "../protocol/bytes.js";
@@ -7,7 +7,7 @@ import { routingLabel } from "../protocol/topics.js";
 
 const ident = () => toHex(crypto.getRandomValues(new Uint8Array(8)));
 
-/** Speaks for one device; `transport` is set once there is one. */
+/** Sends the messages of one device; `transport` is set after construction. */
 export class DeviceSender {
   constructor(topics, cid) {
     Object.assign(this, { topics, cid, transport: null });

@@ -1,5 +1,5 @@
-// One device's memory: the last result until it is acknowledged, own models, a probe's responsibilities, what compression
-// has lost. Everything that belongs together is written together, before anybody hears of it.
+// A device's stored state: the last result until it is acknowledged, own models, a probe's responsibilities, the residual of
+// compression. Values that belong together are written in one transaction, before the result is announced.
 
 import { sha256 } from "../protocol/bytes.js";
 

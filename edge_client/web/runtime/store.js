@@ -1,5 +1,5 @@
-// What survives a closed tab: names and values in one IndexedDB database per federation and device, written several at a
-// time or not at all. Blobs lie there under their hash, partial ones block by block.
+// Persistent storage: names and values in one IndexedDB database per federation and device; a write is one transaction.
+// Blobs are stored under their hash, partial ones block by block.
 
 import { Bitmap, bodyRange, inlineBytes, totalOf } from "../protocol/blocks.js";
 import { sha256 } from "../protocol/bytes.js";

@@ -1,5 +1,5 @@
-// One task on this device: check the program, train or evaluate, turn the outcome into the bytes that go up. Works on blobs
-// that are here already. Sends nothing and keeps nothing: client.js does.
+// Computation of one task: check the program, train or evaluate, and encode the result for the upload. Works on blobs that
+// are fetched already; client.js stores and sends the result.
 
 import { openEngine } from "../engines/onnx.js";
 import { runGolden } from "../engines/golden_run.js";

@@ -1,14 +1,14 @@
-// Bringing a kept result to the coordinator: announce, send blocks against a credit, until it is acknowledged. All of this
-// may be repeated after the tab was closed, a lost link or a silent coordinator. Times are in ms.
+// Upload of a stored result: announce it, send blocks against a credit, until the coordinator acknowledges it. Each step is
+// repeated after a closed tab, a lost link or a missing answer. Times are in ms.
 
 import { bodyRange, missingBlocks } from "../protocol/blocks.js";
 import { keyOf, sameKey } from "./state.js";
 
-const REPEAT_MS = 60_000; // an announcement that nobody answered is made again
+const REPEAT_MS = 60_000; // an announcement without an answer is repeated after this time
 const JITTER_MS = 15_000;
 const RETRIED_CODES = ["busy", "rate", "internal"];
 
-/** Delivers the result in `state`, one at a time; `sender` speaks, `transport` says how much is on its way. */
+/** Delivers the result in `state`, one at a time; `sender` builds the messages, `transport` limits the unacknowledged ones. */
 export class Uploader {
   constructor({ state, sender, transport, now, random = Math.random, tell = () => {} }) {
     Object.assign(this, { state, sender, transport, now, random, tell });
@@ -18,7 +18,7 @@ export class Uploader {
     this.resentHash = null; // the update that a wrong hash made us send again
   }
 
-  /** Say `rdy` for the kept result, and again later unless somebody answers. */
+  /** Say `rdy` for the kept result, and again later if no answer comes. */
   announce() {
     const { result } = this.state;
     if (!result) {

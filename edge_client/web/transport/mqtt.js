@@ -61,7 +61,7 @@ export class Transport {
     });
   }
 
-  /** Send at least once; what is not acknowledged when the link breaks is forgotten, and said again by who said it. */
+  /** Send at least once; what is not acknowledged when the link breaks is dropped; the sender repeats it. */
   publish(topic, payload, { retain = false } = {}) {
     const { client } = this;
     if (client === null || !client.connected) return;
