@@ -141,7 +141,7 @@ def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) 
             progress.busy(f"round {record['round'] + 1}/{record['of']}")
 
     try:
-        return simulate_json(args, tell, resume=resume)
+        return simulate_json(args, tell, resume=resume, say=progress.say)
     finally:
         progress.close()
 

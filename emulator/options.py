@@ -121,7 +121,7 @@ class SimulateArgs:
         default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.")
     )
     out: Path = field(default=Path("runs"), metadata=_row("The run's own folder is made in here."))
-    name: str = field(default="", metadata=_row("Of the run's folder; made from the method and the seed.", flag=False))
+    name: str = field(default="", metadata=_row("Of the run's folder; made from the method and the seed."))
 
     @property
     def folder(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_name, method_settings
@@ -11,26 +12,32 @@ from emulator.config import fingerprint, resolved_table
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
 from emulator.run.execute import Progress, SimulationResult, run_simulation
+from emulator.run.folder import Say, open_run_folder
 from emulator.run.load import LoadedFleet, load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun, resolve_run
 from emulator.run.summary import Record, result_summary
-from emulator.run.write import write_config, write_run
+from emulator.run.write import write_run
 from emulator.simulation.attacks import honest_accuracy
 from emulator.simulation.checkpoint import Checkpoints
 
 
-def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, resume: bool = False) -> Record:
+def simulate_json(
+    args: SimulateArgs, progress: Progress = lambda _: None, *, resume: bool = False, say: Say = lambda _: None
+) -> Record:
     """Run, write the run's folder, and give the JSON object that the command prints.
 
-    `resume`: start from the folder's checkpoint, if it has one; the run may then have more rounds than before.
+    `resume`: start from the folder's checkpoint, if it has one; the run may then have more rounds than before. `say` is
+    told of a run that was there before.
     """
     began = time.perf_counter()
     run = resolve_run(args)
     if args.workers > 1:
         start_forkserver()  # it imports while the data is read
     fleet = load_fleet(run)
-    result = _execute(run, fleet, progress, resume=resume)
-    write_run(args.folder, method_name(run.strategy), result, fleet.split)
+    table = resolved_table(fleet.args, method_settings(run.strategy))
+    with open_run_folder(args, table, resume=resume, say=say) as folder:
+        result = _execute(run, fleet, progress, folder, table, resume=resume)
+        write_run(folder, method_name(run.strategy), result, fleet.split)
     last, attackers = result.records[-1], fleet.attackers
     attacked = {"hostile": sorted(attackers), "honest_accuracy": honest_accuracy(last, attackers)} if attackers else {}
     return {
@@ -40,15 +47,16 @@ def simulate_json(args: SimulateArgs, progress: Progress = lambda _: None, *, re
         "answered": last["answered"],
         **({"privacy": last["privacy"]} if "privacy" in last else {}),
         **attacked,
-        "run": str(args.folder),
+        "run": str(folder),
     }
 
 
-def _execute(run: ResolvedRun, fleet: LoadedFleet, progress: Progress, *, resume: bool) -> SimulationResult:
-    """Open the devices and the trackers, write config.toml, and run every round."""
+def _execute(
+    run: ResolvedRun, fleet: LoadedFleet, progress: Progress, folder: Path, table: Record, *, resume: bool
+) -> SimulationResult:
+    """Open the devices and the trackers, and run every round."""
     args, settings = fleet.args, replace(run.settings, attack=run.attack.make_attack(fleet.attackers, fleet.args.seed))
-    table = resolved_table(args, method_settings(run.strategy))
-    checkpoints = Checkpoints(folder=args.folder, every=args.checkpoint_every, resume=resume, lesson=fingerprint(table))
+    checkpoints = Checkpoints(folder=folder, every=args.checkpoint_every, resume=resume, lesson=fingerprint(table))
     with (
         open_devices(
             args.model,
@@ -59,9 +67,8 @@ def _execute(run: ResolvedRun, fleet: LoadedFleet, progress: Progress, *, resume
             workers=args.workers,
             ray=args.ray,
         ) as (devices, start),
-        open_trackers(args.loggers, args.folder, table) as track,
+        open_trackers(args.loggers, folder, table) as track,
     ):
-        write_config(args.folder, table)
 
         def report(record: Record) -> None:
             track(record)

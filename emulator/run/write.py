@@ -1,18 +1,14 @@
-"""Fourth step of a simulated run: its folder. config.toml comes before the first round, everything else at the end."""
+"""Fourth step of a simulated run: the files of its folder, apart from config.toml (folder.py)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from coordinator.strategies.common.center_tree import SplitTree
-from coordinator.strategies.common.representation import annotate_representations
-from edge_client.errors import UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema
 from emulator.data.fleet_split import FleetData
@@ -21,17 +17,6 @@ from emulator.reports.pictures.image_grid import pick_images
 from emulator.run.execute import SimulationResult
 from emulator.run.summary import Record
 from emulator.run_folder import TREE_FILE
-
-
-def write_config(folder: Path, table: Mapping[str, Any]) -> None:
-    """Make the folder and its config.toml, from which an interrupted run is resumed. Raises UsageError."""
-    import tomli_w
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "config.toml").write_text(annotate_representations(tomli_w.dumps(table)), encoding="utf-8")
-    except OSError as wrong:
-        raise UsageError(f"cannot write to {folder}: {wrong.strerror}", hint="choose another --out") from wrong
 
 
 def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData) -> None:

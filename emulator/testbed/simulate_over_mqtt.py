@@ -71,6 +71,8 @@ def _check(args: SimulateArgs, *, resume: bool) -> None:
             raise UsageError(f"{key} says nothing over MQTT: {why}", hint=f"leave {key} out, or --broker")
     if resume:
         raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")
+    if args.name and args.folder.exists():
+        raise UsageError(f"{args.folder} has a run already", hint="choose another --name, or delete that folder")
     if args.engine not in ("auto", *ENGINES):
         raise UsageError(
             f"no edge client trains with engine {args.engine!r}",

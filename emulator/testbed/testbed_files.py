@@ -5,7 +5,7 @@ A device's folder holds the samples of that device only.
 
 from __future__ import annotations
 
-import secrets
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,13 +120,11 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
 
 
 def new_folder(parent: Path, stem: str) -> Path:
-    """A fresh folder `parent`/`stem`, with an ending when that name is taken; or ConfigError."""
-    folder = parent / stem
+    """A new folder `parent`/`stem`, with a number when that name is taken; or ConfigError."""
+    names = itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))
+    folder = next(parent / name for name in names if not (parent / name).exists())
     try:
-        parent.mkdir(parents=True, exist_ok=True)
-        while folder.exists():
-            folder = parent / f"{stem}-{secrets.token_hex(2)}"
-        folder.mkdir()
+        folder.mkdir(parents=True)
     except OSError as wrong:
         raise ConfigError(
             f"cannot write in {parent}: {wrong.strerror}", hint="choose another folder with --out"

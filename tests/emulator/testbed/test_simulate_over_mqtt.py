@@ -116,6 +116,14 @@ def test_what_cannot_be_played_is_refused_with_what_to_do_and_leaves_nothing(
     assert list(tmp_path.glob("runs/*")) == []
 
 
+def test_a_name_that_is_taken_is_refused_and_the_run_there_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    options = ["--broker", "embedded", "--out", str(tmp_path), "--name", "mine"]
+    done = CliRunner().invoke(app, ["simulate", *options])
+    assert (done.exit_code, "choose another --name" in done.stderr) == (2, True)
+    assert (tmp_path / "mine").is_dir()
+
+
 def test_what_says_nothing_over_mqtt_is_a_key_of_a_run() -> None:
     assert set(VIRTUAL_ONLY) < set(OPTIONS)
 

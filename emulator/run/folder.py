@@ -1,0 +1,89 @@
+"""The folder of a simulated run. A run never replaces the results of a run with other settings."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from coordinator.strategies.common.representation import annotate_representations
+from edge_client.errors import ConfigError, UsageError
+from emulator.config import fingerprint
+from emulator.options import SimulateArgs
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILE = "config.toml"
+# Keys that decide where and how fast a run is computed, and not its numbers.
+NOT_COMPARED = frozenset({"out", "name", "data", "workers", "ray", "loggers", "checkpoint-every"})
+Table = Mapping[str, Any]
+Say = Callable[[str], None]
+
+
+@contextmanager
+def open_run_folder(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> Iterator[Path]:
+    """The run's folder with `table`, the resolved settings, as its config.toml.
+
+    A folder with the same settings is used again. Where the settings differ, a name that was made from method and seed
+    gets a number. A name that was given is refused (UsageError), and so is a run to resume (ConfigError). `say` is told
+    what was there. A new folder is removed when the run ends before it has written anything else.
+    """
+    import tomli_w
+
+    try:
+        folder, is_new = _find(args, table, resume=resume, say=say)
+        (folder / FILE).write_text(annotate_representations(tomli_w.dumps(table)), encoding="utf-8")
+    except OSError as wrong:
+        raise UsageError(f"cannot write to {args.folder}: {wrong.strerror}", hint="choose another --out") from wrong
+    try:
+        yield folder
+    except BaseException:
+        if is_new and [path.name for path in folder.iterdir()] == [FILE]:
+            (folder / FILE).unlink()
+            folder.rmdir()
+        raise
+
+
+def _find(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> tuple[Path, bool]:
+    """-> the run's folder, and whether it was made here. mkdir decides between runs that begin at the same time."""
+    folder, number, taken = args.folder, 1, ""
+    while True:
+        if taken and resume and not folder.exists():
+            raise ConfigError(taken, hint="set it as it was, give the run another --name, or leave out --resume")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            found = _difference(folder, table, resume=resume)
+        else:
+            if taken:
+                say(f"{taken}; this one goes to {folder}")
+            return folder, True
+        if not found:
+            if not resume:
+                say(f"{folder} has a run with the same settings; it is replaced")
+            return folder, False
+        taken, number = taken or f"{folder} has {found}", number + 1
+        if args.name and not resume:
+            raise UsageError(taken, hint="choose another --name, or delete that folder")
+        folder = folder.with_name(f"{args.folder.name}-{number}")
+
+
+def _difference(folder: Path, table: Table, *, resume: bool) -> str:
+    """What is in the folder, unless it is a run with the settings of `table`, which `resume` may give more rounds."""
+    try:
+        held = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        return f"no {FILE} that can be read"
+    if resume:
+        mine, theirs = fingerprint(table), fingerprint(held)
+    else:
+        mine, theirs = ({k: v for k, v in each.items() if k not in NOT_COMPARED} for each in (table, held))
+    for key in sorted({*mine, *theirs}):
+        if mine.get(key) != theirs.get(key):
+            return f"a run with {key} = {theirs.get(key, 'unset')}, not {mine.get(key, 'unset')}"
+    return ""

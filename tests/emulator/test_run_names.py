@@ -1,0 +1,106 @@
+"""A simulated run never replaces the results of a run with other settings."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edge_client.errors import ConfigError, UsageError
+from emulator.cli import app
+from emulator.config import resolved_table
+from emulator.options import SimulateArgs
+from emulator.run.folder import open_run_folder
+from emulator.simulate import simulate_json
+
+ASKED = SimulateArgs(method="fedavg", devices=4, rounds=1, settings={"local-steps": 2})
+
+
+def opened(args: SimulateArgs, *, resume: bool = False) -> tuple[str, str]:
+    """-> the name of the folder that these options get, and what the user is told."""
+    told: list[str] = []
+    with open_run_folder(args, resolved_table(args, args.settings), resume=resume, say=told.append) as folder:
+        (folder / "metrics.jsonl").touch()
+    return folder.name, "\n".join(told)
+
+
+def test_a_run_with_other_settings_gets_a_number_and_the_user_learns_why(tmp_path: Path) -> None:
+    asked = replace(ASKED, out=tmp_path)
+    assert opened(asked) == ("simulate-fedavg-0", "")
+    kept = {path: path.read_bytes() for path in (tmp_path / "simulate-fedavg-0").iterdir()}
+    first, second = tmp_path / "simulate-fedavg-0", tmp_path / "simulate-fedavg-0-2"
+    name, told = opened(replace(asked, settings={"local-steps": 3}))
+    assert (name, told) == (second.name, f"{first} has a run with local-steps = 2, not 3; this one goes to {second}")
+    assert {path: path.read_bytes() for path in first.iterdir()} == kept
+
+
+def test_the_same_settings_replace_the_run_and_the_user_is_told(tmp_path: Path) -> None:
+    asked = replace(ASKED, out=tmp_path)
+    other = replace(asked, settings={"local-steps": 3})
+    assert [opened(asked), opened(other)[0]] == [("simulate-fedavg-0", ""), "simulate-fedavg-0-2"]
+    for args, name in ((asked, "simulate-fedavg-0"), (other, "simulate-fedavg-0-2")):
+        again, told = opened(replace(args, workers=2, loggers="tensorboard"))  # they do not change the numbers
+        assert (again, told) == (name, f"{tmp_path / name} has a run with the same settings; it is replaced")
+
+
+def test_a_name_of_ones_own_is_not_taken_from_a_run_with_other_settings(tmp_path: Path) -> None:
+    asked = replace(ASKED, out=tmp_path, name="mine")
+    assert opened(asked) == ("mine", "")
+    with pytest.raises(UsageError, match=r"mine has a run with num-rounds = 1, not 2\n\nhint: choose another --name"):
+        opened(replace(asked, rounds=2))
+    assert opened(asked)[0] == "mine"
+
+
+def test_a_folder_that_holds_no_run_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "simulate-fedavg-0").mkdir()
+    (tmp_path / "simulate-fedavg-0" / "notes.txt").write_text("mine")
+    name, told = opened(replace(ASKED, out=tmp_path))
+    assert name == "simulate-fedavg-0-2"
+    assert "has no config.toml that can be read" in told
+
+
+def test_resume_goes_on_in_the_folder_of_its_settings_also_with_more_rounds(tmp_path: Path) -> None:
+    asked = replace(ASKED, out=tmp_path)
+    other = replace(asked, settings={"local-steps": 3})
+    opened(asked)
+    opened(other)
+    assert opened(replace(other, rounds=5), resume=True)[0] == "simulate-fedavg-0-2"
+    with pytest.raises(ConfigError, match="local-steps = 2, not 4"):
+        opened(replace(asked, settings={"local-steps": 4}), resume=True)
+
+
+def test_runs_that_begin_at_the_same_time_get_folders_of_their_own(tmp_path: Path) -> None:
+    names: list[str] = []
+    together = threading.Barrier(4)
+
+    def begin(steps: int) -> None:
+        together.wait()
+        names.append(opened(replace(ASKED, out=tmp_path, settings={"local-steps": steps}))[0])
+
+    threads = [threading.Thread(target=begin, args=(steps,)) for steps in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(names) == [f"simulate-fedavg-0{ending}" for ending in ("", "-2", "-3", "-4")]
+
+
+def test_a_run_that_fails_before_its_first_round_leaves_no_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError):
+        simulate_json(replace(ASKED, out=tmp_path, engine="caffe"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_keeps_both_runs_and_refuses_a_name_that_is_taken(tmp_path: Path) -> None:
+    options = ["--method", "fedavg", "--devices", "4", "--rounds", "1", "--out", str(tmp_path), "--name", "mine"]
+    done = CliRunner().invoke(app, ["simulate", *options, "--json"])
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout)["run"] == str(tmp_path / "mine")
+    done = CliRunner().invoke(app, ["simulate", *options, "--seed", "1"])
+    assert done.exit_code == 2
+    assert "mine has a run with seed = 0, not 1" in done.stderr
+    assert len(list(tmp_path.iterdir())) == 1
