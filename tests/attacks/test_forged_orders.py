@@ -75,12 +75,7 @@ FORGED: dict[str, Callable[[Spy], bytes]] = {
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    fed = Federation.of(tmp_path_factory.mktemp("calm"), ballast=BALLAST, devices=3)
-    fed.start_coordinator()
-    fed.start_devices(3)
-    fed.finish()
-    fed.world.end()
-    return fed
+    return Federation.of(tmp_path_factory.mktemp("calm"), ballast=BALLAST, devices=3).play(3)
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -89,22 +84,18 @@ def test_an_order_that_was_never_given_is_ignored_and_the_run_ends_with_the_same
 ) -> None:
     fed = Federation.of(tmp_path, ballast=BALLAST, devices=3)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     for moment in (10, 40, 80, 120):
         fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
         spy.publish(TOPICS.down(VICTIM), FORGED[name](spy) if spy.said("task", cid=VICTIM) else b"")
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == calm.final_states()
-    assert fed.rounds() == calm.rounds()
+    fed.complete()
+    assert fed.outcome() == calm.outcome()
 
 
 def test_a_task_with_a_program_that_nobody_trusted_signed_is_refused_and_none_of_it_fetched(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, devices=4)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.world.run(lambda: len([e for e in fed.events if e["event"] == "joined"]) == 3)
     spy.publish(TOPICS.down(VICTIM), order("task", **TASK))
     fed.world.run(lambda: len(spy.said("nack", cid=VICTIM)) == 1)
@@ -117,8 +108,7 @@ def test_blocks_that_nobody_asked_for_or_that_lie_do_not_reach_a_device(tmp_path
     """Where the victim waits for a block comes first one of another blob, then a damaged one, then none."""
     fed = Federation.of(tmp_path, ballast=BALLAST, devices=3)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     for moment in (10, 30, 60):
         fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
         for get in spy.said("get", cid=VICTIM):
@@ -128,10 +118,8 @@ def test_blocks_that_nobody_asked_for_or_that_lie_do_not_reach_a_device(tmp_path
                 spy.publish(topic, bytes(5_000))
                 spy.publish(topic, b"")
         spy.publish(TOPICS.down_block(VICTIM, "0" * 16, 65_535), blocks.pack_block(b"x" * 4_096, 0, 1))
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == calm.final_states()
-    assert fed.rounds() == calm.rounds()
+    fed.complete()
+    assert fed.outcome() == calm.outcome()
 
 
 def test_what_was_planted_before_anybody_came_is_found_out(tmp_path: Path, calm: Federation) -> None:
@@ -149,9 +137,5 @@ def test_what_was_planted_before_anybody_came_is_found_out(tmp_path: Path, calm:
         for topic in topics:
             fed.world.broker.retained[topic] = garbage
     fed.world.broker.retained[TOPICS.request(VICTIM)] = planted[1]
-    fed.start_coordinator()
-    fed.start_devices(3)
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == calm.final_states()
-    assert fed.rounds() == calm.rounds()
+    fed.play(3)
+    assert fed.outcome() == calm.outcome()

@@ -23,12 +23,7 @@ def hashes(fed: Federation) -> dict[str, str]:
 
 def calm(folder: Path) -> Federation:
     """The same training where there is room."""
-    fed = Federation.of(folder, devices=DEVICES)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
-    fed.finish()
-    fed.world.end()
-    return fed
+    return Federation.of(folder, devices=DEVICES).play()
 
 
 def fill(folder: Path) -> None:
@@ -48,15 +43,13 @@ def main(folder: Path) -> None:
     run.mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(run)], check=True)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     fed.world.run(lambda: len(spy.said("task")) == DEVICES)
     fill(run)
     fed.world.run(lambda: len(spy.said("ack")) >= 2 * DEVICES)  # beyond several heartbeats, which do not fit either
     said = [ack["detail"] for ack in spy.said("ack")]
     (run / "filler").unlink()
-    fed.finish()
-    fed.world.end()
+    fed.complete()
     print(json.dumps({"states": hashes(fed), "said": said}))  # noqa: T201 - for the test that started it
 
 

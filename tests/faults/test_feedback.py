@@ -32,8 +32,7 @@ def trained(fed: Federation, moment: Moment | None = None) -> dict[str, bytes]:
         fed.world.run(lambda: moment(spy))
         fed.world.kill("d01")
         fed.start_device("d01", LOCAL["d01"])
-    fed.finish()
-    fed.world.end()
+    fed.complete()
     assert {task.get("center") for task in spy.said("task") if task["job"] == "fit"} == {None, 0, 1}
     return fed.final_states()
 

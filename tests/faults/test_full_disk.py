@@ -66,12 +66,7 @@ class FullDatabase:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
-    fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
-    fed.finish()
-    fed.world.end()
-    return fed
+    return Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES).play()
 
 
 @pytest.mark.parametrize(
@@ -82,10 +77,7 @@ def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
 ) -> None:
     calm, fed = (Federation.of(tmp_path / name, ballast=ballast, devices=DEVICES) for name in ("calm", "full"))
     disk = Disk(monkeypatch, "coordinator.0", at_sync=at_sync)
-    calm.start_coordinator()
-    calm.start_devices(DEVICES)
-    calm.finish()
-    calm.world.end()
+    calm.play()
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
     fed.world.run(lambda: fed.happened("program"))
@@ -97,10 +89,8 @@ def test_what_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
         ("retry", "storage: No space left on device")
     }
     disk.full = False
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == calm.final_states()
-    assert fed.rounds() == calm.rounds()
+    fed.complete()
+    assert fed.outcome() == calm.outcome()
 
 
 def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_there_is_room(
@@ -108,8 +98,7 @@ def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_th
 ) -> None:
     fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     fed.world.run(lambda: len(spy.said("task")) == DEVICES)
     assert fed.store is not None
     database = FullDatabase(fed.store.database._connection)
@@ -118,10 +107,8 @@ def test_a_reply_whose_row_does_not_fit_is_not_acknowledged_and_is_taken_when_th
     assert {ack["status"] for ack in spy.said("ack")} == {"retry"}
     assert all("database or disk is full" in ack["detail"] for ack in spy.said("ack"))
     database.full = False
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == undisturbed.final_states()
-    assert fed.rounds() == undisturbed.rounds()
+    fed.complete()
+    assert fed.outcome() == undisturbed.outcome()
 
 
 @pytest.mark.parametrize(("part", "write"), [("exchanges", "close"), ("states", "put")])
@@ -141,10 +128,8 @@ def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_roo
         fed.finish()
     assert process.ended
     fed.start_coordinator()
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == undisturbed.final_states()
-    assert fed.rounds() == undisturbed.rounds()
+    fed.complete()
+    assert fed.outcome() == undisturbed.outcome()
 
 
 def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_room(
@@ -153,14 +138,12 @@ def test_a_device_whose_disk_is_full_says_so_and_takes_part_again_when_there_is_
     disk = Disk(monkeypatch, "d02")
     fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES, quorum=0.6)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     fed.world.run(lambda: len(spy.said("get", cid="d02")) == 1)
     disk.full = True
     fed.world.run(lambda: len(spy.said("nack")) == 1)
     disk.full = False
-    fed.finish()
-    fed.world.end()
+    fed.complete()
     assert [(nack["code"], nack["detail"]) for nack in spy.said("nack")] == [
         ("no_space", "[Errno 28] No space left on device")
     ]
@@ -186,8 +169,7 @@ def test_a_refusal_that_cannot_be_written_down_counts_all_the_same(
 ) -> None:
     fed = Federation.of(tmp_path, devices=DEVICES, quorum=0.6)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(2)
+    fed.start(2)
     mute = fed.start_mute_device("d02")
     fed.world.run(lambda: len(spy.said("ack")) == 2)
     assert fed.store is not None

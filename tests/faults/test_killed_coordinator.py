@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -14,7 +14,7 @@ from coordinator.rounds.round import round_rng
 from coordinator.storage.exchange_store import ReplayDiverged
 from edge_client.transport.blobs import PartialBlob
 from edge_client.transport.memory import MemoryBroker
-from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy
+from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Outcome, Spy
 from tests.support.virtual_time import Killed
 
 DEVICES = 3
@@ -24,8 +24,7 @@ OURS = ("coord", "cat", "t", "b")
 
 
 class CoordinatorBaseline(NamedTuple):
-    states: dict[str, bytes]
-    rounds: list[dict[str, Any]]
+    outcome: Outcome
     writes: int
     sends: int
     blocks_up: int
@@ -39,14 +38,13 @@ def federation(folder: Path, **changes: Anything) -> Federation:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> CoordinatorBaseline:
     fed = federation(tmp_path_factory.mktemp("undisturbed"))
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     fed.finish()
     assert fed.store is not None
     writes = fed.store.database.writes
     fed.world.end()
     kinds = Counter[str](TOPICS.parse(message.topic).kind for message in spy.heard())
-    return CoordinatorBaseline(fed.final_states(), fed.rounds(), writes, sum(kinds[k] for k in OURS), kinds["in"])
+    return CoordinatorBaseline(fed.outcome(), writes, sum(kinds[k] for k in OURS), kinds["in"])
 
 
 def test_the_kills_below_reach_every_write_of_the_store_and_every_message(undisturbed: CoordinatorBaseline) -> None:
@@ -63,10 +61,8 @@ def test_a_kill_at_any_write_changes_no_bit_of_the_outcome(
     fed.start_devices(DEVICES)
     fed.world.run(lambda: victim.ended)
     fed.start_coordinator()
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == undisturbed.states
-    assert fed.rounds() == undisturbed.rounds
+    fed.complete()
+    assert fed.outcome() == undisturbed.outcome
 
 
 @pytest.mark.parametrize("fatal", range(1, SENDS + 1, 4))
@@ -90,10 +86,8 @@ def test_a_kill_at_any_message_that_it_sends_changes_no_bit_of_the_outcome(
     fed.start_devices(DEVICES)
     fed.world.run(lambda: victim.ended)
     fed.start_coordinator()
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == undisturbed.states
-    assert fed.rounds() == undisturbed.rounds
+    fed.complete()
+    assert fed.outcome() == undisturbed.outcome
 
 
 @pytest.mark.parametrize("fatal", range(2, BLOCKS_UP + 1, 4))
@@ -108,15 +102,12 @@ def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
         return (body,)
 
     fed = federation(tmp_path, broker=MemoryBroker(tamper=counts))
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     fed.world.run(lambda: seen >= fatal)
     fed.world.kill("coordinator.0")
     fed.start_coordinator()
-    fed.finish()
-    fed.world.end()
-    assert fed.final_states() == undisturbed.states
-    assert fed.rounds() == undisturbed.rounds
+    fed.complete()
+    assert fed.outcome() == undisturbed.outcome
 
 
 @pytest.mark.parametrize("fatal", range(1, 2 * DEVICES + 1))
@@ -142,8 +133,7 @@ def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_an
     fed.start_coordinator()
     fed.world.run(lambda: fed.happened("done"), limit_s=60.0)
     fed.world.end()
-    assert fed.final_states() == undisturbed.states
-    assert fed.rounds() == undisturbed.rounds
+    assert fed.outcome() == undisturbed.outcome
 
 
 def test_a_coordinator_that_is_killed_again_and_again_still_gets_there(
@@ -157,13 +147,12 @@ def test_a_coordinator_that_is_killed_again_and_again_still_gets_there(
         if fed.happened("done"):
             break
     fed.world.end()
-    assert fed.final_states() == undisturbed.states
+    assert fed.final_states() == undisturbed.outcome[0]
 
 
 def test_the_downtime_does_not_count_against_the_deadline(tmp_path: Path) -> None:
     fed = federation(tmp_path, deadline_s=100.0)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES - 1)
+    fed.start(DEVICES - 1)
     mute = fed.start_mute_device("d02")
     fed.world.run(lambda: fed.live_since(20.0))
     fed.world.kill("coordinator.0")
@@ -177,8 +166,7 @@ def test_the_downtime_does_not_count_against_the_deadline(tmp_path: Path) -> Non
 
 def test_other_settings_do_not_continue_a_training(tmp_path: Path) -> None:
     fed = federation(tmp_path)
-    fed.start_coordinator(fatal=20)
-    fed.start_devices(DEVICES)
+    fed.start(DEVICES, fatal=20)
     victim = fed.world.participants["coordinator.0"]
     fed.world.run(lambda: victim.ended)
     changed = federation(tmp_path, seed=99)
@@ -206,13 +194,11 @@ def test_several_runs_continue_in_the_run_that_was_killed(tmp_path: Path) -> Non
     settings = {"local-steps": 2, "batch-size": 8}
     runs = tuple(RunConfig(method="fedavg", rounds=1, name=name, settings=settings) for name in ("one", "two"))
     fed = federation(tmp_path, runs=runs)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     fed.world.run(lambda: fed.happened("round"))
     fed.world.kill("coordinator.0")
     fed.start_coordinator()
-    fed.finish()
-    fed.world.end()
+    fed.complete()
     assert [(r["run"], r["round"]) for r in fed.rounds()] == [("one", 1), ("two", 1)]
     states = fed.final_states()
     assert states["one"] == states["two"]

@@ -10,15 +10,10 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from coordinator.artifacts.finished_run import make_strategy
-from coordinator.rounds.round import round_rng, run_round
-from coordinator.storage import state_codec
-from coordinator.strategies.base import Exchange, Replies, State, drive
-from edge_client.training.learner import EngineLearner
 from edge_client.transport import blobs
-from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
 from tests.support import softmax_program
-from tests.support.virtual_federation import BALLAST, Federation, program
+from tests.support.direct_calls import train_directly
+from tests.support.virtual_federation import BALLAST, Federation
 from tests.support.virtual_time import Killed
 
 DEVICES = 3
@@ -75,11 +70,7 @@ class DevicesBaseline(NamedTuple):
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> DevicesBaseline:
     with pytest.MonkeyPatch.context() as patch:
         power = Power(patch)
-        fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES)
-        fed.start_coordinator()
-        fed.start_devices(DEVICES)
-        fed.finish()
-        fed.world.end()
+        fed = Federation.of(tmp_path_factory.mktemp("undisturbed"), ballast=BALLAST, devices=DEVICES).play()
     return DevicesBaseline(fed.final_states(), power.steps)
 
 
@@ -96,51 +87,24 @@ def test_a_device_that_loses_power_at_any_step_continues_with_what_it_kept(
 ) -> None:
     power = Power(monkeypatch, fatal, moment)
     power.fed = fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
-    fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    fed.start()
     victim = fed.world.participants[VICTIM]
     fed.world.run(lambda: victim.ended)
     fed.start_device(VICTIM, softmax_program.grouped_fleet(DEVICES, 2)[VICTIM])
-    fed.finish()
-    fed.world.end()
+    fed.complete()
     assert fed.final_states() == undisturbed.states
-
-
-def without(fed: Federation, devices: int, gone: frozenset[str], *, from_round: int, rounds: int) -> State:
-    """The same training with direct calls, where some never answer from a round on."""
-    local = softmax_program.grouped_fleet(devices, 2)
-    fleet = EmulatedDevices(
-        learner=EngineLearner(softmax_program.SoftmaxEngine(), program()), local=local, wire=round_through_f32_delta
-    )
-    strategy = make_strategy(fed.config.runs[0], fed.config)
-    start = softmax_program.start_of().astype(np.float32)
-    state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
-    for number in range(1, rounds + 1):
-        silent = gone if number >= from_round else frozenset[str]()
-
-        def ask(exchange: Exchange, silent: frozenset[str] = silent) -> Replies:
-            return {cid: fleet.answer(cid, task) for cid, task in exchange.items() if cid not in silent}
-
-        rng = round_rng(fed.config.seed, number)
-        exchanges = run_round(
-            strategy, state, fleet.program.schema, fleet.fleet, rng, batch=fed.config.model.batch_size
-        )
-        state, _ = drive(exchanges, ask)
-    return state
 
 
 def test_thirty_percent_of_the_devices_gone_for_good_are_done_without(tmp_path: Path) -> None:
     gone = frozenset({"d02", "d05", "d08"})
     fed = Federation.of(tmp_path, devices=10, quorum=0.7, deadline_s=120.0, rounds=3)
-    fed.start_coordinator()
-    fed.start_devices(10)
+    fed.start(10)
     fed.world.run(lambda: fed.happened("round"))
     for cid in sorted(gone):
         fed.world.kill(cid)
-    fed.finish()
-    fed.world.end()
-    expected = without(fed, 10, gone, from_round=2, rounds=3)
-    found = state_codec.decode_state(fed.final_states()["fesem"])
+    fed.complete()
+    expected, _ = train_directly(fed, silent=gone, since=2)
+    found = fed.final_state()
     assert found.assignment == expected.assignment
     np.testing.assert_array_equal(found.centers, expected.centers)
     answered = [sorted(record["per_device"]) for record in fed.rounds()]
@@ -150,8 +114,7 @@ def test_thirty_percent_of_the_devices_gone_for_good_are_done_without(tmp_path: 
 
 def test_one_device_too_many_gone_for_good_is_told_and_the_training_goes_on_when_it_is_back(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, devices=10, quorum=0.7, deadline_s=120.0, rounds=3)
-    fed.start_coordinator()
-    fed.start_devices(10)
+    fed.start(10)
     fed.world.run(lambda: fed.happened("round"))
     for cid in ("d02", "d05", "d07", "d08"):
         fed.world.kill(cid)
@@ -159,7 +122,6 @@ def test_one_device_too_many_gone_for_good_is_told_and_the_training_goes_on_when
         fed.finish()
     fed.start_coordinator()
     fed.start_device("d07", softmax_program.grouped_fleet(10, 2)["d07"])
-    fed.finish()
-    fed.world.end()
-    expected = without(fed, 10, frozenset({"d02", "d05", "d08"}), from_round=2, rounds=3)
-    np.testing.assert_array_equal(state_codec.decode_state(fed.final_states()["fesem"]).centers, expected.centers)
+    fed.complete()
+    expected, _ = train_directly(fed, silent=frozenset({"d02", "d05", "d08"}), since=2)
+    np.testing.assert_array_equal(fed.final_state().centers, expected.centers)

@@ -8,18 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coordinator.artifacts.finished_run import make_strategy
-from coordinator.rounds.round import round_rng, run_round
-from coordinator.storage import state_codec
-from coordinator.strategies.base import Exchange, Replies, State, drive
 from edge_client.errors import NetworkError
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.task import ClientId
-from edge_client.training.learner import EngineLearner
 from edge_client.transport.memory import MemoryBroker
-from emulator.simulation.virtual_network import EmulatedDevices, round_through_f32_delta
 from tests.support import softmax_program
-from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy, program
+from tests.support.direct_calls import train_directly
+from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy
 
 
 def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
@@ -27,39 +21,11 @@ def again(rdy: dict[str, Any], **changes: Anything) -> dict[str, Any]:
     return {k: v for k, v in (rdy | changes).items() if k not in ("v", "k", "id", "t")}
 
 
-def in_process(fed: Federation, *, devices: int, silent: frozenset[ClientId] = frozenset(), rounds: int = 2) -> State:
-    """The same training with direct calls: what the survivors of a fault have to arrive at."""
-    local = softmax_program.grouped_fleet(devices, 2)
-    fleet = EmulatedDevices(
-        learner=EngineLearner(softmax_program.SoftmaxEngine(), program()), local=local, wire=round_through_f32_delta
-    )
-    strategy = make_strategy(fed.config.runs[0], fed.config)
-    start = softmax_program.start_of().astype(np.float32)
-    state = strategy.begin(start, fleet.program.schema, fleet.fleet, round_rng(fed.config.seed, 0))
-
-    def ask(exchange: Exchange) -> Replies:
-        return {c: fleet.answer(c, task) for c, task in exchange.items() if c not in silent}
-
-    for number in range(1, rounds + 1):
-        rng = round_rng(fed.config.seed, number)
-        batch = fed.config.model.batch_size
-        state, _ = drive(run_round(strategy, state, fleet.program.schema, fleet.fleet, rng, batch=batch), ask)
-    return state
-
-
-def final_state(fed: Federation) -> State:
-    return state_codec.decode_state(fed.final_states()["fesem"])
-
-
 def test_over_a_broker_a_method_gives_the_same_bits_as_with_direct_calls(tmp_path: Path) -> None:
-    fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
-    fed.finish()
-    fed.world.end()
-    expected = in_process(fed, devices=4)
-    assert final_state(fed).assignment == expected.assignment
-    np.testing.assert_array_equal(final_state(fed).centers, expected.centers)
+    fed = Federation.of(tmp_path).play()
+    expected, _ = train_directly(fed)
+    assert fed.final_state().assignment == expected.assignment
+    np.testing.assert_array_equal(fed.final_state().centers, expected.centers)
 
 
 @pytest.mark.parametrize("ballast", [0, BALLAST], ids=["inline", "blocks"])
@@ -67,12 +33,8 @@ def test_messages_that_all_arrive_twice_change_nothing(tmp_path: Path, ballast: 
     once = Federation.of(tmp_path / "once", ballast=ballast)
     twice = Federation.of(tmp_path / "twice", ballast=ballast, broker=MemoryBroker(tamper=lambda _, body: (body, body)))
     for fed in (once, twice):
-        fed.start_coordinator()
-        fed.start_devices(4)
-        fed.finish()
-        fed.world.end()
-    assert once.final_states() == twice.final_states()
-    assert once.rounds() == twice.rounds()
+        fed.play()
+    assert once.outcome() == twice.outcome()
 
 
 @pytest.mark.parametrize("kind", ["rq", "in", "b"])
@@ -89,10 +51,7 @@ def test_messages_that_get_lost_are_made_up_for(tmp_path: Path, kind: str) -> No
     calm = Federation.of(tmp_path / "calm", ballast=BALLAST)
     rough = Federation.of(tmp_path / "rough", ballast=BALLAST, broker=MemoryBroker(tamper=lossy))
     for fed in (calm, rough):
-        fed.start_coordinator()
-        fed.start_devices(4)
-        fed.finish()
-        fed.world.end()
+        fed.play()
     assert calm.final_states() == rough.final_states()
     assert count > 10
 
@@ -100,8 +59,7 @@ def test_messages_that_get_lost_are_made_up_for(tmp_path: Path, kind: str) -> No
 def test_a_reply_said_again_is_dup_another_one_superseded_and_neither_counts(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     mute = fed.start_mute_device("d03", n=43)
     fed.world.run(lambda: len(spy.said("ack")) == 3)
     rdy = spy.said("rdy", cid="d00")[0]
@@ -112,16 +70,14 @@ def test_a_reply_said_again_is_dup_another_one_superseded_and_neither_counts(tmp
     assert [ack["status"] for ack in spy.said("ack", cid="d00")] == ["ok", "dup", "superseded"]
     fed.world.kill(mute.name)
     fed.start_devices(4)
-    fed.finish()
-    fed.world.end()
-    np.testing.assert_array_equal(final_state(fed).centers, in_process(fed, devices=4).centers)
+    fed.complete()
+    np.testing.assert_array_equal(fed.final_state().centers, train_directly(fed)[0].centers)
 
 
 def test_after_an_exchange_is_closed_its_replies_are_late_dup_or_superseded(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.5)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: fed.happened("round"))
     rdy = spy.said("rdy", cid="d00")[0]
@@ -137,41 +93,35 @@ def test_after_an_exchange_is_closed_its_replies_are_late_dup_or_superseded(tmp_
 
 def test_a_silent_device_costs_the_deadline_and_nothing_else(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.7, deadline_s=300.0)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03", n=43)
-    fed.finish()
-    fed.world.end()
-    expected = in_process(fed, devices=4, silent=frozenset({"d03"}))
-    np.testing.assert_array_equal(final_state(fed).centers, expected.centers)
+    fed.complete()
+    expected, _ = train_directly(fed, silent=frozenset({"d03"}))
+    np.testing.assert_array_equal(fed.final_state().centers, expected.centers)
     assert 4 * 300.0 <= fed.world.clock.time_s < 4 * 300.0 + 10.0  # two rounds of two exchanges each
     assert [sorted(record["per_device"]) for record in fed.rounds()] == [["d00", "d01", "d02"]] * 2
 
 
 def test_below_the_quorum_the_training_stops_and_a_restart_gives_it_another_deadline(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.9, deadline_s=60.0)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     mute = fed.start_mute_device("d03", n=43)
     with pytest.raises(NetworkError, match="only 3 of 4 devices gave an answer that counts in round 1"):
         fed.finish()
     fed.world.kill(mute.name)
     fed.start_coordinator()
     fed.start_device("d03", softmax_program.grouped_fleet(4, 2)["d03"])
-    fed.finish()
-    fed.world.end()
-    np.testing.assert_array_equal(final_state(fed).centers, in_process(fed, devices=4).centers)
+    fed.complete()
+    np.testing.assert_array_equal(fed.final_state().centers, train_directly(fed)[0].centers)
 
 
 def test_below_the_quorum_it_goes_on_where_that_is_wanted(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.9, deadline_s=60.0, below_quorum="continue")
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03", n=43)
-    fed.finish()
-    fed.world.end()
-    expected = in_process(fed, devices=4, silent=frozenset({"d03"}))
-    np.testing.assert_array_equal(final_state(fed).centers, expected.centers)
+    fed.complete()
+    expected, _ = train_directly(fed, silent=frozenset({"d03"}))
+    np.testing.assert_array_equal(fed.final_state().centers, expected.centers)
 
 
 @pytest.mark.parametrize("moment", [6, 11, 17, 26, 40, 55])
@@ -179,15 +129,13 @@ def test_a_device_that_is_killed_at_any_moment_continues_with_what_it_kept(tmp_p
     calm, rough = (Federation.of(tmp_path / name, ballast=BALLAST) for name in ("calm", "rough"))
     for fed in (calm, rough):
         spy = Spy(fed.world.broker)
-        fed.start_coordinator()
-        fed.start_devices(4)
+        fed.start(4)
         if fed is rough:
             fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
             fed.world.kill("d02")
             fed.world.run(lambda: fed.live_since(1.0))  # noqa: B023 - used at once
             fed.start_device("d02", softmax_program.grouped_fleet(4, 2)["d02"])
-        fed.finish()
-        fed.world.end()
+        fed.complete()
     assert calm.final_states() == rough.final_states()
 
 
@@ -195,12 +143,10 @@ def test_a_broker_that_forgets_everything_costs_nothing(tmp_path: Path) -> None:
     calm, rough = (Federation.of(tmp_path / name, ballast=BALLAST) for name in ("calm", "rough"))
     for fed in (calm, rough):
         spy = Spy(fed.world.broker)
-        fed.start_coordinator()
-        fed.start_devices(4)
+        fed.start(4)
         for moment in (10, 60, 120) if fed is rough else ():
             fed.world.run(lambda: len(spy.heard()) >= moment)  # noqa: B023 - used at once
             fed.world.broker.restart()
             spy = Spy(fed.world.broker)
-        fed.finish()
-        fed.world.end()
+        fed.complete()
     assert calm.final_states() == rough.final_states()

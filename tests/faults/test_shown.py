@@ -27,10 +27,7 @@ def test_each_reply_is_shown_while_its_exchange_is_open(
             original(self, who, reply)  # type: ignore[operator]
 
         monkeypatch.setattr(kind, "add_reply", see)
-    fed.start_coordinator()
-    fed.start_devices(4)
-    fed.finish()
-    fed.world.end()
+    fed.play()
     early = [who for who, waiting, _ in seen if waiting]
     assert sorted(early) == sorted(2 * [f"d0{i}" for i in range(4)])  # in each of two rounds
     assert all(held == 0 for _, _, held in seen)

@@ -52,8 +52,7 @@ def test_a_restored_backup_leads_with_an_epoch_above_what_the_fleet_has_seen(tmp
 def test_the_second_coordinator_leads_and_the_first_ends(tmp_path: Path) -> None:
     first = Federation.of(tmp_path)
     second = Federation(first.world, Federation.of(tmp_path / "second").config)
-    first.start_coordinator()
-    first.start_devices(3)
+    first.start(3)
     first.start_mute_device("d03")
     first.world.run(lambda: first.live_since(10.0))
     second.start_coordinator(name="coordinator.1")
@@ -68,8 +67,7 @@ def test_a_coordinator_that_the_devices_call_old_ends(tmp_path: Path) -> None:
     """The broker has forgotten the record of a later coordinator, but the devices have not."""
     fed = Federation.of(tmp_path, quorum=0.5)
     for _ in range(3):
-        fed.start_coordinator()
-        fed.start_devices(1)
+        fed.start(1)
         fed.world.run(lambda: fed.happened("joined"))
         fed.world.kill("coordinator.0")
         fed.world.kill("d00")

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.storage import state_codec
 from coordinator.storage.database import SCHEMA_VERSION, UPGRADES
 from coordinator.storage.store import Store
 from edge_client.errors import ConfigError
@@ -47,16 +46,9 @@ def test_there_is_a_store_of_every_older_version_that_this_one_reads() -> None:
 def test_a_new_version_finishes_the_round_that_an_old_one_began(tmp_path: Path, version: str) -> None:
     fed = restored(tmp_path / "upgraded", STORES / version)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(4)
-    fed.finish()
-    fed.world.end()
-    calm = Federation.of(tmp_path / "calm")
-    calm.start_coordinator()
-    calm.start_devices(4)
-    calm.finish()
-    calm.world.end()
-    upgraded, expected = (state_codec.decode_state(f.final_states()["fesem"]) for f in (fed, calm))
+    fed.play()
+    calm = Federation.of(tmp_path / "calm").play()
+    upgraded, expected = fed.final_state(), calm.final_state()
     assert upgraded.assignment == expected.assignment
     # Round 1 was computed on another machine, whose sums may differ in the last bit.
     np.testing.assert_allclose(upgraded.centers, expected.centers, rtol=1e-5, atol=1e-6)
@@ -71,10 +63,7 @@ def test_a_store_of_this_version_can_be_written_down_and_goes_on(tmp_path: Path)
     """The next version of the store needs a store of this version."""
     write(leave(tmp_path / "left"), tmp_path / "written")
     fed = restored(tmp_path / "restored", tmp_path / "written")
-    fed.start_coordinator()
-    fed.start_devices(4)
-    fed.finish()
-    fed.world.end()
+    fed.play()
     assert [record["round"] for record in fed.rounds()] == [1, 2]
     assert all(len(record["per_device"]) == 4 for record in fed.rounds())
 

@@ -45,20 +45,17 @@ def test_a_device_of_an_older_version_is_told_so_and_the_others_finish_as_withou
             told = start_old_device(fed, "d07", says=({"v": 0, "k": "hello"}, {"v": 0, "k": "update", "data": [1.0]}))
             fed.world.run(lambda: len(told) == 3)  # noqa: B023 - used at once
         fed.start_devices(3)
-        fed.finish()
-        fed.world.end()
+        fed.complete()
     answers = [messages.read_message(payload, "t") for payload in told]
     assert {(answer["k"], answer["code"]) for answer in answers} == {("err", "bad_version")}
     assert all("message version 0, this side reads 1" in answer["detail"] for answer in answers)
-    assert mixed.final_states() == alone.final_states()
-    assert mixed.rounds() == alone.rounds()
+    assert mixed.outcome() == alone.outcome()
 
 
 def test_a_device_that_is_told_so_ends_with_what_to_do(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, devices=4)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(2)
+    fed.start(2)
     fed.world.run(lambda: fed.happened("joined"))
     error = messages.write_message(
         "err", ident="x", t_ms=0, epoch=1, code="bad_version", detail="version 1, this side reads 2"

@@ -28,8 +28,7 @@ def leave(work: Path) -> Path:
     """A run folder whose coordinator died in round 2, after three of four devices had replied."""
     write_key(work / "run")
     fed = Federation.of(work)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.world.run(lambda: fed.happened("round"))
     fed.world.kill("d03")
     fed.world.run(lambda: fed.live_since(1.0))

@@ -35,7 +35,7 @@ from edge_client.transport.base import Connected, Message, Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
-from tests.support.virtual_federation import FEDERATION, TOPICS, WideEngine, config, seed_program
+from tests.support.virtual_federation import FEDERATION, TOPICS, Outcome, WideEngine, config, seed_program
 
 PATIENCE_S = 90.0
 DEVICES, ROUNDS = 3, 2
@@ -148,6 +148,10 @@ class ProcessScene:
         with closing(Store(settings(self.folder).folder / "store")) as store:
             found = store.states.last(store.states.run_id("fesem", str))
             return {} if found is None else {"fesem": state_codec.encode_state(found[1])}
+
+    def outcome(self) -> Outcome:
+        """As `Federation.outcome`."""
+        return self.final_states(), self.rounds()
 
     def rounds(self) -> list[dict[str, Any]]:
         """As `Federation.rounds`."""

@@ -25,6 +25,7 @@ from coordinator.runtime.server import Server
 from coordinator.storage import state_codec
 from coordinator.storage.database import Database
 from coordinator.storage.store import Store
+from coordinator.strategies.base import State
 from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
@@ -41,6 +42,7 @@ from tests.support import softmax_program
 from tests.support.virtual_time import Killed, Participant, VirtualTransport, VirtualWorld
 
 Anything = Any  # what a test passes on by keyword
+Outcome = tuple[dict[str, bytes], list[dict[str, Any]]]  # the final states, and the account of every round
 FEDERATION = "test"
 TOPICS = Topics(FEDERATION)
 BALLAST = 4_096  # values that are not trained; they make an update too big to travel inline
@@ -194,6 +196,11 @@ class Federation:
 
         return self.world.begin(name, life)
 
+    def start(self, devices: int | None = None, *, fatal: int = 0) -> None:
+        """The coordinator, and `devices` of them; by default as many as it waits for."""
+        self.start_coordinator(fatal=fatal)
+        self.start_devices(self.config.fleet.min_devices if devices is None else devices)
+
     def _watch(self, event: Mapping[str, Any]) -> None:
         self.events.append(dict(event))
 
@@ -275,15 +282,34 @@ class Federation:
         finally:
             store.close()
 
+    def final_state(self, run: str = "fesem") -> State:
+        """The last state of one run."""
+        return state_codec.decode_state(self.final_states()[run])
+
     def rounds(self) -> list[dict[str, Any]]:
         """What metrics.jsonl says about every round, without what depends on time and traffic."""
         lines = (self.config.folder / "metrics.jsonl").read_text().splitlines()
         records = [json.loads(line) for line in lines]
         return [{k: v for k, v in r.items() if k not in ("bytes", "seconds")} for r in records if r["event"] == "round"]
 
+    def outcome(self) -> Outcome:
+        """What two trainings that are the same have in common, to the last bit."""
+        return self.final_states(), self.rounds()
+
     def finish(self) -> None:
         """Run until the last center is published."""
         self.world.run(lambda: self.catalog is not None)
+
+    def complete(self) -> Federation:
+        """Run until the last center is published, and end every process."""
+        self.finish()
+        self.world.end()
+        return self
+
+    def play(self, devices: int | None = None) -> Federation:
+        """The whole training, undisturbed."""
+        self.start(devices)
+        return self.complete()
 
 
 class Spy:
