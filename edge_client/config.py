@@ -70,28 +70,29 @@ def load_config(path: Path, environment: Mapping[str, str]) -> ClientConfig:
 
 def config_from_mapping(raw: Mapping[str, Any], *, folder: Path, where: str) -> ClientConfig:
     """Check the keys and values of one configuration; `where` is named in errors."""
-    unknown = sorted(set(raw) - set(_READERS))
+    unknown = sorted(set(raw) - set(_KEYS))
     if unknown:
-        near = difflib.get_close_matches(unknown[0], _READERS, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_READERS)}"
+        near = difflib.get_close_matches(unknown[0], _KEYS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"the keys are {', '.join(_KEYS)}"
         raise ConfigError(f"{where}: unknown key {unknown[0]!r}", hint=hint)
     missing = [key for key in _REQUIRED if key not in raw]
     if missing:
-        raise ConfigError(f"{where}: {missing[0]!r} is missing", hint=_HINTS[missing[0]])
+        raise ConfigError(f"{where}: {missing[0]!r} is missing", hint=_KEYS[missing[0]][1])
     return ClientConfig(**{key.replace("-", "_"): _read(key, value, folder, where) for key, value in raw.items()})
 
 
 def _read(key: str, value: object, folder: Path, where: str) -> Any:  # noqa: ANN401 - the type of the key's field
+    reader, hint = _KEYS[key]
     try:
-        return _READERS[key](value, folder)
+        return reader(value, folder)
     except (FedcentersError, ValueError) as wrong:
         message = wrong.message if isinstance(wrong, FedcentersError) else str(wrong)
-        raise ConfigError(f"{where}: {key} = {value!r}: {message}", hint=_HINTS[key]) from wrong
+        raise ConfigError(f"{where}: {key} = {value!r}: {message}", hint=hint) from wrong
 
 
 def _overrides(environment: Mapping[str, str]) -> dict[str, Any]:
     """FEDCENTERS_DEVICE_ID=x -> {"device-id": "x"}; numbers and lists are read by their key's reader."""
-    names = {VARIABLE_PREFIX + key.upper().replace("-", "_"): key for key in _READERS}
+    names = {VARIABLE_PREFIX + key.upper().replace("-", "_"): key for key in _KEYS}
     return {key: environment[name] for name, key in names.items() if environment.get(name)}
 
 
@@ -99,14 +100,6 @@ def _text(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError("expected a text")
     return value
-
-
-def _federation(value: object, _folder: Path) -> str:
-    return check_federation(value)
-
-
-def _cid(value: object, _folder: Path) -> str:
-    return check_cid(value)
 
 
 def _broker(value: object, _folder: Path) -> str:
@@ -171,53 +164,37 @@ def _hours(value: object, _folder: Path) -> str:
     return _text(value)
 
 
-_READERS: Mapping[str, Callable[[object, Path], Any]] = {
-    "federation": _federation,
-    "device-id": _cid,
-    "broker": _broker,
-    "data": _path,
-    "state": _path,
-    "signing-keys": _keys,
-    "engine": _one_of(ENGINES),
-    "device": _one_of(DEVICES),
-    "threads": _count(1, 1024),
-    "ca": _path,
-    "certificate": _path,
-    "key": _path,
-    "enrol-url": _enrol_url,
-    "token": _path,
-    "cache-mib": _count(16, 1 << 24),
-    "max-samples": _count(0, 2**31),
-    "min-battery-percent": _count(0, 100),
-    "max-temperature": _count(0, 150),
-    "min-free-memory-mib": _count(0, 1 << 24),
-    "allow-metered": _switch,
-    "quiet-hours": _hours,
+# Key -> its reader (from the value and the folder of the file), and the hint for a wrong value.
+_KEYS: Mapping[str, tuple[Callable[[Any, Path], Any], str]] = {
+    "federation": (
+        lambda value, _: check_federation(value),
+        "the name that the coordinator uses: lower-case letters, digits and '-', at most 32",
+    ),
+    "device-id": (
+        lambda value, _: check_cid(value),
+        "letters, digits, '_' and '-', at most 64; unique in the federation",
+    ),
+    "broker": (_broker, 'for example broker = "mqtts://broker.example:8883"'),
+    "data": (_path, "the folder of samples: train.npz, or a folder train (docs/flash-a-board.md)"),
+    "state": (_path, "a folder of this device's own that survives a restart"),
+    "signing-keys": (_keys, "the coordinator's public keys in hex; it writes them to signing.pub"),
+    "engine": (_one_of(ENGINES), f"one of {', '.join(ENGINES)}"),
+    "device": (_one_of(DEVICES), f"one of {', '.join(DEVICES)}; auto is right unless you measure"),
+    "threads": (_count(1, 1024), "1 is right for most boards"),
+    "ca": (_path, "the PEM file of the authority that signed the broker's certificate"),
+    "certificate": (_path, "the PEM file that `provision` or `enrol` made for this device"),
+    "key": (_path, "the PEM file of the certificate's private key, readable by its owner only"),
+    "enrol-url": (_enrol_url, "the address that `fedcenters-coordinator enrol` prints"),
+    "token": (_path, "the file with this device's one-time token"),
+    "cache-mib": (_count(16, 1 << 24), "how much disk programs and models may take, in MiB"),
+    "max-samples": (_count(0, 2**31), "0 to read all; the newest are kept"),
+    "min-battery-percent": (_count(0, 100), "0 to train at any charge"),
+    "max-temperature": (_count(0, 150), "degrees Celsius; 0 to train at any temperature"),
+    "min-free-memory-mib": (_count(0, 1 << 24), "0 to train with any"),
+    "allow-metered": (_switch, "true to train over a link that is paid by the byte"),
+    "quiet-hours": (_hours, 'for example quiet-hours = "22:00-06:30", in local time'),
 }
 _REQUIRED = ("federation", "device-id", "broker", "data", "state", "signing-keys")
-_HINTS = {
-    "federation": "the name that the coordinator uses: lower-case letters, digits and '-', at most 32",
-    "device-id": "letters, digits, '_' and '-', at most 64; unique in the federation",
-    "broker": 'for example broker = "mqtts://broker.example:8883"',
-    "data": "the folder of samples: train.npz, or a folder train (docs/flash-a-board.md)",
-    "state": "a folder of this device's own that survives a restart",
-    "signing-keys": "the coordinator's public keys in hex; it writes them to signing.pub",
-    "engine": f"one of {', '.join(ENGINES)}",
-    "device": f"one of {', '.join(DEVICES)}; auto is right unless you measure",
-    "threads": "1 is right for most boards",
-    "ca": "the PEM file of the authority that signed the broker's certificate",
-    "certificate": "the PEM file that `provision` or `enrol` made for this device",
-    "key": "the PEM file of the certificate's private key, readable by its owner only",
-    "enrol-url": "the address that `fedcenters-coordinator enrol` prints",
-    "token": "the file with this device's one-time token",
-    "cache-mib": "how much disk programs and models may take, in MiB",
-    "max-samples": "0 to read all; the newest are kept",
-    "min-battery-percent": "0 to train at any charge",
-    "max-temperature": "degrees Celsius; 0 to train at any temperature",
-    "min-free-memory-mib": "0 to train with any",
-    "allow-metered": "true to train over a link that is paid by the byte",
-    "quiet-hours": 'for example quiet-hours = "22:00-06:30", in local time',
-}
 
 
 def parse_hours(hours: str) -> tuple[int, int]:

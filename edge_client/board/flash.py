@@ -91,12 +91,13 @@ def compose_files(
     if not spec.wheels and "pt2" in spec.engines:
         raise UsageError("pt2 needs torch", hint="give the board's own build with --wheel")
     found = wheels.fetch_wheels(spec, options.cache, fresh=options.update)
+    site = [entry for wheel in found for entry in wheels.unpack_wheel(wheel)]
     home = [] if options.python_home is None else _interpreter(options.python_home, profile)
     return board_files(
         profile,
         settings,
         who,
-        wheels.site_files(found, PACKAGE, (*LIGHT_ENGINES, *spec.engines)),
+        [*site, *wheels.client_files(PACKAGE, (*LIGHT_ENGINES, *spec.engines))],
         launcher=(PACKAGE / "update" / "launcher.py").read_bytes(),
         python=home,
         hardware_watchdog=options.hardware_watchdog,

@@ -21,8 +21,8 @@ class BoardProfile:
 
     name: str
     title: str
-    machine: str  # as wheels and ELF files call it: a key of MACHINES
-    python: str
+    machine: str = "aarch64"  # as wheels and ELF files call it: a key of MACHINES
+    python: str = "3.11"
     glibc: tuple[int, int]
     engine: str = "onnx"
     max_temperature: int = 80  # °C; a board slows itself down soon after
@@ -51,7 +51,6 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
         BoardProfile(
             name="jetson-orin",
             title="NVIDIA Jetson Orin, JetPack 6 (Ubuntu 22.04)",
-            machine="aarch64",
             python="3.10",
             glibc=(2, 35),
             tegra=True,
@@ -61,8 +60,6 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
         BoardProfile(
             name="jetson-xavier",
             title="NVIDIA Jetson Xavier, JetPack 5 (Ubuntu 20.04)",
-            machine="aarch64",
-            python="3.11",
             glibc=(2, 31),
             tegra=True,
             groups=("video", "render"),
@@ -72,23 +69,17 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
         BoardProfile(
             name="raspberry-pi-5",
             title="Raspberry Pi 5, 64-bit Raspberry Pi OS (Debian 12 or 13)",
-            machine="aarch64",
-            python="3.11",
             glibc=(2, 36),
         ),
         BoardProfile(
             name="raspberry-pi-4",
             title="Raspberry Pi 4, 64-bit Raspberry Pi OS (Debian 12 or 13)",
-            machine="aarch64",
-            python="3.11",
             glibc=(2, 36),
             notes=("with 1 GB of memory choose --engine litert",),
         ),
         BoardProfile(
             name="generic-arm64",
             title="any 64-bit ARM board with systemd and glibc 2.31 or newer",
-            machine="aarch64",
-            python="3.11",
             glibc=(2, 31),
             notes=("32-bit ARM has no wheels of a training runtime: 64-bit only",),
         ),
@@ -96,7 +87,6 @@ BOARD_PROFILES: dict[str, BoardProfile] = {
             name="x86-64",
             title="any 64-bit PC with systemd and glibc 2.31 or newer",
             machine="x86_64",
-            python="3.11",
             glibc=(2, 31),
         ),
     )

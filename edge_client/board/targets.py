@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from edge_client.board.board_files import MANIFEST_PATH, BoardFile
@@ -33,14 +32,6 @@ ELF_HEADER_BYTES = 20
 MODELESS_FILESYSTEMS = ("vfat", "msdos", "exfat", "ntfs", "ntfs3", "fuseblk", "9p")
 ARCHIVE_MTIME = 0  # of every file in an archive: the same list is the same bytes
 UPDATE_HINT = "flash --update replaces it and keeps what the board has learned"
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileChange:
-    """The effect of a write on one path: "new", "changed" or "gone"."""
-
-    path: str
-    what: str
 
 
 def check_rootfs(root: Path, profile: BoardProfile, *, own_python: bool) -> None:
@@ -106,23 +97,23 @@ def python_of(root: Path) -> str | None:
     return version if version.count(".") == 1 and version.replace(".", "").isdecimal() else None
 
 
-def write_rootfs(root: Path, entries: Sequence[BoardFile], *, update: bool) -> list[FileChange]:
-    """Write the files; -> the changes, none if the same files were there. Raises ConfigError before writing."""
+def write_rootfs(root: Path, entries: Sequence[BoardFile], *, update: bool) -> dict[str, str]:
+    """Write the files; -> path -> "new", "changed" or "gone", for each that was not there like this.
+
+    Raises ConfigError before writing.
+    """
     places = {entry.path: _inside(root, entry.path) for entry in entries}
-    changes = [FileChange(path=e.path, what=what) for e in entries if (what := _difference(root, e, places[e.path]))]
+    changes = {e.path: what for e in entries if (what := _difference(root, e, places[e.path]))}
     stale = _stale(root, entries)
-    different = [change for change in changes if change.what == "changed"]
-    if (different or stale) and not update:
-        raise ConfigError(
-            f"{root} has been flashed with something else: {(different or stale)[0].path} differs", hint=UPDATE_HINT
-        )
+    different = [path for path, what in changes.items() if what == "changed"] + stale
+    if different and not update:
+        raise ConfigError(f"{root} has been flashed with something else: {different[0]} differs", hint=UPDATE_HINT)
     _check_same_device(root, entries)
-    changed = {change.path for change in changes}
-    for entry in (e for e in entries if e.path in changed):
+    for entry in (e for e in entries if e.path in changes):
         _write(entry, places[entry.path], root)
-    for change in stale:
-        _inside(root, change.path).unlink(missing_ok=True)
-    return [*changes, *stale]
+    for path in stale:
+        _inside(root, path).unlink(missing_ok=True)
+    return changes | dict.fromkeys(stale, "gone")
 
 
 def write_archive(path: Path, entries: Sequence[BoardFile]) -> None:
@@ -204,7 +195,7 @@ def _difference(root: Path, entry: BoardFile, place: Path) -> str:
     return "" if same and place.read_bytes() == entry.data else "changed"
 
 
-def _stale(root: Path, entries: Sequence[BoardFile]) -> list[FileChange]:
+def _stale(root: Path, entries: Sequence[BoardFile]) -> list[str]:
     """The paths that an earlier flash wrote and this one does not, by the earlier flash's own list."""
     listed = _inside(root, MANIFEST_PATH)
     if not listed.is_file():
@@ -212,7 +203,7 @@ def _stale(root: Path, entries: Sequence[BoardFile]) -> list[FileChange]:
     wanted = {entry.path for entry in entries}
     known = [line.partition("  .")[2] for line in listed.read_text(encoding="utf-8").splitlines()]
     gone = [path for path in known if path.startswith("/") and path not in wanted and ".." not in path.split("/")]
-    return [FileChange(path=path, what="gone") for path in gone if _inside(root, path).is_file()]
+    return [path for path in gone if _inside(root, path).is_file()]
 
 
 def _check_same_device(root: Path, entries: Sequence[BoardFile]) -> None:

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -97,11 +97,6 @@ def fetch_wheels(spec: WheelSpec, cache: Path, *, fresh: bool = False) -> list[P
     return sorted([*(here[sha256] for sha256 in wanted), *spec.wheels], key=lambda path: path.name)
 
 
-def unpack_wheels(wheels: Iterable[Path]) -> list[BoardFile]:
-    """The files of the wheels below the site folder. Raises ConfigError for a file that is no wheel."""
-    return [entry for wheel in wheels for entry in _entries(wheel)]
-
-
 def client_files(package: Path, engines: Sequence[str]) -> list[BoardFile]:
     """The client itself, from the folder of this package, with these engines, without what no board needs."""
     left_out = (*WORKSTATION_ONLY, *(f"engines/{name}.py" for name in ENGINE_REQUIREMENTS if name not in engines))
@@ -111,7 +106,8 @@ def client_files(package: Path, engines: Sequence[str]) -> list[BoardFile]:
     return [BoardFile(path=f"{SITE_FOLDER}/edge_client/{name}", data=path.read_bytes()) for path, name in wanted]
 
 
-def _entries(wheel: Path) -> list[BoardFile]:
+def unpack_wheel(wheel: Path) -> list[BoardFile]:
+    """The files of a wheel below the site folder. Raises ConfigError for a file that is no wheel."""
     made = []
     try:
         with zipfile.ZipFile(wheel) as archive:
@@ -171,8 +167,3 @@ def _pip(*arguments: str) -> str:
         f"the board's wheels cannot be had: {(why or done.stderr.splitlines() or ['pip failed'])[-1]}",
         hint="check the network of this machine; for a board without wheels give them with --wheel or --index",
     )
-
-
-def site_files(wheels: Sequence[Path], package: Path, engines: Sequence[str]) -> list[BoardFile]:
-    """The whole site folder."""
-    return [*unpack_wheels(wheels), *client_files(package, engines)]

@@ -55,7 +55,7 @@ class DeviceData:
 
 
 def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
-    """Read a device's folder, at most the newest `most` training samples (0: all).
+    """Read a device's folder, at most the newest `limit` training samples (0: all).
 
     Raises ConfigError with the file's name when something is missing or wrong.
     """
@@ -66,6 +66,18 @@ def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:
             hint="write it with numpy.savez(path, x=samples, y=labels), or correct `data` in the configuration",
         )
     return DeviceData(train=_read(train, limit), test=_read(test, 0) if test else None)
+
+
+def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
+    """The folder's samples, and whether they have labels; where they have none, y is zero. Raises ConfigError."""
+    path = folder / "train.npz"
+    x = readers.read_inputs_without_labels(path) if path.is_file() else None
+    if x is None:
+        return load_folder(folder), True
+    try:
+        return DeviceData(train=Dataset(x, np.zeros(len(x), np.int64))), False
+    except ValueError as wrong:
+        raise ConfigError(f"cannot use {path}: {wrong}", hint="x holds samples [n, ...], floating point") from wrong
 
 
 class DataFolder:

@@ -88,6 +88,17 @@ def folder_signature(folder: Path) -> FolderSignature:
     return tuple(found)
 
 
+def read_inputs_without_labels(path: Path) -> Array | None:
+    """The samples x [n, ...] of an .npz file without y; None for any other file, which `list_files` is for."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            if not isinstance(arrays, np.lib.npyio.NpzFile) or "y" in arrays or "x" not in arrays:
+                return None
+            return to_float(arrays["x"])
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile):
+        return None
+
+
 def to_float(x: Array) -> Array:
     """Whole numbers as float32; floating point as it is."""
     return x if np.issubdtype(x.dtype, np.floating) else x.astype(np.float32)

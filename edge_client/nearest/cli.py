@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from edge_client.config import ClientConfig, load_config
-from edge_client.data.dataset import DeviceData
-from edge_client.data.unlabelled import load_with_or_without_labels
+from edge_client.data.dataset import DeviceData, load_with_or_without_labels
 from edge_client.engines.base import ENGINES
 from edge_client.engines.center_file import FILE_FORMATS, FORMAT_BY_ENGINE
 from edge_client.errors import EXIT_OK, UsageError

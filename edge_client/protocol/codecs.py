@@ -20,7 +20,12 @@ _LEAST_SCALE = np.float32(2.0**-126)  # below: subnormal, which some processors 
 _BOUND = np.float32(2.0**127)  # from here on, a rounded value times its scale could be infinite
 _RESERVED_INT8 = np.int8(-128)
 _CANDIDATES_MAX = 16
-_STATISTICS = {"loss": ("float64", 1), "votes": ("int64", 1), "posterior": ("float64", 1), "confusion": ("int64", 3)}
+_STATISTICS = {  # name in the file -> field of a Reply, dtype, dimensions
+    "loss": ("losses", "float64", 1),
+    "votes": ("votes", "int64", 1),
+    "posterior": ("posterior", "float64", 1),
+    "confusion": ("confusion", "int64", 3),
+}
 
 
 def encode_vector(flat: Flat, schema: Schema, *, codec: str, kind: str, base: str | None = None) -> bytes:
@@ -66,12 +71,7 @@ def encode_with_feedback(
 
 def encode_stats(reply: Reply, schema: Schema) -> bytes:
     """A Probe's answer as a tensor file of kind "stats"; `n` travels in `rdy`."""
-    given = {
-        "loss": (reply.losses, np.float64),
-        "votes": (reply.votes, np.int64),
-        "posterior": (reply.posterior, np.float64),
-        "confusion": (reply.confusion, np.int64),
-    }
+    given = {name: (getattr(reply, field), dtype) for name, (field, dtype, _) in _STATISTICS.items()}
     stored: dict[str, Array] = {k: np.asarray(v, dtype=dtype) for k, (v, dtype) in given.items() if v is not None}
     if reply.grad is not None:
         grad = np.asarray(reply.grad, dtype=np.float32)
@@ -97,14 +97,7 @@ def decode_stats(data: bytes, schema: Schema, n: int, *, models: int | None = No
         _check_form(grads, {f"grad/{t}": ("float32", _shapes(schema)[t]) for t in _params(schema)})
         grad = np.concatenate([np.ravel(grads[f"grad/{t}"]) for t in _params(schema)])
         _finite(grad)
-    return Reply(
-        n=n,
-        losses=plain.get("loss"),
-        votes=plain.get("votes"),
-        posterior=plain.get("posterior"),
-        confusion=plain.get("confusion"),
-        grad=grad,
-    )
+    return Reply(n=n, grad=grad, **{_STATISTICS[name][0]: value for name, value in plain.items()})
 
 
 def _pack_f32(name: str, value: Array) -> dict[str, Array]:
@@ -200,7 +193,7 @@ def _finite(value: Array) -> None:
 
 def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None:
     for name, value in plain.items():
-        if (value.dtype.name, value.ndim) != _STATISTICS.get(name):
+        if (value.dtype.name, value.ndim) != _STATISTICS.get(name, ("",))[1:]:
             raise Malformed("bad_schema", f"statistic {name!r:.80} is {value.dtype} of shape {value.shape}")
         _finite(value)
     candidates = {len(value) for name, value in plain.items() if name != "confusion"}

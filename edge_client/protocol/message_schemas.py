@@ -245,13 +245,9 @@ def check_rules(kind: str, message: Mapping[str, Any]) -> None:
         if needed is not None and needed not in message:
             raise Malformed("bad_field", f"near by {message['how']} needs {needed}")
     if kind == "task":
-        wrong = _contradiction(message)
+        wrong = (_probe_contradiction if message["job"] == "probe" else _fit_contradiction)(message)
         if wrong:
             raise Malformed("bad_task", wrong)
-
-
-def _contradiction(task: Mapping[str, Any]) -> str | None:
-    return _probe_contradiction(task) if task["job"] == "probe" else _fit_contradiction(task)
 
 
 def _probe_contradiction(task: Mapping[str, Any]) -> str | None:

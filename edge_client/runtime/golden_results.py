@@ -70,16 +70,10 @@ class GoldenResults:
         golden = program.golden.get(engine.name)
         if golden is None:
             return None
-        runtime = runtime_version(engine.name) or engine.name
-        key = f"{sha256}/{engine.name}/{engine.place}/{runtime}"
+        key = f"{sha256}/{engine.name}/{engine.place}/{_runtime(engine)}"
         if key not in self._found:
             self._keep(key, _far(self._check, engine, program, golden))
-        off = self._found[key]
-        if off <= golden.tolerance:
-            return None
-        return RefusedRuntime(
-            engine=engine.name, runtime=runtime, place=engine.place, difference=off, tolerance=golden.tolerance
-        )
+        return _judged(engine, self._found[key], golden.tolerance)
 
     def _keep(self, key: str, difference: float) -> None:
         self._found = dict([*self._found.items(), (key, difference)][-KEPT_MAX:])
@@ -89,14 +83,20 @@ class GoldenResults:
 def require_golden(engine: Engine, program: Program) -> None:
     """Run the program's golden run now, and raise RuntimeMissing where the engine fails it; nothing is kept."""
     golden = program.golden.get(engine.name)
-    if golden is None:
-        return
-    off = _far(run_golden, engine, program, golden)
-    if not off <= golden.tolerance:
-        runtime, tolerance = runtime_version(engine.name) or engine.name, golden.tolerance
-        raise RefusedRuntime(
-            engine=engine.name, runtime=runtime, place=engine.place, difference=off, tolerance=tolerance
-        ).error()
+    if golden is not None and (refused := _judged(engine, _far(run_golden, engine, program, golden), golden.tolerance)):
+        raise refused.error()
+
+
+def _runtime(engine: Engine) -> str:
+    return runtime_version(engine.name) or engine.name
+
+
+def _judged(engine: Engine, off: float, tolerance: float) -> RefusedRuntime | None:
+    if off <= tolerance:
+        return None
+    return RefusedRuntime(
+        engine=engine.name, runtime=_runtime(engine), place=engine.place, difference=off, tolerance=tolerance
+    )
 
 
 def _far(check: Check, engine: Engine, program: Program, golden: Golden) -> float:

@@ -93,3 +93,14 @@ class Transport(Protocol):
 
 
 Dial = Callable[[Callable[[], Will]], Transport]  # from a source of wills to a transport that is not connected yet
+
+
+def filter_matches(topic_filter: str, topic: str) -> bool:
+    """Whether a filter with `+` (one level) and `#` (the rest, also none) covers a topic."""
+    wanted, levels = topic_filter.split("/"), topic.split("/")
+    for position, level in enumerate(wanted):
+        if level == "#":
+            return True
+        if position >= len(levels) or level not in ("+", levels[position]):
+            return False
+    return len(wanted) == len(levels)

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable
 from queue import Empty, SimpleQueue
 
 from edge_client.errors import NetworkError
-from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource
-from edge_client.transport.filters import filter_matches
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource, filter_matches
 
 TamperMessage = Callable[[str, bytes], Iterable[bytes]]  # (topic, payload) -> what really travels: (), (payload,), ...
 

@@ -24,8 +24,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
-from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource
-from edge_client.transport.filters import filter_matches
+from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource, filter_matches
 from edge_client.transport.tls import Credentials, client_context, expiry_warnings, explain_failure, is_loopback
 
 log = logging.getLogger(__name__)

@@ -75,7 +75,7 @@ def test_scripts_headers_and_tests_stay_out_and_libraries_of_a_data_folder_come_
     with zipfile.ZipFile(path, "w") as archive:
         for name in names:
             archive.writestr(name, b"1")
-    found = {e.path.removeprefix("/opt/fedcenters/site/") for e in wheels.unpack_wheels([path])}
+    found = {e.path.removeprefix("/opt/fedcenters/site/") for e in wheels.unpack_wheel(path)}
     assert found == {place for place in names.values() if place}
 
 
@@ -85,13 +85,13 @@ def test_a_wheel_that_reaches_out_of_its_folder_is_refused(tmp_path: Path, name:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr(name, b"1")
     with pytest.raises(ConfigError, match="cannot be called"):
-        wheels.unpack_wheels([path])
+        wheels.unpack_wheel(path)
 
 
 def test_what_is_no_wheel_is_named(tmp_path: Path) -> None:
     (tmp_path / "x.whl").write_bytes(b"no zip")
     with pytest.raises(ConfigError, match="is no wheel"):
-        wheels.unpack_wheels([tmp_path / "x.whl"])
+        wheels.unpack_wheel(tmp_path / "x.whl")
 
 
 def test_a_wheel_whose_bytes_changed_in_the_cache_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

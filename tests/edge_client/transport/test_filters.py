@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.transport.filters import filter_matches
+from edge_client.transport.base import filter_matches
 
 
 @pytest.mark.parametrize(
