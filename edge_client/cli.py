@@ -26,7 +26,7 @@ from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 
 STOP_TIMEOUT_S = 10.0  # for a task under way, after a signal to stop
-INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: whoever is on the way reads and changes everything"
+INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: everything can be read and changed on the way"
 ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
 DOCTOR_EXAMPLE = "example: fedcenters-edge doctor --config /etc/fedcenters/client.toml"

@@ -59,7 +59,6 @@ class CheckResult:
     hint: str = ""
 
     def line(self) -> str:
-        """For people."""
         told = f"{'ok  ' if self.ok else 'FAIL'} {self.name}: {self.said}"
         return told if self.ok or not self.hint else f"{told}; {self.hint}"
 

@@ -199,7 +199,7 @@ def _signer(key: Path | None, federation: str) -> Any:  # noqa: ANN401 - a signe
     if not federation:
         raise UsageError("--key needs --federation", hint="the signature says whose bundle it is: --federation home")
     from export.bundle.commands import read_private_key
-    from export.bundle.signature import make_signer
+    from export.bundle.run_source import make_signer
 
     return make_signer(read_private_key(key), federation)
 

@@ -21,7 +21,7 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Schema
 from edge_client.protocol.topics import check_cid, check_sha256
 from export.bundle.model_cards import center_facts
-from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
+from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, make_signer
 
 _LAST_TEST = """
     select cid, sha256, n from replies join runs on replies.run = runs.run
@@ -38,8 +38,6 @@ def is_run_folder(run: Path) -> bool:
 
 def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:  # noqa: ARG001 - the entry point's signature; this source compiles nothing
     """The centers of the run `method`, with every engine that the coordinator compiled for."""
-    from export.bundle.signature import make_signer
-
     name = method or _only(run)
     program = read_program(run)
     centers = _centers(run, name, program)

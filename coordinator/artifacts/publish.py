@@ -202,8 +202,7 @@ def _export(
     newcomers: NewcomerData,
 ) -> list[dict[str, Manifest]]:
     """Write the bundle; -> per center the manifest of each format's file, which is stored as a blob too."""
-    from export.bundle.run_source import BundleSource, LabelledSamples
-    from export.bundle.signature import make_signer
+    from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
     from export.bundle.writer import BundleOptions, write_bundle
 
     out = config.folder / "bundle"

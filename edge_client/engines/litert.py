@@ -54,11 +54,9 @@ class LitertEngine:
         self._held: tuple[str, Any] = ("", None)
 
     def update(self, feeds: Tensors) -> LitertUpdate:
-        """Write what the update begins with into the interpreter."""
         return LitertUpdate(self.open("step"), self._functions["step"], feeds)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
-        """Loss and logits per sample."""
         run, function = self.open("evaluate").get_signature_runner("evaluate"), self._functions["evaluate"]
         results = run(**{f"args_{i}": feeds[port.name] for i, port in enumerate(function.inputs)})
         return {port.name: np.asarray(results[f"output_{i}"]) for i, port in enumerate(function.outputs)}
@@ -88,7 +86,6 @@ class LitertUpdate:
         self._write((*moved, *kept), feeds)
 
     def step(self, feeds: Tensors) -> float:
-        """One step."""
         self._write(self._fresh, feeds)
         self._interpreter.invoke()
         for into, out in self._moved.values():
@@ -96,7 +93,6 @@ class LitertUpdate:
         return float(self._interpreter.get_tensor(self._loss))
 
     def read(self) -> dict[str, Array]:
-        """Copies of what moved."""
         return {name: self._interpreter.get_tensor(into) for name, (into, _) in self._moved.items()}
 
     def _write(self, ports: Iterable[Port], feeds: Tensors) -> None:

@@ -47,11 +47,9 @@ class OnnxEngine:
             _agree(session, program.functions[name])
 
     def update(self, feeds: Tensors) -> OnnxUpdate:
-        """Bind what the update begins with."""
         return OnnxUpdate(self._sessions["step"], self._functions["step"], feeds)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
-        """Loss and logits per sample."""
         session, function = self._sessions["evaluate"], self._functions["evaluate"]
         results = session.run(None, {port.name: feeds[port.name] for port in function.inputs})
         return {port.name: np.asarray(value) for port, value in zip(function.outputs, results, strict=True)}
@@ -77,7 +75,6 @@ class OnnxUpdate:
         self._now = now
 
     def step(self, feeds: Tensors) -> float:
-        """One step."""
         binding, written = self._next
         for port in self._fresh:  # read in place as well, until the step is over
             self._lent[port.name] = np.asarray(feeds[port.name], order="C")
@@ -87,7 +84,6 @@ class OnnxUpdate:
         return float(self._loss.numpy())
 
     def read(self) -> dict[str, Array]:
-        """Copies of what moved."""
         return {name: np.array(value.numpy()) for name, value in self._now.items()}
 
     def _bound(self, function: Function, read: Mapping[str, Any], write: Mapping[str, Any]) -> Any:  # noqa: ANN401

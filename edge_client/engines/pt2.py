@@ -49,11 +49,9 @@ class Pt2Engine:
         self._calls = {name: _Call(graph, program.functions[name], place) for name, graph in graphs.items()}
 
     def update(self, feeds: Tensors) -> Pt2Update:
-        """Bring what the update begins with to the device."""
         return Pt2Update(self._calls["step"], feeds)
 
     def evaluate(self, feeds: Tensors) -> dict[str, Array]:
-        """Loss and logits per sample."""
         call = self._calls["evaluate"]
         results = call(call.tensors(call.function.inputs, feeds))
         return {name: value.numpy(force=True) for name, value in results.items()}
@@ -68,13 +66,11 @@ class Pt2Update:
         self._held = call.tensors((*moved, *kept), feeds)
 
     def step(self, feeds: Tensors) -> float:
-        """One step."""
         results = self._call(self._held | self._call.tensors(self._fresh, feeds))
         self._held |= {name: results[name] for name in self._moved}
         return float(results["loss"])
 
     def read(self) -> dict[str, Array]:
-        """Copies of what moved."""
         return {name: np.array(self._held[name].numpy(force=True)) for name in self._moved}
 
 

@@ -149,7 +149,7 @@ class _RoutedChoice:
 
     def choose_by_round(self) -> Selection:
         """The nearest center by a local round, where the run has not learned how sure that is, nor a line."""
-        return _by_distance({"round": self._round()}, "round", self._data, "nobody learned how sure")
+        return _by_distance({"round": self._round()}, "round", self._data, "the run has not learned how sure this is")
 
     def _measure_candidates(self, wanted: Sequence[str]) -> None:
         """Fetch the candidates' models and look at the samples with each."""

@@ -242,7 +242,7 @@ def find_nearest(
 ) -> NearestAnswer:
     """One visit to a site; everything that `nearest` says of it."""
     if not keys.trusted and not keys.unsigned:
-        raise UsageError("nobody is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
+        raise UsageError("no key is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
     site = SiteClient(
         url, BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True), device=config.device_id
     )

@@ -68,7 +68,6 @@ class Manifest:
     sig: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no receiver could hold or check."""
         if not isinstance(self.sha256, str) or _SHA256.fullmatch(self.sha256) is None:
             raise Malformed("bad_field", f"sha256 {self.sha256!r:.80} is not 64 lower-case hex digits")
         if not isinstance(self.kind, str) or self.kind not in KIND_LIMITS:
@@ -89,7 +88,6 @@ class Manifest:
 
     @property
     def total(self) -> int:
-        """Number of blocks."""
         return -(-self.size // self.block)
 
     def to_json(self) -> dict[str, Any]:
@@ -221,7 +219,6 @@ class Bitmap:
 
     @property
     def complete(self) -> bool:
-        """True once every block has arrived."""
         return self.count == self.total
 
     def missing(self, limit: int, *, skip: Collection[int] = ()) -> list[list[int]]:

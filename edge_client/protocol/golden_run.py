@@ -50,7 +50,6 @@ class Golden:
     tolerance: float  # relative
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
         lists = {name: list(getattr(self, name)) for name in ("losses", "weights", "buffers")}
         return vars(self) | lists
 

@@ -71,7 +71,6 @@ class Origin:
     seed: int  # of the weights
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object."""
         return {"model": self.model, "args": self.args, "seed": self.seed}
 
     @staticmethod

@@ -57,7 +57,6 @@ class TensorSpec:
 
     @property
     def size(self) -> int:
-        """Number of values."""
         return math.prod(self.shape)
 
 
@@ -165,7 +164,6 @@ class Fit:
     center: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a task that no device could carry out."""
         for name in ("lr", "momentum", "mu"):
             _finite(name, getattr(self, name))
         _counts(self.batch, self.seed)

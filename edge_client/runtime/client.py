@@ -224,7 +224,6 @@ class Client:
         self._uploader.on_error(message)
 
     def _presence(self) -> dict[str, Any]:
-        """The fields of this device's presence message."""
         engine, refused = self._runner.engine_name, self._runner.refused
         caps = {
             "engine": engine,

@@ -83,7 +83,7 @@ def _post(config: ClientConfig, body: bytes) -> dict[str, object]:
         detail = answer.get("detail", "") if isinstance(answer, dict) else ""
         raise ProtocolError(
             f"this device was not enrolled: {str(detail)[:200] or f'HTTP status {status}'}",
-            hint="ask whoever runs the federation for a new token",
+            hint="ask the federation's operator for a new token",
         )
     return answer
 

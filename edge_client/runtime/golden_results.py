@@ -44,7 +44,6 @@ class RefusedRuntime:
     tolerance: float
 
     def __str__(self) -> str:
-        """For people."""
         return (
             f"{self.runtime} computes wrongly on {self.place}: {self.difference:.1e} from the program's golden run, "
             f"at most {self.tolerance:.0e}"

@@ -30,7 +30,6 @@ class DeviceSender:
         return ident
 
     def request_blocks(self, manifest: Manifest, at: list[list[int]]) -> str:
-        """Ask for blocks of a blob."""
         return self.send("get", sha256=manifest.sha256, block=manifest.block, at=at)
 
     def send_presence(self, status: str, birth: int, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
@@ -39,7 +38,6 @@ class DeviceSender:
         self._publish(self.topics.state(self.cid), payload, retain=True)
 
     def send_block(self, manifest: Manifest, shard: int, index: int, body: bytes) -> None:
-        """One block of an upload."""
         topic = self.topics.upload(shard, self.cid, routing_label(manifest.sha256), index)
         self._publish(topic, blocks.pack_block(body, index, manifest.total))
 

@@ -83,7 +83,6 @@ class Session:
             raise self.failure
 
     def announce(self) -> None:
-        """Publish the device's presence."""
         self.sender.send_presence("on", self.state.birth, **self._presence())
 
     def fetch(self, manifests: Iterable[Manifest]) -> Iterator[float]:
@@ -93,7 +92,6 @@ class Session:
             yield wait_s
 
     def handle(self, event: Event | None) -> None:
-        """Take one event in."""
         if isinstance(event, Message):
             self._on_message(event)
         elif isinstance(event, Connected):

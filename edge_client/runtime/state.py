@@ -43,7 +43,6 @@ class TaskKey:
 
     @staticmethod
     def of(message: Mapping[str, Any]) -> TaskKey:
-        """The task that a message is about."""
         return TaskKey(run=message["run"], round=message["round"], exchange=message["exchange"])
 
 

@@ -23,11 +23,9 @@ class Watchdog:
         self._due_s = float("-inf")
 
     def notify_ready(self) -> None:
-        """The service is up."""
         self._say("READY=1")
 
     def notify_stopping(self) -> None:
-        """The service is stopping."""
         self._say("STOPPING=1")
 
     def notify_alive(self, now_s: float) -> None:

@@ -112,7 +112,6 @@ class TaskRunner:
         return self._opened(program, self.engine_name, functions)
 
     def _opened(self, program: Program, engine: str, functions: Collection[str]) -> Engine:
-        """Opened once."""
         files = program.containers[engine]
         named = frozenset(files[name].sha256 for name in functions)
         if named not in self._engines:

@@ -75,11 +75,9 @@ class EngineLearner:
 
     @property
     def fixed_batch(self) -> int | None:
-        """The engine's."""
         return self.engine.fixed_batch
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
-        """One after the other, batch by batch."""
         program = self.program
         for job in jobs:
             update = self.engine.update(_kept(program, job.task, job.start))

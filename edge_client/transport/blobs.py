@@ -56,7 +56,6 @@ class BlobFolder:
         (path / "partial").mkdir(parents=True, exist_ok=True)
 
     def has(self, sha256: str) -> bool:
-        """Whether the whole blob is here."""
         return self._file(sha256).is_file()
 
     def path(self, sha256: str) -> Path:
@@ -178,7 +177,6 @@ class PartialBlob:
         return self._folder.take(self._file, self.manifest)
 
     def abandon(self) -> None:
-        """Drop what has arrived."""
         self.close()
         self._file.unlink(missing_ok=True)
 

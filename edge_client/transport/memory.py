@@ -141,16 +141,13 @@ class MemoryTransport:
         self._broker.detach(self)
 
     def welcome(self) -> None:
-        """A clean session begins."""
         self.filters.clear()
         self.last_will = self._will() if callable(self._will) else self._will
         self._events.put(Connected())
 
     def lose(self, reason: str) -> None:
-        """The session is over."""
         self.filters.clear()
         self._events.put(Disconnected(reason))
 
     def deliver(self, message: Message) -> None:
-        """One message for this client."""
         self._events.put(message)

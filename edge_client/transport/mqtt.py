@@ -64,7 +64,7 @@ def check_encrypted(url: str, *, insecure: bool) -> None:
     host, _, encrypted = parse_url(url)
     if not encrypted and not insecure and not is_loopback(host):
         raise ConfigError(
-            f"{url} is not encrypted: whoever is on the way can read and change everything",
+            f"{url} is not encrypted: everything can be read and changed on the way",
             hint=f"use mqtts://{host}:{PORTS['mqtts']} with certificates (docs/security.md), or type --insecure",
         )
 
@@ -297,7 +297,6 @@ class PahoSession:
             self.paho.subscribe([(f, 1) for f in filters])
 
     def unsubscribe(self, filters: tuple[str, ...]) -> None:
-        """One UNSUBSCRIBE."""
         self.filters -= set(filters)
         self.paho.unsubscribe(list(filters))
 

@@ -25,7 +25,7 @@ UNKNOWN_ISSUER = (18, 19, 20, 21)  # self-signed, or no path to a trusted author
 CLOCK_HINT = "check this machine's clock, then ask for a new certificate"
 # What a broker says when it turns a client away, as OpenSSL words the alert.
 TLS_ALERTS = (
-    ("certificate revoked", "the broker says that our certificate was revoked", "ask whoever runs the federation"),
+    ("certificate revoked", "the broker says that our certificate was revoked", "ask the federation's operator"),
     ("certificate expired", "the broker says that our certificate is expired", CLOCK_HINT),
     ("certificate required", "the broker wants a client certificate", "set `certificate` and `key`"),
     ("unknown ca", "the broker does not know the authority of our certificate", "use this federation's certificate"),

@@ -24,7 +24,7 @@ async function main() {
   const join = await fetchJoin("join.json");
   const device = loadIdentity(join, location);
   if (location.hash) history.replaceState(null, "", location.pathname + location.search);
-  if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask whoever runs it`);
+  if (device === null) throw new Error(`a link of this phone's own is needed to join ${join.federation}: ask its operator`);
   view.showIdentity(join.federation, device.id);
   await requireSingleTab(`${join.federation}/${device.id}`);
   const [ort, mqtt] = await Promise.all([loadRuntime(), import(`${VENDORED}mqtt.esm.js`)]);

@@ -1,6 +1,6 @@
 """Read a bundle: the centers of a run as a self-contained, signed folder.
 
-    manifest.json             everything below by hash; manifest.sig signs it (signature.py), where there is a key
+    manifest.json             everything below by hash; manifest.sig signs it where there is a key (run_source.py)
     program/program.json      the training program, and its containers beside it, named <sha256>.<ending>
     centers/center-K/         model.safetensors (weights for the program), card.json, card.md, and a file
                               per variant, self-contained: model.onnx, model.tflite, model.pt2, model.int8.onnx
@@ -23,14 +23,13 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from edge_client.errors import ConfigError, Malformed
-from edge_client.protocol import codecs, validators
+from edge_client.protocol import codecs, signing, validators
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
 from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
-from export.bundle import signature
 from export.bundle.run_source import LabelledSamples
 
 if TYPE_CHECKING:
@@ -105,11 +104,9 @@ class Bundle:
         return None if entry is None else Router.from_bytes(self.read(entry))
 
     def read(self, entry: FileEntry) -> bytes:
-        """The file that an entry of the manifest names."""
         return (self.root / str(entry["path"])).read_bytes()
 
     def container(self, engine: str, function: str) -> bytes:
-        """One container of the program."""
         sha = self.program.containers[engine][function].sha256
         return (self.root / f"program/{sha}.{FILE_ENDINGS[engine]}").read_bytes()
 
@@ -153,7 +150,7 @@ def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> st
         text = (path / SIGNATURE_FILE).read_bytes()
     except OSError:
         raise Malformed("bad_signature", f"{path} is not signed") from None
-    return signature.check_manifest_signature(manifest, text, trusted)
+    return signing.verify_bundle(manifest, text, trusted)
 
 
 def file_entries(manifest: BundleManifest) -> Iterator[FileEntry]:

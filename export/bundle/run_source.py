@@ -6,6 +6,7 @@ under the entry point group `fedcenters.runs` (pyproject.toml); other packages c
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,8 @@ from typing import Any, Protocol, cast
 import numpy as np
 
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol import signing
+from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
@@ -113,6 +116,22 @@ class BundleSource:
     sign: Signer | None = None  # manifest.json's bytes -> the text of manifest.sig
     made: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # files that exist already, by path in a bundle
     newcomers: NewcomerData = field(default_factory=NewcomerData)
+
+
+def make_signer(private: bytes, federation: str) -> Signer:
+    """A function from manifest.json's bytes to manifest.sig. `private`: an Ed25519 key [32 bytes].
+
+    manifest.sig is one line of JSON {"federation", "key", "sig"}; `sig` signs the text of protocol/signing.py with the
+    kind "bundle". The manifest names every other file by its hash, so one signature covers all files.
+    """
+
+    def sign(manifest: bytes) -> str:
+        digest = hashlib.sha256(manifest).hexdigest()
+        sig = signing.sign(private, federation, signing.BUNDLE_KIND, digest, len(manifest))
+        key = signing.key_id(signing.public_key(private))
+        return canonical_json({"federation": federation, "key": key, "sig": sig}).decode() + "\n"
+
+    return sign
 
 
 class RunReader(Protocol):

@@ -49,7 +49,6 @@ class BundleOptions:
     stacked: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse names that do not exist."""
         _check_names("format", self.formats, FILE_FORMATS)
         _check_names("quantization", self.schemes, quantize.SCHEMES)
 

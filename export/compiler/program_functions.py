@@ -49,12 +49,10 @@ class TraceSource:
 
     @property
     def params(self) -> list[str]:
-        """Parameter names in the schema's order."""
         return [t.name for t in self.schema.tensors if t.role == "p"]
 
     @property
     def buffers(self) -> list[str]:
-        """Buffer names in the schema's order."""
         return [t.name for t in self.schema.tensors if t.role == "b"]
 
     @property

@@ -41,7 +41,6 @@ class RequestHead:
 
     @property
     def host(self) -> str:
-        """The name in the header Host, without its port."""
         host = self.headers.get(b"host", b"").decode("latin-1")
         if host.startswith("["):
             return host[1:].partition("]")[0]

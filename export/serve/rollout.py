@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 SIGNIFICANCE = 0.01  # alpha: the probability of stopping a bundle that is at least as good
@@ -114,28 +114,14 @@ class Rollout:
         return replace(self, evidence=evidence, reporters=self.reporters | {device})
 
     def to_json(self) -> dict[str, Any]:
-        """The whole state as JSON."""
-        e = self.evidence
-        waiting = {"stable": list(e.stable), "canary": list(e.canary)}
-        return {
-            "stable": self.stable,
-            "candidate": self.candidate,
-            "withdrawn": list(self.withdrawn),
-            "reporters": sorted(self.reporters),
-            "evidence": {"logs": list(e.logs), "pairs": e.pairs, "total": e.total, **waiting},
-        }
+        return asdict(self) | {"reporters": sorted(self.reporters)}
 
     @staticmethod
     def from_json(raw: dict[str, Any]) -> Rollout:
         """The inverse of `to_json`. Raises KeyError, TypeError or ValueError."""
         e = raw["evidence"]
-        evidence = RolloutEvidence(
-            logs=tuple(map(float, e["logs"])),
-            pairs=int(e["pairs"]),
-            total=float(e["total"]),
-            stable=tuple(map(float, e["stable"])),
-            canary=tuple(map(float, e["canary"])),
-        )
+        rows = {name: tuple(map(float, e[name])) for name in ("logs", "stable", "canary")}
+        evidence = RolloutEvidence(pairs=int(e["pairs"]), total=float(e["total"]), **rows)
         return Rollout(
             stable=raw["stable"],
             candidate=raw["candidate"],

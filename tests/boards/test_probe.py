@@ -1,4 +1,4 @@
-"""The tiny program that `doctor` runs is the one that its source makes: nobody has to trust a binary."""
+"""The tiny program that `doctor` runs is the one that its source makes, so that no binary has to be trusted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes tests/golden/boards.json, the list of files of each profile, for whoever has changed it and means it:
+"""Writes tests/golden/boards.json, the list of files of each profile, after a wanted change:
 
 python -m tests.boards.write_file_lists
 """

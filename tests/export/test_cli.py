@@ -81,7 +81,7 @@ def readers_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reader")
     (folder / "readers_models.py").write_text(SOURCE)
     (folder / "readers_typo.py").write_text("class Net(:\n")
-    (folder / "readers_needs.py").write_text("import a_package_that_nobody_has\n")
+    (folder / "readers_needs.py").write_text("import a_package_that_does_not_exist\n")
     return folder
 
 
@@ -280,7 +280,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
     [
         (("--model", "readers_models"), 2, "is no import path"),
         (("--model", "no_such_module:Net"), 2, "there is no module 'no_such_module'"),
-        (("--model", "readers_needs:Net"), 2, "needs a_package_that_nobody_has"),
+        (("--model", "readers_needs:Net"), 2, "needs a_package_that_does_not_exist"),
         (("--model", "readers_typo:Net"), 2, "SyntaxError"),
         (("--model", "readers_models:Nett"), 2, "did you mean 'Net'?"),
         (("--model", "readers_models:SOURCE"), 2, "has no 'SOURCE'"),

@@ -184,7 +184,7 @@ def test_links_in_an_archive_are_no_files(tmp_path: Path) -> None:
 
 
 def test_links_become_codes_for_terminals_and_pages() -> None:
-    url = routes.phone_link("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - nobody's
+    url = routes.phone_link("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - of no device
     assert url == "http://127.0.0.1:8080/phone/#id=web-0001&secret=a_b-c"
     assert routes.phone_link("http://h") == "http://h/phone/"
     terminal = routes.qr_terminal(url).splitlines()

@@ -242,7 +242,7 @@ def _way(
     if len(raw["weights"]) != len(sizes) or any(len(row) != len(features) for row in raw["weights"]):
         raise Malformed("bad_field", f"way {name!r} needs a weight for each of its features and sizes")
     if set(features) - set(usual) or len(set(features)) < len(features):
-        raise Malformed("bad_field", f"way {name!r} weighs a feature that nobody measured, or one twice")
+        raise Malformed("bad_field", f"way {name!r} weighs a feature without a baseline, or one twice")
     weights = np.array(raw["weights"], dtype=np.float64)
     if (weights < 0).any():
         raise Malformed("bad_field", f"way {name!r} has a weight below 0")

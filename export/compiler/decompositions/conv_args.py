@@ -43,12 +43,10 @@ class ConvArgs:
 
     @property
     def zeros(self) -> tuple[int, ...]:
-        """No padding."""
         return (0,) * len(self.stride)
 
     @property
     def ones(self) -> tuple[int, ...]:
-        """Unit stride, or no dilation."""
         return (1,) * len(self.stride)
 
     def apply(self, x: Tensor, weight: Tensor) -> Tensor:

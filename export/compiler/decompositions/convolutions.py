@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
 from typing import Any, cast
 
 import torch
@@ -98,7 +99,7 @@ def by_rows(x: Tensor, weight: Tensor, conv: ConvArgs) -> Tensor:
     outs, ins, high, wide = weight.shape
     seen = kernel_row_inputs(x, weight, conv)
     own = weight.permute([2, 0, 3, 1]).reshape([high, outs, wide * ins])
-    out = _sum([own.select(0, i) @ row for i, row in enumerate(seen)])
+    out = reduce(torch.add, [own.select(0, i) @ row for i, row in enumerate(seen)])
     oh = x.shape[2] + 2 * conv.padding[0] - conv.dilation[0] * (high - 1)
     return out.reshape([outs, x.shape[0], oh, -1]).transpose(0, 1)
 
@@ -155,7 +156,7 @@ def by_columns(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tenso
     own = weight.permute([3, 1, 2, 0]).reshape([wide * ins, high * outs])
     spread = aten.mm.default(own, given).reshape([wide, ins, batch, height, ow])
     parts = [aten.constant_pad_nd.default(spread.select(0, j), [j * dw, (wide - 1 - j) * dw]) for j in range(wide)]
-    return _sum(parts).narrow(3, pw, width).transpose(0, 1)
+    return reduce(torch.add, parts).narrow(3, pw, width).transpose(0, 1)
 
 
 def grad_weight(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tensor:
@@ -197,13 +198,6 @@ def _prefers_products(weight: Tensor) -> bool:
     """Whether LiteRT is faster with products: large ones, and few of them."""
     outs, ins, high, wide = weight.shape
     return min(outs, ins * wide) >= MIN_PRODUCT_SIZE and high <= MAX_KERNEL_ROWS
-
-
-def _sum(parts: Sequence[Tensor]) -> Tensor:
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
-    return total
 
 
 def _cut(whole: Tensor, before: Sequence[int], like: Tensor) -> Tensor:

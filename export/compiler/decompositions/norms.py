@@ -8,6 +8,7 @@ torch's own formulas read strides, which graphs do not have.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -22,9 +23,7 @@ def var_mean(
     """Variance and mean in two passes, as in torch: the mean of squares minus the squared mean loses digits."""
     dims = list(range(x.dim())) if dim is None else [d % x.dim() for d in dim]
     mean = x.mean(dims, keepdim=True)
-    count = 1
-    for d in dims:
-        count = count * x.shape[d]
+    count = math.prod(x.shape[d] for d in dims)
     centred = x - mean
     total = (centred * centred).sum(dims, keepdim=keepdim)
     var = total / (count - (1 if correction is None else correction))
@@ -160,10 +159,7 @@ def group_norm_backward(
 def _all_but_channel(x: Tensor) -> tuple[list[int], int]:
     """The dimensions that batch norm averages over, and the number of values per channel."""
     dims = [0, *range(2, x.dim())]
-    count = 1
-    for d in dims:
-        count = count * x.shape[d]
-    return dims, count
+    return dims, math.prod(x.shape[d] for d in dims)
 
 
 def _channel(values: Tensor, x: Tensor) -> Tensor:

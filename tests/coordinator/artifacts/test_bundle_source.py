@@ -10,8 +10,7 @@ import pytest
 from coordinator.artifacts import bundle_source
 from coordinator.storage.run_reader import read_program
 from edge_client.errors import ConfigError
-from edge_client.protocol.signing import public_key
-from export.bundle import signature
+from edge_client.protocol.signing import public_key, verify_bundle
 from export.bundle.run_source import find_run_reader
 from tests.support.virtual_federation import Federation
 
@@ -50,7 +49,7 @@ def test_its_bundles_are_signed_with_the_federations_key(run: Path) -> None:
     found = bundle_source.bundle_source(run, method="", engines=(), data=None)
     assert found.sign is not None
     key = public_key(bytes.fromhex((run / "signing.key").read_text().strip()))
-    assert signature.check_manifest_signature(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
+    assert verify_bundle(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
 
 
 def test_devices_samples_stayed_with_them(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""The list of files: a golden one per profile, secrets that nobody else can read, a unit that nothing changes."""
+"""The list of files: a golden one per profile, secrets that only the owner reads, a unit that no setting changes."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def test_votes_are_mixture_weights(shelf: CenterShelf) -> None:
     assert mixture == {k: pytest.approx(shares[k]) for k in range(K) if shares[k]}
 
 
-def test_without_a_guide_the_least_loss_wins_and_nobody_says_how_sure(shelf: CenterShelf) -> None:
+def test_without_a_router_the_least_loss_wins_and_no_confidence_is_given(shelf: CenterShelf) -> None:
     bare = replace(shelf, router=None)
     found, _ = chosen(bare, data_of(2, seed=9))
     assert (found.center, found.way, dict(found.confidence)) == (2, "loss", {})
@@ -154,13 +154,13 @@ def test_a_way_that_needs_labels_is_refused_without(shelf: CenterShelf, by: str)
         chosen(shelf, data_of(0), labels=False, by=by)
 
 
-def test_a_way_that_nobody_taught_is_refused(shelf: CenterShelf) -> None:
+def test_a_rule_that_the_run_did_not_learn_is_refused(shelf: CenterShelf) -> None:
     for by in ("norms", "sketch", "round", "tree"):
         with pytest.raises(UsageError):
             chosen(replace(shelf, router=None), data_of(0), by=by)
 
 
-def test_no_centers_fit_nobody(shelf: CenterShelf) -> None:
+def test_a_catalog_without_centers_gives_no_center(shelf: CenterShelf) -> None:
     assert choose_center(replace(shelf, vectors=[]), data_of(0), labels=True).center is None
 
 

@@ -20,7 +20,7 @@ from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedK
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.transport.blobs import BlobFolder
-from export.bundle.signature import make_signer
+from export.bundle.run_source import make_signer
 from tests.support import softmax_program
 
 PRIVATE = bytes(range(32))
@@ -112,11 +112,11 @@ def test_a_signed_site_is_read_and_each_file_fetched_once(place: StaticSite) -> 
     assert site.fetched == before
 
 
-def test_what_nobody_trusted_signed_is_refused(place: StaticSite) -> None:
+def test_a_signature_of_an_untrusted_key_is_refused(place: StaticSite) -> None:
     place.publish()
     with pytest.raises(Malformed, match="not trusted"):
         place.offer(TrustedKeys(trusted=(bytes(32),)))
-    with pytest.raises(UsageError, match="nobody is trusted"):
+    with pytest.raises(UsageError, match="no key is trusted"):
         find_nearest(place.url, TrustedKeys(), place.config(), None, None)  # type: ignore[arg-type]  # refused before they are looked at
     place.publish(sign=False, model="other")
     with pytest.raises(NetworkError, match="404"):

@@ -104,7 +104,7 @@ def test_a_device_takes_home_the_center_of_least_loss_and_tells_how_it_does(stag
     assert (served["center"], served["n"]) == (1, 10)
     assert served["metrics"]["accuracy"] == answer.accuracy == 1.0
     assert {m["s"] for m in stage.said("st")} == {"on", "off"}
-    assert all(m["caps"]["n"] == 0 for m in stage.said("st") if m["s"] == "on")  # nobody will ask it to train
+    assert all(m["caps"]["n"] == 0 for m in stage.said("st") if m["s"] == "on")  # so it gets no tasks
 
 
 def test_only_the_losses_leave_the_device(stage: DeviceStage) -> None:

@@ -29,7 +29,7 @@ def test_a_task_that_is_done_is_announced_again_and_not_trained_again(stage: Dev
     assert first["attempt"] == second["attempt"] == 0
 
 
-def test_a_result_that_nobody_answers_is_announced_again_after_a_minute(stage: DeviceStage) -> None:
+def test_a_result_without_an_answer_is_announced_again_after_a_minute(stage: DeviceStage) -> None:
     def script() -> Script:
         yield
         stage.ask(stage.fit())

@@ -90,7 +90,7 @@ def test_a_key_of_another_certificate_is_refused(keys: Provisioner) -> None:
         client_context(replace(credentials(keys), key=credentials(keys, "d2").key), now())
 
 
-def test_a_key_with_a_passphrase_is_refused_and_nobody_is_asked(keys: Provisioner, tmp_path: Path) -> None:
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(keys: Provisioner, tmp_path: Path) -> None:
     ours, locked = credentials(keys), tmp_path / "locked.key"
     assert ours.key is not None
     locked.write_bytes(

@@ -75,7 +75,7 @@ def test_onnx_and_pt2_take_any_number_of_samples_and_tflite_one_at_a_time() -> N
 
 
 def test_an_onnx_file_looks_as_people_expect_it() -> None:
-    """What a viewer shows: x and logits, a dimension called batch, and no node or weight that nobody uses."""
+    """A viewer shows x and logits, a dimension called batch, and no unused node or weight."""
     import onnx
 
     graph = onnx.load_model_from_string(export_center(model("wecfl-cnn").module, (1, 28, 28), "onnx")).graph

@@ -16,8 +16,7 @@ from edge_client.protocol.task import Array, Flat
 from export import cli
 from export.bundle.commands import bundle_run, quantize_bundle, verify_bundle
 from export.bundle.reader import MANIFEST_FILE, read_bundle
-from export.bundle.run_source import BundleSource, LabelledSamples
-from export.bundle.signature import make_signer
+from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
 from export.bundle.verify_centers import largest_difference, stacked_difference, torch_logits
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of

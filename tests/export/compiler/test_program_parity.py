@@ -73,7 +73,7 @@ def test_one_wrong_answer_is_enough_where_torch_agrees_with_itself() -> None:
     assert looks == 1
 
 
-def test_inputs_beside_a_kink_judge_nobody_so_others_are_drawn() -> None:
+def test_inputs_beside_a_kink_are_replaced_by_others() -> None:
     found, looks = judge(1.01, lambda draw: draw < 2)
     assert found > program_parity.MAX_RELATIVE_DIFFERENCE
     assert looks == 3

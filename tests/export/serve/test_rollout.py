@@ -126,7 +126,7 @@ def test_one_side_alone_fills_no_memory() -> None:
     assert len(rollout.evidence.stable) == len(rollout.reporters) == MAX_WAITING_REPORTS
 
 
-def test_with_a_share_of_one_nobody_waits() -> None:
+def test_with_a_share_of_one_no_device_waits() -> None:
     everybody = RolloutPlan(share=1.0)
     assert Rollout().offer(OLD, everybody).offer(NEW, everybody).stable == NEW
 

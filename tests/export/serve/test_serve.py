@@ -1,4 +1,4 @@
-"""`fedcenters-export serve` as a process: files resume, bundles never mix, nobody gets more than is allowed."""
+"""`fedcenters-export serve` as a process: files resume, bundles never mix, limits hold for each client."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from edge_client.protocol import signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.router import FEATURES, Router
 from edge_client.protocol.program import Program
-from export.bundle import signature
 from export.bundle.reader import MANIFEST_FILE, VERSION, Bundle, read_bundle
+from export.bundle.run_source import make_signer
 from tests.support.decoders.decoder import FEDERATION, SEED, Decoder, anything, only_what_was_signed
 from tests.support.mutations import bytes_changed, json_changed, pem_changed
 
@@ -120,8 +120,8 @@ def file_decoders(program: Program) -> list[Decoder]:
         Decoder(name="guide", read=Router.from_bytes, valid=(GUIDE,), mutate=json_changed, check=_believed),
         Decoder(
             name="signature of a bundle",
-            read=lambda data: signature.check_manifest_signature(signed, data, [signing.public_key(SEED)]),
-            valid=(signature.make_signer(SEED, FEDERATION)(signed).encode(),),
+            read=lambda data: signing.verify_bundle(signed, data, [signing.public_key(SEED)]),
+            valid=(make_signer(SEED, FEDERATION)(signed).encode(),),
             mutate=json_changed,
             check=only_what_was_signed(FEDERATION),
         ),

@@ -49,5 +49,5 @@ def test_a_sketch_finds_the_nearest_of_its_length() -> None:
         choose_by_distance(sketch_distance(np.ones(3), sketches), 2.0)
 
 
-def test_a_negative_loss_is_nobodys_measurement() -> None:
+def test_a_negative_loss_is_no_measurement() -> None:
     assert choose_by_distance([-1.0, 0.5], 1.0).center is None
