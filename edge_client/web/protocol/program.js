@@ -3,167 +3,100 @@
 
 import { isCount } from "./blocks.js";
 import { Malformed, shown } from "./errors.js";
-import { parseJson, plain, Real } from "./json.js";
+import { parseJson, plain } from "./json.js";
 import { schemaOf } from "./schema.js";
+import {
+  integer, listOf, mapOf, matching, MAX_SAFE_INTEGER, number, oneOf, optional, orNull, record, required, text, wordOr,
+} from "./validators.js";
 
 export const MAX_PROGRAM_BYTES = 1 << 20;
 const MAX_CONTAINER_BYTES = 256 << 20;
-const FUNCTIONS = ["step", "evaluate", "infer"];
-const DTYPES = ["float32", "float64", "int32", "int64"];
-const MAX_PORTS = 32_768;
+const MAX_ENTRIES = 32_768; // of any list or map; the file's own limit is lower still
 const MAX_DIMS = 8;
 const MAX_STEPS = 16; // of a golden run
 const DIGEST = 8;
 const MAX_TOLERANCE = 0.1;
+const LEAST = Number.MIN_VALUE; // above zero
 
-/** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch, golden}. */
+const TEXT = (value, name) => text(512)(value || null, name); // not empty
+const COUNT = integer(1, MAX_SAFE_INTEGER);
+const SEED = integer(0, MAX_SAFE_INTEGER);
+const DIMS = listOf(COUNT, 0, MAX_DIMS);
+const FUNCTION = oneOf("step", "evaluate", "infer");
+const PORT = row(TEXT, oneOf("float32", "float64", "int32", "int64"), listOf(wordOr("batch", COUNT), 0, MAX_ENTRIES));
+const PORTS = listOf(PORT, 0, MAX_ENTRIES);
+const NUMBERS = (low, high) => listOf(number(-Infinity), low, high);
+const GOLDEN = record(required({
+  seed: SEED, batch: integer(1, 65_536), lr: number(LEAST), pull: number(LEAST), tokens: integer(0, 2 ** 24),
+  losses: NUMBERS(1, MAX_STEPS), weights: NUMBERS(DIGEST, DIGEST), buffers: NUMBERS(0, DIGEST), tolerance: number(LEAST, MAX_TOLERANCE),
+}));
+const ORIGIN = record(required({ model: TEXT, args: jsonArguments, seed: SEED }));
+const PROGRAM = record({
+  ...required({
+    model: TEXT,
+    loss: oneOf("cross-entropy", "squared-error"),
+    optimizer: oneOf("sgd"),
+    schema: listOf(row(TEXT, oneOf("p", "b"), DIMS), 0, MAX_ENTRIES),
+    classifier: listOf(TEXT, 0, MAX_ENTRIES),
+    input: DIMS,
+    target: DIMS,
+    dtype: oneOf("float32", "float64"),
+    functions: mapOf(FUNCTION, record(required({ inputs: PORTS, outputs: PORTS })), MAX_ENTRIES),
+    containers: mapOf(TEXT, mapOf(FUNCTION, record(required({ sha256: matching("[0-9a-f]{64}"), size: COUNT })), MAX_ENTRIES), MAX_ENTRIES),
+    batch: mapOf(TEXT, wordOr("any", COUNT), MAX_ENTRIES),
+    opset: COUNT,
+    versions: mapOf(TEXT, TEXT, MAX_ENTRIES),
+    parity: mapOf(TEXT, number(-Infinity), MAX_ENTRIES),
+    origin: orNull(ORIGIN),
+  }),
+  ...optional({ golden: orNull(mapOf(TEXT, GOLDEN, MAX_ENTRIES)) }),
+});
+
+/** The bytes of program.json -> {model, loss, schema, input, target, dtype, functions, containers, batch, golden, classes}. */
 export async function readProgram(data) {
-  let raw;
+  let found;
   try {
-    raw = parseJson(data, MAX_PROGRAM_BYTES);
+    const raw = parseJson(data, MAX_PROGRAM_BYTES);
+    record({})(raw, "program.json");
+    if (!isCount(raw.v, 1, 1)) throw new Malformed("bad_version", `program.json version ${shown(raw.v)}`);
+    found = await checked(plain(PROGRAM(raw, "program.json")));
   } catch (wrong) {
+    if (wrong.code === "bad_version") throw wrong;
     throw new Malformed("bad_program", `program.json: ${wrong.message}`);
   }
-  if (!isObject(raw)) throw new Malformed("bad_program", "program.json is no object");
-  if (!isCount(raw.v, 1, 1)) throw new Malformed("bad_version", `program.json version ${shown(raw.v)}`);
-  try {
-    return await checked(raw);
-  } catch (wrong) {
-    if (wrong instanceof Malformed) throw wrong;
-    throw new Malformed("bad_program", `program.json: ${wrong.message}`);
+  for (const { size } of Object.values(found.containers).flatMap(Object.values)) {
+    if (size > MAX_CONTAINER_BYTES) throw new Malformed("too_big", `a container of ${size} bytes, at most ${MAX_CONTAINER_BYTES}`);
   }
+  return found;
 }
 
-async function checked(raw) {
-  const loss = oneOf(raw.loss, ["cross-entropy", "squared-error"]);
-  const target = dims(raw.target);
+async function checked(program) {
+  const { loss, target, classifier, functions, containers, batch } = program;
   if (!target.length || (loss === "cross-entropy" && target.length !== 1)) throw new RangeError(`target [${target}]`);
-  const rows = list(raw.schema).map(([name, role, shape]) => [text(name), oneOf(role, ["p", "b"]), dims(shape)]);
-  const schema = await schemaOf(rows);
-  const classifier = list(raw.classifier).map(text);
-  const params = rows.filter(([, role]) => role === "p").map(([name]) => name);
-  if (classifier.some((name) => !params.includes(name))) throw new RangeError("classifier names no parameters");
-  oneOf(raw.optimizer, ["sgd"]);
-  count(raw.opset);
-  object(raw.versions, text);
-  object(raw.parity, (value) => {
-    if (typeof value !== "number" && !(value instanceof Real)) throw new RangeError("parity is no number");
-    return Number(value);
-  });
-  checkOrigin(raw.origin);
-  const found = {
-    model: text(raw.model), loss, target, schema, classifier, rows,
-    input: dims(raw.input),
-    dtype: oneOf(raw.dtype, ["float32", "float64"]),
-    functions: object(raw.functions, (f) => ({ inputs: ports(f.inputs), outputs: ports(f.outputs) }), FUNCTIONS),
-    containers: object(raw.containers, (files) => object(files, container, FUNCTIONS)),
-    batch: object(raw.batch, (value) => (value === "any" ? value : count(value))),
-    classes: target.at(-1),
-  };
-  return { ...found, golden: goldenRuns(found, raw.golden ?? null) };
-}
-
-/** Per engine: the run that checks a runtime; absent in the programs of older compilers. */
-function goldenRuns({ rows, functions, containers, batch }, raw) {
-  if (raw === null) return Object.create(null);
-  const buffers = rows.some(([, role]) => role === "b") ? DIGEST : 0;
-  const runs = object(raw, (run) => goldenRun(run, buffers));
-  for (const [engine, run] of Object.entries(runs)) {
+  const schema = await schemaOf(program.schema);
+  const named = (role) => schema.tensors.filter((tensor) => tensor.role === role).map(({ name }) => name);
+  if (classifier.some((name) => !named("p").includes(name))) throw new RangeError("classifier names no parameters");
+  const golden = program.golden ?? Object.create(null); // absent in the programs of older compilers
+  for (const [engine, run] of Object.entries(golden)) {
     if (!containers[engine]?.step || !functions.step) throw new RangeError(`a golden run for ${shown(engine)}, which has no step`);
     if (batch[engine] !== "any" && batch[engine] !== run.batch) throw new RangeError("a golden run of another batch");
+    if (run.buffers.length !== (named("b").length ? DIGEST : 0)) throw new RangeError("a golden run of other buffers");
   }
-  return runs;
+  for (const ports of Object.values(functions)) for (const side of ["inputs", "outputs"]) ports[side] = ports[side].map(portOf);
+  return { ...program, schema, golden, classes: target.at(-1) };
 }
 
-function goldenRun(run, buffers) {
-  const numbers = (values) => {
-    if (!Array.isArray(values) || values.length > MAX_STEPS) throw new RangeError("expected a short list of numbers");
-    return values.map(number);
+const portOf = ([name, dtype, shape]) => ({ name, dtype, shape });
+
+/** A list with one checker for each item. */
+function row(...checks) {
+  return (value, name) => {
+    const items = listOf((item) => item, checks.length, checks.length)(value, name);
+    return checks.map((check, i) => check(items[i], `${name}[${i}]`));
   };
-  const positive = (value, most) => {
-    const found = number(value);
-    if (!(found > 0 && found <= most)) throw new RangeError(`expected a number above 0, at most ${most}`);
-    return found;
-  };
-  const within = (value, low, high) => {
-    if (!isCount(value, low, high)) throw new RangeError(`expected an integer from ${low} to ${high}`);
-    return value;
-  };
-  const found = {
-    seed: within(run.seed, 0, Number.MAX_SAFE_INTEGER),
-    batch: within(run.batch, 1, 65_536),
-    lr: positive(run.lr, Number.MAX_VALUE),
-    pull: positive(run.pull, Number.MAX_VALUE),
-    tokens: within(run.tokens, 0, 2 ** 24),
-    losses: numbers(run.losses),
-    weights: numbers(run.weights),
-    buffers: numbers(run.buffers),
-    tolerance: positive(run.tolerance, MAX_TOLERANCE),
-  };
-  if (!found.losses.length || found.weights.length !== DIGEST || found.buffers.length !== buffers) throw new RangeError("golden");
-  return found;
 }
 
-function number(value) {
-  if ((typeof value !== "number" && !(value instanceof Real)) || !Number.isFinite(Number(value))) {
-    throw new RangeError(`expected a finite number, got ${shown(value)}`);
-  }
-  return Number(value);
-}
-
-function container(file) {
-  if (typeof file.sha256 !== "string" || !/^[0-9a-f]{64}$/.test(file.sha256)) throw new RangeError("no sha256");
-  const size = count(file.size);
-  if (size > MAX_CONTAINER_BYTES) throw new Malformed("too_big", `a container of ${size} bytes, at most ${MAX_CONTAINER_BYTES}`);
-  return { sha256: file.sha256, size };
-}
-
-function checkOrigin(origin) {
-  if (origin === null) return;
-  const { model, args, seed } = plain(origin);
-  text(model);
-  if (args === null || typeof args !== "object" || !isCount(seed, 0, Number.MAX_SAFE_INTEGER)) throw new RangeError("origin");
-}
-
-function isObject(value) {
-  return value !== null && typeof value === "object" && !Array.isArray(value) && !(value instanceof Real);
-}
-
-function object(value, item, names) {
-  if (!isObject(value)) throw new RangeError(`expected an object, got ${shown(value)}`);
-  const found = Object.create(null);
-  for (const [name, each] of Object.entries(value)) found[names ? oneOf(name, names) : text(name)] = item(each);
-  return found;
-}
-
-function list(value) {
-  if (!Array.isArray(value)) throw new RangeError(`expected a list, got ${shown(value)}`);
+function jsonArguments(value, name) {
+  if (value === null || typeof plain(value) !== "object") throw new RangeError(`${name} is neither an object nor a list`);
   return value;
-}
-
-function text(value) {
-  if (typeof value !== "string" || !value || value.length > 512) throw new RangeError(`expected a short text, got ${shown(value)}`);
-  return value;
-}
-
-function oneOf(value, allowed) {
-  if (!allowed.includes(value)) throw new RangeError(`${shown(value)} is none of ${allowed}`);
-  return value;
-}
-
-function count(value) {
-  if (!isCount(value, 1, Number.MAX_SAFE_INTEGER)) throw new RangeError(`expected a positive integer, got ${shown(value)}`);
-  return value;
-}
-
-function dims(values) {
-  if (!Array.isArray(values) || values.length > MAX_DIMS) throw new RangeError(`expected a shape, got ${shown(values)}`);
-  return values.map(count);
-}
-
-function ports(rows) {
-  if (!Array.isArray(rows) || rows.length > MAX_PORTS) throw new RangeError("expected a list of ports");
-  return rows.map(([name, dtype, shape]) => ({
-    name: text(name), dtype: oneOf(dtype, DTYPES), shape: list(shape).map((d) => (d === "batch" ? d : count(d))),
-  }));
 }
