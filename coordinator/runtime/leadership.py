@@ -44,7 +44,7 @@ class Leadership:
 
     def on_old_epoch(self, nack: Envelope) -> None:
         """A device has heard a later coordinator. One device could lie; half of the connected devices are believed."""
-        if nack.fields["re"].startswith(f"c{self._sender.epoch}-"):
+        if self._sender.has_sent(nack.fields["re"]):
             self._disowned_by.add(nack.cid)
         if self._disowned_by and 2 * len(self._disowned_by) >= len(self._fleet.online()):
             raise Superseded(self._sender.epoch)

@@ -49,6 +49,10 @@ class CoordinatorSender:
         self._publish(self.topics.down(cid), self._write(kind, fields))
         return f"c{self.epoch}-{self._count}"
 
+    def has_sent(self, ident: str) -> bool:
+        """Whether a message id has this sender's epoch, so that an answer to it is none to an earlier process."""
+        return ident.startswith(f"c{self.epoch}-")
+
     def send_block(self, cid: str, manifest: Manifest, index: int, body: bytes) -> None:
         """One block to one device."""
         message = blocks.pack_block(body, index, manifest.total)

@@ -74,10 +74,20 @@ class ExchangeStore:
         with self._database.transaction():
             self._database.execute(query, (int(left_s * 1000), *key))
 
-    def left_s(self, key: ExchangeKey) -> float:
-        """Seconds that the exchange had left at the last heartbeat."""
-        query = "select left_ms from exchanges where run = ? and round = ? and exchange = ?"
-        return float(self._database.rows(query, key)[0][0] / 1000)
+    def expire(self, key: ExchangeKey) -> None:
+        """The exchange has failed: its next try has a whole deadline."""
+        self.heartbeat(key, 0.0)
+
+    def begin_try(self, key: ExchangeKey, deadline_s: float) -> float:
+        """Forget the refusals of an earlier try; -> the seconds that this one has.
+
+        These are what the last heartbeat left, or `deadline_s` after `expire`.
+        """
+        this = "where run = ? and round = ? and exchange = ?"
+        if self._database.rows(f"select 1 from refusals {this} limit 1", key):  # noqa: S608 - our own text
+            with suppress(OSError), self._database.transaction():
+                self._database.execute(f"delete from refusals {this}", key)  # noqa: S608
+        return float(self._database.rows(f"select left_ms from exchanges {this}", key)[0][0] / 1000) or deadline_s  # noqa: S608
 
     def put_reply(self, key: ExchangeKey, reply: StoredReply) -> None:
         """Store a verified reply, whose blob is on disk. A second reply of a device is an error."""

@@ -194,16 +194,16 @@ class Client:
     def _on_task(self, message: Mapping[str, Any]) -> None:
         """Begin a new task; one that is done is announced again, one that is running or older is not begun again."""
         key, done, active = TaskKey.of(message), self.state.result, self._task
+        until_s = self._clock.now_s() + message["left_ms"] / 1000
         if done is not None and done.key == key:
             self._uploader.announce()
         elif done is not None and done.key.run == key.run and key < done.key:
             log.info("ignored %s, which came after %s", key, done.key)
         elif active is not None and active.key == key:
-            active.message = message  # the same task under another id
+            active.message, active.until_s = message, until_s  # the same task under another id, maybe with more time
         else:
             if active is not None:
                 active.dropped = True
-            until_s = self._clock.now_s() + message["left_ms"] / 1000
             self._task = ActiveTask(key, message, until_s, self._session, self._runner, self._take)
             self._uploader.cancel()  # an earlier result is late now
 

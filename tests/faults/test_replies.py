@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from coordinator.storage.status import read_status
 from edge_client.errors import NetworkError
 from edge_client.protocol.blocks import manifest_of
 from edge_client.transport.memory import MemoryBroker
@@ -113,6 +115,30 @@ def test_below_the_quorum_the_training_stops_and_a_restart_gives_it_another_dead
     fed.start_device("d03", softmax_program.grouped_fleet(4, 2)["d03"])
     fed.complete()
     np.testing.assert_array_equal(fed.final_state().centers, train_directly(fed)[0].centers)
+
+
+def test_a_refusal_of_an_earlier_try_does_not_count_for_the_repeat_which_has_the_new_deadline(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.9, deadline_s=60.0)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03", n=43)
+    with pytest.raises(NetworkError, match="only 3 of 4 devices"):
+        fed.finish()
+    (first,) = spy.said("task", cid="d03")
+    key = {name: first[name] for name in ("run", "round", "exchange")}
+    fed.config = replace(fed.config, round=replace(fed.config.round, deadline_s=500.0))
+    fed.start_coordinator()
+    fed.world.run(lambda: len(spy.said("task", cid="d03")) > 1)
+    assert spy.said("task", cid="d03")[1]["left_ms"] == 500_000
+    spy.say("d03", "nack", re=first["id"], **key, code="deadline", detail="the time was over")
+    fed.world.run(lambda: fed.live_since(400.0))
+    assert (fed.live is not None, read_status(fed.config.folder)["runs"][0]["refused"]) == (True, {})
+    spy.say("d03", "nack", re=spy.said("task", cid="d03")[-1]["id"], **key, code="deadline")
+    with pytest.raises(NetworkError, match="only 3 of 4 devices"):
+        fed.world.run(lambda: False, limit_s=10)
+    assert list(read_status(fed.config.folder)["runs"][0]["refused"]) == ["d03"]
+    fed.world.end()
 
 
 def test_below_the_quorum_it_goes_on_where_that_is_wanted(tmp_path: Path) -> None:

@@ -319,6 +319,21 @@ test("a task that is stopped or replaced is dropped, and the next one is done", 
   await leave();
 });
 
+test("a task that is sent again has its new deadline", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  world.serves = false;
+  const { leave } = await phone(world, store);
+  const task = await world.task();
+  world.say("task", { ...task, left_ms: 1 });
+  await world.heard((m) => m.k === "get");
+  world.serves = true;
+  world.say("task", { ...task, left_ms: 600_000 });
+  world.say("rebirth", {}); // it asks for its blocks again
+  await world.heard((m) => m.k === "rdy");
+  assert.equal(world.said.some((m) => m.k === "nack"), false);
+  await leave();
+});
+
 /** ONNX Runtime Web of a version, whose steps are counted; `spoil` may write into the tensors of each. */
 function runtimeOf(version, spoil = () => {}) {
   const made = { ...ort, Tensor: ort.Tensor, env: { ...ort.env, versions: { web: version } }, steps: 0 };

@@ -57,7 +57,7 @@ class LiveExchange:
             goal=goal,
             quorum=math.ceil(round(context.config.round.quorum * goal, 9)),
             now_s=now_s,
-            deadline_s=context.store.exchanges.left_s(key),
+            deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
             credits=context.config.transfer.credits,
             budget=context.config.transfer.in_flight_bytes,
             accepted={cid: reply.sha256 for cid, reply in context.store.exchanges.replies(key).items()},
@@ -131,10 +131,13 @@ class LiveExchange:
         self._apply()
 
     def on_nack(self, message: Envelope) -> None:
-        """A device refuses the task. `unreachable` is asked once more: the blobs may have come meanwhile."""
+        """A device refuses the task. `unreachable` is asked once more: the blobs may have come meanwhile.
+
+        A refusal of a task that an earlier process sent belongs to an earlier try of the exchange, and does not count.
+        """
         cid, nack = message.cid, message.fields
         ours = nack["re"] == self._sent.get(cid) if "run" not in nack else _key_of(nack) == self.key
-        if cid not in self._prepared or not ours:
+        if cid not in self._prepared or not ours or not self._context.sender.has_sent(nack["re"]):
             return
         if nack["code"] == "unreachable" and self._excuse(cid, "unreachable"):
             self.resend_task(cid)

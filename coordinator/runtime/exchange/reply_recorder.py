@@ -47,9 +47,7 @@ class ReplyRecorder:
     def close(self, command: Close, goal: int) -> None:
         """Store the closing. Raises NetworkError below the quorum if the configuration stops there."""
         if not command.enough and self._config.round.below_quorum == "stop":
-            self._store.exchanges.heartbeat(
-                self._key, self._config.round.deadline_s
-            )  # a restart gives the exchange a whole deadline
+            self._store.exchanges.expire(self._key)
             raise NetworkError(
                 f"only {len(command.keys)} of {goal} devices gave an answer that counts in round {self._key.round}",
                 hint="`fedcenters-coordinator status` says who refused and why; start again to repeat the exchange,"

@@ -215,12 +215,13 @@ export class Client {
   /** Begin a new task; one that is done is announced again, one that is running or older is not begun again. */
   onTask(message) {
     const key = keyOf(message);
+    const until = this.now() + message.left_ms;
     const { result } = this.state;
     if (result && sameKey(result.key, key)) this.uploader.announce();
     else if (result && isBefore(key, result.key)) return;
-    else if (this.task !== null && sameKey(this.task.key, key)) this.task.message = message;
+    else if (this.task !== null && sameKey(this.task.key, key)) Object.assign(this.task, { message, until }); // maybe with more time
     else {
-      this.task = { key, message, until: this.now() + message.left_ms };
+      this.task = { key, message, until };
       this.uploader.cancel(); // whatever came before is late now
     }
   }

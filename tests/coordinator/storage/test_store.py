@@ -93,9 +93,17 @@ def test_the_last_state_is_that_of_the_newest_round(store: Store, reopen: Reopen
 
 def test_the_time_left_is_that_of_the_last_heartbeat(store: Store, reopen: Reopen) -> None:
     store.exchanges.open(KEY, {}, 60.0)
-    assert store.exchanges.left_s(KEY) == 60.0
+    assert store.exchanges.begin_try(KEY, 90.0) == 60.0
     store.exchanges.heartbeat(KEY, 12.25)
-    assert reopen().exchanges.left_s(KEY) == 12.25
+    assert reopen().exchanges.begin_try(KEY, 90.0) == 12.25
+
+
+def test_the_try_after_a_failed_one_has_a_whole_deadline_and_no_refusal(store: Store, reopen: Reopen) -> None:
+    store.exchanges.open(KEY, {"a": "x"}, 60.0)
+    store.exchanges.put_refusal(KEY, "a", "deadline")
+    store.exchanges.expire(KEY)
+    assert reopen().exchanges.begin_try(KEY, 90.0) == 90.0
+    assert reopen().exchanges.refusals("run1", 1) == {}
 
 
 def test_epochs_grow_beyond_everything_that_was_seen(store: Store, reopen: Reopen) -> None:

@@ -228,6 +228,26 @@ def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: DeviceStage
     assert [m["code"] for m in stage.said("nack")] == ["deadline"]
 
 
+def test_a_task_that_is_sent_again_has_its_new_deadline(stage: DeviceStage) -> None:
+    steps: list[int] = []
+
+    def a_minute_passes_and_the_task_comes_again() -> None:
+        steps.append(1)
+        stage.clock.time_s += 60
+        if len(steps) == 2:  # a coordinator that was restarted gives the exchange more time
+            stage.ask(stage.fit(steps=4), left_ms=600_000)
+
+    stage.before_step = a_minute_passes_and_the_task_comes_again
+
+    def script() -> Script:
+        yield
+        stage.ask(stage.fit(steps=4), left_ms=150_000)
+        yield
+
+    stage.play(script())
+    assert (len(steps), stage.said("nack"), len(stage.said("rdy"))) == (4, [], 1)
+
+
 def test_stop_ends_the_announcing(stage: DeviceStage) -> None:
     def script() -> Script:
         yield

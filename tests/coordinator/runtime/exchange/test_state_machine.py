@@ -88,7 +88,8 @@ class Machine(RuleBasedStateMachine):
     @rule(cid=ANYONE)
     def refuses(self, cid: str) -> None:
         key = self.key._asdict()
-        self.survive(lambda: self.alive.hear(cid, "nack", re="t", code="unavailable", **key))
+        re = f"c{self.alive.sender.epoch}-1"
+        self.survive(lambda: self.alive.hear(cid, "nack", re=re, code="unavailable", **key))
 
     @rule(cid=ANYONE, attempt=ATTEMPT)
     def says_an_old_thing_again(self, cid: str, attempt: int) -> None:
