@@ -81,13 +81,15 @@ def demo(
     progress.say("12 devices, 3 hidden groups, one coordinator, over MQTT on this machine")
     from emulator.testbed.demo import DemoSettings, run_demo
 
-    result, new_devices = run_demo(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), progress)
-    if as_json:
-        print(json.dumps(result))
-        return
-    from emulator.reports.console_tables import demo_table
+    def show(result: dict[str, Any], new_devices: list[dict[str, Any]]) -> None:
+        if as_json:
+            print(json.dumps(result), flush=True)
+            return
+        from emulator.reports.console_tables import demo_table
 
-    demo_table(result, new_devices)
+        demo_table(result, new_devices)
+
+    run_demo(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), progress, show)
 
 
 @app.command()
@@ -116,19 +118,21 @@ def simulate(
     file = {} if config is None else read_table(config)
     args = make_args(file, parse_pairs(setting or []), {"clusters": clusters}, options)
     progress.say(f"{args.method} on {args.data_set}, {'over MQTT' if args.broker else 'in virtual time'}")
-    result = _over_mqtt(args, progress, resume=resume) if args.broker else _in_process(args, progress, resume=resume)
-    if as_json:
-        print(json.dumps(result))
-        return
-    from emulator.reports.console_tables import simulate_table
 
-    simulate_table(result)
+    def show(result: dict[str, Any]) -> None:
+        if as_json:
+            print(json.dumps(result), flush=True)
+            return
+        from emulator.reports.console_tables import simulate_table
 
+        simulate_table(result)
 
-def _over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:
-    from emulator.testbed.simulate_over_mqtt import simulate_over_mqtt
+    if args.broker:
+        from emulator.testbed.simulate_over_mqtt import simulate_over_mqtt
 
-    return simulate_over_mqtt(args, progress, resume=resume)
+        simulate_over_mqtt(args, progress, show, resume=resume)
+    else:
+        show(_in_process(args, progress, resume=resume))
 
 
 def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import json
 import platform
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +31,7 @@ from emulator.testbed.testbed import POLL_S, SILENCE_TIMEOUT_S, Testbed
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
 
+Show = Callable[[dict[str, Any], list[dict[str, Any]]], None]
 PACKAGES = ("fedcenters", "numpy", "torch", "onnxruntime", "ai-edge-litert", "litert-torch", "paho-mqtt")
 
 
@@ -47,14 +48,18 @@ class DemoSettings:
     broker: str = "auto"
 
 
-def run_demo(settings: DemoSettings, progress: ConsoleProgress) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The demo, start to end: the JSON object, and how each new device chose.
+def run_demo(settings: DemoSettings, progress: ConsoleProgress, show: Show) -> None:
+    """The demo, start to end; `show` is called with the JSON object, and how each new device chose.
 
     Leaves a finished run folder, or one with the logs of what failed, or nothing after a signal.
     """
     folder = settings.out / f"demo-{dt.datetime.now(dt.timezone.utc):%Y%m%d-%H%M%S}"
-    return testbed.run_testbed(
-        folder, settings.broker, progress, lambda it: _DemoSteps(settings, it).play(), federation=stage.DEMO_FEDERATION
+    testbed.run_testbed(
+        folder,
+        settings.broker,
+        progress,
+        lambda it: _DemoSteps(settings, it, show).play(),
+        federation=stage.DEMO_FEDERATION,
     )
 
 
@@ -64,22 +69,23 @@ class _DemoSteps:
 
     settings: DemoSettings
     testbed: Testbed
+    show: Show
 
-    def play(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def play(self) -> None:
         """Every step in order."""
-        coordinator = self._start_coordinator()  # compiles for a while; the rest is prepared meanwhile
+        self._start_coordinator()  # compiles for a while; the rest is prepared meanwhile
         split = self._cut_data()
         workers = self.testbed.start_devices(split.devices, stage.engine_for)
         tail = monitor.FileTail(self.testbed.folder / "metrics.jsonl")
         events = self.testbed.follow(tail, "bundle", doing="compiling the training program", words=_words)
         memory = {child.name.removeprefix("devices-"): _resident_mb(child) for child in workers}
-        self.testbed.children.wait_for_exit(workers)
+        self.testbed.children.ask_to_leave(workers)
         new = self._new_devices(split, events)
         events += tail.read_new()
-        self.testbed.children.wait_for_exit([coordinator])
         result = self._tell(split, events, new, memory)
+        self.testbed.progress.close()
+        self.show(result, new)
         demo_result.check_choices(new)
-        return result, new
 
     def _cut_data(self) -> FleetData:
         self.testbed.progress.busy("reading the digits")
@@ -94,8 +100,8 @@ class _DemoSteps:
         )
         return split
 
-    def _start_coordinator(self) -> ChildProcess:
-        return self.testbed.start_coordinator(
+    def _start_coordinator(self) -> None:
+        self.testbed.start_coordinator(
             devices=self.settings.devices,
             runs=stage.demo_runs(self.settings.rounds),
             seed=self.settings.seed,
@@ -130,7 +136,7 @@ class _DemoSteps:
                 raise NetworkError(f"{child.name} found no center within {SILENCE_TIMEOUT_S:.0f} s", hint=LOGS_HINT)
             self.testbed.progress.busy(f"{child.name} looks for its center")
             time.sleep(POLL_S)
-        self.testbed.children.wait_for_exit([child])
+        self.testbed.children.check(may_leave=may_leave)
 
     def _tell(
         self,

@@ -90,6 +90,7 @@ class ChildProcesses:
     def __init__(self, folder: Path, signals: DeferredSignals) -> None:
         self._folder, self._signals = folder, signals
         self._running: list[ChildProcess] = []
+        self._leaving: list[ChildProcess] = []
 
     def __enter__(self) -> ChildProcesses:  # noqa: PYI034 - typing.Self needs 3.11
         return self
@@ -124,6 +125,14 @@ class ChildProcesses:
         """The children whose exit was not observed."""
         return list(self._running)
 
+    def ask_to_leave(self, children: Sequence[ChildProcess]) -> None:
+        """Send SIGTERM to these and do not wait; from now on `check` does not mind how they end, and `stop` tells."""
+        for child in children:
+            if child.process.poll() is None:
+                child.process.terminate()
+            self._running.remove(child)
+            self._leaving.append(child)
+
     def check(self, *, may_leave: Sequence[ChildProcess] = ()) -> None:
         """Raise if a child left by itself; those in `may_leave` may, in good order."""
         for child in self._running:
@@ -154,23 +163,32 @@ class ChildProcesses:
         child.process.wait()
         self._running.remove(child)
 
-    def stop(self, *, timeout_s: float = 8.0) -> None:
-        """SIGTERM to all, SIGKILL to whole sessions of those that stay; returns when none is left. Idempotent."""
-        for child in self._running:
-            if child.process.poll() is None:
-                child.process.terminate()
-        deadline = time.monotonic() + timeout_s
-        for child in self._running:
+    def stop(self, *, timeout_s: float = 8.0) -> list[str]:
+        """SIGTERM to all, SIGKILL to whole sessions of those that stay; -> how those ended that had an error.
+
+        Returns when no child is left. Idempotent.
+        """
+        self.ask_to_leave(self.running)
+        deadline, wrong = time.monotonic() + timeout_s, list[str]()
+        for child in self._leaving:
             terminate_process(child.process, timeout_s=max(0.0, deadline - time.monotonic()))
-        self._running.clear()
+            if child.process.returncode != 0:
+                wrong.append(
+                    f"{child.name} {_ending(child.process.returncode)} instead of leaving when it was asked to"
+                )
+        self._leaving.clear()
+        return wrong
 
 
 def child_failure(child: ChildProcess) -> FedcentersError:
     """What to tell about a child that left by itself: its last words, and its exit code where it is one of ours."""
-    code = child.process.returncode
-    how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"left with exit code {code}"
+    code, how = child.process.returncode, _ending(child.process.returncode)
     lines = child.log.read_text(errors="replace").strip().splitlines() if child.log.exists() else []
     said = "\n".join(f"    {line}" for line in lines[-12:]) or "    (it said nothing)"
     kinds = {kind.exit_code: kind for kind in (UsageError, ConfigError, NetworkError, ProtocolError)}
     kind = kinds.get(code, FedcentersError)
     return kind(f"{child.name} {how}; its last words:\n{said}", hint=LOGS_HINT)
+
+
+def _ending(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"left with exit code {code}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,8 +40,10 @@ VIRTUAL_ONLY = {
 }
 
 
-def simulate_over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool = False) -> Record:
-    """Run to the end; -> the JSON object that the command prints, which has no virtual seconds."""
+def simulate_over_mqtt(
+    args: SimulateArgs, progress: ConsoleProgress, show: Callable[[Record], None], *, resume: bool = False
+) -> None:
+    """Run to the end; `show` is called with the JSON object of the command, which has no virtual seconds."""
     began = time.perf_counter()
     _check(args, resume=resume)
     strategy = make_method(args.method, **args.settings)
@@ -53,15 +55,16 @@ def simulate_over_mqtt(args: SimulateArgs, progress: ConsoleProgress, *, resume:
         )
     federation = _plain(args.folder.name)
 
-    def play(testbed: Testbed) -> Record:
+    def play(testbed: Testbed) -> None:
         last = _rounds(testbed, args, strategy, split)
         testbed_files.write_toml(testbed.folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
         (testbed.folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
         told = result_summary(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
         answered = {"answered": _answered(testbed.folder, last["round"])}
-        return told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(testbed.folder)}
+        progress.close()
+        show(told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(testbed.folder)})
 
-    return run_testbed(args.folder, args.broker, progress, play, federation=federation)
+    run_testbed(args.folder, args.broker, progress, play, federation=federation)
 
 
 def _check(args: SimulateArgs, *, resume: bool) -> None:
@@ -84,7 +87,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
     """Run the coordinator and the devices; -> the record of the last round."""
     settings = method_settings(strategy)
     run = {"method": args.method, "name": _plain(method_name(strategy)), "num-rounds": args.rounds, **settings}
-    coordinator = testbed.start_coordinator(
+    testbed.start_coordinator(
         devices=len(split.devices),
         runs=[run],
         seed=args.seed,
@@ -98,11 +101,9 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
         start_timeout_s=DEADLINE_S,
         below_quorum="continue",  # every device is waited for; a refused reply ends no simulation
     )
-    workers = testbed.start_devices(split.devices, lambda _: args.engine)
+    testbed.start_devices(split.devices, lambda _: args.engine)
     tail = monitor.FileTail(testbed.folder / "metrics.jsonl")
     events = testbed.follow(tail, "done", doing="compiling the training program", silence_s=DEADLINE_S)
-    testbed.children.wait_for_exit(workers)
-    testbed.children.wait_for_exit([coordinator])
     return [event for event in events if event["event"] == "round"][-1]
 
 

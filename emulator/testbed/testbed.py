@@ -1,7 +1,8 @@
 """A run of real processes on this machine: a broker, a coordinator, devices in processes of their own, and their end.
 
 The demo and `simulate --broker` run on it. No process is left running. A finished run leaves its folder, and a failed
-run the logs of its processes; a run that a signal ended or that never began leaves nothing.
+run the logs of its processes; a run that a signal ended or that never began leaves nothing. A run is finished when its
+results are written and shown. How its processes end after that is a warning at most.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ SILENCE_TIMEOUT_S = (
     300.0  # nothing new from a living coordinator for so long: give up; a small board compiles for minutes
 )
 POLL_S = 0.1
+LEAVE_TIMEOUT_S = 15.0  # for the processes of a finished run
 Events = list[dict[str, Any]]
 T = TypeVar("T")
 
@@ -112,7 +114,11 @@ class Testbed:
 def run_testbed(
     folder: Path, broker: str, progress: ConsoleProgress, play: Callable[[Testbed], T], *, federation: str
 ) -> T:
-    """Open a testbed, `play` on it, and close it. The folder gets a suffix when its name is taken."""
+    """Open a testbed, `play` on it, and close it. The folder gets a number when its name is taken.
+
+    `play` shows its results itself: they come before the end of the processes.
+    """
+    finished = False
     with DeferredSignals() as signals:
         folder = testbed_files.new_folder(folder.parent, folder.name)
         work = folder / ".work"
@@ -123,14 +129,22 @@ def run_testbed(
                 facts: dict[str, Any] = {"folder": folder, "work": work, "progress": progress, "federation": federation}
                 try:
                     progress.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
-                    return play(Testbed(broker=started, children=children, **facts))
+                    result = play(Testbed(broker=started, children=children, **facts))
+                    finished = True
+                    return result
                 finally:
                     with signals.hold():
                         progress.busy("stopping what was started")
-                        children.stop()  # before their broker
+                        wrong = children.stop(
+                            **({"timeout_s": LEAVE_TIMEOUT_S} if finished else {})
+                        )  # before the broker
                         started.stop()
+                        if finished and wrong:
+                            _keep_logs(work / "processes", folder / "logs")
+                            progress.say(f"warning: {'; '.join(wrong)}. The results are complete; {LOGS_HINT}")
         except KeyboardInterrupt:
-            shutil.rmtree(folder, ignore_errors=True)
+            if not finished:
+                shutil.rmtree(folder, ignore_errors=True)
             raise
         except BaseException:
             _keep_logs(work / "processes", folder / "logs")

@@ -1,0 +1,69 @@
+"""A finished run is reported, however its processes end."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+
+from emulator.console import ConsoleProgress
+from emulator.testbed import testbed
+from emulator.testbed.processes import ChildProcess, Interrupted
+from emulator.testbed.testbed import run_testbed
+
+PROGRAM = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, {handler})
+print('up', flush=True)
+time.sleep(1000)
+"""
+STAYS = PROGRAM.format(handler="signal.SIG_IGN")
+FAILS = PROGRAM.format(handler="lambda *_: sys.exit(3)")
+INTERRUPTS = PROGRAM.format(handler="lambda *_: os.kill(os.getppid(), signal.SIGINT) or sys.exit(0)")
+PATIENCE_S = 60.0
+
+
+def started(it: testbed.Testbed, name: str, program: str) -> ChildProcess:
+    """A process that has set its handler."""
+    child = it.children.python(name, "-c", program)
+    until_s = time.monotonic() + PATIENCE_S
+    while "up" not in child.log.read_text() and time.monotonic() < until_s:
+        pass
+    return child
+
+
+def test_results_come_before_the_end_of_the_processes_and_one_that_stays_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(testbed, "LEAVE_TIMEOUT_S", 0.5)
+    said = io.StringIO()
+
+    def play(it: testbed.Testbed) -> str:
+        left = started(it, "devices-onnx", FAILS)
+        it.children.ask_to_leave([left])
+        started(it, "coordinator", STAYS)
+        (it.folder / "summary.json").write_text("{}")
+        it.progress.say("the table")
+        return "done"
+
+    result = run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=said), play, federation="test")
+    assert result == "done"
+    table, warning = said.getvalue().index("the table"), said.getvalue().index("warning: ")
+    assert table < warning
+    assert "devices-onnx left with exit code 3" in said.getvalue()
+    assert "coordinator was killed by SIGKILL" in said.getvalue()
+    assert "The results are complete" in said.getvalue()
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"summary.json", "logs"}
+    assert (tmp_path / "run" / "logs" / "coordinator.log").read_text() == "up\n"
+
+
+def test_a_signal_after_the_results_does_not_delete_them(tmp_path: Path) -> None:
+    def play(it: testbed.Testbed) -> None:
+        (it.folder / "summary.json").write_text("{}")
+        started(it, "coordinator", INTERRUPTS)
+
+    with pytest.raises(Interrupted):
+        run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=io.StringIO()), play, federation="test")
+    assert (tmp_path / "run" / "summary.json").is_file()
