@@ -120,7 +120,6 @@ class CoordinatorConfig:
     loggers: str = ""  # experiment trackers, as "tensorboard,mlflow" (experiment_trackers.py)
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work, by the key of the file."""
         try:
             check_federation(self.federation)
         except (Malformed, ValueError) as wrong:
@@ -141,7 +140,6 @@ class CoordinatorConfig:
 
     @property
     def served_run(self) -> str:
-        """Name of the run whose centers become the bundle."""
         return self.bundle.run or self.runs[0].name
 
     @property

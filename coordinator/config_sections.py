@@ -97,7 +97,6 @@ class RoundConfig:
 
     @property
     def evaluation(self) -> EvaluationPlan:
-        """Which devices are evaluated, and after which rounds."""
         return EvaluationPlan(every=self.evaluate_every, fraction=self.fraction_evaluate)
 
 
@@ -131,7 +130,6 @@ class TransferConfig:
 
     @property
     def in_flight_bytes(self) -> int:
-        """Bytes of updates, and as many of models, that may be in flight."""
         return self.in_flight_mib << 20
 
 

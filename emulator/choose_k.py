@@ -52,7 +52,6 @@ class ClusterCountTrial:
 
     @property
     def accuracy(self) -> float:
-        """Mean over the devices."""
         return float(np.mean(list(self.per_device.values())))
 
 
@@ -200,11 +199,9 @@ class RecordingStrategy:
     models: dict[ClientId, Flat] = field(default_factory=dict)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
-        """The method's own."""
         return self.method.begin(model, schema, fleet, rng)
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """The method's own; records the models of the replies."""
         exchanges = with_momentum(self.method, state, schema, self.method.round(state, schema, fleet, rng))
         try:
             exchange = next(exchanges)
@@ -220,11 +217,9 @@ class RecordingStrategy:
 
     @property
     def serving(self) -> ServingOptions:
-        """The method's own."""
         return self.method.serving
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
-        """The method's own."""
         return self.method.predictor(state, who)
 
 

@@ -31,7 +31,6 @@ class ConsoleProgress:
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds since this command started."""
         return self._clock() - self._start
 
     def say(self, text: str, *, mark: str = "") -> None:

@@ -125,7 +125,6 @@ class SimulateArgs:
 
     @property
     def folder(self) -> Path:
-        """The run's own."""
         how = "mqtt" if self.broker else "simulate"
         return self.out / (self.name or f"{how}-{self.method.rpartition(':')[2].lower()}-{self.seed}")
 

@@ -114,6 +114,5 @@ def one_hot(labels: I64, k: int) -> F64:
 
 
 def _blocks(start: int, end: int) -> list[slice]:
-    """Columns start..end in blocks of at most COLUMN_BLOCK."""
     edges = [*range(start, end, COLUMN_BLOCK), end]
     return [slice(left, right) for left, right in itertools.pairwise(edges)]

@@ -32,11 +32,9 @@ class CompiledProgram:
     sign: Callable[[Manifest], Manifest]  # for every other manifest that a device must trust
 
     def container(self, engine: str, function: str) -> Manifest:
-        """The manifest of the file that runs `function` on `engine`."""
         return _named(self.program.containers[engine][function], self.block)
 
     def blobs(self) -> list[Manifest]:
-        """The manifests of the program and of its containers, for every engine."""
         files = {c.sha256: c for functions in self.program.containers.values() for c in functions.values()}
         return [self.manifest, *(_named(c, self.block) for c in files.values())]
 

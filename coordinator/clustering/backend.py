@@ -24,15 +24,12 @@ class PointMatrix(Protocol):
 
     def put(self, index: int, row: Array) -> None:
         """Store one row [d]."""
-        ...
 
     def grow(self, capacity: int) -> None:
         """Raise the capacity to `capacity` rows; stored rows are kept."""
-        ...
 
     def inner_products(self, start: int, stop: int) -> F64:
         """Inner products [stop - start, stop] of the rows start..stop with all rows before `stop`."""
-        ...
 
 
 class MatrixProducts(Protocol):
@@ -40,11 +37,9 @@ class MatrixProducts(Protocol):
 
     def rows(self, index: I64) -> F64:
         """[q] indices -> those rows [q, n]."""
-        ...
 
     def multiply(self, left: F64, index: I64 | None = None) -> F64:
         """[q, n] -> [q, n], left times the matrix; with `index` [m], a left [q, m] times those rows of the matrix."""
-        ...
 
 
 class Backend(Protocol):
@@ -52,15 +47,12 @@ class Backend(Protocol):
 
     def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> PointMatrix:
         """Zeroed storage for `capacity` rows of `width` numbers."""
-        ...
 
     def products(self, matrix: F64) -> MatrixProducts:
         """The matrix [n, n], ready to be multiplied."""
-        ...
 
     def sums(self, weights: F64, rows: Array) -> F64:
         """[k, m] weights and [m, p] rows -> [k, p], multiplied and added in float64."""
-        ...
 
 
 def select_backend(device: str | None = None) -> Backend:

@@ -55,11 +55,9 @@ class BatchedRuns:
         return score
 
     def take(self, chosen: I64 | NDArray[np.bool_]) -> BatchedRuns:
-        """Some of the runs."""
         return BatchedRuns(**{name: getattr(self, name)[chosen] for name in ("labels", "t", "mass", "q", "size")})
 
     def put(self, chosen: I64, others: BatchedRuns) -> None:
-        """Overwrite some of the runs."""
         for name in ("labels", "t", "mass", "q", "size"):
             getattr(self, name)[chosen] = getattr(others, name)
 

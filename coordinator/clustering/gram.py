@@ -48,7 +48,6 @@ class GramMatrix:
         return self._rows[-1]
 
     def grow(self, capacity: int) -> None:
-        """Raise the capacity."""
         self._multiply()
         self._points.grow(capacity)
         self._matrix = np.pad(self._matrix, (0, capacity - self.capacity))

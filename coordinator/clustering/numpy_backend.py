@@ -26,11 +26,9 @@ class NumpyPoints:
         self._rows = np.zeros((_padded(capacity), width), dtype=dtype)  # pages are taken when they are written
 
     def put(self, index: int, row: Array) -> None:
-        """Store one row [d]."""
         self._rows[index] = row
 
     def grow(self, capacity: int) -> None:
-        """Copied to a larger place."""
         rows = np.zeros((_padded(capacity), self._rows.shape[1]), dtype=self._rows.dtype)
         rows[: len(self._rows)] = self._rows
         self._rows = rows
@@ -105,11 +103,9 @@ class NumpyProducts:
         self._matrix = matrix
 
     def rows(self, index: I64) -> F64:
-        """[q] -> [q, n]."""
         return self._matrix[index]
 
     def multiply(self, left: F64, index: I64 | None = None) -> F64:
-        """[q, n] or, with `index`, [q, m] -> [q, n]."""
         product: F64 = left @ (self._matrix if index is None else self._matrix[index])
         return product
 
@@ -118,14 +114,11 @@ class NumpyBackend:
     """The backend of the CPU."""
 
     def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> NumpyPoints:
-        """Room for points."""
         return NumpyPoints(capacity, width, dtype)
 
     def products(self, matrix: F64) -> NumpyProducts:
-        """The matrix itself."""
         return NumpyProducts(matrix)
 
     def sums(self, weights: F64, rows: Array) -> F64:
-        """One product; the rows are raised to float64 first."""
         total: F64 = weights @ rows.astype(np.float64, copy=False)
         return total

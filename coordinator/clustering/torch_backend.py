@@ -36,11 +36,9 @@ class TorchBackend:
         self.device = device
 
     def points(self, capacity: int, width: int, dtype: np.dtype[np.generic]) -> TorchPoints:
-        """Room for points on the device."""
         return TorchPoints(_torch().zeros((max(capacity, 1), width), dtype=_dtype(dtype), device=self.device))
 
     def products(self, matrix: F64) -> TorchProducts:
-        """A copy of the matrix on the device."""
         return TorchProducts(_on(matrix, self.device))
 
     def sums(self, weights: F64, rows: Array) -> F64:
@@ -55,17 +53,14 @@ class TorchPoints:
         self._rows = rows
 
     def put(self, index: int, row: Array) -> None:
-        """Store one row [d]."""
         self._rows[index] = _on(row, self._rows.device)
 
     def grow(self, capacity: int) -> None:
-        """Copied to a larger place on the device."""
         rows = self._rows.new_zeros((capacity, self._rows.shape[1]))
         rows[: len(self._rows)] = self._rows
         self._rows = rows
 
     def inner_products(self, start: int, stop: int) -> F64:
-        """Inner products [stop - start, stop]."""
         width = self._rows.shape[1]
         step = max(1, MAX_FLOAT64_VALUES // max(stop, 1))
         total = 0.0
@@ -82,11 +77,9 @@ class TorchProducts:
         self._matrix = matrix
 
     def rows(self, index: I64) -> F64:
-        """[q] -> [q, n]."""
         return _back(self._matrix[_on(index, self._matrix.device)])
 
     def multiply(self, left: F64, index: I64 | None = None) -> F64:
-        """[q, n] or, with `index`, [q, m] -> [q, n]."""
         right = self._matrix if index is None else self._matrix[_on(index, self._matrix.device)]
         return _back(_on(left, self._matrix.device) @ right)
 

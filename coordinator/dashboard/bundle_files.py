@@ -23,7 +23,6 @@ class BundleFiles:
         self._entries = {entry["path"]: entry for entry in _entries(folder)}
 
     def entries(self) -> list[dict[str, Any]]:
-        """Path, size in bytes and SHA-256 of each file."""
         return [{key: entry.get(key) for key in ("path", "size", "sha256")} for entry in self._entries.values()]
 
     def path(self, name: str) -> Path | None:

@@ -174,7 +174,6 @@ class DashboardView:
         }
 
     def newest(self, run: str) -> int | None:
-        """The last finished round of a run, or None."""
         lines = self.histories[run].lines if run in self.histories else ()
         return int(lines[-1]["round"]) if lines else None
 

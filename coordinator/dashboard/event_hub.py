@@ -29,12 +29,10 @@ class Hub:
         self._closed = False
 
     def event(self, event: Mapping[str, Any]) -> None:
-        """Take in one event of metrics.jsonl."""
         with self._lock:
             self._send(self._view.event(event))
 
     def status(self, seen: Mapping[str, Any]) -> None:
-        """Take in the server's status (Server.observe)."""
         with self._lock:
             self._send(self._view.status(seen))
 
@@ -44,28 +42,23 @@ class Hub:
             self._send([(kind, data)])
 
     def snapshot(self) -> dict[str, Any]:
-        """The state that a page begins with."""
         with self._lock:
             return self._view.snapshot()
 
     def grid(self, run: str) -> dict[str, Any] | None:
-        """See DashboardView.grid."""
         with self._lock:
             return self._view.grid(run)
 
     def device(self, cid: str) -> dict[str, Any] | None:
-        """See DashboardView.device."""
         with self._lock:
             return self._view.device(cid)
 
     def newest(self, run: str) -> int | None:
-        """See DashboardView.newest."""
         with self._lock:
             return self._view.newest(run)
 
     @property
     def exchange(self) -> dict[str, Any] | None:
-        """The open exchange, or None."""
         with self._lock:
             found: dict[str, Any] | None = self._view.now["exchange"]
             return found
@@ -81,7 +74,6 @@ class Hub:
             return page
 
     def unsubscribe(self, page: PageStream) -> None:
-        """Remove a page that was closed."""
         with self._lock:
             self._pages.discard(page)
 

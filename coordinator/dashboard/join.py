@@ -35,6 +35,5 @@ def join_info(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str,
 
 
 def _phone(base: str) -> dict[str, str]:
-    """The link that a phone opens, and its QR code as SVG."""
     link = phone_link(base)
     return {"url": link, "svg": qr_svg(link)}

@@ -65,12 +65,10 @@ class ProvisionPlan:
 
     @property
     def broker(self) -> str:
-        """The address that devices and the coordinator dial."""
         return f"mqtts://{_bracketed(self.hosts[0])}:{self.port}"
 
     @property
     def enrol_url(self) -> str:
-        """The address of the enrolment server."""
         return f"https://{_bracketed(self.hosts[0])}:{self.enrol_port}"
 
 
@@ -101,7 +99,6 @@ class Provisioner:
         self.web = WebDevices(self.folder)
 
     def write_infrastructure(self) -> None:
-        """Write the folders of the coordinator, the broker and the enrolment server."""
         coordinator = self.folder / "coordinator"
         self._client(coordinator, "coordinator", broker_acl.COORDINATOR_CLIENT_ID)
         if not (coordinator / signing_key.CURRENT_KEY_FILE).exists():
@@ -154,7 +151,6 @@ class Provisioner:
         self._broker_files()
 
     def revoked_names(self) -> list[str]:
-        """The devices and then the phones that were revoked."""
         return [*revocation.revoked_names(self.authority), *self.web.revoked()]
 
     def renew(self, name: str) -> None:
@@ -207,7 +203,6 @@ class Provisioner:
         return (folder / f"{stem}.key").exists()
 
     def expiring_within(self, days: int = EXPIRY_WARNING_DAYS) -> list[CertificateExpiry]:
-        """The certificates that end within `days`."""
         return [each for each in self.expiries() if each.days < days]
 
     def _device_folder(self, cid: str) -> Path:

@@ -39,7 +39,6 @@ class SigningKey:
         return f"SigningKey(public={self.public.hex()})"
 
     def sign_manifest(self, manifest: Manifest, federation: str) -> Manifest:
-        """The manifest with this key's id and signature."""
         return signing.sign_manifest(manifest, self.private, federation)
 
 
@@ -105,6 +104,5 @@ def _create(path: Path) -> None:
 
 
 def _write_if_changed(path: Path, text: str) -> None:
-    """Write a file unless it has this text already."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_atomically(path, text.encode("utf-8"))

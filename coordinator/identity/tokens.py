@@ -84,13 +84,11 @@ class TokenStore:
         return float(used_s)
 
     def is_open(self, token: str, now_s: float) -> bool:
-        """Whether a token can still be used."""
         with self._open() as rows:
             query = "select 1 from tokens where hash = ? and key is null and expires_s >= ?"
             return rows.execute(query, (_hash(token), now_s)).fetchone() is not None
 
     def states(self) -> list[TokenState]:
-        """Every token, sorted by device."""
         if not self.path.exists():
             return []
         query = "select cid, expires_s, key is not null, refused from tokens order by cid, expires_s"

@@ -35,12 +35,10 @@ class WebDevices:
     folder: Path
 
     def names(self) -> list[str]:
-        """The phones that may connect, sorted."""
         gone = set(self.revoked())
         return sorted({p.parent.name for p in (self.folder / "devices").glob("*/link.txt")} - gone)
 
     def revoked(self) -> list[str]:
-        """The revoked phones, sorted."""
         path = self.folder / "authority" / "web-revoked"
         return sorted(path.read_text(encoding="ascii").split()) if path.exists() else []
 

@@ -33,7 +33,6 @@ class ModelShape:
     loss: Loss = "cross-entropy"
 
     def __post_init__(self) -> None:
-        """Raise ConfigError unless exactly one of `classes` and `target` is given."""
         if bool(self.classes) == bool(self.target):
             raise ConfigError(
                 f"classes={self.classes} and target={self.target}",
@@ -42,7 +41,6 @@ class ModelShape:
 
     @property
     def output(self) -> tuple[int, ...]:
-        """The shape of one sample's output."""
         return self.target or (self.classes,)
 
 

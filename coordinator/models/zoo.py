@@ -85,7 +85,6 @@ class _EvenSides(nn.Module):
     """Pads odd sizes by one row or column of -inf, as TensorFlow's "same" max pools do."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., h, w] -> [..., h + h % 2, w + w % 2]."""
         return F.pad(x, (0, x.shape[-1] % 2, 0, x.shape[-2] % 2), value=float("-inf"))
 
 
@@ -137,7 +136,6 @@ class GnCnn(nn.Module):
         self.head = nn.Linear(16 * 3 * 3, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[batch, 1, 28, 28] -> [batch, 10]."""
         x = F.gelu(self.norm1(self.stem(x)))  # 8, 14, 14
         x = x + F.gelu(self.norm2(self.body(x)))  # 8, 14, 14
         x = F.silu(self.down(x))  # 16, 7, 7

@@ -81,7 +81,6 @@ class _PhoneHandlers:
         self._model: Mapping[str, Any] | None = None
 
     async def own(self, request: Request) -> Response:
-        """The page, a module or the style sheet."""
         name = request.path_params["name"] or INDEX_PAGE
         found = self._files.get(name)
         if found is None:
@@ -93,7 +92,6 @@ class _PhoneHandlers:
         return Response(data, media_type=MEDIA_TYPES[Path(name).suffix], headers=headers)
 
     async def third(self, request: Request) -> Response:
-        """A third-party file, compressed where the browser accepts it."""
         name = request.path_params["name"]
         if name not in vendored_files.VENDORED_FILES:
             raise HTTPException(404, "there is no such file", headers=self._headers)

@@ -43,7 +43,6 @@ class NpmPackage:
 
     @property
     def url(self) -> str:
-        """The address of the archive."""
         return f"{REGISTRY}/{self.name}/-/{self.name}-{self.version}.tgz"
 
 

@@ -34,7 +34,6 @@ class EvaluationPlan:
     fraction: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse values that would never evaluate; errors name the configuration's keys."""
         check_range("evaluate-every", self.every, low=1)
         check_range("fraction-evaluate", self.fraction, low=1e-9, high=1.0)
 

@@ -50,7 +50,6 @@ class ReplySpec:
 
     @property
     def blob_kind(self) -> str:
-        """The kind of the reply's blob."""
         return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
 
 

@@ -29,7 +29,6 @@ class CatalogServer:
 
     @property
     def catalog(self) -> Catalog | None:
-        """What is published."""
         return None if self._published is None else self._published[0]
 
     def publish(self, catalog: Catalog, manifest: Manifest, schema: Schema) -> None:

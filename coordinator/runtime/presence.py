@@ -61,11 +61,9 @@ class FleetPresence:
         return heard != known
 
     def online(self) -> list[ClientId]:
-        """The devices that are online, sorted."""
         return sorted(cid for cid, device in self.devices.items() if device.is_online)
 
     def count(self, members: Collection[ClientId]) -> int:
-        """How many of these are online."""
         return sum(cid in self.devices and self.devices[cid].is_online for cid in members)
 
     def refusals(self) -> dict[ClientId, str]:
@@ -105,7 +103,6 @@ class TokenBucket:
         self._tokens, self._at_s, self._told = burst, float("-inf"), False
 
     def allow(self, now_s: float) -> bool:
-        """Spend one token if there is one."""
         if now_s > self._at_s:
             self._tokens = min(self._burst, self._tokens + (now_s - self._at_s) * self._per_s)
             self._at_s = now_s

@@ -35,7 +35,6 @@ class StatusReporter:
         self._observe_at_s = math.inf if observe is None else 0.0
 
     def tick(self, now_s: float) -> None:
-        """Report if it is time."""
         if now_s >= self._writer.due_s:
             self.write()
         elif now_s >= self._observe_at_s:

@@ -27,7 +27,6 @@ class EventStore:
         self._database = database
 
     def put(self, event: Mapping[str, Any]) -> None:
-        """Store one event."""
         with self._database.transaction():
             insert_events(self._database, [event])
 

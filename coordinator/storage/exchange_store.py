@@ -60,7 +60,6 @@ class ExchangeStore:
             self._database.insert("insert into tasks values (?, ?, ?, ?, ?)", rows)
 
     def exists(self, key: ExchangeKey) -> bool:
-        """Whether the exchange was ever opened."""
         return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))
 
     def task_hashes(self, key: ExchangeKey) -> dict[ClientId, str]:

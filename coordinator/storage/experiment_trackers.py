@@ -91,7 +91,6 @@ class TensorBoardTracker:
         self._open, self._folder, self._writers = Writer, folder / "tensorboard", dict[str, Any]()
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         if run not in self._writers:
             self._writers[run] = self._open(str(self._folder / run))
         for name, value in numbers.items():
@@ -99,7 +98,6 @@ class TensorBoardTracker:
         self._writers[run].flush()
 
     def close(self) -> None:
-        """See `Tracker`."""
         for writer in self._writers.values():
             writer.close()
 
@@ -120,7 +118,6 @@ class MLflowTracker:
         self._experiment = known.experiment_id if known else self._client.create_experiment(option or "fedcenters")
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         if run not in self._runs:
             self._runs[run] = self._client.create_run(self._experiment, run_name=run).info.run_id
             for key, value in self._config.items():
@@ -129,7 +126,6 @@ class MLflowTracker:
             self._client.log_metric(self._runs[run], name, value, step=step)
 
     def close(self) -> None:
-        """See `Tracker`."""
         for run_id in self._runs.values():
             self._client.set_terminated(run_id)
 
@@ -154,13 +150,11 @@ class PrometheusTracker:
             raise NetworkError(f"cannot listen on 127.0.0.1:{port}: {taken.strerror}", hint=hint) from taken
 
     def log_round(self, run: str, step: int, numbers: Mapping[str, float]) -> None:
-        """See `Tracker`."""
         self._round.labels(run).set(step)
         for name, value in numbers.items():
             self._value.labels(run, name).set(value)
 
     def close(self) -> None:
-        """See `Tracker`."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

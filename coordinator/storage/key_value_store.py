@@ -16,7 +16,6 @@ class KeyValueStore:
         self._database = database
 
     def get(self, key: str) -> str | None:
-        """One stored fact, or None."""
         return self._database.meta(key)
 
     def put(self, key: str, value: str, events: Iterable[Mapping[str, Any]] = ()) -> None:

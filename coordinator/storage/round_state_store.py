@@ -41,7 +41,6 @@ class StateStore:
         return run
 
     def run_names(self) -> dict[str, str]:
-        """The name of each run, by its id."""
         return dict(self._database.rows("select run, name from runs"))
 
     def put(self, run: str, number: int, state: State, events: Iterable[Mapping[str, Any]] = ()) -> None:

@@ -98,23 +98,19 @@ class Strategy(Protocol):
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
         """The state before the first round, from one common initial model [schema.size]."""
-        ...
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """The exchanges of one round; returns the next state and does not change the input state."""
-        ...
 
     @property
     def serving(self) -> ServingOptions:
         """With which running statistics and which label prior devices evaluate models."""
-        ...
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The models that serve `who`, with weights: sent by the server, or kept on the device (`OwnModel`).
 
         None stands for a device that never trained; its models are sent by the server.
         """
-        ...
 
 
 T = TypeVar("T")

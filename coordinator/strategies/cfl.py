@@ -46,7 +46,6 @@ class CFL(TreeOfCenters):
     linkage: str = "single"  # the paper's objective; "complete" is what the published code does
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_choice("criterion", self.criterion, SPLIT_CRITERIA)
         check_choice("linkage", self.linkage, ("single", "complete"))

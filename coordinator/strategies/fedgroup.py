@@ -35,7 +35,6 @@ class FedGroup(TreeOfCenters):
     restarts: int = 20
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         for name in ("clusters", "per_group", "first_steps", "restarts"):
             check_range(name.replace("_", "-"), getattr(self, name), low=1)

@@ -38,7 +38,6 @@ class FedSoft(MultiStartSgd):
     local_start: str = "own"  # "centers": a device starts each fit from the mixture of centers that pulls it
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_range("lam", self.lam, low=0.0)
         check_range("tau", self.tau, low=1)

@@ -54,7 +54,6 @@ class FeSEM(LocalSgd):
     max_age: int = 5  # rounds for which k-means remembers a device that is not asked; needs fraction-train below 1
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_range("clusters", self.clusters, low=1)
         check_range("lam", self.lam, low=0.0)
@@ -72,7 +71,6 @@ class FeSEM(LocalSgd):
         return True
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """K copies of the common start; no device is assigned before the first clustering."""
         return State(centers=np.tile(model, (self.clusters, 1)), extra={"start": model.copy()})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:

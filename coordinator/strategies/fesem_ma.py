@@ -25,7 +25,6 @@ class FeSEMMA(FeSEM):
     """FeSEM for networks whose layers form a plain chain; others are refused with ConfigError."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
-        """As FeSEM, for a chain."""
         layer_chain(schema)
         return super().begin(model, schema, fleet, rng)
 

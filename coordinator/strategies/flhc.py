@@ -30,7 +30,6 @@ class FLHC(TreeOfCenters):
     threshold: float = 1.0  # of the cosine distance 1 - cos: clusters whose updates point apart on average stay apart
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_range("warm-up", self.warm_up, low=0)
         check_range("threshold", self.threshold, low=0.0)

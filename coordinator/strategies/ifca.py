@@ -31,7 +31,6 @@ class IFCA(MultiStartSgd):
     weights: str = "equal"  # "samples": devices weigh n_i, which is HypCluster
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_choice("weights", self.weights, ("equal", "samples"))
 

@@ -32,7 +32,6 @@ class TKM(FeSEM):
     server: ServerOptions = TRIMMED_MEAN
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_choice("weights", self.weights, ("equal",))
         check_choice("reduce", self.server.reduce, REDUCER_NAMES[1:])

@@ -26,7 +26,6 @@ class PartitionScheme(Protocol):
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         """A fleet of `devices` (0: as many as the data name). Raises ConfigError when it cannot be made."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +33,6 @@ class Iid:
     """Every device gets the same number of random samples, up to one."""
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`."""
         rng = _rng(seed)
         return make_fleet_data(data, _evenly(data, devices, rng), rng)
 
@@ -48,7 +46,6 @@ class Dirichlet:
     paper_quirks: bool = False
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`."""
         return _by_class(
             data,
             devices,
@@ -67,7 +64,6 @@ class NClass:
     paper_quirks: bool = False
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`."""
         every = range(_classes(data))
         _within(self.classes, len(every), "classes")
         return _by_class(
@@ -90,7 +86,6 @@ class ClusterDirichlet:
     paper_quirks: bool = False
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`. Device i belongs to group i mod `groups`."""
         classes, member = _classes(data), _members(devices, self.groups)
 
         def draw(rng: np.random.Generator) -> F64:
@@ -113,7 +108,6 @@ class ClusterNClass:
     paper_quirks: bool = False
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`. Device i belongs to group i mod `groups`."""
         classes, member = _classes(data), _members(devices, self.groups)
         _within(self.classes_group, classes, "classes-group")
         _within(self.classes, self.classes_group, "classes")
@@ -138,7 +132,6 @@ class Rotations:
     groups: int = 4
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`. Device i belongs to group i mod `groups`."""
         if self.groups not in (1, 2, 4):
             raise ConfigError(
                 f"rotations of {self.groups} groups", hint="use groups=1, 2 or 4: images turn by quarters"
@@ -156,10 +149,6 @@ class LabelPermutations:
     new: int = 3
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`.
-
-        Both official parts are joined; every device keeps a fifth of its samples for testing.
-        """
         _classes(data)
         return label_permutation_groups(data, devices=devices, new=self.new, groups=self.groups, seed=seed)
 
@@ -174,7 +163,6 @@ class ByUser:
     least: int = 10  # samples that a user must have
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        """See `PartitionScheme`."""
         if data.train.user is None:
             raise ConfigError("this data set does not say who its samples come from", hint="use another partition")
         if data.test is None or data.test.user is None or np.setdiff1d(data.test.user, data.train.user).size:

@@ -15,4 +15,3 @@ class Recipe(Protocol):
 
     def open(self) -> Learner:
         """A learner of this process, on one thread. Raises RuntimeMissing when something is not installed."""
-        ...

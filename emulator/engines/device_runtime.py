@@ -21,7 +21,6 @@ class RuntimeRecipe:
     files: Mapping[str, Path]
 
     def open(self) -> Learner:
-        """See `Recipe`."""
         opened = open_engine(self.engine, self.program, self.files)
         require_golden(opened, self.program)
         return EngineLearner(opened, self.program)

@@ -53,7 +53,6 @@ class CellRun:
     seed: int
 
     def path(self, place: CellStorage) -> Path:
-        """The file that holds it once it is finished."""
         return place.out / f"{self.cell.key(self.seed)}.json"
 
     def started(self, place: CellStorage) -> Path:

@@ -85,7 +85,6 @@ class ProgressReporter:
     _rounds: int = 0
 
     def __call__(self, job: CellRun, record: Record) -> None:
-        """After every round of every run."""
         now_s = time.perf_counter()
         self._rounds += 1
         last = record["round"] == record["of"]

@@ -92,15 +92,12 @@ class LazyLearner:
         return open_recipe(self._recipe)
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
-        """See `Learner`."""
         return self._learner.train(jobs, between)
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:
-        """See `Learner`."""
         return self._learner.evaluate(models, data, batch=batch)
 
     def gradient(self, model: Flat, data: Dataset, *, batch: int, seed: int) -> Flat:
-        """See `Learner`."""
         return self._learner.gradient(model, data, batch=batch, seed=seed)
 
 
@@ -112,12 +109,10 @@ class WorkerPool(EmulatedDevices):
     home: Mapping[ClientId, int] = field(repr=False)  # a device's worker
 
     def open_round(self) -> None:
-        """Open the round in every worker."""
         for worker in self.workers:
             worker.send(None)
 
     def keep(self, folder: Path) -> None:
-        """Every worker writes the models of its devices."""
         folder.mkdir(parents=True, exist_ok=True)
         self._all(StateTransfer(folder=folder, write=True))
 

@@ -45,7 +45,6 @@ class PortableRecipe:
 
     @staticmethod
     def from_recipe(recipe: RuntimeRecipe) -> PortableRecipe:
-        """The same, with its files read."""
         containers = {name: path.read_bytes() for name, path in recipe.files.items()}
         return PortableRecipe(engine=recipe.engine, program=recipe.program, containers=containers)
 

@@ -34,7 +34,6 @@ class SharedMatrix:
         send_handle(to, self._file, process)
 
     def close(self) -> None:
-        """Close the file descriptor; the matrix stays."""
         os.close(self._file)
 
 

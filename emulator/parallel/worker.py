@@ -112,7 +112,6 @@ def _transfer_state(devices: EmulatedDevices, books: StateTransfer) -> None:
 
 
 def _resolve_spec(spec: EngineSpec) -> tuple[ResolvedSpec | Exception | str, Learner | None]:
-    """-> the answer, and the learner."""
     try:
         made = spec.resolve()
         learner, recipe = made.recipe.open(), pickle.dumps(made.recipe)

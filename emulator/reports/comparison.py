@@ -43,11 +43,9 @@ class RunSummary:
 
     @property
     def method(self) -> str:
-        """The method's name as its paper writes it."""
         return display_names.method_label(str(self.rounds[0]["method"]))
 
     def curve(self, quantity: str, kind: str) -> list[float | None]:
-        """Accuracy or f1, micro or macro, round by round."""
         return [event.get(quantity, {}).get(kind) for event in self.rounds]
 
     def result(self, quantity: str, kind: str) -> float | None:

@@ -47,7 +47,6 @@ class DemoRun:
 
     @property
     def result(self) -> Mapping[str, Any]:
-        """The JSON object that the command printed."""
         found: Mapping[str, Any] = self.summary["result"]
         return found
 

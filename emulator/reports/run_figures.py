@@ -53,7 +53,6 @@ class RunFolder:
         return np.array([device_map.NO_GROUP if group is None else group for group in held], np.int64)
 
     def center(self, who: Sequence[ClientId], number: int) -> I64:
-        """Centers after a round."""
         of: Mapping[ClientId, int] = next((e["assignment"] for e in self.rounds if e["round"] == number), {})
         return np.array([of.get(c, device_map.NO_GROUP) for c in who], np.int64)
 

@@ -42,7 +42,6 @@ class AttackSpec:
     share: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse an unknown attack and a share out of range."""
         if self.attack not in ATTACKS:
             raise UsageError(f"unknown attack {self.attack!r}", hint=f"use one of {', '.join(ATTACKS)}")
         if not 0 <= self.share < MAX_ATTACKER_SHARE:

@@ -74,7 +74,6 @@ class CodecChannel:
         return [(who, center, at) for (who, center), at in self._since.items()]
 
     def recall(self, folder: Path, since: Iterable[tuple[ClientId, str, int]]) -> None:
-        """Restore what `keep` wrote and gave."""
         self._since = {(who, center): at for who, center, at in since}
         checkpoint.load_models(folder, {who for who, _ in self._since}, self._lost)
 

@@ -39,7 +39,6 @@ class DeviceProfile:
     share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse a device that time cannot be counted for."""
         if not (0 <= self.availability <= 1 and 0 <= self.dropout <= 1):
             raise ValueError(f"availability and dropout are 0 to 1, got {self.availability} and {self.dropout}")
         if min(self.step_s, self.evaluate_s, self.latency_s) < 0:

@@ -72,12 +72,10 @@ class EmulatedDevices:
 
     @property
     def program(self) -> Program:
-        """The training program of the learner."""
         return self.learner.program
 
     @property
     def fleet(self) -> Fleet:
-        """Each device's number of training samples."""
         return {c: len(self.local[c].train) for c in sorted(self.local)}
 
     def open_round(self) -> None:
@@ -128,11 +126,9 @@ class EmulatedDevices:
         return run_probe(self.learner, task, self.local[who], own=partial(self._own, who), keep=keep)
 
     def keep(self, folder: Path) -> None:
-        """Write the devices' own models into `folder`."""
         checkpoint.save_models(folder, "own", self.own)
 
     def recall(self, folder: Path) -> None:
-        """Read the models that `keep` wrote."""
         checkpoint.load_models(folder, self.local.keys(), self.own)
 
     def fetched(self, who: ClientId, task: Task) -> list[Flat]:
@@ -217,7 +213,6 @@ class VirtualNetwork:
         return {"now_s": self.now_s, "scales": self._scales, "since": self.wire.keep(folder)}
 
     def recall(self, facts: Record, folder: Path) -> None:
-        """Restore the state that `to_json` gave."""
         self.now_s = self.opened_s = float(facts["now_s"])
         self._scales = {str(key): float(value) for key, value in facts["scales"].items()}
         self.wire.recall(folder, facts["since"])

@@ -72,7 +72,6 @@ class _DemoSteps:
     show: Show
 
     def play(self) -> None:
-        """Every step in order."""
         self._start_coordinator()  # compiles for a while; the rest is prepared meanwhile
         split = self._cut_data()
         workers = self.testbed.start_devices(split.devices, stage.engine_for)

@@ -116,11 +116,9 @@ class ClientEventLoop:
         self._misc_s = 0.0
 
     def transport(self, client_id: str, will: Callable[[], Will]) -> LoopTransport:
-        """One client's transport; `connect` opens the connection."""
         return LoopTransport(self, client_id, will)
 
     def add(self, life: ClientLoop, transport: LoopTransport) -> None:
-        """Start a client."""
         member = self.members[transport] = _LoopMember(life, transport)
         self._queue(member)
 
@@ -136,7 +134,6 @@ class ClientEventLoop:
         self._write()
 
     def errors(self) -> list[BaseException]:
-        """The exceptions that ended clients."""
         return [member.error for member in self.members.values() if member.error is not None]
 
     def close(self, timeout_s: float) -> None:

@@ -137,7 +137,6 @@ class ClientProcess:
         tell(self.counts())
 
     def close(self) -> None:
-        """Disconnect every device."""
         self.loop.close(DISCONNECT_TIMEOUT_S)
 
 

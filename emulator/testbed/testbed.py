@@ -48,7 +48,6 @@ class Testbed:
 
     @property
     def key(self) -> str:
-        """The public key that devices pin, in hex."""
         return open_signing_key(self.folder).public.hex()
 
     def start_coordinator(self, **facts: Any) -> ChildProcess:  # noqa: ANN401 - those of testbed_files.write_coordinator

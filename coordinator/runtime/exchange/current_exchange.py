@@ -22,11 +22,9 @@ class CurrentExchange:
 
     @property
     def live(self) -> LiveExchange | None:
-        """The open exchange."""
         return self._live
 
     def begin(self, live: LiveExchange) -> None:
-        """From now on messages belong to this exchange."""
         self._live = live
 
     def end(self) -> None:
@@ -39,18 +37,15 @@ class CurrentExchange:
             self._late = late
 
     def on_connected(self, cid: ClientId) -> None:
-        """A device is online again: send its task once more."""
         if self._live is not None:
             self._live.resend_task(cid)
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
-        """A block of an upload."""
         taker = self._late if self._late is not None and self._late.expects(cid) else self._live
         if taker is not None:
             taker.on_block(cid, label, index, message)
 
     def on_nack(self, nack: Envelope) -> None:
-        """A device refuses a task."""
         if self._live is not None:
             self._live.on_nack(nack)
 

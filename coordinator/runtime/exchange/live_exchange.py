@@ -69,7 +69,6 @@ class LiveExchange:
 
     @property
     def closed(self) -> bool:
-        """Whether the replies are final."""
         return self._state.closed
 
     @property
@@ -78,7 +77,6 @@ class LiveExchange:
         return min(self._state.wakes_at_s, self._beat_s + HEARTBEAT_S)
 
     def progress(self) -> dict[str, Any]:
-        """What the dashboard and `status` show."""
         return self._state.progress(self._context.clock.now_s())
 
     def begin(self) -> None:

@@ -83,7 +83,6 @@ class UploadReceiver:
         self._announced[said.cid] = said
 
     def announced(self, cid: ClientId) -> Announcement:
-        """The device's last announcement."""
         return self._announced[cid]
 
     def begin(self, cid: ClientId) -> None:

@@ -46,7 +46,6 @@ class OpenUploads:
         return known.partial.bitmap
 
     def sizes(self) -> dict[ClientId, int]:
-        """The size of each open upload, in bytes."""
         return {cid: upload.partial.manifest.size for cid, upload in self._open.items()}
 
     def end(self, cid: ClientId) -> None:

@@ -33,14 +33,12 @@ class Ditto(FedAvg):
     common_weight: float = 0.0  # of the common model beside the personal one where a device is served; Ditto has 0
 
     def __post_init__(self) -> None:
-        """Refuse a pull that diverges."""
         super().__post_init__()
         check_range("lam", self.lam, low=0.0)
         check_range("common-weight", self.common_weight, low=0.0, high=1.0)
         self.check_pull(self.lam, "every device", setting="lam")
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:
-        """FedAvg's state, and the start of the personal models."""
         return replace(super().begin(model, schema, fleet, rng), extra={"start": model.copy()})
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:

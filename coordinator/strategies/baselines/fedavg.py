@@ -18,7 +18,6 @@ class FedAvg(LocalSgd):
     """One model for all devices."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """The common model is the only center; all devices are assigned to it."""
         return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
@@ -29,7 +28,6 @@ class FedAvg(LocalSgd):
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - all devices get the same
-        """The center."""
         return ((1.0, state.centers[0]),)
 
     def _task(self, center: Flat, seed: int) -> Fit:

@@ -26,7 +26,6 @@ class FedAvgLate(FedAvg):
     late_weight: float = 0.71
 
     def __post_init__(self) -> None:
-        """Refuse a weight outside [0, 1]."""
         super().__post_init__()
         check_range("late-weight", self.late_weight, low=0.0, high=1.0)
 

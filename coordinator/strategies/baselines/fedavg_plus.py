@@ -28,12 +28,10 @@ class FedAvgPlus(FedAvg):
     runs: int = 5  # the paper's smaller number
 
     def __post_init__(self) -> None:
-        """Refuse more models than a device can be asked to mix."""
         super().__post_init__()
         check_range("runs", self.runs, low=1, high=MAX_MODELS)
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """The common model, and a start of its own for each other run."""
         return State(centers=initial_centers(model, schema, self.runs, rng))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
@@ -46,12 +44,10 @@ class FedAvgPlus(FedAvg):
         return replace(state, centers=np.concatenate(centers))
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - all devices get the same
-        """All models, each with the same weight."""
         return tuple((1.0 / self.runs, center) for center in state.centers)
 
 
 def _for_center(exchanges: Round, k: int) -> Round:
-    """The same exchanges, for center k."""
     exchange = next(exchanges)
     while True:
         replies = yield {c: replace(t, center=k) if isinstance(t, Fit) else t for c, t in exchange.items()}

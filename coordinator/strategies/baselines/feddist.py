@@ -25,7 +25,6 @@ class FedDist(FedAvg):
     weights: str = "equal"  # "samples": devices weigh n_i, which is FedDWS
 
     def __post_init__(self) -> None:
-        """Refuse a step that moves nothing or overshoots."""
         super().__post_init__()
         check_range("eps", self.eps, low=1e-9, high=1.0)
         check_choice("weights", self.weights, ("equal", "samples"))

@@ -16,7 +16,6 @@ class FedProx(FedAvg):
     mu: float = 0.1  # the seed papers' baseline; the original tries 0.001 to 1
 
     def __post_init__(self) -> None:
-        """Refuse a pull that diverges."""
         super().__post_init__()
         check_range("mu", self.mu, low=0.0)
         self.check_pull(self.mu, "every device", setting="mu")

@@ -29,7 +29,6 @@ class FedSGD:
     fraction_train: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse settings that no device could carry out."""
         check_range("learning-rate", self.learning_rate, low=0.0)
         check_range("batch-size", self.batch_size, low=1, high=65_536)
         check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
@@ -49,7 +48,6 @@ class FedSGD:
         return State(centers=model[None].copy(), assignment=dict.fromkeys(sorted(fleet), 0))
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """One exchange, one step; without replies the center keeps its values."""
         cohort, seeds, center = (
             sample_cohort(fleet, self.fraction_train, rng),
             TaskSeeds.from_rng(rng),
@@ -64,7 +62,6 @@ class FedSGD:
         return replace(state, centers=moved[None].astype(center.dtype), assignment=assignment)
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:  # noqa: ARG002 - all devices get the same
-        """The center."""
         return ((1.0, state.centers[0]),)
 
 

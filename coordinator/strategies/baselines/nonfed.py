@@ -21,16 +21,13 @@ class NonFed(LocalSgd):
     """One model per device. On a fleet of one device this is FedAvg."""
 
     def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """The common start is the only center and keeps its values; no device is assigned to it."""
         return State(centers=model[None].copy())
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's
-        """One exchange; each device resumes its own model and keeps it."""
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         yield {c: self.fit(start=OWN_MODEL, init=state.centers[0], upload=False, seed=seeds.of(c)) for c in cohort}
         return state
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
-        """The device's own model; the common start for one that never trained."""
         start = state.centers[0]
         return ((1.0, start if who is None else OwnModel(init=start)),)

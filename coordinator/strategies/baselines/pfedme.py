@@ -35,7 +35,6 @@ class PFedMe(FedAvg):
     beta: float = 1.0  # the paper's 2 is a step beyond the mean
 
     def __post_init__(self) -> None:
-        """Refuse steps that diverge."""
         super().__post_init__()
         check_range("lam", self.lam, low=1e-9)
         check_range("eta", self.eta, low=0.0)
@@ -64,7 +63,6 @@ class PFedMe(FedAvg):
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
-        """The device's theta_i; w for a device that has none."""
         common = state.centers[0]
         return ((1.0, common if who is None else OwnModel(slot=PERSONAL_SLOT, init=common)),)
 

@@ -41,7 +41,6 @@ class SplitTree:
 
     @staticmethod
     def from_state(state: State) -> SplitTree:
-        """The tree in a state's `extra`."""
         extra = state.extra
         if "tree/models" not in extra:
             size = state.centers.shape[1]
@@ -49,7 +48,6 @@ class SplitTree:
         return SplitTree(models=extra["tree/models"], edges=extra["tree/edges"], directions=extra["tree/directions"])
 
     def to_extra(self) -> dict[str, Array]:
-        """The tree as entries of `State.extra`; none without splits."""
         if not len(self.models):
             return {}
         return {"tree/models": self.models, "tree/edges": self.edges, "tree/directions": self.directions}
@@ -88,7 +86,6 @@ class TreeOfCenters(LocalSgd):
     representation: str = "all"
 
     def __post_init__(self) -> None:
-        """Refuse settings that cannot work for any fleet."""
         super().__post_init__()
         check_choice("representation", self.representation, tuple(REPRESENTATIONS))
 

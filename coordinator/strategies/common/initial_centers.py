@@ -50,7 +50,6 @@ class MultiStartSgd(LocalSgd):
     start: str = "groups"  # IFCA on FedSoft's regression: no collapse in 12 seeds, 7 with "redraw"
 
     def __post_init__(self) -> None:
-        """Refuse more models than a device can be asked to compare."""
         super().__post_init__()
         check_range("clusters", self.clusters, low=1, high=MAX_MODELS)
         check_choice("start", self.start, START_MODES)

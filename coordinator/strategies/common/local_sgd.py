@@ -40,7 +40,6 @@ class LocalSgd:
     server: ServerOptions = SERVER_DEFAULTS  # its fields are settings of the method, without a prefix
 
     def __post_init__(self) -> None:
-        """Check the settings; raise ConfigError for those that no device could carry out."""
         check_range("local-steps", self.local_steps, low=1)
         check_range("learning-rate", self.learning_rate, low=0.0)
         check_range("momentum", self.momentum, low=0.0, high=1.0)

@@ -31,7 +31,6 @@ class TaskSeeds:
 
     @staticmethod
     def from_rng(rng: np.random.Generator) -> TaskSeeds:
-        """One draw for the whole exchange."""
         return TaskSeeds(int(rng.integers(MAX_SEED)))
 
     def of(self, client: ClientId) -> int:

@@ -35,7 +35,6 @@ class ServerOptions:
     secret: bytes = field(default=b"", repr=False, metadata=NOT_A_SETTING)  # the key of the noise
 
     def __post_init__(self) -> None:
-        """Check each value, and that the noise has a reducer with a bound."""
         check_choice("reduce", self.reduce, REDUCER_NAMES)
         check_range("trim-updates", self.trim_updates, low=0.0, high=0.49)
         check_range("server-momentum", self.server_momentum, low=0.0, high=0.99)

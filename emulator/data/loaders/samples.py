@@ -29,7 +29,6 @@ class RawSamples:
     domain: I64 | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        """Refuse columns of different lengths."""
         columns = [c for c in (self.x, self.y, self.user, self.domain) if c is not None]
         if len({len(c) for c in columns}) != 1:
             raise ValueError(f"columns of different lengths: {[len(c) for c in columns]}")
@@ -38,7 +37,6 @@ class RawSamples:
         return len(self.x)
 
     def rows(self, index: I64) -> RawSamples:
-        """The samples with these numbers, copied."""
         user = None if self.user is None else self.user[index]
         return RawSamples(
             x=self.x[index], y=self.y[index], user=user, domain=None if self.domain is None else self.domain[index]
@@ -78,7 +76,6 @@ class DataSet:
         return int(self.train.y.max()) + 1 if np.issubdtype(self.train.y.dtype, np.integer) else 0
 
     def dataset(self, samples: RawSamples) -> Dataset:
-        """Raw rows as a device holds them."""
         return Dataset(self.ready(samples.x), samples.y)
 
     def joined(self) -> DataSet:

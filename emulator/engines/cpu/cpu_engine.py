@@ -77,7 +77,6 @@ class CpuLearner:
         self._steps: dict[tuple[int, torch.dtype], Step] = {}
 
     def train(self, jobs: Sequence[TrainingJob], between: Callable[[], None] = lambda: None) -> Iterator[TrainedModel]:
-        """One after the other, each without a pause."""
         for job in jobs:
             yield self._trained(job, between)
 

@@ -56,7 +56,6 @@ class FlatModel:
         self._turn(given, self.weights)
 
     def with_gradients(self) -> None:
-        """Let autograd add to `gradient`."""
         for name, view in self.gradients.items():
             self._members[name].grad = view
 

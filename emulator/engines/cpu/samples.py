@@ -56,7 +56,6 @@ class TorchSamples:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of x and y."""
         return self.x.nbytes + self.y.nbytes
 
 

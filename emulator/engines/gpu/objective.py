@@ -70,7 +70,6 @@ class Objective:
             return self._call(w, b, x)[0]
 
     def losses(self, out: Tensor, y: Tensor) -> Tensor:
-        """Per sample."""
         return per_sample_loss(self.source.loss, out, y)
 
     def _loss(self, w: Tensor, b: Tensor, x: Tensor, y: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:

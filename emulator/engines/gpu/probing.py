@@ -34,12 +34,10 @@ class ProbeMixin:
 
     @property
     def program(self) -> Program:
-        """The model's manifest, without files."""
         return self.objective.program
 
     @property
     def fixed_batch(self) -> int | None:
-        """Any batch size."""
         return None
 
     def evaluate(self, models: Sequence[Flat], data: Dataset, *, batch: int) -> tuple[F64, Array]:

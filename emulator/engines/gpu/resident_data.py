@@ -37,7 +37,6 @@ class DeviceDataCache:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes left for further data sets."""
         return max(0, self._limit - self.nbytes)
 
     def tensors_of(self, data: Dataset) -> Pair:

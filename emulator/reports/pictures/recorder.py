@@ -65,7 +65,6 @@ class RunRecorder:
                     self._shares.setdefault(name, {})[number] = found
 
     def picture_data(self) -> PictureData:
-        """The recorded data."""
         moments = [
             RoundPoints(round=number, who=tuple(sorted(points)), points=np.stack([points[c] for c in sorted(points)]))
             for number, points in sorted(self._points.items())
@@ -74,13 +73,11 @@ class RunRecorder:
         return PictureData(representation=str(self._kind), moments=tuple(moments), shares=shares)
 
     def keep(self, folder: Path) -> None:
-        """Write the data so far into `folder`."""
         told = {f"points/{number}": row for number, row in self._points.items()}
         told |= {f"shares/{name}/{number}": row for name, rows in self._shares.items() for number, row in rows.items()}
         checkpoint.save_models(folder, "heard", {(who, slot): row[who] for slot, row in told.items() for who in row})
 
     def recall(self, folder: Path) -> None:
-        """Read the data that `keep` wrote."""
         found: dict[tuple[ClientId, str], Array] = {}
         checkpoint.load_models(folder, self._shown, found)
         for (who, slot), value in found.items():
