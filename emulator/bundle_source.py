@@ -20,7 +20,6 @@ from edge_client.protocol import codecs
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.task import Array, ClientId
 from emulator import config
-from emulator.run_folder import TREE_FILE
 from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
 
 if sys.version_info >= (3, 11):
@@ -67,7 +66,7 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
 
 def read_tree(folder: Path, centers: int) -> tuple[CenterTree | None, list[Array]]:
     """The tree of a run whose method splits centers, and the model of each split."""
-    path = folder / TREE_FILE
+    path = folder / config.TREE_FILE
     if not path.is_file():
         return None, []
     with np.load(path, allow_pickle=False) as kept:

@@ -31,6 +31,7 @@ CONFIG_FILE = (
     "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
 )
 GROUPS_FILE = "groups.json"  # the true group of each device, beside it
+TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/strategies/common/center_tree.py
 
 
 def read_table(path: Path) -> dict[str, Any]:

@@ -75,13 +75,6 @@ def objective(matrix: F64, labels: I64, k: int, a: F64) -> float:
     return max(0.0, float(a @ points.norms - start_runs(points, labels[None]).score[0]))
 
 
-def seed_labels(matrix: F64, k: int, a: F64, rng: np.random.Generator) -> I64:
-    """Labels [n] after greedy k-means++: the nearest of the points that `spread_seeds` chose."""
-    points = _points(matrix, k, a)
-    labels: I64 = assign_to_seeds(points, kmeanspp_seeds(points, rng, restarts=1))[0]
-    return labels
-
-
 def spread_seeds(matrix: F64, k: int, a: F64, rng: np.random.Generator, *, spare: int = 0) -> list[int]:
     """At most k points, far apart, of one run of `batched_kmeans.kmeanspp_seeds`."""
     chosen: list[int] = kmeanspp_seeds(_points(matrix, k, a), rng, restarts=1, spare=spare)[0].tolist()

@@ -27,7 +27,6 @@ from edge_client.protocol.topics import check_sha256
 log = logging.getLogger(__name__)
 MAX_MAPPED_DEVICES = 5_000  # of a larger fleet every second, third, ... is mapped
 REST_FACTOR = 4.0  # rest after a map, in parts of the time that it took
-RunRound = tuple[str, int]
 
 
 class MapWorker:

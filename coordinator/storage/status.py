@@ -22,7 +22,6 @@ STATUS_FILE = "status.json"
 WRITE_INTERVAL_S = 2.0
 SILENT_AFTER_S = 15.0  # a file that is older means that the coordinator has stopped, or is busy with a long step
 MAX_NAMES = 8  # device names in one line
-REPLY_GROUPS = ("answered", "uploading", "waiting", "refused", "open")  # of an exchange's devices
 
 
 class StatusWriter:
@@ -148,8 +147,8 @@ def _live(folder: Path) -> dict[str, Any]:
         "connected": 0,
         "bytes": {"down": 0, "up": 0},
         "exchange": None,
+        "runtimes": {},
     }
-    nothing["runtimes"] = {}
     try:
         left = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
         silent_s = max(0.0, time.time() - (folder / STATUS_FILE).stat().st_mtime)

@@ -11,7 +11,6 @@ A device is served sum_m pi_im softmax(h_m(x)): a mixture of probabilities (publ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +19,7 @@ from coordinator.strategies.base import Fleet, Mixture, Round, State
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
-from edge_client.protocol.task import Array, ClientId, Probe, Schema
+from edge_client.protocol.task import Array, ClientId, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,8 @@ class FedEM(MultiStartSgd):
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, priors = sample_cohort(fleet, self.fraction_train, rng), unpack_by_client(state.extra, "pi")
         uniform = np.full(self.clusters, 1.0 / self.clusters)
-        replies = yield {c: self._question(state.centers, priors.get(c, uniform)) for c in cohort}
+        models, prior = list(state.centers), {c: priors.get(c, uniform).tolist() for c in cohort}
+        replies = yield {c: self.probe(models, "posterior", prior=prior[c]) for c in cohort}
         posteriors = {c: r.posterior for c, r in sorted(replies.items()) if r.posterior is not None}
         centers = state.centers.copy()
         for m in range(self.clusters):
@@ -43,9 +43,8 @@ class FedEM(MultiStartSgd):
             ones = np.ones((len(updates.clients), 1))
             centers[m] = self.server.aggregate(theta[None], updates, ones, updates.n, schema)[0]
         priors |= posteriors
-        return State(
-            centers=centers, assignment=_largest(priors), extra={**state.extra, **pack_by_client("pi", priors)}
-        )
+        largest = {c: int(prior.argmax()) for c, prior in priors.items()}  # for scores; predictions mix
+        return State(centers=centers, assignment=largest, extra={**state.extra, **pack_by_client("pi", priors)})
 
     def predictor(self, state: State, who: ClientId | None) -> Mixture:
         """The device's mixture; the fleet's mean mixture for a device that has none."""
@@ -53,11 +52,3 @@ class FedEM(MultiStartSgd):
         mean = np.mean(list(priors.values()), axis=0) if priors else np.full(self.clusters, 1.0 / self.clusters)
         weights: Array = mean if who is None else priors.get(who, mean)
         return tuple((float(weight), theta) for weight, theta in zip(weights, state.centers, strict=True))
-
-    def _question(self, centers: Array, prior: Array) -> Probe:
-        return self.probe(list(centers), "posterior", prior=prior.tolist())
-
-
-def _largest(priors: Mapping[ClientId, Array]) -> dict[ClientId, int]:
-    """The model with the largest share in each device's mixture, for scores and figures; predictions do not use it."""
-    return {c: int(prior.argmax()) for c, prior in priors.items()}

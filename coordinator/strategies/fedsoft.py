@@ -24,7 +24,7 @@ from coordinator.strategies.common.local_sgd import merge_anchors
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates, pack_by_client, unpack_by_client
-from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Probe, Schema
+from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,9 @@ class FedSoft(MultiStartSgd):
         state = yield from self.separate_starts(state, schema, fleet, rng)
         age, told = int(state.extra.get("age", self.tau)), dict[ClientId, Array]()
         if age >= self.tau:
-            told = self._shares((yield RequireAll({c: self._question(state.centers) for c in sorted(fleet)})))
+            told = self._shares(
+                (yield RequireAll({c: self.probe(list(state.centers), "votes") for c in sorted(fleet)}))
+            )
         shares = unpack_by_client(state.extra, "u") | told
         weights = self._weights(shares, fleet, rng)
         seeds = TaskSeeds.from_rng(rng)
@@ -69,9 +71,6 @@ class FedSoft(MultiStartSgd):
         """The device's last model; for one that never trained the center of its largest share, else the most common."""
         center = state.centers[serving_center(state.assignment, who)]
         return ((1.0, center if who is None else OwnModel(init=center)),)
-
-    def _question(self, centers: Array) -> Probe:
-        return self.probe(list(centers), "votes")
 
     def _shares(self, replies: Replies) -> dict[ClientId, Array]:
         """u_ks = max(votes / n, sigma), [S] per device; it is not normalised again, as in the paper."""

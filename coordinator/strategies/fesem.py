@@ -24,9 +24,8 @@ from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.gram import squared_distances
 from coordinator.clustering.kmeans import centroid_distances, kmeans
 from coordinator.clustering.label_matching import canonical_labels, match_labels
-from coordinator.strategies.base import Fleet, Mixture, Replies, Round, State, StreamingExchange
+from coordinator.strategies.base import Fleet, Replies, Round, State, StreamingExchange
 from coordinator.strategies.common.absent_points import recall_points, remember_points
-from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
@@ -92,10 +91,6 @@ class FeSEM(LocalSgd):
             points = self._points(updates.rows, state, schema)
             extra = remember_points(extra, dict(zip(updates.clients, points, strict=True)), max_age=self.max_age)
         return State(centers=centers, assignment={**state.assignment, **chosen}, extra=extra)
-
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:
-        """The device's center; the most common one for a device that has none."""
-        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
     def _pulls(self, fleet: Fleet) -> dict[ClientId, float]:
         """mu_i = 2 lam n_mean / n_i over the whole fleet; small devices are pulled harder.

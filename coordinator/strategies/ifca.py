@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coordinator.aggregation.centers import one_hot
-from coordinator.strategies.base import Fleet, Mixture, Round, State
-from coordinator.strategies.common.assignment import choose_by_loss, serving_center
+from coordinator.strategies.base import Fleet, Round, State
+from coordinator.strategies.common.assignment import choose_by_loss
 from coordinator.strategies.common.initial_centers import MultiStartSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_choice
 from coordinator.strategies.common.updates import ClientUpdates
-from edge_client.protocol.task import ClientId, Probe, Schema
+from edge_client.protocol.task import Schema
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class IFCA(MultiStartSgd):
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
-        replies = yield {c: self._question(state, seeds.of(c)) for c in cohort}
+        replies = yield {c: self.probe(list(state.centers), "loss", seed=seeds.of(c)) for c in cohort}
         chosen = choose_by_loss(replies, rng)
         if not chosen:
             return state
@@ -48,13 +48,6 @@ class IFCA(MultiStartSgd):
         a = updates.n if self.weights == "samples" else np.ones(len(labels))
         centers = self.server.aggregate(state.centers, updates, one_hot(labels, self.clusters), a, schema)
         return replace(state, centers=centers, assignment={**state.assignment, **chosen})
-
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:
-        """The center that the device chose last; the most common one for a device that never chose."""
-        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
-
-    def _question(self, state: State, seed: int) -> Probe:
-        return self.probe(list(state.centers), "loss", seed=seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,6 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import F64, I64
 
 MAX_DRAWS = 20_000
-Draw = Callable[[int, np.random.Generator], F64]  # rows, rng -> [rows, classes]
 
 
 def dirichlet_shares(rows: int, classes: int, alpha: float, rng: np.random.Generator) -> F64:

@@ -7,14 +7,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
-from emulator.engines.base import Recipe
+from edge_client.training.learner import Learner
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
+
+
+class Recipe(Protocol):
+    """The settings of an engine for one model, small enough to be pickled.
+
+    Each worker process, of this machine or of a cluster, opens a learner of its own. All learners are equal.
+    """
+
+    def open(self) -> Learner:
+        """A learner of this process, on one thread. Raises RuntimeMissing when something is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,12 +11,12 @@ import numpy as np
 from coordinator.strategies.common.center_tree import SplitTree
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Schema
+from emulator.config import TREE_FILE
 from emulator.data.fleet_split import FleetData
 from emulator.reports.pictures import records as pictures
 from emulator.reports.pictures.image_grid import pick_images
 from emulator.run.execute import SimulationResult
 from emulator.run.summary import Record
-from emulator.run_folder import TREE_FILE
 
 
 def write_run(folder: Path, method: str, result: SimulationResult, split: FleetData) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, ServedModels, State
+from coordinator.strategies.base import Fleet, Replies, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.updates import ClientUpdates
@@ -24,11 +24,14 @@ class FedAvg(LocalSgd):
         """One exchange; without replies the center keeps its values."""
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
         replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
-        centers = self._reduce(state.centers, ClientUpdates.from_replies(replies, schema.size), schema)
+        centers = self._reduce(state.centers, self._updates(replies, schema), schema)
         return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:  # noqa: ARG002 - all devices get the same
         return ((1.0, state.centers[0]),)
+
+    def _updates(self, replies: Replies, schema: Schema) -> ClientUpdates:
+        return ClientUpdates.from_replies(replies, schema.size)
 
     def _task(self, center: Flat, seed: int) -> Fit:
         return self.fit(start=center, seed=seed, center=0)

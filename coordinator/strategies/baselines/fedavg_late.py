@@ -7,13 +7,12 @@ no update is late, and this is FedAvg.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from coordinator.strategies.base import Fleet, Round, State, late_replies
+from coordinator.strategies.base import Replies, late_replies
 from coordinator.strategies.baselines.fedavg import FedAvg
-from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
@@ -29,15 +28,10 @@ class FedAvgLate(FedAvg):
         super().__post_init__()
         check_range("late-weight", self.late_weight, low=0.0, high=1.0)
 
-    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
-        """As FedAvg, over the replies and the late updates."""
-        cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
-        replies = yield {c: self._task(state.centers[0], seeds.of(c)) for c in cohort}
+    def _updates(self, replies: Replies, schema: Schema) -> ClientUpdates:
         now, before = (ClientUpdates.from_replies(some, schema.size) for some in (replies, late_replies(replies)))
-        updates = ClientUpdates(
+        return ClientUpdates(
             clients=(*now.clients, *before.clients),
             rows=np.concatenate([now.rows, before.rows]) if before.clients else now.rows,
             n=np.concatenate([now.n, self.late_weight * before.n]),
         )
-        centers = self._reduce(state.centers, updates, schema)
-        return replace(state, centers=centers, assignment=dict.fromkeys(sorted(fleet), 0))

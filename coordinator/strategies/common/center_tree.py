@@ -14,8 +14,7 @@ import numpy as np
 
 from coordinator.aggregation.centers import one_hot
 from coordinator.clustering.cosine_kmeans import assign_by_cosine, unit_means
-from coordinator.strategies.base import Exchange, Fleet, Mixture, Replies, RequireAll, Round, State
-from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.base import Exchange, Fleet, Replies, RequireAll, Round, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import reset_velocity
 from coordinator.strategies.common.representation import REPRESENTATIONS, represent
@@ -118,10 +117,6 @@ class TreeOfCenters(LocalSgd):
         labels = np.array([grown.assignment[c] for c in updates.clients], dtype=np.int64)
         centers = self.server.aggregate(grown.centers, updates, one_hot(labels, len(grown.centers)), updates.n, schema)
         return replace(grown, centers=centers)
-
-    def predictor(self, state: State, who: ClientId | None) -> Mixture:
-        """The device's leaf; the most common one for a device that has none."""
-        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
     def _needs_whole_fleet(self, state: State) -> bool:  # noqa: ARG002
         """Whether the whole fleet trains in this round, and not a cohort."""

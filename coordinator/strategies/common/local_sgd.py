@@ -9,11 +9,12 @@ from typing import Literal
 
 import numpy as np
 
-from coordinator.strategies.base import ServingOptions
+from coordinator.strategies.base import ServedModels, ServingOptions, State
+from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import LABEL_PRIORS, Array, Fit, Flat, Probe
+from edge_client.protocol.task import LABEL_PRIORS, Array, ClientId, Fit, Flat, Probe
 
 MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD ends farther from the anchor than it began
 BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistics a device evaluates with
@@ -57,6 +58,10 @@ class LocalSgd:
     def serving(self) -> ServingOptions:
         """How devices evaluate models, in probes and when served."""
         return {"buffers": BUFFER_SOURCES[self.batch_norm], "label_prior": self.label_prior}
+
+    def predictor(self, state: State, who: ClientId | None) -> ServedModels:
+        """The center of the device; the most common one for a device that has none."""
+        return ((1.0, state.centers[serving_center(state.assignment, who)]),)
 
     def fit(  # noqa: PLR0913 - a task has these fields
         self,

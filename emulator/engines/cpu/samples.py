@@ -79,11 +79,6 @@ class SampleCache:
             self._forget(next(iter(self._kept)))
         return self._kept[key][1]
 
-    @property
-    def held_bytes(self) -> int:
-        """What is kept now."""
-        return self._bytes
-
     def _forget(self, key: int) -> None:
         _, held = self._kept.pop(key)
         self._bytes -= held.nbytes

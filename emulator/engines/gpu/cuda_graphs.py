@@ -58,11 +58,6 @@ def graph_recipe(model: Model, *, device: str = "cuda", dtype: str = "float32", 
     return GraphRecipe(model=model, device=device, dtype=dtype, lanes=lanes)
 
 
-def run_unrecorded(run: Run) -> Run:
-    """Each call runs the step itself."""
-    return run
-
-
 def record_graph(run: Run) -> Run:
     """The kernels of `run` on the current stream as one graph; a call replays them on the stream that is then current.
 

@@ -94,7 +94,7 @@ def test_a_new_device_walks_down_the_tree_before_it_trains_with_the_others() -> 
 def test_a_new_device_that_falls_silent_on_the_way_has_no_center_yet() -> None:
     after = one_round(grown(), {**GROUP, "new": 3}, silent=["new"])
     assert "new" not in after.assignment
-    assert METHOD.predictor(after, "new")[0][1].shape == (SIZE,)
+    assert np.asarray(METHOD.predictor(after, "new")[0][1]).shape == (SIZE,)
 
 
 def test_leaves_with_other_numbers_lead_new_devices_to_the_same_models() -> None:

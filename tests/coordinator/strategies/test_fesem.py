@@ -119,7 +119,7 @@ def test_a_device_that_misses_a_round_keeps_its_center() -> None:
 
 def test_a_device_without_a_center_is_served_the_most_common_one() -> None:
     state = settled(np.arange(3.0)[:, None] * np.ones(schema().size), {"a": 1, "b": 1, "c": 0})
-    assert [METHOD.predictor(state, who)[0][1][0] for who in (None, "new", "c")] == [1.0, 1.0, 0.0]
+    assert [np.asarray(METHOD.predictor(state, who)[0][1])[0] for who in (None, "new", "c")] == [1.0, 1.0, 0.0]
 
 
 def test_the_classifier_alone_decides_unless_all_parameters_are_asked_for() -> None:

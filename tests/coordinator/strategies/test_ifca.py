@@ -71,7 +71,7 @@ def test_known_groups_are_recovered_and_kept() -> None:
 
 def test_a_device_that_never_chose_is_served_the_most_common_center() -> None:
     method, state = IFCA(clusters=3), State(centers=FAR, assignment={"a": 1, "b": 1, "c": 0})
-    assert [method.predictor(state, who)[0][1][0] for who in (None, "new", "c")] == [10.0, 10.0, 0.0]
+    assert [np.asarray(method.predictor(state, who)[0][1])[0] for who in (None, "new", "c")] == [10.0, 10.0, 0.0]
 
 
 @pytest.mark.parametrize("wrong", [{"clusters": 0}, {"clusters": 17}, {"weights": "x"}])
