@@ -21,8 +21,8 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import make_job
 from edge_client.training.learner import Learner, TrainingJob
+from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.engines.engine_spec import Recipe
 from emulator.engines.gpu.cuda_graphs import graph_recipe
 from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import vector_of

@@ -7,24 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
-from edge_client.training.learner import Learner
+from emulator.engines.base import Recipe
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
-
-
-class Recipe(Protocol):
-    """The settings of an engine for one model, small enough to be pickled.
-
-    Each worker process, of this machine or of a cluster, opens a learner of its own. All learners are equal.
-    """
-
-    def open(self) -> Learner:
-        """A learner of this process, on one thread. Raises RuntimeMissing when something is not installed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from coordinator.models.registry import Model
 from edge_client.engines.base import ENGINES as RUNTIMES
 from edge_client.errors import UsageError
 from emulator.engines.autotune import candidates, choose_engine
+from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.device_runtime import RuntimeRecipe
-from emulator.engines.engine_spec import Recipe
 from emulator.engines.gpu.cuda_graphs import graph_recipe
 from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import compile_program

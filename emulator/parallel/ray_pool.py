@@ -24,8 +24,8 @@ from edge_client.errors import FedcentersError, NetworkError, RuntimeMissing
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Reply, Task
 from edge_client.training.learner import Learner
+from emulator.engines.base import Recipe
 from emulator.engines.device_runtime import RuntimeRecipe
-from emulator.engines.engine_spec import Recipe
 from emulator.simulation.virtual_network import EmulatedDevices, no_rounding
 
 TASK_RETRIES = 3  # of a unit whose machine or process was lost

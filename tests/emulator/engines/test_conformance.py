@@ -18,8 +18,8 @@ from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import Array, Fit, Flat
 from edge_client.training.fit_probe import make_job
 from edge_client.training.learner import EngineLearner, Learner, TrainedModel, TrainingJob
+from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.engines.engine_spec import Recipe
 from emulator.engines.gpu.stacked import stacked_recipe
 from export.compiler.program import vector_of
 from export.compiler.program_functions import vocabulary_size

@@ -27,7 +27,8 @@ from edge_client.protocol.task import OWN_MODEL, Fit, Flat, OwnModel, Probe, Rep
 from emulator.data import registry
 from emulator.data.fleet_split import FleetData
 from emulator.data.partition_schemes import parse_scheme
-from emulator.engines.engine_spec import EngineSpec, Recipe
+from emulator.engines.base import Recipe
+from emulator.engines.engine_spec import EngineSpec
 from emulator.parallel.process_pool import WorkerPool, balance, open_pool
 from emulator.run.execute import run_simulation
 from emulator.run.settings import RunSettings
