@@ -42,12 +42,16 @@ Event = Mapping[str, Any]
 
 
 def publish_centers(
-    outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram
+    outcomes: Sequence[RunResult], config: CoordinatorConfig, store: Store, prepared: CompiledProgram, *, unix_ms: int
 ) -> tuple[Catalog, Manifest, list[Event]]:
-    """-> the catalog, its signed manifest, and its events (none when it was made before a restart)."""
+    """-> the catalog, its signed manifest, and its events (none when it was made before a restart).
+
+    `unix_ms` is the wall time that the events bear.
+    """
     known, events = store.facts.get(CATALOG_FACT), list[Event]()
     if known is None:
         catalog, events = _make_catalog(outcomes, config, store, prepared)
+        events = [{**event, "unix_ms": unix_ms} for event in events]
         known = store.blobs.put(catalog.to_bytes())
         store.facts.put(CATALOG_FACT, known, events)
     # The signing key may have changed since the catalog was made.

@@ -37,6 +37,8 @@ class DashboardView:
         self._engine: list[str] = []
         self._samples: list[int] = []
         self._state: list[int] = []
+        self._heard: list[int] = []  # unix time in seconds; 0: not heard since the coordinator started
+        self._refusals: list[int] = []
         self._refused: dict[ClientId, list[dict[str, Any]]] = {}
         self._late: frozenset[ClientId] = frozenset()
         self._closed: tuple[str, int, int] | None = None
@@ -86,6 +88,11 @@ class DashboardView:
                 changed.setdefault(code, []).append(number)
         if changed:
             messages.append(("fleet", {"states": [[code, numbers] for code, numbers in sorted(changed.items())]}))
+        heard = [[self.devices[c], ms // 1000] for c, ms in status["heard"].items() if c in self.devices]
+        if newer := [[number, at] for number, at in heard if at != self._heard[number]]:
+            for number, at in newer:
+                self._heard[number] = at
+            messages.append(("fleet", {"heard": newer}))
         if {**now, "unix_ms": 0} != {**self.now, "unix_ms": 0}:
             messages.append(("now", now))
         self.now = now
@@ -103,13 +110,28 @@ class DashboardView:
         known["assignment"] = {c: center for c, center in event["assignment"].items() if c in here}
         known["per_device"] = {c: accuracy for c, accuracy in event["per_device"].items() if c in here}
         line = history.add(known, self.devices)
-        for cid, reason in event.get("refused", {}).items():
-            if cid in here:
-                past = self._refused.setdefault(cid, [])
-                past.append({"run": event["run"], "round": event["round"], "reason": str(reason)[:300]})
-                del past[:-20]
+        messages.append(("round", {**self._newest(history), "line": line}))
+        return messages + self._refuse({c: why for c, why in event.get("refused", {}).items() if c in here}, event)
+
+    def _newest(self, history: RunHistory) -> dict[str, Any]:
+        """What a page knows of a run beside its lines: the newest center, accuracy and loss of each device."""
         about = {"run": history.name, "method": history.method, "of": history.of}
-        return [*messages, ("round", {**about, "line": line, "centers": history.centers(len(self.devices))})]
+        return about | history.newest(len(self.devices))
+
+    def _refuse(self, refused: Mapping[ClientId, str], event: RoundRecord) -> Messages:
+        """Count the replies of a round that did not count, and log them."""
+        if not refused:
+            return []
+        for cid, reason in refused.items():
+            self._refusals[self.devices[cid]] += 1
+            past = self._refused.setdefault(cid, [])
+            past.append({"run": event["run"], "round": event["round"], "reason": str(reason)[:300]})
+            del past[:-20]
+        counts = [[self.devices[cid], self._refusals[self.devices[cid]]] for cid in refused]
+        first, why = next(iter(refused.items()))
+        line = {"event": "refused", "run": event["run"], "round": event["round"], "count": len(refused)}
+        line |= {"device": first, "reason": str(why)[:200]}
+        return [("fleet", {"refusals": counts}), ("event", self._log(line))]
 
     def _log(self, line: dict[str, Any]) -> dict[str, Any]:
         """Add a line to the log; devices that join one after another share one line."""
@@ -124,10 +146,13 @@ class DashboardView:
         kind = event["event"]
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
+            self.facts |= {"rounds": event.get("rounds", {}), "began": self.facts.get("began", event.get("unix_ms"))}
         elif kind == "program":
             self.facts["model"] = event["model"]
-        elif kind in ("bundle", "done"):
-            self.facts[kind] = True
+        elif kind == "bundle":
+            self.facts |= {"bundle": True, "served": event.get("run")}
+        elif kind == "done":
+            self.facts |= {"done": True, "ended": event.get("unix_ms")}
         return [("facts", dict(self.facts))]
 
     def _add_devices(self, cids: Iterable[ClientId]) -> Messages:
@@ -139,6 +164,8 @@ class DashboardView:
             self._engine.append("")
             self._samples.append(0)
             self._state.append(_NUMBER["away"])
+            self._heard.append(0)
+            self._refusals.append(0)
         return [("fleet", {"new": new})] if new else []
 
     def _exchange(self, exchange: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
@@ -159,17 +186,10 @@ class DashboardView:
                 "engine": self._engine,
                 "samples": self._samples,
                 "state": self._state,
+                "heard": self._heard,
+                "refusals": self._refusals,
             },
-            "runs": [
-                {
-                    "run": one.name,
-                    "method": one.method,
-                    "of": one.of,
-                    "lines": list(one.lines),
-                    "centers": one.centers(len(self.devices)),
-                }
-                for one in self.histories.values()
-            ],
+            "runs": [{**self._newest(one), "lines": list(one.lines)} for one in self.histories.values()],
             "events": list(self.events),
         }
 

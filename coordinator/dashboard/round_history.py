@@ -33,6 +33,7 @@ class RunHistory:
         self.lines: deque[dict[str, Any]] = deque()
         self._centers: deque[Centers] = deque()
         self._accuracies: deque[NDArray[np.float32]] = deque()
+        self._tested: dict[str, dict[int, float]] = {"accuracy": {}, "loss": {}}  # by device, of its newest test
 
     def add(self, event: RoundRecord, numbers: Mapping[str, int]) -> dict[str, Any]:
         """A `round` event -> its line. `numbers` has every device that the event names."""
@@ -42,6 +43,8 @@ class RunHistory:
         accuracies = np.full(len(numbers), np.nan, np.float32)
         for cid, accuracy in event["per_device"].items():
             accuracies[numbers[cid]] = accuracy
+        for name, told in (("accuracy", event["per_device"]), ("loss", event.get("loss_per_device", {}))):
+            self._tested[name] |= {numbers[cid]: round(value, 4) for cid, value in told.items() if cid in numbers}
         line: dict[str, Any] = {key: value for key, value in event.items() if key in COPIED_FIELDS}
         line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
         line["moved"] = self._moved(centers)
@@ -66,6 +69,11 @@ class RunHistory:
         """The newest center of each of `count` devices; NO_CENTER without one."""
         newest = self._centers[-1].tolist() if self._centers else []
         return [*newest, *[NO_CENTER] * (count - len(newest))]
+
+    def newest(self, count: int) -> dict[str, list[Any]]:
+        """The newest center, accuracy and loss of each of `count` devices; None for a value that is not known."""
+        tested = {name: [known.get(i) for i in range(count)] for name, known in self._tested.items()}
+        return {"centers": self.centers(count), **tested}
 
     def of_device(self, number: int) -> list[dict[str, Any]]:
         """The center and the accuracy of a device in each round; None where it had none."""

@@ -31,7 +31,8 @@ class FleetAverage:
 class RoundReport:
     """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any.
 
-    `loss` and `loss_per_center` average the mean loss on the same samples over the devices that reported it.
+    `loss_per_device` is the mean loss on the same samples, of the devices that reported one; `loss` and
+    `loss_per_center` average it.
     """
 
     accuracy: FleetAverage
@@ -40,6 +41,7 @@ class RoundReport:
     per_center: tuple[float | None, ...]
     assignment: Mapping[ClientId, int]
     loss: FleetAverage
+    loss_per_device: Mapping[ClientId, float]
     loss_per_center: tuple[float | None, ...]
 
 
@@ -64,6 +66,7 @@ def make_report(
         per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
         assignment=dict(sorted(assignment.items())),
         loss=_average(told[knows], n[knows]),
+        loss_per_device={c: float(x) for c, x, known in zip(clients, told, knows, strict=True) if known},
         loss_per_center=tuple(
             _average(told[knows & (center == k)], n[knows & (center == k)]).micro for k in range(n_centers)
         ),

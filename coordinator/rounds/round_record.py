@@ -55,6 +55,7 @@ class RoundRecord(_Measured, total=False):
     """One line of metrics.jsonl; the fields of this class are absent where they do not apply."""
 
     loss: AverageRecord  # absent when no device reported its loss
+    loss_per_device: Mapping[ClientId, float]
     loss_per_center: Sequence[float | None]
     local_steps: int  # SGD steps of all devices; a driver that counts them
     answered: float | None  # share of the asked devices that replied in time; an emulated fleet
@@ -86,13 +87,14 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
         "per_device": dict(report.per_device),
         "per_center": list(report.per_center),
         "loss": _average(report.loss),
+        "loss_per_device": dict(report.loss_per_device),
         "loss_per_center": list(report.loss_per_center),
         "assignment": dict(report.assignment),
         "bytes": {"down": bytes_down, "up": bytes_up},
         "seconds": seconds,
     }
     if report.loss.micro is None:
-        del record["loss"], record["loss_per_center"]
+        del record["loss"], record["loss_per_device"], record["loss_per_center"]
     if local_steps is not None:
         record["local_steps"] = local_steps
     return record

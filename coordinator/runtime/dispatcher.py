@@ -85,6 +85,8 @@ class Dispatcher:
             self._on_request(route.cid, route, message.payload)
         elif route.kind == "in" and route.index is not None:
             self.exchange.on_block(route.cid, route.label, route.index, message.payload)
+        if route.cid is not None and not message.retained:
+            self.fleet.mark_heard(route.cid, self._clock.unix_ms())
 
     def _on_presence(self, said: Envelope) -> None:
         cid = said.cid

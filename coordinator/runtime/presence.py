@@ -44,6 +44,7 @@ class FleetPresence:
     limit: int
     devices: dict[ClientId, DevicePresence] = field(default_factory=dict)
     rejected: int = 0
+    heard: dict[ClientId, int] = field(default_factory=dict)  # unix time in ms of the last message of each device
 
     def update(self, cid: ClientId, message: Mapping[str, Any]) -> bool:
         """Apply one `st`; -> whether it changed anything. The will of an earlier connection changes nothing."""
@@ -59,6 +60,11 @@ class FleetPresence:
             heard = replace(known, state=message["s"])
         self.devices[cid] = heard
         return heard != known
+
+    def mark_heard(self, cid: ClientId, unix_ms: int) -> None:
+        """Remember when a known device last sent a message; the will of a lost device comes from the broker."""
+        if cid in self.devices and self.devices[cid].state != "lost":
+            self.heard[cid] = unix_ms
 
     def online(self) -> list[ClientId]:
         return sorted(cid for cid, device in self.devices.items() if device.is_online)

@@ -75,7 +75,7 @@ class Server:
         self.session: BrokerSession | None = None
         self._config, self._store, self._clock, self._dial, self._observe = config, store, clock, dial, observe
         self._key = open_signing_key(config.signing_key_folder)
-        self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch)
+        self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
         self._controls = Controls()
         self._began_s = clock.now_s()
 
@@ -176,7 +176,8 @@ class Server:
 
     def _serve(self, session: BrokerSession) -> None:
         config, epoch = self._config, session.sender.epoch
-        self._event_log.write("start", epoch=epoch, federation=config.federation, unix_ms=self._clock.unix_ms())
+        rounds = {run.name: run.rounds for run in config.runs}
+        self._event_log.write("start", epoch=epoch, federation=config.federation, rounds=rounds)
         session.status.write("compiling")
         prepared = self._prepare(session)
         session.status.write("waiting for devices")
@@ -265,12 +266,15 @@ class Server:
 
     def _publish(self, session: BrokerSession, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
         """Publish the centers, then log that they are published."""
-        catalog, manifest, events = publish_centers(outcomes, self._config, self._store, prepared)
+        catalog, manifest, events = publish_centers(
+            outcomes, self._config, self._store, prepared, unix_ms=self._clock.unix_ms()
+        )
         session.dispatcher.catalog.publish(catalog, manifest, prepared.program.schema)
         for event in events:
             self._event_log.append_stored(event)
         if self._store.facts.get("done") is None:
-            done = {"event": "done", "seconds": round(self._clock.now_s() - self._began_s, 3)}
+            seconds = round(self._clock.now_s() - self._began_s, 3)
+            done = {"event": "done", "unix_ms": self._clock.unix_ms(), "seconds": seconds}
             self._store.facts.put("done", "yes", [done])
             self._event_log.append_stored(done)
 

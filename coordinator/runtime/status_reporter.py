@@ -54,7 +54,7 @@ class StatusReporter:
         presence = {cid: device.state for cid, device in self._dispatcher.fleet.devices.items()}
         names = self._store.states.run_names()
         run = {"phase": self._phase, "paused": self._is_paused(), "presence": presence, "names": names}
-        self._observe({**self._numbers(), **run})
+        self._observe({**self._numbers(), **run, "heard": self._dispatcher.fleet.heard})
 
     def _numbers(self) -> dict[str, Any]:
         live, fleet = self._dispatcher.exchange.live, self._dispatcher.fleet

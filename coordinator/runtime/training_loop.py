@@ -133,7 +133,7 @@ class RunTrainer:
         events: list[Mapping[str, Any]] = [record]
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
-            events.append({"event": "run-done", **last, "rounds": run.rounds})
+            events.append({"event": "run-done", "unix_ms": self.event_log.unix_ms(), **last, "rounds": run.rounds})
         self.store.states.put(run_id, number, after, events)
         for event in events:
             self.event_log.append_stored(event)

@@ -37,16 +37,25 @@ class EventStore:
 
 
 class EventLog:
-    """Copies the events of `store` to the file `path`, and passes each new event to `watch`."""
+    """Copies the events of `store` to the file `path`, and passes each new event to `watch`.
 
-    def __init__(self, path: Path, store: EventStore, watch: Callable[[Mapping[str, Any]], None]) -> None:
-        self._path, self._store, self._watch = path, store, watch
+    `unix_ms` gives the wall time of the events that `write` makes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        store: EventStore,
+        watch: Callable[[Mapping[str, Any]], None],
+        unix_ms: Callable[[], int],
+    ) -> None:
+        self._path, self._store, self._watch, self.unix_ms = path, store, watch, unix_ms
         self._lines = _whole_lines(path)
         self.catch_up()
 
     def write(self, event: str, **fields: Any) -> None:  # noqa: ANN401 - JSON values
         """Store one event, copy it to the file and pass it on."""
-        record = {"event": event, **fields}
+        record = {"event": event, "unix_ms": self.unix_ms(), **fields}
         self._store.put(record)
         self.append_stored(record)
 

@@ -129,7 +129,12 @@ def test_a_real_run_is_shown_and_steered(tmp_path: Path, mosquitto: Broker, visi
         assert page.locator("#t-centers-more").get_attribute("data-value")
         assert visited.shot("desktop").stat().st_size > 50_000
 
-        page.get_by_role("link", name="device-03").click()
+        worst = page.locator("#devices tbody tr").first.locator("td").nth(2)
+        expect(worst).to_have_text(f"{100 * min(rounds[-1]['per_device'].values()):.1f} %")
+        assert all(line["unix_ms"] > 0 for line in jsonl(scene.folder / "metrics.jsonl") if line["event"] != "round")
+        expect(page.locator("#tiles small").first).to_contain_text("seen ")
+        expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+        page.locator("#devices").get_by_role("link", name="device-03").click()
         expect(page.get_by_role("heading", name="device-03")).to_be_visible()
         assert page.locator(".bars .number").count() == SETTINGS["clusters"]
         strip = [span.inner_text() for span in page.locator(".strip span").all()]

@@ -60,7 +60,7 @@ class WiredCoordinator:
             sender=self.sender,
             downloads=downloads,
             fleet=FleetPresence(LIMIT),
-            event_log=EventLog(folder / "metrics.jsonl", self.store.events, lambda _: None),
+            event_log=EventLog(folder / "metrics.jsonl", self.store.events, lambda _: None, clock.unix_ms),
         )
         if not self.store.states.enrolled():
             self.store.states.enrol(dict.fromkeys(DEVICES, (SAMPLES, "onnx")))

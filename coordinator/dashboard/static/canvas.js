@@ -117,71 +117,57 @@ export class Map2D {
   }
 }
 
-// One square per device, coloured by its state.
+const ABSENT = ["away", "sleeping"], TROUBLED = ["late", "rejected"];
+
+// One square per device of a large fleet, coloured by its center: pale when the device is absent, framed when it is late or
+// rejected.
 export class Fleet {
   constructor(canvas, open) {
     this.canvas = canvas;
     const at = (event) => {
-      if (!this.fleet) return "";
+      if (!this.ids) return -1;
       const box = canvas.getBoundingClientRect();
-      const column = Math.floor((event.clientX - box.left) / this.step), row = Math.floor((event.clientY - box.top) / this.row);
-      return column >= 0 && column < this.columns ? this.fleet.ids[this.order[row * this.columns + column]] ?? "" : "";
+      const column = Math.floor((event.clientX - box.left) / this.step), row = Math.floor((event.clientY - box.top) / this.step);
+      return column >= 0 && column < this.columns ? this.order[row * this.columns + column] ?? -1 : -1;
     };
     canvas.addEventListener("pointermove", (event) => {
-      const id = at(event);
-      canvas.style.cursor = id ? "pointer" : "";
-      showTip(id && `${id}: ${this.states[this.fleet.state[this.fleet.ids.indexOf(id)]]}`, event.clientX, event.clientY);
+      const i = at(event);
+      canvas.style.cursor = i >= 0 ? "pointer" : "";
+      showTip(i >= 0 ? this.words(i) : "", event.clientX, event.clientY);
     });
     canvas.addEventListener("pointerleave", () => showTip(""));
-    canvas.addEventListener("click", (event) => { const id = at(event); if (id) { showTip(""); open(id); } });
+    canvas.addEventListener("click", (event) => { const i = at(event); if (i >= 0) { showTip(""); open(this.ids[i]); } });
   }
 
-  draw(fleet, order, states) {
-    Object.assign(this, { fleet, order, states });
+  draw({ ids, state: codes }, order, states, centerOf, words) {
     const { context, width, height } = fitCanvas(this.canvas);
-    const n = fleet.ids.length;
+    const n = ids.length;
+    Object.assign(this, { ids, order, words });
     if (!n || !width) return;
-    if (n <= 48 && width / 2 > 110) { this.named(context, width, height); return; }
     let step = Math.min(46, Math.sqrt((width * height) / n));
     while (step > 2 && Math.ceil(n / Math.floor(width / step)) * step > height) step -= 0.25;
-    this.step = this.row = step;
+    this.step = step;
     this.columns = Math.floor(width / step);
     const gap = step > 14 ? 4 : step > 6 ? 1.5 : 0.6, side = step - gap;
-    const groups = states.map(() => new Path2D());
-    for (let i = 0; i < n; i += 1) {
-      const x = (i % this.columns) * step, y = Math.floor(i / this.columns) * step;
-      const path = groups[fleet.state[order[i]]];
-      if (side > 10) path.roundRect(x, y, side, side, 5); else path.rect(x, y, side, side);
+    const groups = new Map(); // [fill, pale] -> path
+    const frames = new Path2D();
+    order.forEach((i, at) => {
+      const x = (at % this.columns) * step, y = Math.floor(at / this.columns) * step;
+      const name = states[codes[i]], pale = ABSENT.includes(name);
+      const look = `${centerColour(centerOf(i))} ${pale}`;
+      if (!groups.has(look)) groups.set(look, { fill: centerColour(centerOf(i)), pale, path: new Path2D() });
+      groups.get(look).path.rect(x, y, side, side);
+      if (TROUBLED.includes(name)) frames.rect(x + 0.5, y + 0.5, side - 1, side - 1);
+    });
+    for (const { fill, pale, path } of groups.values()) {
+      context.globalAlpha = pale ? 0.35 : 1;
+      context.fillStyle = cssColour(fill);
+      context.fill(path);
     }
-    states.forEach((state, code) => {
-      context.fillStyle = cssColour(`var(--${state})`);
-      context.fill(groups[code]);
-    });
-  }
-
-  named(context, width, height) { // a small fleet: each device with its name
-    const n = this.order.length;
-    this.columns = Math.max(1, Math.min(Math.floor(width / 112), Math.ceil(n / 6)));
-    this.step = width / this.columns;
-    this.row = Math.min(49, height / Math.ceil(n / this.columns));
-    const side = Math.min(32, this.row - 6), said = this.row >= 34; // whether there is room for the state's name
-    context.textAlign = "left";
-    context.textBaseline = "middle";
-    this.order.forEach((at, i) => {
-      const x = (i % this.columns) * this.step, y = Math.floor(i / this.columns) * this.row, middle = y + this.row / 2;
-      const state = this.states[this.fleet.state[at]], room = Math.floor((this.step - side - 14) / 7);
-      context.fillStyle = cssColour(`var(--${state})`);
-      context.beginPath();
-      context.roundRect(x, middle - side / 2, side, side, 7);
-      context.fill();
-      context.font = "600 12.5px system-ui, sans-serif";
-      context.fillStyle = cssColour("var(--ink)");
-      context.fillText(truncate(this.fleet.ids[at], room), x + side + 9, middle - (said ? 7 : 0));
-      if (!said) return;
-      context.font = "12px system-ui, sans-serif";
-      context.fillStyle = cssColour("var(--quiet)");
-      context.fillText(state, x + side + 9, middle + 9);
-    });
+    context.globalAlpha = 1;
+    context.lineWidth = step > 6 ? 2 : 1;
+    context.strokeStyle = cssColour("var(--danger)");
+    context.stroke(frames);
   }
 }
 

@@ -21,8 +21,8 @@ function ticks(low, high, count) {
   return out;
 }
 
-// series: [{name, colour, dashed, values: [[round, y|null], ...]}]; the axis begins at `from` and ends at `to` at the latest
-export function lines(node, { series, label, format, axis = format, from = null, to = null, empty }) {
+// series: [{name, colour, dashed, thick, mark: [round, words], values: [[round, y|null], ...]}]; the axis begins at `from` and ends at `to` at the latest
+export function lines(node, { series, label, format, axis = format, from = null, to = null, right = 58, empty }) {
   const drawn = series.map((one) => ({ ...one, values: thin(one.values) }));
   const points = drawn.flatMap((one) => one.values).filter(([, y]) => y !== null && y !== undefined);
   if (!points.length) { showEmpty(node, empty); return; }
@@ -32,7 +32,8 @@ export function lines(node, { series, label, format, axis = format, from = null,
   high = Math.min(to ?? Infinity, high + (high - low) * 0.08);
   if (from === null) low -= (high - low) * 0.05;
   if (high - low < 1e-9) { low -= Math.abs(low) * 0.1 || 0.1; high += Math.abs(high) * 0.1 || 0.1; }
-  const frame = drawFrame(node, rounds, low, high, axis, 58);
+  const frame = drawFrame(node, rounds, low, high, axis, right);
+  if (!frame) return;
   for (const one of drawn) {
     let path = "", pen = "M";
     for (const [x, y] of one.values) {
@@ -40,15 +41,23 @@ export function lines(node, { series, label, format, axis = format, from = null,
       path += `${pen}${frame.x(x).toFixed(1)} ${frame.y(y).toFixed(1)}`;
       pen = "L";
     }
-    frame.root.append(svg("path", { d: path, class: "line", stroke: one.colour, "stroke-dasharray": one.dashed ? "5 4" : null }));
+    frame.root.append(svg("path", { d: path, class: one.thick ? "line thick" : "line", stroke: one.colour, "stroke-dasharray": one.dashed ? "5 4" : null }));
     if (one.values.length === 1 && one.values[0][1] != null) frame.root.append(svg("circle", { cx: frame.x(one.values[0][0]), cy: frame.y(one.values[0][1]), r: 3, fill: one.colour }));
   }
-  endNames(frame, drawn);
+  endNames(frame, drawn, right);
+  for (const { mark, colour, values } of drawn) if (mark) drawMark(frame, mark, values.find(([x]) => x === mark[0])?.[1], colour);
   const table = new Map(rounds.map((x) => [x, drawn.map((one) => [one, one.values.find(([r]) => r === x)?.[1]])]));
   addReadout(node, frame, rounds, label, (x) => table.get(x).filter(([, y]) => y != null).map(([one, y]) => `${one.name} ${format(y)}`).join(", "));
 }
 
-function endNames(frame, drawn) { // at the right end of each line, moved apart
+function drawMark(frame, [round, words], y, colour) { // a ring at one round, with its words below
+  if (y == null) return;
+  const x = frame.x(round), left = x > frame.width / 2;
+  frame.root.append(svg("circle", { class: "mark", cx: x, cy: frame.y(y), r: 6, stroke: colour }),
+    svg("text", { class: "mark-words", x: x + (left ? 6 : -6), y: frame.y(y) + 24, "text-anchor": left ? "end" : "start" }, words));
+}
+
+function endNames(frame, drawn, right) { // at the right end of each line, moved apart
   const ends = drawn.map((one) => {
     const end = one.values.findLast(([, y]) => y !== null && y !== undefined);
     return end && { one, y: frame.y(end[1]) };
@@ -56,7 +65,7 @@ function endNames(frame, drawn) { // at the right end of each line, moved apart
   if (ends.length > 10) return;
   ends.forEach((end, i) => { if (i && end.y < ends[i - 1].y + 12) end.y = ends[i - 1].y + 12; });
   const over = ends.length ? Math.max(0, ends.at(-1).y - (frame.height - BOTTOM)) : 0;
-  for (const { one, y } of ends) frame.root.append(svg("text", { x: frame.width - 52, y: y + 4 - over, class: "end", css: { fill: one.colour } }, one.short ?? one.name));
+  for (const { one, y } of ends) frame.root.append(svg("text", { x: frame.width - right + 8, y: y + 4 - over, class: "end", css: { fill: one.colour } }, one.short ?? one.name));
 }
 
 // stacks: [{name, colour, values: [[round, y], ...]}], stacked on each other
@@ -66,6 +75,7 @@ export function bars(node, { stacks, label, format, axis = format, empty }) {
   if (!rounds.length) { showEmpty(node, empty); return; }
   const sums = rounds.map((_, i) => drawn.reduce((sum, one) => sum + one.values[i][1], 0));
   const frame = drawFrame(node, rounds, 0, Math.max(...sums) || 1, axis, RIGHT);
+  if (!frame) return;
   const gap = (frame.width - LEFT - RIGHT) / Math.max(rounds.length, 4);
   const wide = Math.max(1, Math.min(34, gap * 0.72));
   const place = (i) => (rounds.length === 1 ? frame.x(rounds[0]) : LEFT + wide / 2 + ((frame.width - LEFT - RIGHT - wide) * i) / (rounds.length - 1));
@@ -89,6 +99,7 @@ function showEmpty(node, words) {
 
 function drawFrame(node, rounds, low, high, format, right) {
   const { width, height } = node.getBoundingClientRect();
+  if (!width) return null; // its section is folded
   const first = rounds[0], span = Math.max(1, rounds.at(-1) - first);
   const x = (round) => LEFT + ((width - LEFT - right) * (round - first)) / span;
   const y = (value) => height - BOTTOM - ((height - TOP - BOTTOM) * (value - low)) / (high - low);

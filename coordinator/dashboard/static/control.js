@@ -2,11 +2,12 @@
 
 import { ask, byId, setText } from "./dom.js";
 import { forgetToken, hasControl, keepToken, Refused, sendCommand } from "./remote.js";
-import { state } from "./state.js";
+import { isDone, state } from "./state.js";
 
-const ENDED = ["stopped"];
+const TRAINED = ["exporting", "serving", "stopped"]; // phases without a further exchange: nothing can be paused
 
-export function notice(words) {
+export function notice(words) { // not a warning where all is done
+  byId("notice").classList.toggle("plain", isDone());
   setText("notice", words);
   byId("notice").hidden = !words;
 }
@@ -49,17 +50,23 @@ export async function askToken(kind, words) {
 
 export function show() {
   const { phase, paused, exchange } = state.now;
-  const may = hasControl() && state.alive && !ENDED.includes(phase);
+  const may = hasControl() && state.alive && phase !== "stopped";
+  const trains = !isDone() && !TRAINED.includes(phase);
   byId("pause").textContent = paused ? "Resume" : "Pause";
   byId("pause").disabled = !may;
   byId("close").disabled = !may || !exchange || exchange.closed;
   byId("stop").disabled = !may;
   byId("unlock").hidden = hasControl() || !state.alive;
-  for (const id of ["pause", "close", "stop"]) byId(id).hidden = !hasControl();
+  for (const id of ["pause", "close"]) byId(id).hidden = !hasControl() || !trains;
+  byId("stop").hidden = byId("more").hidden = !hasControl() || (isDone() && !state.alive);
 }
 
 export function begin() {
   byId("pause").onclick = () => send({ do: state.now.paused ? "resume" : "pause" });
+  byId("more").onclick = () => {
+    const open = byId("controls").classList.toggle("open");
+    byId("more").setAttribute("aria-expanded", String(open));
+  };
   byId("close").onclick = closeRound;
   byId("stop").onclick = stop;
   byId("unlock").onclick = () => askToken("control", "The link that the coordinator printed holds the control token after #control=. Or enter it here.");

@@ -7,9 +7,11 @@ import { byId, centerColour, el, setText } from "./dom.js";
 import * as overview from "./overview.js";
 import { showDevice, showFiles, showJoin } from "./panels.js";
 import { fetchJson, Refused, stream } from "./remote.js";
-import { applyEvent, deviceOrder, state } from "./state.js";
+import * as devices from "./devices.js";
+import { applyEvent, endStream, state } from "./state.js";
 
 const TABLE_MS = 500; // between two redraws of the table of devices
+const TICK_MS = 1000; // between two readings of the clock, for elapsed times
 const open = (id) => { location.hash = `#device/${encodeURIComponent(id)}`; };
 const map = new Map2D(byId("map"), open), fleet = new Fleet(byId("fleet"), open);
 const dirty = new Set();
@@ -21,7 +23,7 @@ function redraw(...parts) {
 }
 
 const ALL = ["head", "fleet", "run", "map", "grid", "events", "table"];
-const PARTS = { snapshot: ALL, now: ["head", "fleet"], facts: ["head"], fleet: ["head", "fleet", "table"], round: ["head", "run", "table"], event: ["events"] };
+const PARTS = { snapshot: ALL, now: ["head", "fleet"], facts: ["head"], fleet: ["head", "fleet", "table"], round: ["head", "run", "fleet", "table"], event: ["events"] };
 
 function draw(time) {
   waits = 0;
@@ -29,19 +31,28 @@ function draw(time) {
   overview.tabs(() => { fetchPictures(); redraw(...ALL); });
   const late = dirty.has("table") && time - tableAt < TABLE_MS;
   if (dirty.has("head")) { overview.header(); overview.tiles(run, state.maps[run?.run]); control.show(); }
-  if (dirty.has("fleet")) { overview.fleetWords(byId("fleet")); fleet.draw(state.fleet, deviceOrder(), state.states); }
-  if (dirty.has("run")) { overview.drawCurves(run); overview.roundTable(run); }
+  if (dirty.has("fleet")) drawFleet(run);
+  if (dirty.has("run")) { overview.drawMethods(); overview.drawCurves(run); overview.roundTable(run); }
   if (dirty.has("events")) overview.eventList();
   if (dirty.has("map")) drawMap(run);
   if (dirty.has("grid")) drawAssignment(run);
-  if (dirty.has("table") && !late) { tableAt = time; overview.deviceTable(run); }
+  if (dirty.has("table") && !late) { tableAt = time; devices.table(run, redrawTable); }
   dirty.clear();
   if (late) setTimeout(() => redraw("table"), TABLE_MS);
+}
+
+function drawFleet(run) {
+  devices.legend(byId("fleet"));
+  devices.tiles(run);
+  overview.exchange();
+  if (state.fleet.ids.length > devices.MAX_TILES) fleet.draw(state.fleet, devices.order(run), state.states, (i) => run?.centers[i] ?? -1, (i) => devices.words(i, run));
 }
 
 function drawMap(run) {
   const found = state.maps[run?.run];
   byId("map-empty").hidden = Boolean(found);
+  byId("cosine-card").hidden = !found || found.centers.length < 2; // one center has no cosine with another
+  byId("map-plot").style.height = `${Math.min(420, 150 + 30 * Math.sqrt(found?.devices.length ?? state.fleet.ids.length))}px`;
   if (!found) return;
   if (drawnMap === found) { map.frame(); return; }
   drawnMap = found;
@@ -108,9 +119,9 @@ async function followStream() {
       if (wrong instanceof Refused) control.notice(`The coordinator answers: ${wrong.message}.`);
     }
     const before = state.alive;
-    state.alive = false;
-    if (before) control.notice(state.now.phase === "stopped" || state.facts.done ? "The coordinator has ended. What you see is its last state." : "The connection is lost; trying again.");
-    redraw("head");
+    endStream();
+    if (before) control.notice(state.now.phase === "stopped" || state.facts.done ? "The coordinator has ended. This page shows its last state." : "The connection is lost; trying again.");
+    redraw("head", "fleet");
     await new Promise((done) => setTimeout(done, wait));
   }
 }
@@ -128,8 +139,23 @@ async function route() {
   }
 }
 
+function redrawTable() {
+  tableAt = 0;
+  redraw("table");
+}
+
+function foldOnPhones() { // a narrow page begins with its sections folded; each opens with a tap
+  const narrow = matchMedia("(max-width: 560px)");
+  const fold = () => { for (const card of document.querySelectorAll("details[data-fold]")) card.open = !narrow.matches; };
+  narrow.addEventListener("change", fold);
+  fold();
+  for (const card of document.querySelectorAll("details.card")) card.addEventListener("toggle", () => { map.frame(); redraw(...ALL); });
+}
+
 control.begin();
-byId("find").oninput = byId("only").onchange = () => { tableAt = 0; redraw("table"); };
+byId("find").oninput = byId("only").onchange = redrawTable;
+foldOnPhones();
+setInterval(() => { if (state.alive && !document.hidden) redraw("head", "fleet", "table"); }, TICK_MS);
 addEventListener("hashchange", route);
 new ResizeObserver(() => { map.frame(); redraw("fleet", "run", "map", "grid"); }).observe(byId("content"));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { drawnMap = null; redraw(...ALL); });

@@ -1,15 +1,20 @@
 // The overview: key figures, charts and tables of the chosen run. Every number comes from state.js unchanged.
 
 import * as charts from "./charts.js";
-import { byId, bytes, centerColour, el, percent, seconds, setText } from "./dom.js";
-import { countStates, deviceOrder, lastRound, runNamed, state } from "./state.js";
+import { byId, bytes, centerColour, duration, el, percent, seconds, setText } from "./dom.js";
+import { bestSoFar, isDone, lastRound, runNamed, state, timing } from "./state.js";
 
-const SHOWN = 60; // devices in the table; a search by name finds the others
+const REFERENCE = "fedavg"; // the method that learns one model for all
+const HUES = ["var(--training)", "var(--uploading)", "var(--late)", "var(--answered)", "var(--c3)", "var(--c5)"];
 export const chosen = { run: null, byHand: false };
 
-export function chooseRun() { // the running one, unless the user chose another
-  const now = state.now.exchange?.run;
-  if (!chosen.byHand) chosen.run = (runNamed(now) ?? (state.facts.done ? state.runs[0] : state.runs.at(-1)))?.run ?? null;
+// The running one, unless the user chose another. Between two runs the newest; once all are trained the one whose centers
+// are published, else the best.
+export function chooseRun() {
+  const { served } = state.facts;
+  const trained = isDone() || served || ["exporting", "serving"].includes(state.now.phase);
+  const automatic = runNamed(state.now.exchange?.run) ?? (trained ? runNamed(served) ?? bestSoFar()?.run : state.runs.at(-1));
+  if (!chosen.byHand) chosen.run = automatic?.run ?? null;
   if (!runNamed(chosen.run)) chosen.run = state.runs[0]?.run ?? null;
   return runNamed(chosen.run);
 }
@@ -27,6 +32,7 @@ export function tabs(pick) {
 }
 
 const WORDS = { asking: "running", serving: "serving centers", compiling: "compiling" };
+export const isOver = () => isDone() && !state.alive;
 
 // Between two exchanges these phases last moments; they are shown only when they last LONG_MS.
 const PASSING = ["aggregating", "waiting for devices"], LONG_MS = 1500;
@@ -50,40 +56,42 @@ export function header() {
   setText("federation", state.facts.federation ?? "fedcenters");
   document.title = `${state.facts.federation ?? "fedcenters"} · fedcenters`;
   const pill = byId("phase");
-  const words = holdPhase(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
+  const words = isOver() ? "finished" : holdPhase(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
   setText("phase", words);
-  pill.className = `pill ${!state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
-  setText("doing", exchange ? `${exchange.run}, round ${exchange.round}` : state.facts.done ? "all runs are done" : "");
+  pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
+  setText("doing", exchange ? `${exchange.run}, round ${exchange.round}` : isDone() ? "all runs are done" : "");
+}
+
+const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);
+
+function showTime() {
+  const { elapsed, left } = timing();
+  const spent = elapsed === null ? "" : `${duration(elapsed)}${isDone() ? " in all" : " so far"}`;
+  setText("t-round-more", [spent, left ? `about ${duration(left)} left` : ""].filter(Boolean).join(", "));
 }
 
 export function tiles(run, map) {
   const line = lastRound(run);
   const going = state.now.exchange?.run === run?.run ? state.now.exchange?.round : null;
   setText("t-round", run ? `${Math.max(line.round, going ?? 0)} / ${run.of}` : state.now.exchange ? `${state.now.exchange.round}` : "–");
-  setText("t-round-more", run ? `${run.run} (${run.method}), ${line.round} done` : "");
+  showTime();
   setText("t-accuracy", percent(line?.accuracy.micro));
   byId("t-accuracy").dataset.value = line?.accuracy.micro ?? "";
-  setText("t-accuracy-more", line ? `macro ${percent(line.accuracy.macro)}, F1 ${percent(line.f1.micro)}` : "");
+  setText("t-accuracy-more", line ? `${names(run)}; macro ${percent(line.accuracy.macro)}, F1 ${percent(line.f1.micro)}` : "");
   setText("t-devices", String(state.fleet.ids.length));
-  setText("t-devices-more", `${state.now.connected} connected`);
+  setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`].filter(Boolean).join(", "));
   const k = line?.per_center.length;
   setText("t-centers", k === undefined ? "–" : `${k}`);
   const apart = map?.silhouette;
-  setText("t-centers-more", k > 1 ? `silhouette ${apart == null ? "–" : apart.toFixed(3)}` : k === 1 ? "one model for all" : "");
+  setText("t-centers-more", k === 1 ? "one model for all" : apart == null ? "" : `silhouette ${apart.toFixed(3)}`);
   byId("t-centers-more").dataset.value = apart ?? "";
   const traffic = state.now.bytes ?? { down: 0, up: 0 };
   setText("t-bytes", bytes(traffic.down + traffic.up));
   setText("t-bytes-more", `${bytes(traffic.down)} down, ${bytes(traffic.up)} up`);
 }
 
-export function fleetWords(canvas) {
-  const found = countStates();
-  const words = state.states.map((name, i) => [name, found[i]]);
-  byId("fleet-legend").replaceChildren(...words.map(([name, n]) =>
-    el("li", { class: n ? "some" : "", "data-state": name }, el("span", { class: "key", css: { background: `var(--${name})` } }), `${name} `, el("b", {}, String(n)))));
-  canvas.setAttribute("aria-label", `${state.fleet.ids.length} devices: ${words.filter(([, n]) => n).map(([name, n]) => `${n} ${name}`).join(", ") || "none"}. The table of devices has each.`);
-  byId("fleet-empty").hidden = state.fleet.ids.length > 0;
-  const exchange = state.now.exchange;
+export function exchange() {
+  const { exchange } = state.now;
   byId("exchange").hidden = !exchange;
   if (!exchange) return;
   setText("exchange-words", `Round ${exchange.round}, exchange ${exchange.exchange}: ${exchange.answered} of ${exchange.wanted} answers, quorum ${exchange.quorum}, ${Math.round(exchange.left_s)} s left`);
@@ -91,11 +99,35 @@ export function fleetWords(canvas) {
   byId("exchange-bar").value = exchange.answered;
 }
 
+// Every run on one axis: the reference dashed, the best so far thick and with a ring at its highest round.
+export function drawMethods() {
+  const best = bestSoFar();
+  const series = state.runs.map((run, i) => {
+    const isBest = best?.run === run, reference = run.method === REFERENCE;
+    return {
+      name: names(run), short: `${run.run} ${percent(lastRound(run).accuracy.micro)}`, dashed: reference && !isBest, thick: isBest,
+      colour: isBest ? "var(--accent)" : reference ? "var(--all)" : HUES[i % HUES.length],
+      mark: isBest ? [best.round, `best so far ${percent(best.accuracy)}`] : null,
+      values: run.lines.map((line) => [line.round, line.accuracy.micro]),
+    };
+  });
+  charts.lines(byId("methods"), { series, label: "Accuracy of every run over rounds", format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, right: 110, empty: "The first round is not over yet." });
+  setText("verdict", best ? verdict(best) : "");
+}
+
+function verdict({ run, round, accuracy }) {
+  const reference = state.runs.find((one) => one.method === REFERENCE);
+  const other = lastRound(reference)?.accuracy.micro, own = lastRound(run).accuracy.micro;
+  if (!reference || reference === run || other == null || own == null) return `best so far: ${run.run}, ${percent(accuracy)} in round ${round}`;
+  const difference = 100 * (own - other);
+  return `${run.run} is ${Math.abs(difference).toFixed(1)} points ${difference < 0 ? "below" : "above"} ${reference.run}`;
+}
+
 export function drawCurves(run) {
   const all = run?.lines ?? [];
   const k = lastRound(run)?.per_center.length ?? 0;
-  const names = Array.from({ length: Math.min(k, 40) }, (_, i) => i);
-  const of = (key) => names.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: all.map((line) => [line.round, line[key]?.[i] ?? null]) }));
+  const centers = Array.from({ length: Math.min(k, 40) }, (_, i) => i);
+  const of = (key) => centers.map((i) => ({ name: `center ${i}`, short: `c${i}`, colour: centerColour(i), values: all.map((line) => [line.round, line[key]?.[i] ?? null]) }));
   const overall = { name: "all devices", short: "all", colour: "var(--all)", dashed: true, values: all.map((line) => [line.round, line.accuracy.micro]) };
   charts.lines(byId("accuracy"), { series: k > 1 ? [...of("per_center"), overall] : [overall], label: "Accuracy per center over rounds", format: percent, axis: (y) => `${Math.round(100 * y)} %`, to: 1, empty: "The first round is not over yet." });
   charts.lines(byId("loss"), { series: of("loss_per_center"), label: "Loss per center over rounds", format: (y) => y.toFixed(y < 1 ? 3 : 2), axis: (y) => String(+y.toFixed(3)), from: 0, empty: all.length ? "This run's devices did not report a loss." : "The first round is not over yet." });
@@ -116,41 +148,6 @@ export function roundTable(run) {
     cell(line.moved, String(line.moved)), cell(line.bytes.down, bytes(line.bytes.down)), cell(line.bytes.up, bytes(line.bytes.up)), cell(line.seconds, seconds(line.seconds)))));
 }
 
-function emptyRow() {
-  return el("tr", {}, el("td", {}, el("a", {})), el("td", {}), el("td", {}), el("td", { class: "number" }), el("td", {}));
-}
-
-function fillRow(row, id, name, center, samples, engine) { // only a row that changed: the table is redrawn twice a second
-  const now = [id, name, center, samples, engine].join("\n");
-  if (row.dataset.now === now) return;
-  Object.assign(row.dataset, { now, device: id });
-  const [link, does, at, count, runs] = [...row.cells];
-  link.firstChild.textContent = id;
-  link.firstChild.setAttribute("href", `#device/${encodeURIComponent(id)}`);
-  does.replaceChildren(el("span", { class: "key", css: { background: `var(--${name})` } }), name);
-  at.replaceChildren(...(center < 0 ? ["–"] : [el("span", { class: "key dot", css: { background: centerColour(center) } }), String(center)]));
-  count.textContent = String(samples);
-  runs.textContent = engine;
-}
-
-export function deviceTable(run) {
-  const select = byId("only");
-  if (select.options.length === 1) select.append(...state.states.map((name) => el("option", { value: name }, name)));
-  const find = byId("find").value.trim().toLowerCase(), only = state.states.indexOf(select.value);
-  const { ids, state: codes, samples, engine } = state.fleet;
-  const rows = byId("devices").tBodies[0].rows;
-  let matches = 0;
-  for (const i of deviceOrder()) {
-    if ((only >= 0 && codes[i] !== only) || (find && !ids[i].toLowerCase().includes(find))) continue;
-    matches += 1;
-    if (matches > SHOWN) continue;
-    const row = rows[matches - 1] ?? byId("devices").tBodies[0].appendChild(emptyRow());
-    fillRow(row, ids[i], state.states[codes[i]], run?.centers[i] ?? -1, samples[i], engine[i]);
-  }
-  while (rows.length > Math.min(matches, SHOWN)) rows[rows.length - 1].remove();
-  setText("devices-more", matches > SHOWN ? `${SHOWN} of ${matches} devices; type a part of a name to find others.` : "");
-}
-
 const EVENT_TEXTS = {
   start: (e) => `the coordinator leads ${e.federation}, epoch ${e.epoch}`,
   program: (e) => `training program of ${e.model} compiled, ${seconds(e.seconds)}`,
@@ -159,12 +156,18 @@ const EVENT_TEXTS = {
   bundle: () => "the centers are published",
   served: (e) => `${e.device} took center ${e.center} as ${e.format}`,
   done: (e) => `all done in ${seconds(e.seconds)}`,
-  error: (e) => `error: ${e.message}`,
+  refused: (e) => `${e.run}, round ${e.round}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
+  error: (e) => e.message,
 };
+const SEVERITY = { error: "error", refused: "warning" };
 
 export function eventList() {
   const node = byId("events");
-  node.replaceChildren(...state.events.slice(-100).reverse().map((event) =>
-    el("li", { class: event.event === "error" ? "bad" : "" }, EVENT_TEXTS[event.event]?.(event) ?? event.event)));
+  node.replaceChildren(...state.events.slice(-100).reverse().map((event) => {
+    const severity = SEVERITY[event.event] ?? "info", at = event.unix_ms && new Date(event.unix_ms);
+    return el("li", { "data-severity": severity },
+      el("time", at ? { datetime: at.toISOString(), title: at.toLocaleString() } : {}, at ? at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false }) : ""),
+      el("span", {}, severity === "info" ? null : el("b", {}, `${severity} `), EVENT_TEXTS[event.event]?.(event) ?? event.event));
+  }));
   if (!node.children.length) node.append(el("li", { class: "quiet" }, "Nothing yet."));
 }

@@ -2,27 +2,36 @@
 
 export const state = {
   now: { phase: "connecting", paused: false, connected: 0, exchange: null, bytes: { down: 0, up: 0 } },
-  facts: {}, states: [], fleet: { ids: [], engine: [], samples: [], state: [] },
+  facts: {}, states: [], fleet: { ids: [], engine: [], samples: [], state: [], heard: [], refusals: [] },
   runs: [], events: [], maps: {}, grids: {}, alive: false,
 };
 
+let skew = null; // this machine's clock less the server's, ms
+function readClock({ unix_ms }) {
+  if (unix_ms) skew = Date.now() - unix_ms;
+}
+// The server's wall time in ms; once the stream has ended, that of its end.
+export const clock = () => state.frozen ?? (skew === null ? null : Date.now() - skew);
+
 const handlers = {
-  snapshot(data) { sorted = []; Object.assign(state, data); },
-  now(data) { state.now = data; },
+  snapshot(data) { Object.assign(state, data, { frozen: null }); readClock(data.now); },
+  now(data) { state.now = data; readClock(data); },
   facts(data) { state.facts = data; },
   fleet(data) {
-    const fleet = state.fleet;
+    const { fleet } = state;
     for (const id of data.new ?? []) {
-      fleet.ids.push(id); fleet.engine.push(""); fleet.samples.push(0); fleet.state.push(state.states.indexOf("away"));
+      fleet.ids.push(id);
+      for (const [key, value] of Object.entries({ engine: "", samples: 0, state: state.states.indexOf("away"), heard: 0, refusals: 0 })) fleet[key].push(value);
     }
     for (const [at, engine, samples] of data.facts ?? []) { fleet.engine[at] = engine; fleet.samples[at] = samples; }
     for (const [code, which] of data.states ?? []) for (const at of which) fleet.state[at] = code;
+    for (const key of ["heard", "refusals"]) for (const [at, value] of data[key] ?? []) fleet[key][at] = value;
   },
-  round(data) {
-    let run = state.runs.find((one) => one.run === data.run);
-    if (!run) state.runs.push(run = { run: data.run, method: data.method, of: data.of, lines: [], centers: [] });
-    run.lines.push(data.line);
-    run.centers = data.centers;
+  round({ line, ...newest }) {
+    let run = runNamed(newest.run);
+    if (!run) state.runs.push(run = { lines: [] });
+    Object.assign(run, newest);
+    run.lines.push(line);
   },
   event(data) {
     if (data.devices > 1 && state.events.at(-1)?.event === "joined") state.events.pop(); // the new line counts the old one's devices too
@@ -33,16 +42,39 @@ const handlers = {
 };
 
 export const applyEvent = (kind, data) => handlers[kind]?.(data);
+export const endStream = () => { state.frozen = clock(); state.alive = false; };
 export const runNamed = (name) => state.runs.find((run) => run.run === name);
 export const lastRound = (run) => run?.lines.at(-1);
-let sorted = [];
-export const deviceOrder = () => { // device indices, sorted by name
-  if (sorted.length !== state.fleet.ids.length) {
-    const { ids } = state.fleet;
-    sorted = ids.map((_, i) => i).sort((a, b) => (ids[a] < ids[b] ? -1 : 1));
+export const isDone = () => Boolean(state.facts.done);
+
+// The seconds since the first start, and the seconds that the missing rounds will take at the pace of each run's last five.
+export function timing() {
+  const { began, ended, rounds = {} } = state.facts;
+  const now = ended ?? clock();
+  const elapsed = began && now ? (now - began) / 1000 : null;
+  let left = 0, known = false, pace = null;
+  for (const run of state.runs) {
+    const recent = run.lines.slice(1).slice(-5).map((line) => line.seconds); // the first round also fetches the program
+    if (recent.length) pace = recent.reduce((sum, s) => sum + s, 0) / recent.length;
+    if (pace === null) continue;
+    known = true;
+    left += pace * (run.of - lastRound(run).round);
   }
-  return sorted;
-};
+  const waiting = Object.entries(rounds).filter(([name]) => !runNamed(name));
+  for (const [, of] of waiting) left += (pace ?? 0) * of;
+  return { elapsed, left: known && !isDone() ? left : null };
+}
+
+// The run with the highest accuracy so far, and the round where it has it.
+export function bestSoFar() {
+  let best = null;
+  for (const run of state.runs) for (const line of run.lines) {
+    const accuracy = line.accuracy.micro;
+    if (accuracy !== null && (best === null || accuracy > best.accuracy)) best = { run, round: line.round, accuracy };
+  }
+  return best;
+}
+
 export const countStates = () => {
   const found = state.states.map(() => 0);
   for (const code of state.fleet.state) found[code] += 1;

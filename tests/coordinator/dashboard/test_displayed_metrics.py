@@ -68,6 +68,7 @@ def seen(**changes: Anything) -> dict[str, Any]:
         "bytes": {"down": 1, "up": 2},
         "exchange": None,
         "presence": {"d0": "on", "d1": "sleep"},
+        "heard": {},
         "names": {"1f": "fesem"},
         **changes,
     }

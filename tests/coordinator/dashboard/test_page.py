@@ -94,6 +94,8 @@ def test_a_phone_has_it_all_without_scrolling_sideways(site: DashboardSite, visi
     background = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 3 * 60) == dark
     page.get_by_role("button", name="Pause").tap()
+    expect(page.locator("#devices a", has_text="d3")).to_be_hidden()
+    page.locator("#h-devices").tap()
     page.locator("#devices a", has_text="d3").tap()
     expect(page.get_by_role("heading", name="d3")).to_be_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]

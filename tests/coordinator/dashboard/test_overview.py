@@ -1,0 +1,231 @@
+"""What the page's overview shows, in a browser: curves and figures first, tiles, table, events, and what is hidden."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
+from tests.support.browser import DESKTOP, PHONE, Open
+from tests.support.served_dashboard import DashboardSite, serve_dashboard
+
+pytestmark = pytest.mark.browser
+BEGAN_MS = 1_700_000_000_000
+ROUNDS = 9  # of each run
+MIN_CONTRAST = 4.5  # of text, WCAG 2.2 level AA
+CONTRAST = """(selector) => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (node) => { for (let at = node; at; at = at.parentElement) {
+    const colour = parse(getComputedStyle(at).backgroundColor);
+    if (colour.length === 3 || colour[3] > 0) return colour; } };
+  return Math.min(...[...document.querySelectorAll(selector)].filter((node) => node.offsetParent !== null).map((node) => {
+    const [a, b] = [light(parse(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  }));
+}"""
+
+
+def events_of_two_runs(rounds: int) -> Iterator[dict[str, Any]]:
+    """Four devices; fesem with two centers gains a point a round, fedavg stays at 30 %."""
+    yield {"event": "start", "federation": "f", "epoch": 1, "unix_ms": BEGAN_MS, "rounds": {"fesem": 9, "fedavg": 9}}
+    yield from ({**joined(number), "unix_ms": BEGAN_MS + 1000} for number in range(4))
+    for number in range(1, rounds + 1):
+        loss = {f"d{i}": 0.5 - i / 10 for i in range(4)}
+        yield {**round_event(number, [0, 0, 1, 1]), "loss_per_device": loss}
+    for number in range(1, rounds + 1):
+        event = round_event(number, [0, 0, 0, 0], run="fedavg")
+        yield {**event, "method": "fedavg", "accuracy": {"micro": 0.3, "macro": 0.3}, "per_center": [0.3]}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[DashboardSite]:
+    """Half-way: a fifth exchange of fedavg is open."""
+    with serve_dashboard(tmp_path) as found:
+        for event in events_of_two_runs(4):
+            found.hub.event(event)
+        heard = {"d0": BEGAN_MS + 59_000, "d1": BEGAN_MS - 1_140_000}
+        presence = dict.fromkeys(("d0", "d1", "d2", "d3"), "on")
+        exchange = {**EXCHANGE, "run": "1a", "round": 5}
+        found.hub.status(
+            seen(exchange=exchange, presence=presence, names={"1a": "fedavg"}, heard=heard, unix_ms=BEGAN_MS + 60_000)
+        )
+        yield found
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Iterator[DashboardSite]:
+    with serve_dashboard(tmp_path) as found:
+        for event in events_of_two_runs(ROUNDS):
+            found.hub.event(event)
+        found.hub.event({"event": "bundle", "run": "fesem", "unix_ms": BEGAN_MS + 70_000})
+        found.hub.event({"event": "done", "seconds": 72.0, "unix_ms": BEGAN_MS + 72_000})
+        found.hub.status(seen(phase="serving", unix_ms=BEGAN_MS + 80_000))
+        yield found
+
+
+def on_first_screen(page: Page, selector: str, height: int) -> bool:
+    boxes = [node.bounding_box() for node in page.locator(selector).all()]
+    return bool(boxes) and all(box is not None and box["y"] + box["height"] <= height for box in boxes)
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_the_curves_and_the_five_figures_are_on_the_first_screen(
+    site: DashboardSite, visit: Open, size: tuple[int, int]
+) -> None:
+    page = visit(site.link, size=size, touch=size == PHONE).page
+    expect(page.locator("#methods path.line")).to_have_count(2)
+    assert page.locator(".figure").count() == 5
+    assert on_first_screen(page, "#methods svg", size[1])
+    assert on_first_screen(page, ".figure", size[1])
+
+
+def test_every_run_is_on_one_axis_with_fedavg_and_the_best_so_far_marked(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    chart = page.locator("#methods")
+    expect(chart.locator("path.line")).to_have_count(2)
+    dashed = chart.locator("path.line[stroke-dasharray]")
+    expect(dashed).to_have_count(1)
+    thick = chart.locator("path.line.thick")
+    expect(thick).to_have_count(1)
+    assert dashed.get_attribute("d") != thick.get_attribute("d")
+    expect(chart.locator(".mark-words")).to_have_text("best so far 54.0 %")
+    expect(chart.locator("text.end")).to_have_text(["fesem 54.0 %", "fedavg 30.0 %"])
+    expect(page.locator("#verdict")).to_have_text("fesem is 24.0 points above fedavg")
+
+
+def test_the_time_so_far_and_the_time_left_are_shown(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    # ten rounds of 1.5 s are missing
+    expect(page.locator("#t-round-more")).to_have_text(re.compile(r"^1 min \d+ s so far, about 15 s left$"))
+
+
+def test_a_tile_has_the_colour_of_its_center_the_accuracy_and_when_it_was_seen(
+    site: DashboardSite, visit: Open
+) -> None:
+    page = visit(site.link).page
+    page.get_by_role("button", name="fesem").click()
+    tiles = page.locator("#tiles a")
+    expect(tiles).to_have_count(4)
+    expect(tiles.nth(3)).to_contain_text("center 1 · 30.0 %")
+    expect(tiles.nth(1)).to_contain_text("seen 20 min ago")
+    expect(tiles.nth(3)).not_to_contain_text("seen")
+    colours = [tile.evaluate("node => getComputedStyle(node).backgroundColor") for tile in tiles.all()]
+    assert colours[0] == colours[1] != colours[2] == colours[3]
+    tiles.nth(3).click()
+    expect(page.get_by_role("heading", name="d3")).to_be_visible()
+
+
+def test_the_table_begins_with_the_worst_accuracy_and_sorts_by_any_column(site: DashboardSite, visit: Open) -> None:
+    for refused in ("d1", "d2", "d2"):
+        site.hub.event(round_event(5, [0, 0, 1, 1], refused={refused: "too large"}))
+    page = visit(site.link).page
+    page.get_by_role("button", name="fesem").click()
+    names = page.locator("#devices tbody td:first-child")
+    expect(names).to_have_text(["d0", "d1", "d2", "d3"])
+    expect(page.locator("th[aria-sort]")).to_have_text("Accuracy")
+    for column, expected in (("Accuracy", ["d3", "d2", "d1", "d0"]), ("Loss", ["d0", "d1", "d2", "d3"])):
+        page.locator("#devices").get_by_role("button", name=column).click()
+        expect(names).to_have_text(expected)
+    page.locator("#devices").get_by_role("button", name="Refused").click()
+    expect(names).to_have_text(["d2", "d1", "d0", "d3"])
+    page.locator("#devices").get_by_role("button", name="Last seen").click()
+    expect(names).to_have_text(["d1", "d0", "d2", "d3"])  # longest ago first; the two that were never heard last
+    expect(page.locator("#devices tbody tr").nth(0)).to_contain_text("20 min ago")
+
+
+def test_an_event_has_its_time_and_its_severity(site: DashboardSite, visit: Open) -> None:
+    site.hub.event(round_event(5, [0, 0, 1, 1], refused={"d1": "too large"}))
+    site.hub.event({"event": "error", "message": "the disk is full", "unix_ms": BEGAN_MS + 61_000})
+    page = visit(site.link).page
+    lines = page.locator("#events li")
+    expect(lines.nth(0)).to_contain_text("error the disk is full")
+    expect(lines.nth(0).locator("time")).to_have_attribute("datetime", "2023-11-14T22:14:21.000Z")
+    expect(lines.nth(1)).to_contain_text("warning fesem, round 5: the answer of d1 did not count (too large)")
+    assert [line.get_attribute("data-severity") for line in lines.all()][:3] == ["error", "warning", "info"]
+
+
+def test_a_finished_run_opens_on_its_result_and_has_nothing_to_pause(finished: DashboardSite, visit: Open) -> None:
+    visited = visit(finished.link)
+    page = visited.page
+    expect(page.locator("#runs [aria-pressed=true]")).to_have_text("fesem")
+    expect(page.locator("#t-accuracy")).to_have_text("59.0 %")
+    expect(page.locator("#t-round-more")).to_have_text("1 min 12 s in all")
+    expect(page.get_by_role("button", name="Pause")).to_be_hidden()
+    expect(page.get_by_role("button", name="Close round")).to_be_hidden()
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    finished.hub.close()
+    expect(page.locator("#phase")).to_have_text("finished")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    page.close()  # it would look whether the coordinator is back
+    visited.errors.clear()
+
+
+def one_map(centers: int, silhouette: float | None) -> str:
+    found = {"run": "fesem", "round": 9, "devices": ["d0", "d1"], "xy": [[0, 1], [5, 5]], "reach": 1.0}
+    found |= {"centers": [[i, i] for i in range(centers)], "shares": [0.5, 0.4], "silhouette": silhouette}
+    return json.dumps({"map": {**found, "cosine": [[1.0] * centers] * centers}})
+
+
+@pytest.mark.parametrize(("centers", "silhouette", "shown"), [(1, None, False), (2, 0.5, True)])
+def test_cosine_and_silhouette_are_shown_only_where_there_are_two_centers(
+    finished: DashboardSite, visit: Open, centers: int, silhouette: float | None, *, shown: bool
+) -> None:
+    visited = visit("about:blank")
+    page = visited.page
+    page.route("**/api/map*", lambda route: route.fulfill(body=one_map(centers, silhouette)))
+    page.goto(finished.link)
+    expect(page.locator("#map-round")).to_have_text("fesem, round 9")
+    expect(page.locator("#cosine-card")).to_be_visible(visible=shown)
+    assert ("silhouette" in page.locator("#t-centers-more").inner_text()) == shown
+
+
+def test_the_map_of_a_small_fleet_is_small(finished: DashboardSite, visit: Open) -> None:
+    page = visit(finished.link).page
+    expect(page.locator("#tiles a")).to_have_count(4)
+    few = page.locator("#map-plot").bounding_box()
+    for number in range(4, 100):
+        finished.hub.event(joined(number))
+    expect(page.locator("#t-devices")).to_have_text("100")
+    page.reload()
+    expect(page.locator("#fleet-plot")).to_be_visible()
+    many = page.locator("#map-plot").bounding_box()
+    assert few is not None
+    assert many is not None
+    assert few["height"] < 250 < 400 < many["height"]
+
+
+def test_on_a_phone_sections_fold_and_stop_is_behind_more(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link, size=PHONE, touch=True).page
+    expect(page.locator("#methods path.line")).to_have_count(2)
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    expect(page.locator("#rounds")).to_be_hidden()
+    page.get_by_role("heading", name="Loss per center").tap()
+    expect(page.locator("#loss")).to_be_visible()
+    more = page.get_by_role("button", name="More")
+    more.tap()
+    expect(more).to_have_attribute("aria-expanded", "true")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read_on_its_ground(site: DashboardSite, visit: Open, *, dark: bool) -> None:
+    page = visit(site.link, dark=dark).page
+    expect(page.locator("#tiles a")).to_have_count(4)
+    page.get_by_role("button", name="fesem").click()
+    for selector in (
+        "#tiles b, #tiles span, #tiles small",
+        ".quiet, .note, .figure",
+        "button",
+        "#verdict",
+        "th, td, td a",
+    ):
+        assert page.evaluate(CONTRAST, selector) >= MIN_CONTRAST, selector
