@@ -32,11 +32,35 @@ FLAGS = (
 )
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
 PATIENCE_MS = 30_000
+MIN_CONTRAST = 4.5  # of text, WCAG 2.2 level AA
+_CONTRAST = """(selector) => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const linear = (v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const ground = (node) => {
+    for (let at = node; at; at = at.parentElement) {
+      const colour = parse(getComputedStyle(at).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const ink = (node) => getComputedStyle(node)[node.ownerSVGElement ? "fill" : "color"];
+  return Math.min(...[...document.querySelectorAll(selector)].filter((node) => node.checkVisibility()).map((node) => {
+    const [a, b] = [light(parse(ink(node))), light(ground(node))].sort((x, y) => y - x);
+    return (a + 0.05) / (b + 0.05);
+  }));
+}"""
 
 
 def find_chromium() -> str | None:
     """The browser on PATH, or None."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+def lowest_contrast(page: Page, selector: str) -> float:
+    """The least contrast of the text of the visible elements with the ground that they stand on (WCAG 2.2)."""
+    found: float = page.evaluate(_CONTRAST, selector)
+    return found
 
 
 @dataclass

@@ -49,7 +49,7 @@ export function tiles(run) {
     const id = state.fleet.ids[i], center = run?.centers[i] ?? -1, name = stateName(i);
     const shown = [id, center < 0 ? "no center" : `center ${center} · ${percent(run.accuracy[i])}`, [name, seen(i)].filter(Boolean).join(" · ")];
     if (row.dataset.now === shown.join("\n")) return;
-    Object.assign(row.dataset, { now: shown.join("\n"), center, state: name });
+    row.dataset.now = shown.join("\n");
     const tile = row.firstChild;
     tile.setAttribute("href", link(id));
     tile.style.setProperty("background", centerColour(center));

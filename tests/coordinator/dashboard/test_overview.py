@@ -12,25 +12,12 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
-from tests.support.browser import DESKTOP, PHONE, Open
+from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 pytestmark = pytest.mark.browser
 BEGAN_MS = 1_700_000_000_000
 ROUNDS = 9  # of each run
-MIN_CONTRAST = 4.5  # of text, WCAG 2.2 level AA
-CONTRAST = """(selector) => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (node) => { for (let at = node; at; at = at.parentElement) {
-    const colour = parse(getComputedStyle(at).backgroundColor);
-    if (colour.length === 3 || colour[3] > 0) return colour; } };
-  return Math.min(...[...document.querySelectorAll(selector)].filter((node) => node.offsetParent !== null).map((node) => {
-    const [a, b] = [light(parse(getComputedStyle(node).color)), light(ground(node))].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05);
-  }));
-}"""
 
 
 def events_of_two_runs(rounds: int) -> Iterator[dict[str, Any]]:
@@ -199,7 +186,8 @@ def test_the_map_of_a_small_fleet_is_small(finished: DashboardSite, visit: Open)
     many = page.locator("#map-plot").bounding_box()
     assert few is not None
     assert many is not None
-    assert few["height"] < 250 < 400 < many["height"]
+    assert few["height"] < 250
+    assert many["height"] > 400
 
 
 def test_on_a_phone_sections_fold_and_stop_is_behind_more(site: DashboardSite, visit: Open) -> None:
@@ -221,11 +209,6 @@ def test_text_can_be_read_on_its_ground(site: DashboardSite, visit: Open, *, dar
     page = visit(site.link, dark=dark).page
     expect(page.locator("#tiles a")).to_have_count(4)
     page.get_by_role("button", name="fesem").click()
-    for selector in (
-        "#tiles b, #tiles span, #tiles small",
-        ".quiet, .note, .figure",
-        "button",
-        "#verdict",
-        "th, td, td a",
-    ):
-        assert page.evaluate(CONTRAST, selector) >= MIN_CONTRAST, selector
+    texts = ("#tiles b, #tiles span, #tiles small", ".quiet, .note, .figure", "button", "#verdict", "th, td, td a")
+    for selector in texts:
+        assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector
