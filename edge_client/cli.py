@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from edge_client.config import ClientConfig, load_config
+from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
 from edge_client.nearest import cli as nearest_cli
 from edge_client.runtime import enrolment
@@ -94,9 +94,8 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 
 
 def _join(options: argparse.Namespace) -> int:
-    configs = [_load_enrolled(path) for path in options.config]
-    clients = [make_client(config, insecure=options.insecure) for config in configs]
-    return run_clients(clients)
+    configs = [enrolment.load_enrolled(path) for path in options.config]
+    return run_clients([make_client(config, insecure=options.insecure) for config in configs])
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -159,14 +158,6 @@ def _stop(clients: Sequence[Client], threads: Sequence[threading.Thread]) -> Non
     until = time.monotonic() + STOP_TIMEOUT_S
     for thread in threads:
         thread.join(max(0.0, until - time.monotonic()))
-
-
-def _load_enrolled(path: Path) -> ClientConfig:
-    """A device's configuration; a one-time token in it is exchanged for a certificate first."""
-    config = load_config(path, os.environ)
-    if enrolment.has_token(config):
-        enrolment.enrol(config)
-    return config
 
 
 if __name__ == "__main__":

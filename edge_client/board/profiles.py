@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 
 MIN_PYTHON = (3, 10)  # the oldest Python that the client runs on
 PYTHONS = ("3.10", "3.11", "3.12", "3.13")
@@ -98,6 +98,25 @@ def board_profile(name: str) -> BoardProfile:
     if name not in BOARD_PROFILES:
         raise UsageError(f"unknown board {name!r}", hint=f"use one of {', '.join(BOARD_PROFILES)}")
     return BOARD_PROFILES[name]
+
+
+def check_machine(where: str, machine: str | None, profile: BoardProfile) -> None:
+    """Raise ConfigError unless a system is for the board's processor; `where` is a folder or a host."""
+    if machine != profile.machine:
+        raise ConfigError(
+            f"{where} is a system for {machine or 'an unknown processor'}, a {profile.name} has {profile.machine}",
+            hint="choose another --board, or a 64-bit system",
+        )
+
+
+def check_python_of(where: str, version: str | None) -> None:
+    """Raise ConfigError unless a system has a Python on which the client runs."""
+    if version is None or tuple(map(int, version.split("."))) < MIN_PYTHON:
+        raise ConfigError(
+            f"{where} has {'no Python 3' if version is None else f'Python {version}'}, "
+            f"the client needs {MIN_PYTHON[0]}.{MIN_PYTHON[1]}",
+            hint="apt install python3 there, or give an interpreter with --python-home",
+        )
 
 
 def check_python(version: str) -> str:

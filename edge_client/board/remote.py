@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_client.board.board_files import MANIFEST_PATH, BoardFile
-from edge_client.board.profiles import MIN_PYTHON, BoardProfile
+from edge_client.board.profiles import BoardProfile, check_machine, check_python_of
 from edge_client.board.systemd_unit import CONFIG_PATH, INSTALL_FOLDER, SERVICE_NAME
 from edge_client.board.targets import UPDATE_HINT, make_archive, owner_of
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
@@ -154,15 +154,8 @@ class RemoteBoard:
 
 def check_board(board: BoardInfo, profile: BoardProfile, host: str, *, own_python: bool) -> None:
     """Raise ConfigError, with what to do, unless a board is what the profile says."""
-    if board.machine != profile.machine:
-        raise ConfigError(
-            f"{host} has a {board.machine} processor, a {profile.name} has {profile.machine}",
-            hint="choose another --board, or install a 64-bit system",
-        )
+    check_machine(host, board.machine, profile)
     if profile.tegra and not board.tegra:
         raise ConfigError(f"{host} is no Jetson: /etc/nv_tegra_release is missing", hint="choose another --board")
-    if not own_python and (board.python == "none" or tuple(map(int, board.python.split("."))) < MIN_PYTHON):
-        raise ConfigError(
-            f"{host} has Python {board.python}, the client needs {MIN_PYTHON[0]}.{MIN_PYTHON[1]}",
-            hint="give an interpreter with --python-home",
-        )
+    if not own_python:
+        check_python_of(host, None if board.python == "none" else board.python)

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_client.board.board_files import MANIFEST_PATH, BoardFile
-from edge_client.board.profiles import MACHINES, MIN_PYTHON, BoardProfile
+from edge_client.board.profiles import MACHINES, BoardProfile, check_machine, check_python_of
 from edge_client.board.systemd_unit import CONFIG_PATH
 from edge_client.errors import ConfigError, RuntimeMissing
+from edge_client.transport.keys import write_private_file
 
 PROGRAM_PATTERNS = (
     "usr/bin/python3*",
@@ -48,24 +49,14 @@ def check_rootfs(root: Path, profile: BoardProfile, *, own_python: bool) -> None
     kind = _filesystem(root)
     if kind in MODELESS_FILESYSTEMS:
         raise ConfigError(f"{root} is on {kind}, which keeps no owners", hint="take the ext4 root partition, on Linux")
-    machine = machine_of(root)
-    if machine != profile.machine:
-        raise ConfigError(
-            f"{root} is a system for {machine or 'an unknown processor'}, a {profile.name} has {profile.machine}",
-            hint="choose another --board, or a 64-bit image",
-        )
+    check_machine(str(root), machine_of(root), profile)
     if profile.tegra and not (root / "etc" / "nv_tegra_release").exists():
         raise ConfigError(
             f"{root} is no Jetson's: etc/nv_tegra_release is missing",
             hint="run NVIDIA's apply_binaries.sh on Linux_for_Tegra/rootfs first",
         )
-    found = python_of(root)
-    if not own_python and (found is None or tuple(map(int, found.split("."))) < MIN_PYTHON):
-        raise ConfigError(
-            f"{root} has {'Python ' + found if found else 'no Python 3'}, "
-            f"the client needs {MIN_PYTHON[0]}.{MIN_PYTHON[1]}",
-            hint="apt install python3 there, or give an interpreter with --python-home",
-        )
+    if not own_python:
+        check_python_of(str(root), python_of(root))
 
 
 def machine_of(root: Path) -> str | None:
@@ -126,10 +117,7 @@ def write_archive(path: Path, entries: Sequence[BoardFile]) -> None:
         data = subprocess.run(["zstd", "-q", "-10", "-T1", "-c"], input=data, stdout=subprocess.PIPE, check=True).stdout
     elif not path.name.endswith(".tar"):
         raise ConfigError(f"{path} is no archive's name", hint="--bundle FILE.tar.zst or FILE.tar")
-    beside = path.with_name(path.name + ".new")
-    beside.touch(mode=0o600)  # it may hold a key
-    beside.write_bytes(data)
-    beside.replace(path)
+    write_private_file(path, data)  # it may hold a key
 
 
 def make_archive(entries: Sequence[BoardFile]) -> bytes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import signal
 import socket
@@ -15,7 +14,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from edge_client.config import ClientConfig, load_config
+from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData, load_with_or_without_labels
 from edge_client.engines.base import ENGINES
 from edge_client.engines.center_file import FILE_FORMATS, FORMAT_BY_ENGINE
@@ -95,10 +94,7 @@ def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, 
 def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:
     """From the device's file, or from what the command line says."""
     if options.config is not None:
-        config = load_config(options.config, os.environ)
-        if enrolment.has_token(config):
-            enrolment.enrol(config)
-        return config
+        return enrolment.load_enrolled(options.config)
     if options.data is None:
         raise UsageError("--federation needs --data", hint="the folder with this device's train.npz")
     name = options.device or re.sub(r"[^A-Za-z0-9_-]", "-", socket.gethostname())[:64] or "device"

@@ -32,13 +32,13 @@ from edge_client.protocol.nearest.center_tree import EDGES_FIELD, CenterTree
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.protocol.task import Flat
+from edge_client.runtime.downloader import open_cache
 from edge_client.runtime.golden_results import require_golden
 from edge_client.training.learner import EngineLearner
 from edge_client.transport.blobs import BlobFolder
 
 TIMEOUT_S = 30.0
 MAX_INDEX_BYTES, MAX_MANIFEST_BYTES, MAX_FILE_BYTES = 1 << 16, 16 << 20, 1 << 30
-MIB = 1 << 20
 HASH_FIELD = validators.matching("[0-9a-f]{64}")
 FILE_SCHEMA = validators.record(
     validators.required(
@@ -243,9 +243,7 @@ def find_nearest(
     """One visit to a site; everything that `nearest` says of it."""
     if not keys.trusted and not keys.unsigned:
         raise UsageError("no key is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
-    site = SiteClient(
-        url, BlobFolder(config.state / "cache", config.cache_mib * MIB, evict=True), device=config.device_id
-    )
+    site = SiteClient(url, open_cache(config), device=config.device_id)
     offer = SiteCenterSource(site, keys, config)
     chosen = choose_center(offer, local.train, labels=choice.labels, by=choice.by)
     told = {"signed_by": offer.signed_by}

@@ -11,13 +11,15 @@ import datetime as dt
 import http.client
 import json
 import logging
+import os
 import ssl
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from edge_client.config import ClientConfig
+from edge_client.config import ClientConfig, load_config
 from edge_client.errors import ConfigError, Malformed, NetworkError, ProtocolError
 from edge_client.protocol.messages import parse_json
 from edge_client.transport.blobs import write_atomically
@@ -34,6 +36,14 @@ MAX_TOKEN_BYTES = 128
 def has_token(config: ClientConfig) -> bool:
     """Whether there is a token that was not used yet."""
     return config.token is not None and config.token.is_file()
+
+
+def load_enrolled(path: Path) -> ClientConfig:
+    """A device's configuration; a one-time token in it is exchanged for a certificate first."""
+    config = load_config(path, os.environ)
+    if has_token(config):
+        enrol(config)
+    return config
 
 
 def enrol(config: ClientConfig) -> None:

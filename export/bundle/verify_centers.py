@@ -6,7 +6,6 @@ A file is (bytes, format); formats are "onnx", "tflite" and "pt2".
 from __future__ import annotations
 
 import io
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from edge_client.engines.onnx import session as open_session
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array
 from export.bundle.run_source import LabelledSamples
@@ -52,13 +52,7 @@ def open_model(file: bytes, fmt: str, center: int | None = None) -> Run:
 
 
 def _onnx(file: bytes, center: int | None) -> Run:
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # as on a device: no telemetry
-    import onnxruntime as ort
-
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    session = ort.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    session = open_session(file, threads=1)
     chosen = {} if center is None else {"center": np.array([center], np.int32)}
 
     def run(x: Array) -> Array:

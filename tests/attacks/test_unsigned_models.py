@@ -81,12 +81,9 @@ def test_no_candidate_of_a_probe_is_tried_without_it(stage: DeviceStage, forge: 
     probe = Probe(models=(stage.model(1), stage.model(2)), want=frozenset({"loss"}), batch=8, seed=0)
     forged = forge(stage.put(stage.model(9), "model"))
 
-    def script() -> Script:
-        yield
-        stage.ask(probe, models=[stage.put(stage.model(1), "model").to_json(), forged.to_json()])
-        yield 60
-
-    stage.play(script())
+    stage.play_turns(
+        lambda: stage.ask(probe, models=[stage.put(stage.model(1), "model").to_json(), forged.to_json()]), 60
+    )
     assert stage.last("nack")["code"] == "bad_signature"
 
 
@@ -109,23 +106,18 @@ def test_while_keys_change_what_either_signed_is_taken(tmp_path: Path) -> None:
     stage = DeviceStage(tmp_path, keys=(TRUSTED, signing.public_key(NEXT)))
     start = signing.sign_manifest(stage.put(stage.model(9), "model"), NEXT, FEDERATION)
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit(), start=start.to_json(), program=signing.sign_manifest(stage.manifest, NEXT, FEDERATION))
-        yield 60
-
-    stage.play(script())
+    stage.play_turns(
+        lambda: stage.ask(
+            stage.fit(), start=start.to_json(), program=signing.sign_manifest(stage.manifest, NEXT, FEDERATION)
+        ),
+        60,
+    )
     assert [rdy["what"] for rdy in stage.said("rdy")] == ["delta"]
 
 
 def test_a_key_that_is_not_pinned_any_more_signs_nothing(tmp_path: Path) -> None:
     stage = DeviceStage(tmp_path, keys=(signing.public_key(NEXT),))
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield 60
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()), 60)
     assert stage.last("nack")["code"] == "bad_signature"
     assert stage.opened == []

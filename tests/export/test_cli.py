@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from export import cli
 from export.compiler.user_model import load_model
+from tests.support.export_cli import run_export
 
 SOURCE = '''
 """Models of a reader; a file of this name exists nowhere else."""
@@ -93,7 +93,7 @@ def written(readers_folder: Path) -> Path:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(told), redirect_stderr(talk):
         patch.chdir(readers_folder)
         patch.setattr(sys, "path", [*sys.path])
-        assert run_cli(*PROGRAM, *args, "--out", "made", "--json", monkeypatch=patch) == 0
+        assert run_export(*PROGRAM, *args, "--out", "made", "--json") == 0
     (readers_folder / "told.json").write_text(told.getvalue())
     (readers_folder / "talk.txt").write_text(talk.getvalue())
     return out
@@ -103,15 +103,6 @@ def written(readers_folder: Path) -> Path:
 def _in_the_readers_folder(readers_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(readers_folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
-
-
-def run_cli(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["fedcenters-export", *args])
-    try:
-        cli.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
 
 
 def test_the_folder_holds_readable_names(written: Path) -> None:
@@ -140,15 +131,13 @@ def test_the_weights_are_the_inputs_of_infer(written: Path) -> None:
         assert {name: list(weights[name].shape) for name in weights} == {n: s for n, _, s in inputs if n != "x"}
 
 
-def check(folder: Path, model: str, *more: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def check(folder: Path, model: str, *more: str) -> int:
     args = ("--check", str(folder), "--model", model, "--model-args", "[2]", *more)
-    return run_cli("program", *args, monkeypatch=monkeypatch)
+    return run_export("program", *args)
 
 
-def test_check_compares_every_function_of_every_file(
-    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(written, "readers_models:Net", "--json", monkeypatch=monkeypatch) == 0
+def test_check_compares_every_function_of_every_file(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(written, "readers_models:Net", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"]
     assert {(row["engine"], row["function"]) for row in told["files"]} == {
@@ -158,11 +147,11 @@ def test_check_compares_every_function_of_every_file(
 
 
 def test_a_folder_alone_says_what_it_was_made_from_and_is_checked_against_that(
-    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    written: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     origin = json.loads((written / "program.json").read_text())["origin"]
     assert origin == {"model": "readers_models:Net", "args": {"width": 2}, "seed": 0}
-    assert run_cli("program", "--check", str(written), monkeypatch=monkeypatch) == 0
+    assert run_export("program", "--check", str(written)) == 0
     assert capsys.readouterr().out.count("ok  ") == 9
 
 
@@ -195,75 +184,67 @@ def test_a_recorded_origin_that_cannot_be_used_is_one_error_and_runs_nothing(
 ) -> None:
     folder = recorded(written, tmp_path, **changed)
     monkeypatch.chdir(tmp_path)
-    assert run_cli("program", "--check", str(folder), monkeypatch=monkeypatch) == 2
+    assert run_export("program", "--check", str(folder)) == 2
     told = capsys.readouterr().err
     assert said in told
     assert told.count("hint: ") == 1
     assert not (tmp_path / "ran").exists()
 
 
-def test_check_finds_a_graph_that_computes_something_else(
-    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(written, "readers_models:Bent", monkeypatch=monkeypatch) == 5
+def test_check_finds_a_graph_that_computes_something_else(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(written, "readers_models:Bent") == 5
     told = capsys.readouterr()
     assert told.out.count("FAIL") == 9
     assert "ok  " not in told.out
     assert "hint: " in told.err
 
 
-def test_check_fails_above_the_tolerance_it_was_given(
-    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert check(written, "readers_models:Net", "--tolerance", "1e-12", monkeypatch=monkeypatch) == 5
+def test_check_fails_above_the_tolerance_it_was_given(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check(written, "readers_models:Net", "--tolerance", "1e-12") == 5
     assert "by more than 1e-12" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["step.onnx", "program.tflite", "infer.pt2"])
 def test_check_finds_a_changed_byte(
-    name: str, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied = Path(shutil.copytree(written, tmp_path / "copied"))
     data = bytearray((copied / name).read_bytes())
     data[len(data) // 2] ^= 1
     (copied / name).write_bytes(data)
-    assert check(copied, "readers_models:Net", monkeypatch=monkeypatch) == 5
+    assert check(copied, "readers_models:Net") == 5
     assert f"{name} is not the file that program.json names" in capsys.readouterr().err
 
 
-def test_check_refuses_a_model_with_other_tensors(
-    written: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_refuses_a_model_with_other_tensors(written: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ("--check", str(written), "--model", "readers_models:Net", "--model-args", '{"width": 3}')
-    assert run_cli("program", *args, monkeypatch=monkeypatch) == 5
+    assert run_export("program", *args) == 5
     assert "body.0.weight [2, 1, 3, 3]" in capsys.readouterr().err
 
 
 def test_squared_error_is_called_mse_and_the_table_is_for_people(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     args = ("--model", "torch.nn:Linear", "--model-args", "[4, 2]", "--input-shape", "4", "--classes", "2")
     pt2 = ("--no-onnx", "--pt2", "--loss", "mse", "--out", str(out))
-    assert run_cli("program", *args, *pt2, monkeypatch=monkeypatch) == 0
+    assert run_export("program", *args, *pt2) == 0
     assert json.loads((out / "program.json").read_text())["loss"] == "squared-error"
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == [
         "file", "step.pt2", "evaluate.pt2", "infer.pt2", "weights.npz", "program.json",
     ]  # fmt: skip
-    assert run_cli("program", "--check", str(out), *args[:4], monkeypatch=monkeypatch) == 0
+    assert run_export("program", "--check", str(out), *args[:4]) == 0
 
 
-def test_targets_of_any_shape_are_written_and_checked(
-    readers_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_targets_of_any_shape_are_written_and_checked(readers_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = readers_folder / "grid"
     args = ("--model", "readers_models:Grid", "--input-shape", "5", "--loss", "mse", "--target-shape", "3,4")
-    assert run_cli("program", *args, "--no-onnx", "--pt2", "--out", str(out), monkeypatch=monkeypatch) == 0
+    assert run_export("program", *args, "--no-onnx", "--pt2", "--out", str(out)) == 0
     program = json.loads((out / "program.json").read_text())
     assert program["target"] == [3, 4]
     assert ["y", "float32", ["batch", 3, 4]] in program["functions"]["step"]["inputs"]
-    assert run_cli("program", "--check", str(out), monkeypatch=monkeypatch) == 0
+    assert run_export("program", "--check", str(out)) == 0
     assert capsys.readouterr().out.count("ok  ") == 3
 
 
@@ -308,15 +289,10 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
     ],
 )
 def test_bad_input_is_one_error_with_a_hint_and_leaves_no_folder(
-    args: tuple[str, ...],
-    code: int,
-    said: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    args: tuple[str, ...], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    assert run_cli(*PROGRAM, "--out", str(out), *args, monkeypatch=monkeypatch) == code
+    assert run_export(*PROGRAM, "--out", str(out), *args) == code
     told = capsys.readouterr()
     assert said in told.err
     assert told.err.count("\nhint: ") == (1 if "error: " in told.err else 0)
@@ -326,22 +302,20 @@ def test_bad_input_is_one_error_with_a_hint_and_leaves_no_folder(
 
 
 @pytest.mark.parametrize("used", ["a file", "a folder with something in it"])
-def test_nothing_is_written_over(
-    used: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_written_over(used: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     if used == "a file":
         out.write_text("mine")
     else:
         out.mkdir()
         (out / "mine").write_text("mine")
-    assert run_cli(*PROGRAM, "--model", "readers_models:Net", "--out", str(out), monkeypatch=monkeypatch) == 2
+    assert run_export(*PROGRAM, "--model", "readers_models:Net", "--out", str(out)) == 2
     assert "hint: " in capsys.readouterr().err
     assert (out.read_text() if out.is_file() else (out / "mine").read_text()) == "mine"
 
 
 def test_check_of_a_folder_without_a_program_says_what_it_wants(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert check(tmp_path, "readers_models:Net", monkeypatch=monkeypatch) == 3
+    assert check(tmp_path, "readers_models:Net") == 3
     assert "the folder that --out wrote" in capsys.readouterr().err

@@ -29,6 +29,8 @@ from edge_client.protocol.topics import Topics, routing_label
 from edge_client.runtime.client import Client
 from edge_client.runtime.golden_results import Check
 from edge_client.runtime.systemd_watchdog import Watchdog
+from edge_client.training import fit_probe
+from edge_client.training.learner import EngineLearner
 from edge_client.transport.base import Event, Message, Will
 from edge_client.transport.memory import MemoryBroker, MemoryTransport
 from edge_client.update.self_update import SelfUpdater
@@ -180,6 +182,22 @@ class DeviceStage:
         self.listen()
         return device
 
+    def play_turns(self, *turns: Callable[[], object] | Script | float) -> Client:
+        """`play` calls one after another, each when the device waits; a number lets so many seconds pass."""
+
+        def script() -> Script:
+            yield
+            for turn in turns:
+                if isinstance(turn, int | float):
+                    yield turn
+                elif callable(turn):
+                    turn()
+                    yield
+                else:
+                    yield from turn
+
+        return self.play(script())
+
     def visit(self, script: Script, **wish: Any) -> NearestAnswer:  # noqa: ANN401 - of Wish
         """One visit of a device that only asks which center is nearest."""
         self.playing, self.script, self.left_s = None, script, 0.0
@@ -330,6 +348,12 @@ class DeviceStage:
         data = b"".join(blocks.unpack_block(self.arrived[i], manifest, i) for i in range(manifest.total))
         assert _sha256(data) == manifest.sha256
         return data
+
+    def trained(self, task: Fit, own: Flat | None = None, posterior: Array | None = None) -> Flat:
+        """What the task gives when it is run by hand, float32 [schema.size]."""
+        learner = EngineLearner(BallastEngine(), self.program)
+        result = fit_probe.run_fit(learner, task, self.local.train, own=own, posterior=posterior)
+        return np.asarray(result.vector, dtype=np.float32)
 
     def fit(self, seed: int = 0, **changes: Any) -> Fit:  # noqa: ANN401
         fields: dict[str, Any] = {"start": self.model(seed), "steps": 3, "lr": 0.1, "batch": 8, "seed": 5}

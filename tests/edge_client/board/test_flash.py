@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,19 @@ def desk(tmp_path: Path) -> FlashSetup:
 @pytest.fixture
 def card(desk: FlashSetup) -> Path:
     return rootfs(desk.folder / "card", desk.profile)
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """What a flash that is refused says."""
+
+    def refused(context: FlashSetup, *arguments: str, device: str = "porch") -> str:
+        assert context.flash(*arguments, device=device) in (2, 3)
+        told = capsys.readouterr().err
+        assert "hint: " in told
+        return told
+
+    return refused
 
 
 def snapshot(root: Path) -> dict[str, tuple[int, int, bytes]]:
@@ -156,48 +170,37 @@ def test_a_bundle_twice_is_the_same_bytes_and_holds_what_a_card_gets(desk: Flash
     assert {n: written[n][1:] for n in known} == {n: c[1:] for n, c in snapshot(unpacked).items()}
 
 
-def refusal(context: FlashSetup, capsys: pytest.CaptureFixture[str], *arguments: str, device: str = "porch") -> str:
-    assert context.flash(*arguments, device=device) in (2, 3)
-    told = capsys.readouterr().err
-    assert "hint: " in told
-    return told
+def test_the_machines_own_root_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:
+    assert "is not a board's root" in refusal(desk, "--rootfs", "/")
 
 
-def test_the_machines_own_root_is_refused(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is not a board's root" in refusal(desk, capsys, "--rootfs", "/")
-
-
-def test_a_boot_partition_is_refused(desk: FlashSetup, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_boot_partition_is_refused(desk: FlashSetup, tmp_path: Path, refusal: Callable[..., str]) -> None:
     (tmp_path / "boot").mkdir()
-    assert "take the root partition" in refusal(desk, capsys, "--rootfs", str(tmp_path / "boot"))
+    assert "take the root partition" in refusal(desk, "--rootfs", str(tmp_path / "boot"))
 
 
-def test_a_system_of_another_architecture_is_refused(desk: FlashSetup, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_system_of_another_architecture_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:
     card = rootfs(desk.folder / "pc", BOARD_PROFILES["x86-64"])
-    assert "is a system for x86_64" in refusal(desk, capsys, "--rootfs", str(card))
+    assert "is a system for x86_64" in refusal(desk, "--rootfs", str(card))
 
 
-def test_a_system_without_a_python_that_is_new_enough_is_refused(
-    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_system_without_a_python_that_is_new_enough_is_refused(desk: FlashSetup, refusal: Callable[..., str]) -> None:
     card = rootfs(desk.folder / "old", desk.profile, python="3.9")
-    assert "--python-home" in refusal(desk, capsys, "--rootfs", str(card))
+    assert "--python-home" in refusal(desk, "--rootfs", str(card))
 
 
-def test_a_jetson_needs_nvidias_files_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_jetson_needs_nvidias_files_first(tmp_path: Path, refusal: Callable[..., str]) -> None:
     context = FlashSetup(tmp_path, "jetson-orin")
     card = rootfs(tmp_path / "card", context.profile)
     assert context.flash("--rootfs", str(card)) == 0
     (card / "etc/nv_tegra_release").unlink()
-    assert "apply_binaries.sh" in refusal(context, capsys, "--rootfs", str(card))
+    assert "apply_binaries.sh" in refusal(context, "--rootfs", str(card))
 
 
-def test_jetpack_5_says_that_it_needs_a_second_python_and_takes_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_jetpack_5_says_that_it_needs_a_second_python_and_takes_it(tmp_path: Path, refusal: Callable[..., str]) -> None:
     context = FlashSetup(tmp_path, "jetson-xavier")
     card = rootfs(tmp_path / "card", context.profile, python="3.8")
-    assert "needs a second Python" in refusal(context, capsys, "--rootfs", str(card))
+    assert "needs a second Python" in refusal(context, "--rootfs", str(card))
     home = tmp_path / "cpython"
     shutil.copytree(rootfs(tmp_path / "other", context.profile) / "usr", home, symlinks=True)
     (home / "lib" / "python3.11").mkdir(parents=True)
@@ -209,40 +212,38 @@ def test_jetpack_5_says_that_it_needs_a_second_python_and_takes_it(
 
 
 def test_a_link_that_leads_out_of_the_card_is_not_followed(
-    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, refusal: Callable[..., str]
 ) -> None:
     (desk.folder / "host").mkdir()
     (card / "opt").symlink_to(desk.folder / "host")
-    assert "leads out of" in refusal(desk, capsys, "--rootfs", str(card))
+    assert "leads out of" in refusal(desk, "--rootfs", str(card))
     assert list((desk.folder / "host").iterdir()) == []
 
 
-def test_a_device_that_was_not_provisioned_is_named(
-    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    told = refusal(desk, capsys, "--rootfs", str(card), device="attic")
+def test_a_device_that_was_not_provisioned_is_named(desk: FlashSetup, card: Path, refusal: Callable[..., str]) -> None:
+    told = refusal(desk, "--rootfs", str(card), device="attic")
     assert "nothing was provisioned for attic" in told
     assert "fedcenters-coordinator provision" in told
 
 
 def test_an_address_replaces_the_join_files_and_must_be_of_the_same_federation(
-    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, card: Path, refusal: Callable[..., str]
 ) -> None:
     assert "is the federation 'other'" in refusal(
-        desk, capsys, "--rootfs", str(card), "--federation", "mqtts://b.example:8883/other"
+        desk, "--rootfs", str(card), "--federation", "mqtts://b.example:8883/other"
     )
     assert desk.flash("--rootfs", str(card), "--federation", "mqtts://10.0.0.1:8884/home") == 0
     assert 'broker = "mqtts://10.0.0.1:8884"' in (card / CONFIG_PATH[1:]).read_text()
 
 
 def test_the_python_of_the_card_decides_which_wheels_are_taken(
-    desk: FlashSetup, capsys: pytest.CaptureFixture[str]
+    desk: FlashSetup, capsys: pytest.CaptureFixture[str], refusal: Callable[..., str]
 ) -> None:
     card = rootfs(desk.folder / "trixie", desk.profile, python="3.13")
     stocked(desk.cache, desk.profile, "3.13")
     assert desk.flash("--rootfs", str(card), "--json") == 0
     assert json.loads(capsys.readouterr().out)["python"] == "3.13"
-    assert "there is Python 3.13" in refusal(desk, capsys, "--rootfs", str(card), "--python", "3.11")
+    assert "there is Python 3.13" in refusal(desk, "--rootfs", str(card), "--python", "3.11")
 
 
 def test_a_careful_umask_keeps_no_service_out(desk: FlashSetup, card: Path) -> None:

@@ -10,24 +10,14 @@ import pytest
 from edge_client.errors import ProtocolError
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Bitmap
-from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Probe
-from edge_client.training import fit_probe
+from edge_client.protocol.task import OWN_MODEL, Probe
 from edge_client.training.learner import EngineLearner
-from edge_client.transport.memory import MemoryTransport
-from tests.support import softmax_program
 from tests.support.scripted_coordinator import DEVICE, FEDERATION, BallastEngine, DeviceStage, Script
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> DeviceStage:
     return DeviceStage(tmp_path)
-
-
-def trained_here(stage: DeviceStage, task: Fit, own: Flat | None = None) -> Flat:
-    """What the task gives when it is run by hand, float32."""
-    learner = EngineLearner(BallastEngine(), stage.program)
-    vector: Flat = fit_probe.run_fit(learner, task, stage.local.train, own=own).vector
-    return vector.astype(np.float32)
 
 
 # -- presence
@@ -41,24 +31,14 @@ def test_a_device_announces_itself_with_what_it_can_do_and_leaves_with_off(stage
 
 
 def test_every_connection_is_a_birth_and_the_will_carries_its_number(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}")
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}"))
     stage.play(iter(()))
     states = [(m["s"], m["bd"]) for m in stage.said("st")]
     assert states == [("on", 1), ("lost", 1), ("on", 2), ("off", 2), ("on", 3), ("off", 3)]
 
 
 def test_rebirth_is_answered_with_presence(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.tell("rebirth")
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.tell("rebirth"))
     assert [m["s"] for m in stage.said("st")] == ["on", "on", "off"]
 
 
@@ -68,19 +48,10 @@ def test_rebirth_is_answered_with_presence(stage: DeviceStage) -> None:
 def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(stage: DeviceStage) -> None:
     task = stage.fit()
 
-    def script() -> Script:
-        yield
-        stage.ask(task)
-        yield
-        stage.go()
-        yield
-        stage.ack("ok")
-        yield
-
-    device = stage.play(script())
+    device = stage.play_turns(lambda: stage.ask(task), stage.go, lambda: stage.ack("ok"))
     start = stage.put(np.asarray(task.start), "model")
     delta = codecs.decode_vector(stage.uploaded(), stage.schema, kind="delta", codec="f32", base=start.sha256)
-    assert np.array_equal(delta, trained_here(stage, task) - task.start)
+    assert np.array_equal(delta, stage.trained(task) - task.start)
     rdy = stage.last("rdy")
     assert (rdy["n"], rdy["what"], rdy["attempt"]) == (30, "delta", 0)
     assert rdy["metrics"]["loss"] > 0
@@ -91,12 +62,9 @@ def test_a_fit_is_fetched_trained_and_delivered_as_the_difference_to_its_start(s
 def test_a_probe_is_answered_in_one_message(stage: DeviceStage) -> None:
     models = [stage.model(k) for k in range(3)]
 
-    def script() -> Script:
-        yield
-        stage.ask(Probe(models=models, want=frozenset({"loss", "confusion"}), batch=8, seed=1, split="test"))
-        yield
-
-    stage.play(script())
+    stage.play_turns(
+        lambda: stage.ask(Probe(models=models, want=frozenset({"loss", "confusion"}), batch=8, seed=1, split="test"))
+    )
     rdy = stage.last("rdy")
     reply = codecs.decode_stats(stage.uploaded(), stage.schema, rdy["n"], models=3)
     assert (rdy["what"], rdy["n"]) == ("stats", 10)
@@ -142,10 +110,10 @@ def test_own_models_are_kept_per_run_and_slot(stage: DeviceStage) -> None:
 
     results: list[bytes] = []
     stage.play(script())
-    own = trained_here(stage, first)
+    own = stage.trained(first)
     _, second, third = (codecs.decode_vector(data, stage.schema, kind="delta") for data in results)
-    assert np.array_equal(second, trained_here(stage, later, own))  # goes on from the first
-    assert np.array_equal(third, trained_here(stage, later))  # another run: from `init`
+    assert np.array_equal(second, stage.trained(later, own))  # goes on from the first
+    assert np.array_equal(third, stage.trained(later))  # another run: from `init`
 
 
 def test_programs_and_containers_are_fetched_once(stage: DeviceStage) -> None:
@@ -194,24 +162,14 @@ def test_a_coordinator_with_an_old_epoch_is_told_so_and_ignored_even_after_a_res
     stage.play(script())
     stage.epoch = 4
 
-    def old() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-
-    stage.play(old())
+    stage.play_turns(lambda: stage.ask(stage.fit()))
     assert stage.last("nack")["code"] == "old_epoch"
     assert stage.said("rdy") == []
 
 
 def test_a_device_that_is_not_enrolled_ends_with_an_error(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.tell("err", code="not_member")
-        yield
-
     with pytest.raises(ProtocolError, match="not enrolled"):
-        stage.play(script())
+        stage.play_turns(lambda: stage.tell("err", code="not_member"))
 
 
 # -- compression with error feedback
@@ -241,41 +199,12 @@ def test_what_int8_loses_is_added_to_the_next_update_once_the_first_was_taken(tm
         stage.play(script())
         sent[status] = codecs.decode_vector(stage.uploaded(), stage.schema, kind="delta")
     task = stage.fit(2)
-    delta = trained_here(stage, task) - task.start
+    delta = stage.trained(task) - task.start
     name = "zero"  # only the quantised values matter here
     without, _ = codecs.encode_with_feedback(delta, None, stage.schema, codec="i8", base=name)
     first = stage.fit(1)
-    _, rest = codecs.encode_with_feedback(
-        trained_here(stage, first) - first.start, None, stage.schema, codec="i8", base=name
-    )
+    _, rest = codecs.encode_with_feedback(stage.trained(first) - first.start, None, stage.schema, codec="i8", base=name)
     with_rest, _ = codecs.encode_with_feedback(delta, rest, stage.schema, codec="i8", base=name)
     assert np.array_equal(sent["late"], codecs.decode_vector(without, stage.schema, kind="delta"))
     assert np.array_equal(sent["ok"], codecs.decode_vector(with_rest, stage.schema, kind="delta"))
     assert not np.array_equal(sent["late"], sent["ok"])
-
-
-def test_the_labels_of_a_device_stay_on_it(stage: DeviceStage) -> None:
-    """Nothing that it sends holds a sample: not the bytes of any row of x, in float32 or float64."""
-    sent: list[bytes] = []
-    publish = stage.broker.publish
-
-    def record(sender: MemoryTransport | None, topic: str, payload: bytes, *, retain: bool) -> None:
-        if sender is not stage.desk:
-            sent.append(payload)
-        publish(sender, topic, payload, retain=retain)
-
-    stage.broker.publish = record  # type: ignore[method-assign]
-
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.go()
-        yield
-
-    stage.play(script())
-    everything = b"".join(sent)
-    for row in stage.local.train.x:
-        assert row.tobytes() not in everything
-        assert row.astype(np.float32).tobytes() not in everything
-    assert softmax_program.FEATURES > 1

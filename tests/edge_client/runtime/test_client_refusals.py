@@ -24,12 +24,7 @@ def stage(tmp_path: Path) -> DeviceStage:
 
 
 def refusal(stage: DeviceStage, task: Fit | Probe, **fields: Any) -> str:  # noqa: ANN401
-    def script() -> Script:
-        yield
-        stage.ask(task, **fields)
-        yield 60
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(task, **fields), 60)
     assert stage.said("rdy") == []
     nack = stage.last("nack")
     assert (nack["run"], nack["round"], nack["exchange"]) == ("r1", 1, 0)
@@ -115,12 +110,7 @@ def test_our_own_bug_is_answered_internal_and_the_device_lives_on(
     assert refusal(stage, stage.fit()) == "internal"
     monkeypatch.undo()
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()))
     assert len(stage.said("rdy")) == 1
 
 

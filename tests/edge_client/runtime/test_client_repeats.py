@@ -15,14 +15,7 @@ def stage(tmp_path: Path) -> DeviceStage:
 
 
 def test_a_task_that_is_done_is_announced_again_and_not_trained_again(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.ask(stage.fit())
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()), lambda: stage.ask(stage.fit()))
     first, second = stage.said("rdy")
     assert first["update"] == second["update"]
     assert first["seconds"] == second["seconds"]
@@ -42,25 +35,13 @@ def test_a_result_without_an_answer_is_announced_again_after_a_minute(stage: Dev
 
 
 def test_an_acknowledged_result_is_not_announced_again(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.ack("ok")
-        yield 600
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()), lambda: stage.ack("ok"), 600)
     stage.play(iter(()))
     assert len(stage.said("rdy")) == 1
 
 
 def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is_back(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()))
     stage.opened.clear()
     stage.play(iter(()))
     first, second = stage.said("rdy")
@@ -69,16 +50,11 @@ def test_a_device_that_lost_power_after_training_announces_its_result_when_it_is
 
 
 def test_a_lost_link_costs_one_announcement_and_only_the_missing_blocks(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}")
-        yield
-        stage.go()
-        yield
-
-    stage.play(script())
+    stage.play_turns(
+        lambda: stage.ask(stage.fit()),
+        lambda: stage.broker.drop_connection(f"{FEDERATION}.{DEVICE}"),
+        stage.go,
+    )
     assert len(stage.said("rdy")) == 2
     stage.uploaded()
 
@@ -99,14 +75,7 @@ def test_a_new_boot_makes_the_device_announce_again_within_the_spread(stage: Dev
 
 
 def test_an_old_task_that_comes_late_is_ignored(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit(), round_=2)
-        yield
-        stage.ask(stage.fit(), round_=1)
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit(), round_=2), lambda: stage.ask(stage.fit(), round_=1))
     assert [m["round"] for m in stage.said("rdy")] == [2]
 
 
@@ -145,14 +114,10 @@ def test_a_wrong_hash_is_sent_again_once(stage: DeviceStage) -> None:
 
 
 def test_a_forged_acknowledgement_of_another_update_changes_nothing(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.tell("ack", run="r1", round=1, exchange=0, attempt=0, sha256="0" * 64, status="ok")
-        yield
-
-    device = stage.play(script())
+    device = stage.play_turns(
+        lambda: stage.ask(stage.fit()),
+        lambda: stage.tell("ack", run="r1", round=1, exchange=0, attempt=0, sha256="0" * 64, status="ok"),
+    )
     assert device.state.result is not None
     assert device.state.result.status is None
 
@@ -160,14 +125,7 @@ def test_a_forged_acknowledgement_of_another_update_changes_nothing(stage: Devic
 def test_stop_drops_a_task_that_is_being_fetched(stage: DeviceStage) -> None:
     stage.serve = False
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.tell("stop", run="r1", round=1, exchange=0)
-        yield 200
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()), lambda: stage.tell("stop", run="r1", round=1, exchange=0), 200)
     assert stage.said("rdy") == stage.said("nack") == []
 
 
@@ -182,12 +140,7 @@ def test_stop_drops_a_task_in_the_middle_of_its_training(stage: DeviceStage) -> 
 
     stage.before_step = stop_at_the_third
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit(steps=100))
-        yield 200
-
-    device = stage.play(script())
+    device = stage.play_turns(lambda: stage.ask(stage.fit(steps=100)), 200)
     assert len(steps) == 3
     assert stage.said("rdy") == stage.said("nack") == []
     assert device.state.result is None
@@ -203,12 +156,7 @@ def test_a_device_that_is_told_to_leave_does_not_finish_its_training(stage: Devi
 
     stage.before_step = leave_at_the_third
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit(steps=100))
-        yield 200
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit(steps=100)), 200)
     assert len(steps) == 3
     assert stage.said("rdy") == stage.said("nack") == []
 
@@ -219,12 +167,7 @@ def test_training_that_outlasts_its_deadline_ends_with_a_nack(stage: DeviceStage
 
     stage.before_step = a_minute_passes
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit(steps=100), left_ms=150_000)
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit(steps=100), left_ms=150_000))
     assert [m["code"] for m in stage.said("nack")] == ["deadline"]
 
 
@@ -249,14 +192,7 @@ def test_a_task_that_is_sent_again_has_its_new_deadline(stage: DeviceStage) -> N
 
 
 def test_stop_ends_the_announcing(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-        stage.tell("stop", run="r1", round=1, exchange=0)
-        yield 600
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.fit()), lambda: stage.tell("stop", run="r1", round=1, exchange=0), 600)
     assert len(stage.said("rdy")) == 1
 
 

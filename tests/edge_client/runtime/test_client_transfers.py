@@ -93,12 +93,7 @@ def test_a_partial_download_survives_a_restart(stage: DeviceStage) -> None:
     already = stage.served_blocks
     stage.serve = True
 
-    def again() -> Script:
-        yield
-        stage.ask(stage.fit())
-        yield
-
-    stage.play(again())
+    stage.play_turns(lambda: stage.ask(stage.fit()))
     data = [stage.blobs[sha] for sha in (stage.manifest.sha256, stage.containers["step"].sha256)]
     model = stage.put(stage.model(0), "model")
     every_block = sum(-(-len(d) // BLOCK) for d in data) + model.total

@@ -234,14 +234,10 @@ def test_when_no_engine_is_left_the_task_is_refused_and_the_coordinator_told_why
         break_engine(monkeypatch, engine, "linear", lambda a: a + 1)
     first = stage.put(np.asarray(stage.task.start), "model").sha256
 
-    def script() -> Script:
-        yield
-        stage.ask(stage.task)
-        yield
-        stage.ask(Probe(models=[stage.model(1)], want=frozenset({"loss"}), batch=BATCH, seed=1), round_=2)
-        yield
-
-    stage.play(script())
+    stage.play_turns(
+        lambda: stage.ask(stage.task),
+        lambda: stage.ask(Probe(models=[stage.model(1)], want=frozenset({"loss"}), batch=BATCH, seed=1), round_=2),
+    )
     assert [nack["code"] for nack in stage.said("nack")] == ["no_engine", "no_engine"]
     assert stage.last("nack")["detail"].startswith(f"{runtime_version('onnx')} computes wrongly on cpu: ")
     assert [each["engine"] for each in caps(stage)["refused"]] == ["onnx", "litert", "pt2"]
@@ -268,11 +264,6 @@ def test_an_engine_that_cannot_be_opened_takes_no_place(stage: RealStage, monkey
 
 
 def test_a_task_that_names_the_file_of_another_engine_is_done_with_ones_own(stage: RealStage) -> None:
-    def script() -> Script:
-        yield
-        stage.ask(stage.task, container=stage.of["litert"]["step"])
-        yield
-
-    stage.play(script())
+    stage.play_turns(lambda: stage.ask(stage.task, container=stage.of["litert"]["step"]))
     assert set(stage.started) == {"onnx"}
     assert len(stage.said("rdy")) == 1

@@ -50,11 +50,6 @@ def own_model(stage: DeviceStage, slot: str = "main") -> Flat:
     return kept
 
 
-def trained(stage: DeviceStage, task: Fit, shares: Flat) -> Flat:
-    result = fit_probe.run_fit(EngineLearner(BallastEngine(), stage.program), task, stage.local.train, posterior=shares)
-    return np.asarray(result.vector, dtype=np.float32)
-
-
 def shares_of(stage: DeviceStage) -> Flat:
     """What the device must have kept after `probe`, by Bayes' rule on the losses."""
     learner = EngineLearner(BallastEngine(), stage.program)
@@ -83,7 +78,9 @@ def test_a_fit_weighs_samples_as_the_rounds_probe_left_them_even_after_a_restart
     stage.play(second())  # a new process over the same folder
     for m in range(2):
         # The likelihood above is a ratio of exponentials, the device's a softmax: they agree to a rounding.
-        np.testing.assert_allclose(own_model(stage, f"c-{m}"), trained(stage, weighted(stage, m), shares), rtol=1e-5)
+        np.testing.assert_allclose(
+            own_model(stage, f"c-{m}"), stage.trained(weighted(stage, m), posterior=shares), rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("where", [{"round_": 2, "exchange": 1}, {"round_": 1, "exchange": 1}])
@@ -93,58 +90,37 @@ def test_without_the_shares_of_this_round_a_fit_is_refused_and_asked_again_after
     """In another round the shares are out of date; in the same one the third candidate has none."""
     m = 0 if where["round_"] == 2 else 2
 
-    def script() -> Script:
-        yield
-        yield from asked(stage, probe(stage), round_=1, exchange=0)
-        yield from asked(stage, weighted(stage, m), **where, base="start")
-
-    stage.play(script())
+    stage.play_turns(
+        asked(stage, probe(stage), round_=1, exchange=0), asked(stage, weighted(stage, m), **where, base="start")
+    )
     assert stage.last("nack")["code"] == "no_posterior"
 
-    def again() -> Script:
-        yield
-        yield from asked(stage, probe(stage), round_=3, exchange=0)
-        yield from asked(stage, weighted(stage, 0), round_=3, exchange=1, base="start")
-
-    stage.play(again())
+    stage.play_turns(
+        asked(stage, probe(stage), round_=3, exchange=0),
+        asked(stage, weighted(stage, 0), round_=3, exchange=1, base="start"),
+    )
     assert (stage.last("rdy")["round"], stage.last("rdy")["exchange"]) == (3, 1)
 
 
 def test_shares_that_the_disk_lost_are_refused_not_invented(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        yield from asked(stage, probe(stage), round_=1, exchange=0)
-
-    stage.play(script())
+    stage.play_turns(asked(stage, probe(stage), round_=1, exchange=0))
     folder = stage.config().state
     named = json.loads((folder / "state.json").read_bytes())["posterior"][0]
     (folder / "kept" / named).write_bytes(b"rot")
 
-    def later() -> Script:
-        yield
-        yield from asked(stage, weighted(stage, 0), round_=1, exchange=1, base="start")
-
-    stage.play(later())
+    stage.play_turns(asked(stage, weighted(stage, 0), round_=1, exchange=1, base="start"))
     assert stage.last("nack")["code"] == "no_posterior"
 
 
 def test_a_probe_of_held_out_samples_leaves_nothing(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        yield from asked(stage, probe(stage, split="test"), round_=1, exchange=0)
-
-    stage.play(script())
+    stage.play_turns(asked(stage, probe(stage, split="test"), round_=1, exchange=0))
     assert json.loads((stage.config().state / "state.json").read_bytes())["posterior"] is None
 
 
 def test_a_model_that_is_not_uploaded_stays_and_only_its_loss_is_told(stage: DeviceStage) -> None:
     task = stage.fit(upload=False, slot="personal")
 
-    def script() -> Script:
-        yield
-        yield from asked(stage, task, round_=1, exchange=0)
-
-    stage.play(script())
+    stage.play_turns(asked(stage, task, round_=1, exchange=0))
     result = fit_probe.run_fit(EngineLearner(BallastEngine(), stage.program), task, stage.local.train)
     assert stage.last("rdy")["what"] == "stats"
     losses = answer(stage).losses
@@ -159,15 +135,8 @@ def test_a_device_evaluates_the_model_that_it_kept(stage: DeviceStage) -> None:
     wanted = probe(stage, OwnModel(slot="personal", init=spare), stage.model(1), want=frozenset({"loss"}))
     task = stage.fit(upload=False, slot="personal")
 
-    def script() -> Script:
-        yield
-        yield from asked(stage, task, round_=1, exchange=0)
-        yield from asked(stage, wanted, round_=1, exchange=1)
-
-    stage.play(script())
-    own = fit_probe.run_fit(EngineLearner(BallastEngine(), stage.program), task, stage.local.train).vector.astype(
-        np.float32
-    )
+    stage.play_turns(asked(stage, task, round_=1, exchange=0), asked(stage, wanted, round_=1, exchange=1))
+    own = stage.trained(task)
     losses, _ = EngineLearner(BallastEngine(), stage.program).evaluate(
         [own, stage.model(1)], stage.local.train, batch=8
     )
@@ -190,32 +159,18 @@ def test_a_device_without_such_a_model_evaluates_the_one_that_stands_in(stage: D
 
 
 def test_a_device_without_such_a_model_and_without_another_says_so(stage: DeviceStage) -> None:
-    def script() -> Script:
-        yield
-        yield from asked(stage, probe(stage, OwnModel(), want=frozenset({"loss"})), round_=1, exchange=0)
-
-    stage.play(script())
+    stage.play_turns(asked(stage, probe(stage, OwnModel(), want=frozenset({"loss"})), round_=1, exchange=0))
     assert stage.last("nack")["code"] == "no_own_model"
 
 
 def test_an_own_model_that_the_disk_lost_gives_way_to_the_one_that_stands_in(stage: DeviceStage) -> None:
     task = stage.fit(upload=False)
 
-    def script() -> Script:
-        yield
-        yield from asked(stage, task, round_=1, exchange=0)
-
-    stage.play(script())
+    stage.play_turns(asked(stage, task, round_=1, exchange=0))
     folder = stage.config().state
     named = json.loads((folder / "state.json").read_bytes())["own"]["r1/main"][0]
     (folder / "kept" / named).write_bytes(b"rot")
     later = stage.fit(start=OWN_MODEL, init=stage.model(4), upload=False)
 
-    def again() -> Script:
-        yield
-        yield from asked(stage, later, round_=2, exchange=0)
-
-    stage.play(again())
-    learner = EngineLearner(BallastEngine(), stage.program)
-    expected = fit_probe.run_fit(learner, stage.fit(4), stage.local.train).vector.astype(np.float32)
-    np.testing.assert_array_equal(own_model(stage), expected)
+    stage.play_turns(asked(stage, later, round_=2, exchange=0))
+    np.testing.assert_array_equal(own_model(stage), stage.trained(stage.fit(4)))

@@ -13,13 +13,13 @@ import pytest
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.signing import public_key
 from edge_client.protocol.task import Array, Flat
-from export import cli
 from export.bundle.commands import bundle_run, quantize_bundle, verify_bundle
 from export.bundle.reader import MANIFEST_FILE, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, make_signer
 from export.bundle.verify_centers import largest_difference, stacked_difference, torch_logits
 from export.bundle.writer import BundleOptions, write_bundle
 from export.compiler.program import vector_of
+from tests.support.export_cli import run_export
 from tests.support.programs import compiled, model
 
 PARITY = 1e-4
@@ -290,29 +290,16 @@ def test_the_files_of_a_bundle_get_right_what_the_run_says(tmp_path: Path) -> No
             assert row["accuracy"] == pytest.approx(center["card"]["accuracy"])
 
 
-def run_cli(*args: str, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["fedcenters-export", *args])
-    try:
-        cli.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
-
-
-def test_verify_prints_one_json_object(
-    bundle: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_cli("verify", str(bundle), "--json", monkeypatch=monkeypatch) == 0
+def test_verify_prints_one_json_object(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_export("verify", str(bundle), "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ok"]
     assert len(told["files"]) == 2 * len(VARIANTS)
 
 
-def test_verify_takes_other_samples(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     np.savez(tmp_path / "s.npz", x=reference()[:2])
-    assert run_cli("verify", str(bundle), "--samples", str(tmp_path / "s.npz"), monkeypatch=monkeypatch) == 0
+    assert run_export("verify", str(bundle), "--samples", str(tmp_path / "s.npz")) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
     assert all(line.split()[6] == "2" for line in lines)
 
@@ -335,7 +322,7 @@ def test_a_foreseen_error_ends_with_its_code_and_no_traceback(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_cli(*args, monkeypatch=monkeypatch) == code
+    assert run_export(*args) == code
     told = capsys.readouterr()
     assert said in told.err
     assert "Traceback" not in told.err

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from export.compiler.decompositions import depthwise
 from export.compiler.decompositions.conv_args import ConvArgs
@@ -22,86 +23,90 @@ from export.compiler.decompositions.convolutions import (
 TOLERANCE = 1e-11  # float64; sums of fewer than a thousand products
 
 small = st.integers(1, 3)
+pair = st.tuples(small, small)
+margins = st.tuples(st.integers(0, 3), st.integers(0, 3))
+gaps = st.tuples(st.integers(1, 2), st.integers(1, 2))
+Pair = tuple[int, int]
+
+
+def fits(size: Pair, kernel: Pair, padding: Pair, dilation: Pair) -> bool:
+    """Whether the kernel lies within the padded image."""
+    return all(d * (k - 1) + 1 - 2 * p <= n for n, k, p, d in zip(size, kernel, padding, dilation, strict=True))
+
+
+def noise(*shape: int, seed: int) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw, dtype=torch.float64, requires_grad=True)
+
+
+def same(ours: Tensor | None, theirs: Tensor) -> bool:
+    return ours is not None and torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
 @settings(max_examples=150)
 @given(
     size=st.integers(4, 9),
-    kernel=st.tuples(small, small),
-    stride=st.tuples(small, small),
-    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    kernel=pair,
+    stride=pair,
+    padding=margins,
+    dilation=gaps,
     groups=st.sampled_from([(1, 1, 3), (1, 2, 3), (2, 4, 2), (3, 3, 6)]),
 )
 def test_gradients_are_autograds_for_any_stride_padding_dilation_and_groups(
-    size: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: tuple[int, int, int],
+    size: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: tuple[int, int, int]
 ) -> None:
     count, ins, outs = groups
-    draw = torch.Generator().manual_seed(0)
-    x = torch.randn(2, ins, size, size + 1, generator=draw, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(outs, ins // count, *kernel, generator=draw, dtype=torch.float64, requires_grad=True)
+    x = noise(2, ins, size, size + 1, seed=0)
+    weight = noise(outs, ins // count, *kernel, seed=1)
     bias = torch.zeros(outs, dtype=torch.float64, requires_grad=True)
-    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    assume(reach[0] <= size and reach[1] <= size + 1)
+    assume(fits((size, size + 1), kernel, padding, dilation))
     out = torch.nn.functional.conv2d(x, weight, bias, stride, padding, dilation, count)
-    grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    grad = noise(*out.shape, seed=2)
     expected = torch.autograd.grad(out, [x, weight, bias], grad)
     got = convolution_backward(
         grad, x.detach(), weight.detach(), [outs], stride, padding, dilation, False, [0, 0], count, [True] * 3
     )
     for ours, theirs in zip(got, expected, strict=True):
-        assert ours is not None
-        assert torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+        assert same(ours, theirs)
 
 
 @settings(max_examples=60)
 @given(
     size=st.integers(4, 8),
-    kernel=st.tuples(small, small),
-    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    kernel=pair,
+    padding=margins,
+    dilation=gaps,
 )
-def test_every_way_to_the_inputs_gradient_agrees(
-    size: int, kernel: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]
-) -> None:
+def test_every_way_to_the_inputs_gradient_agrees(size: int, kernel: Pair, padding: Pair, dilation: Pair) -> None:
     """Each of the three is the fastest for some shapes; a program uses one of them."""
-    draw = torch.Generator().manual_seed(0)
-    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    assume(max(reach) <= size)
-    x = torch.randn(2, 3, size, size, generator=draw, dtype=torch.float64, requires_grad=True)
-    weight = torch.randn(4, 3, *kernel, generator=draw, dtype=torch.float64)
+    assume(fits((size, size), kernel, padding, dilation))
+    x = noise(2, 3, size, size, seed=0)
+    weight = noise(4, 3, *kernel, seed=1)
     out = torch.nn.functional.conv2d(x, weight, None, 1, padding, dilation)
-    grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    grad = noise(*out.shape, seed=2)
     (expected,) = torch.autograd.grad(out, x, grad)
     conv = ConvArgs(stride=(1, 1), padding=padding, dilation=dilation)
     for grad_input in (by_transposed, by_flipped_kernel, by_columns):
-        assert torch.allclose(grad_input(grad, x.detach(), weight, conv), expected, rtol=0, atol=TOLERANCE)
+        assert same(grad_input(grad, x.detach(), weight, conv), expected)
 
 
 @settings(max_examples=40)
 @given(
     size=st.integers(4, 8),
-    kernel=st.tuples(small, small),
+    kernel=pair,
     stride=small,
-    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    padding=margins,
+    dilation=gaps,
 )
 def test_a_product_per_row_of_the_kernel_is_the_convolution(
-    size: int, kernel: tuple[int, int], stride: int, padding: tuple[int, int], dilation: tuple[int, int]
+    size: int, kernel: Pair, stride: int, padding: Pair, dilation: Pair
 ) -> None:
-    draw = torch.Generator().manual_seed(0)
-    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    assume(reach[0] <= size and reach[1] <= size + 1)
-    x = torch.randn(2, 3, size, size + 1, generator=draw, dtype=torch.float64)
-    weight = torch.randn(4, 3, *kernel, generator=draw, dtype=torch.float64)
+    assume(fits((size, size + 1), kernel, padding, dilation))
+    x = noise(2, 3, size, size + 1, seed=0)
+    weight = noise(4, 3, *kernel, seed=1)
     expected = torch.nn.functional.conv2d(x, weight, None, (1, stride), padding, dilation)
     got = by_rows(x, weight, ConvArgs(stride=(1, stride), padding=padding, dilation=dilation))
-    assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
+    assert same(got, expected)
 
 
 def test_one_dimension_works_as_two_do() -> None:
@@ -115,39 +120,31 @@ def test_one_dimension_works_as_two_do() -> None:
     )
     assert got[2] is None
     for ours, theirs in zip(got, expected, strict=False):
-        assert ours is not None
-        assert torch.allclose(ours, theirs, rtol=0, atol=TOLERANCE)
+        assert same(ours, theirs)
 
 
 @settings(max_examples=60)
 @given(
     size=st.integers(4, 8),
-    kernel=st.tuples(small, small),
-    stride=st.tuples(small, small),
-    padding=st.tuples(st.integers(0, 3), st.integers(0, 3)),
-    dilation=st.tuples(st.integers(1, 2), st.integers(1, 2)),
+    kernel=pair,
+    stride=pair,
+    padding=margins,
+    dilation=gaps,
     groups=st.sampled_from([(2, 4, 2), (2, 2, 4), (3, 3, 3)]),
 )
 def test_every_way_of_a_grouped_convolution_agrees(
-    size: int,
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    padding: tuple[int, int],
-    dilation: tuple[int, int],
-    groups: tuple[int, int, int],
+    size: int, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, groups: tuple[int, int, int]
 ) -> None:
     count, ins, outs = groups
-    draw = torch.Generator().manual_seed(0)
-    reach = [d * (k - 1) + 1 - 2 * p for d, k, p in zip(dilation, kernel, padding, strict=True)]
-    assume(reach[0] <= size and reach[1] <= size + 1)
-    x = torch.randn(2, ins, size, size + 1, generator=draw, dtype=torch.float64)
-    weight = torch.randn(outs, ins // count, *kernel, generator=draw, dtype=torch.float64, requires_grad=True)
+    assume(fits((size, size + 1), kernel, padding, dilation))
+    x = noise(2, ins, size, size + 1, seed=0)
+    weight = noise(outs, ins // count, *kernel, seed=1)
     out = torch.nn.functional.conv2d(x, weight, None, stride, padding, dilation, count)
-    grad = torch.randn(out.shape, generator=draw, dtype=torch.float64)
+    grad = noise(*out.shape, seed=2)
     (expected,) = torch.autograd.grad(out, weight, grad)
     own = weight.detach()
     conv = ConvArgs(stride=stride, padding=padding, dilation=dilation, groups=count)
     for got in (depthwise.grad_weight(grad, x, own, conv), by_correlation(grad, x, own, conv)):
-        assert torch.allclose(got, expected, rtol=0, atol=TOLERANCE)
+        assert same(got, expected)
     if count == ins == outs:
-        assert torch.allclose(depthwise.convolution(x, own, conv), out, rtol=0, atol=TOLERANCE)
+        assert same(depthwise.convolution(x, own, conv), out)
