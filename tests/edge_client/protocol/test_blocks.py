@@ -87,9 +87,8 @@ def with_header(version: int, flags: int, zero: int) -> bytes:
     ],
 )
 def test_a_wrong_block_is_refused_by_name(message: bytes, index: int, code: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=rf"^{code}: "):
         unpack_block(message, M, index)
-    assert refused.value.code == code
 
 
 @pytest.mark.parametrize(("body", "index", "total"), [(b"", 0, 1), (b"x", 1, 1), (b"x", 0, 65_537), (b"x", -1, 2)])
@@ -104,9 +103,8 @@ def test_a_manifest_survives_json(manifest: Manifest) -> None:
 
 
 def test_an_inline_blob_of_the_right_size_is_hashed_all_the_same() -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_hash: "):
         Manifest.from_json(manifest_of(b"small", "stats", inline=True).to_json() | {"inline": "c21hbEw="})
-    assert refused.value.code == "bad_hash"
 
 
 def test_only_small_blobs_travel_inline() -> None:
@@ -142,9 +140,8 @@ def test_only_small_blobs_travel_inline() -> None:
     ],
 )
 def test_a_manifest_that_no_one_could_serve_is_refused_by_name(change: dict[str, Any], code: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=rf"^{code}: "):
         Manifest.from_json(M.to_json() | change)
-    assert refused.value.code == code
 
 
 @pytest.mark.parametrize("missing", ["sha256", "size", "block", "kind"])
@@ -154,9 +151,8 @@ def test_every_field_of_a_manifest_is_needed(missing: str) -> None:
 
 
 def test_the_callers_limit_holds_before_the_kinds() -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^too_big: "):
         Manifest.from_json(M.to_json(), limit_bytes=M.size - 1)
-    assert refused.value.code == "too_big"
     assert Manifest.from_json(M.to_json(), limit_bytes=M.size) == M
 
 

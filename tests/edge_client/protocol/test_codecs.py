@@ -105,16 +105,14 @@ def test_scales_below_the_normal_numbers_become_zero(codec: str) -> None:
 def test_nothing_infinite_is_sent(codec: str, wrong: float) -> None:
     vector = np.zeros(SCHEMA.size)
     vector[3] = wrong
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^not_finite: "):
         encode_vector(vector, SCHEMA, codec=codec, kind="model")
-    assert refused.value.code == "not_finite"
 
 
 @pytest.mark.parametrize("codec", ["f16", "i8"])
 def test_values_whose_rounding_could_overflow_are_refused_by_the_scaled_codecs(codec: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^not_finite: "):
         encode_vector(np.full(SCHEMA.size, np.finfo(F32).max), SCHEMA, codec=codec, kind="model")
-    assert refused.value.code == "not_finite"
 
 
 def test_a_file_must_be_what_the_task_asked_for() -> None:
@@ -124,9 +122,8 @@ def test_a_file_must_be_what_the_task_asked_for() -> None:
     assert refusal(data, kind="delta", base="zero") == "bad_codec"
     other = Schema((TensorSpec(name="w", role="p", shape=(SCHEMA.size,)),))
     assert refusal(encode_vector(np.zeros(SCHEMA.size), other, codec="f32", kind="model")) == "bad_schema"
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_codec: "):
         encode_vector(np.zeros(SCHEMA.size), SCHEMA, codec="i4", kind="model")
-    assert refused.value.code == "bad_codec"
 
 
 def test_the_same_tensors_under_another_schema_are_refused() -> None:
@@ -237,9 +234,8 @@ I64 = np.int64
     ],
 )
 def test_statistics_that_no_device_could_have_measured_are_refused(stored: dict[str, Any], code: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=rf"^{code}: "):
         decode_stats(packed(stored, kind="stats"), SCHEMA, 10)
-    assert refused.value.code == code
 
 
 def test_statistics_must_answer_the_question() -> None:

@@ -79,9 +79,8 @@ def test_any_bytes_are_parsed_to_plain_values_or_refused(data: bytes) -> None:
     ],
 )
 def test_json_that_two_readers_could_read_differently_is_refused(text: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_json: "):
         parse_json(text.encode())
-    assert refused.value.code == "bad_json"
 
 
 def test_json_is_read_liberally_in_order_and_whitespace() -> None:
@@ -264,12 +263,10 @@ def test_a_program_without_a_signature_is_no_field_error_but_an_alarm() -> None:
 def test_what_we_send_is_held_to_the_same_table() -> None:
     get = UP["get"]
     for fields in (get | {"block": 1}, {"sha256": SHA}, get | {"colour": "red"}, get | {"v": 2}):
-        with pytest.raises(Malformed) as refused:
+        with pytest.raises(Malformed, match=r"^bad_field: "):
             write_message("get", ident="x", t_ms=0, **fields)
-        assert refused.value.code == "bad_field"
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_kind: "):
         write_message("order66", ident="x", t_ms=0)
-    assert refused.value.code == "bad_kind"
 
 
 def test_absent_fields_may_be_given_as_none_and_manifests_as_objects() -> None:
@@ -283,9 +280,8 @@ def test_a_message_above_the_limit_is_not_sent() -> None:
     big = [Manifest.from_json(OTHER).to_json() | {"sha256": f"{i:064x}"} for i in range(16)]
     assert len(write_message("task", ident="x", t_ms=0, epoch=1, **PROBE | {"models": big, "prior": None})) < 8192
     crowded = [manifest_of(bytes([i]) * 2048, "model", inline=True) for i in range(16)]
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^too_big: "):
         write_message("task", ident="x", t_ms=0, epoch=1, **PROBE | {"models": crowded, "prior": None})
-    assert refused.value.code == "too_big"
 
 
 def test_the_codes_have_one_list_each_and_no_name_twice() -> None:

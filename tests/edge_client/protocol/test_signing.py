@@ -33,9 +33,8 @@ def test_what_was_signed_is_accepted() -> None:
     ],
 )
 def test_a_signature_covers_everything_but_the_way_it_is_cut(changed: object) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_signature: "):
         verify_manifest(changed, [PUBLIC, public_key(OTHER)], "demo")  # type: ignore[arg-type]
-    assert refused.value.code == "bad_signature"
     verify_manifest(replace(MANIFEST, block=4096), [PUBLIC], "demo")
 
 
@@ -53,9 +52,8 @@ def test_another_federations_signature_is_no_signature() -> None:
 @pytest.mark.parametrize("sig", ["", "zz", "00", "0" * 128, "ä" * 128])
 @pytest.mark.parametrize("public", [PUBLIC, b"", bytes(31), b"\xff" * 32])
 def test_garbage_is_refused_by_name(public: bytes, sig: str) -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_signature: "):
         verify(public, "demo", "program", MANIFEST.sha256, MANIFEST.size, sig)
-    assert refused.value.code == "bad_signature"
 
 
 def test_signatures_are_deterministic() -> None:

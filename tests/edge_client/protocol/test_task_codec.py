@@ -180,9 +180,8 @@ def test_vectors_of_two_sizes_are_a_bad_task() -> None:
     shelf = BlobShelf()
     message = over_the_wire(Fit(start=vector(1), anchor=vector(2), steps=1, lr=0.1, batch=2, seed=0), shelf)
     sizes = iter((3, 4))
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^bad_task: "):
         read_task(message, lambda _: np.zeros(next(sizes)))
-    assert refused.value.code == "bad_task"
 
 
 @pytest.mark.parametrize(

@@ -174,9 +174,8 @@ def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> N
 def test_what_cannot_be_done_is_refused_by_the_protocols_code(
     code: str, task: Fit, data: Dataset, engine: SoftmaxEngine
 ) -> None:
-    with np.errstate(all="ignore"), pytest.raises(Malformed) as refused:
+    with np.errstate(all="ignore"), pytest.raises(Malformed, match=rf"^{code}: "):
         run_fit(EngineLearner(engine, PROGRAM), task, data)
-    assert refused.value.code == code
 
 
 MODELS = [RNG.standard_normal(SCHEMA.size) for _ in range(3)]
@@ -250,6 +249,5 @@ def test_a_limit_takes_the_same_samples_for_the_same_seed() -> None:
 
 
 def test_a_device_without_held_out_samples_says_so() -> None:
-    with pytest.raises(Malformed) as refused:
+    with pytest.raises(Malformed, match=r"^no_data: "):
         run_probe(LEARNER, asked("confusion", split="test"), DeviceData(train=DATA))
-    assert refused.value.code == "no_data"

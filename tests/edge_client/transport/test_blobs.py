@@ -40,10 +40,6 @@ def fill(partial: PartialBlob, indices: Iterator[int] | range) -> None:
         partial.write_block(index, body(index))
 
 
-def code(wrong: pytest.ExceptionInfo[Malformed]) -> str:
-    return wrong.value.code
-
-
 def test_what_is_put_is_read_back(folder: BlobFolder) -> None:
     sha256 = folder.put(DATA)
     assert folder.has(sha256)
@@ -52,17 +48,15 @@ def test_what_is_put_is_read_back(folder: BlobFolder) -> None:
 
 def test_an_absent_blob_is_unknown(folder: BlobFolder) -> None:
     assert not folder.has("0" * 64)
-    with pytest.raises(Malformed) as wrong:
+    with pytest.raises(Malformed, match=r"^unknown_blob: "):
         folder.read("0" * 64)
-    assert code(wrong) == "unknown_blob"
 
 
 def test_a_blob_that_rotted_on_disk_is_noticed_and_gone(folder: BlobFolder) -> None:
     sha256 = folder.put(DATA)
     folder.path(sha256).write_bytes(DATA[:-1] + b"x")
-    with pytest.raises(Malformed) as wrong:
+    with pytest.raises(Malformed, match=r"^bad_hash: "):
         folder.read(sha256)
-    assert code(wrong) == "bad_hash"
     assert not folder.has(sha256)
 
 
@@ -109,9 +103,8 @@ def test_good_blocks_with_a_wrong_whole_are_dropped(folder: BlobFolder) -> None:
     partial = folder.partial(named())
     for index in range(5):
         partial.write_block(index, body(index, DATA[::-1]))
-    with pytest.raises(Malformed) as wrong:
+    with pytest.raises(Malformed, match=r"^bad_hash: "):
         partial.finish()
-    assert code(wrong) == "bad_hash"
     assert not folder.has(named().sha256)
     again = folder.partial(named())
     assert again.bitmap.count == 0
@@ -149,9 +142,8 @@ def test_transfers_can_be_dropped_all_at_once(folder: BlobFolder, tmp_path: Path
 def test_a_full_folder_refuses(tmp_path: Path) -> None:
     folder = BlobFolder(tmp_path, 1_000)
     first = folder.put(bytes(600))
-    with pytest.raises(Malformed) as wrong:
+    with pytest.raises(Malformed, match=r"^no_space: "):
         folder.put(bytes(601))
-    assert code(wrong) == "no_space"
     assert folder.has(first)
 
 
@@ -168,17 +160,15 @@ def test_the_least_recently_used_makes_room_but_never_what_is_pinned(tmp_path: P
 
 def test_a_blob_above_the_budget_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = BlobFolder(tmp_path, 1_000, evict=True)
-    with pytest.raises(Malformed) as wrong:
+    with pytest.raises(Malformed, match=r"^no_space: "):
         folder.partial(named())
-    assert code(wrong) == "no_space"
     assert list((tmp_path / "partial").iterdir()) == []
 
 
 def test_a_blob_that_does_not_fit_on_the_disk_is_refused(folder: BlobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=len(DATA)))
-    with pytest.raises(Malformed) as wrong:
+    with pytest.raises(Malformed, match=r"^no_space: "):
         folder.partial(named())
-    assert code(wrong) == "no_space"
 
 
 def test_only_what_is_wanted_is_kept(folder: BlobFolder) -> None:
