@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from edge_client.errors import ConfigError, FedcentersError
-from edge_client.transport.blobs import write_atomically
 from export.bundle.reader import MANIFEST_FILE
 from export.serve.rollout import Rollout, RolloutPlan
-from export.serve.site import Generation, SiteFolder
+from export.serve.site import Generation, SiteFolder, replace_file
 
 log = logging.getLogger(__name__)
 ROLLOUT_FILE = ".rollout.json"  # in the site's folder; most web servers hide names with a dot
@@ -64,7 +63,7 @@ class GenerationManager:
         if rollout == self.rollout:
             return
         before, self.rollout = self.rollout, rollout
-        write_atomically(self.site.root / ROLLOUT_FILE, json.dumps(rollout.to_json()).encode())
+        replace_file(self.site.root / ROLLOUT_FILE, json.dumps(rollout.to_json()).encode())
         if rollout.stable is not None and rollout.stable != before.stable:
             self.site.point(rollout.stable)
         if (rollout.stable, rollout.candidate) != (before.stable, before.candidate):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, Malformed
-from edge_client.transport.blobs import write_atomically
 from export.bundle.reader import MANIFEST_FILE, SIGNATURE_FILE, Bundle, file_entries, read_bundle
 
 VERSION = 1
@@ -112,7 +111,7 @@ class SiteFolder:
 
     def point(self, name: str) -> None:
         """Make index.json name this generation."""
-        write_atomically(self.root / INDEX_FILE, json.dumps(index_content(name), sort_keys=True).encode() + b"\n")
+        replace_file(self.root / INDEX_FILE, json.dumps(index_content(name), sort_keys=True).encode() + b"\n")
 
     def names(self) -> list[str]:
         """The site's generations, the newest first."""
@@ -144,3 +143,13 @@ def publish_bundle(bundle: Path, root: Path, trusted: Sequence[bytes] = ()) -> s
     site.point(name)
     site.prune([name])
     return name
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace a file atomically: a reader sees the old content or the new one."""
+    part = path.with_name(f".{path.name}.new")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from edge_client.errors import ConfigError
 from edge_client.protocol.program import Program
-from edge_client.transport.blobs import write_atomically
 from export.bundle.reader import read_bundle
+from export.serve.site import replace_file
 
 MODEL_FORMAT = "onnx"
 MAX_BATCH = 64  # samples in a dynamic batch
@@ -40,7 +40,7 @@ def write_repository(bundle: Path, out: Path, trusted: Sequence[bytes] = ()) -> 
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir()
         (part / "model.onnx").write_bytes(read.read(center["files"][MODEL_FORMAT]))
-        write_atomically(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
+        replace_file(folder / "config.pbtxt", model_config(folder.name, read.program).encode())
         part.rename(folder / str(version))  # atomic: a version is never incomplete
         written.append(f"{folder.name}/{version}")
     return written

@@ -281,7 +281,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_torchs_generator_alone(
         (("--model", "readers_models:Net", "--no-onnx"), 2, "no format is left"),
         (("--model", "readers_models:Net", "--tolerance", "1"), 2, "--tolerance belongs to --check"),
         (("--model", "readers_models:Net", "--loss", "hinge"), 2, "hinge"),
-        (("--model", "readers_models:Branching"), 5, "'readers_models:Branching' cannot be"),
+        (("--model", "readers_models:Branching"), 5, "'readers_models:Branching' cannot be traced"),
         (("--model", "readers_models:Sorting"), 5, "aten.sort"),
         (("--model", "readers_models:Broken"), 5, "KeyError: 'head'"),
         (("--model", "readers_models:Net", "--check", "x"), 2, "either --out or --check"),

@@ -16,13 +16,11 @@ from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest import catalog as offered
 from edge_client.protocol.task import Array, Flat
-from edge_client.training.learner import EngineLearner
 from tests.support import softmax_program
 from tests.support.scripted_coordinator import (
     CONTAINERS,
     DEVICE,
     FEDERATION,
-    BallastEngine,
     DeviceStage,
     Script,
     program,
@@ -36,11 +34,7 @@ def stage(tmp_path: Path) -> DeviceStage:
 
 def good_model(stage: DeviceStage, seed: int = 0) -> Flat:
     """A center for this device's data: after thirty steps on it."""
-    from edge_client.training import fit_probe
-
-    return fit_probe.run_fit(
-        EngineLearner(BallastEngine(), stage.program), stage.fit(seed, steps=30), stage.local.train
-    ).vector
+    return stage.trained(stage.fit(seed, steps=30))
 
 
 def onnx_file(stage: DeviceStage, model: Flat) -> bytes:

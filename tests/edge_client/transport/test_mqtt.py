@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import gc
 import socket
-import subprocess
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from coordinator.local_broker import Broker, find_mosquitto, start_broker
+from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import ConfigError, NetworkError
 from edge_client.transport import mqtt
 from edge_client.transport.base import Connected, Disconnected
 from edge_client.transport.mqtt import MqttTransport, parse_url
 from edge_client.transport.tls import Credentials
+from tests.support.guarded_broker import guarded_broker, provision_federation
 
 
 @contextmanager
@@ -196,50 +191,10 @@ def test_waking_ends_the_wait_for_the_first_connection(free_port: int) -> None:
 
 @pytest.mark.broker
 @pytest.mark.filterwarnings("ignore:unclosed <ssl:ResourceWarning")  # paho leaves a failed handshake to the collector
-def test_over_tls_only_the_configured_authority_is_trusted(tmp_path: Path, free_port: int) -> None:
-    ours, strangers = tmp_path / "ours.pem", tmp_path / "strangers.pem"
-    write_certificate(ours, tmp_path / "key.pem")
-    write_certificate(strangers, tmp_path / "other-key.pem")
-    with tls_broker(tmp_path, ours, tmp_path / "key.pem", free_port) as url:
-        transport = MqttTransport(url, "x", credentials=Credentials(ca=ours))
-        transport.connect()
-        assert transport.receive(10) == Connected()
-        transport.close()
+def test_over_tls_only_the_configured_authority_is_trusted(tmp_path: Path) -> None:
+    strangers = provision_federation(tmp_path / "strangers").folder / "broker" / "ca.crt"
+    with guarded_broker(tmp_path, "dev-1") as broker:
+        broker.client("dev-1")
+        theirs = replace(broker.credentials("dev-1"), ca=strangers)
         with pytest.raises(NetworkError, match="certificate verify failed"):
-            MqttTransport(url, "y", credentials=Credentials(ca=strangers), connect_timeout_s=2).connect()
-
-
-def write_certificate(path: Path, key_path: Path) -> None:
-    """A certificate for localhost that is its own authority."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = dt.datetime.now(dt.timezone.utc)
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path.write_bytes(built.public_bytes(Encoding.PEM))
-    key_path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-
-
-@contextmanager
-def tls_broker(folder: Path, certificate: Path, key: Path, port: int) -> Iterator[str]:
-    mosquitto = find_mosquitto()
-    assert mosquitto is not None  # the test is marked `broker`
-    conf = folder / "tls.conf"
-    conf.write_text(
-        f"listener {port} 127.0.0.1\nallow_anonymous true\ncertfile {certificate}\nkeyfile {key}\nuser root\n"
-    )
-    with subprocess.Popen([mosquitto, "-c", str(conf)], stderr=subprocess.DEVNULL) as broker:
-        try:
-            yield f"mqtts://localhost:{port}"
-        finally:
-            broker.terminate()
+            MqttTransport(broker.url, "y", credentials=theirs, connect_timeout_s=2).connect()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from edge_client.errors import ProgramRefused
 from export.compiler.program import make_source
@@ -27,33 +26,3 @@ def test_unequal_windows_of_an_adaptive_maximum_are_refused_with_their_layer_and
     text = refusal(nn.Sequential(nn.Conv2d(1, 2, 3), nn.AdaptiveMaxPool2d(4), nn.Flatten(), nn.Linear(32, 4)))
     assert "layer 1 (AdaptiveMaxPool2d)" in text
     assert "[6, 6] does not divide into [4, 4] equal windows; choose sizes that do" in text
-
-
-class Sorting(nn.Module):
-    """An operator that inference runtimes do not share."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.sort(x.flatten(1))[0])  # type: ignore[no-any-return]
-
-
-def test_an_unknown_operator_is_refused_by_its_name() -> None:
-    assert "aten.sort" in refusal(Sorting())
-
-
-class DataBranching(nn.Module):
-    """Looks at values to decide what to do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(64, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(x.flatten(1) if x.sum() > 0 else -x.flatten(1))  # type: ignore[no-any-return]
-
-
-def test_a_branch_on_values_is_refused_and_not_baked_in() -> None:
-    assert "cannot be traced" in refusal(DataBranching())
