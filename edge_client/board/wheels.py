@@ -30,8 +30,8 @@ IMAGE_REQUIREMENTS = ("pillow>=10",)
 DROPPED_FOLDERS = ("scripts", "headers", "data")  # of a wheel's .data folder
 UNUSED_SUFFIXES = (".pyi", ".pxd", ".a", ".lib", ".h", ".hpp")  # what only compilers and type checkers read
 MAX_FILE_BYTES = 1 << 30
-# `flash` itself, the page that a coordinator serves, what only emulated fleets speak through
-WORKSTATION_ONLY = ("board/", "web/", "transport/memory.py")
+# `flash` itself, and the page that a coordinator serves
+WORKSTATION_ONLY = ("board/", "web/")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,8 +11,8 @@ from queue import Queue
 import pytest
 
 from edge_client.transport.base import Connected, Disconnected, Event, Message, Transport, Will, WillSource
-from edge_client.transport.memory import MemoryBroker
 from edge_client.transport.mqtt import MqttTransport
+from tests.support.memory_broker import MemoryBroker
 
 PATIENCE_S = 10.0
 _settled = count()

@@ -13,7 +13,7 @@ from coordinator.config_sections import RunConfig
 from coordinator.rounds.round import round_rng
 from coordinator.storage.exchange_store import ReplayDiverged
 from edge_client.transport.blobs import PartialBlob
-from edge_client.transport.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Outcome, Spy
 from tests.support.virtual_time import Killed
 

@@ -12,9 +12,9 @@ import pytest
 from coordinator.storage.status import read_status
 from edge_client.errors import NetworkError
 from edge_client.protocol.blocks import manifest_of
-from edge_client.transport.memory import MemoryBroker
 from tests.support import softmax_program
 from tests.support.direct_calls import train_directly
+from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Spy
 
 

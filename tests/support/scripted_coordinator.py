@@ -32,9 +32,9 @@ from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.training import fit_probe
 from edge_client.training.learner import EngineLearner
 from edge_client.transport.base import Event, Message, Will
-from edge_client.transport.memory import MemoryBroker, MemoryTransport
 from edge_client.update.self_update import SelfUpdater
 from tests.support import softmax_program
+from tests.support.memory_broker import MemoryBroker, MemoryTransport
 
 FEDERATION, DEVICE = "test", "dev-1"
 PRIVATE = bytes(range(32))

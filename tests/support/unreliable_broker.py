@@ -11,7 +11,7 @@ import math
 import random
 from collections.abc import Callable
 
-from edge_client.transport.memory import MemoryBroker, MemoryTransport
+from tests.support.memory_broker import MemoryBroker, MemoryTransport
 from tests.support.virtual_federation import FEDERATION, TOPICS
 from tests.support.virtual_time import Participant, VirtualTransport, VirtualWorld
 

@@ -37,8 +37,8 @@ from edge_client.protocol.task import Array, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.client import Client
 from edge_client.transport.base import Message, Transport, Will
-from edge_client.transport.memory import MemoryBroker
 from tests.support import softmax_program
+from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_time import Killed, Participant, VirtualTransport, VirtualWorld
 
 Anything = Any  # what a test passes on by keyword

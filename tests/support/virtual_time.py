@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from edge_client.transport.base import Event, WillSource
-from edge_client.transport.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 
 
 class Killed(BaseException):

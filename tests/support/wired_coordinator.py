@@ -26,7 +26,7 @@ from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.task import Array, Fit
 from edge_client.protocol.topics import routing_label
 from edge_client.transport.base import Message
-from edge_client.transport.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_federation import BLOCK, TOPICS, DoomedStore, config, seed_program
 from tests.support.virtual_time import VirtualClock
 

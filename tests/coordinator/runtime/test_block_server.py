@@ -16,7 +16,7 @@ from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Message
 from edge_client.transport.blobs import BlobFolder
-from edge_client.transport.memory import MemoryBroker
+from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_time import VirtualClock
 
 BLOCK = 4096

@@ -15,8 +15,8 @@ import pytest
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Fit, Probe
-from edge_client.transport.memory import MemoryTransport
 from tests.support import softmax_program
+from tests.support.memory_broker import MemoryTransport
 from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script
 
 SENTINEL = 1234.56789
