@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,11 +29,7 @@ from coordinator.config_sections import (
 )
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_federation
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edge_client.toml_files import parse_toml, read_toml
 
 # The file's key of each field: (section, field); section "" is the configuration itself.
 _KEYS: Mapping[str, tuple[str, str]] = {
@@ -181,12 +176,8 @@ class CoordinatorConfig:
 
 def read_config(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: str) -> CoordinatorConfig:
     """Read and check one file. `overrides` (command-line flags) win over the environment, which wins over the file."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as missing:
-        raise ConfigError(f"cannot read {path}: {missing.strerror}", hint="pass the path of a TOML file") from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        raise ConfigError(f"{path} is no TOML file: {wrong}", hint="see coordinator/config.py for the keys") from wrong
+    hint, syntax_hint = "pass the path of a TOML file", "see coordinator/config.py for the keys"
+    raw = read_toml(path, hint=hint, syntax_hint=syntax_hint)
     return config_from_table(raw | overrides_from_environment(environ) | overrides, base=path.resolve().parent)
 
 
@@ -198,8 +189,8 @@ def overrides_from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if text is None:
             continue
         try:
-            out[key] = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+            out[key] = parse_toml(f"v = {text}")["v"]
+        except ValueError:
             out[key] = text
     return out
 

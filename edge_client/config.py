@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +17,7 @@ from urllib.parse import urlsplit
 from edge_client.engines.base import DEVICES, ENGINES
 from edge_client.errors import ConfigError, FedcentersError
 from edge_client.protocol.topics import check_cid, check_federation
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edge_client.toml_files import parse_toml
 
 VARIABLE_PREFIX = "FEDCENTERS_"
 KEY_HEX_DIGITS = 64
@@ -59,11 +54,10 @@ class ClientConfig:
 def load_config(path: Path, environment: Mapping[str, str]) -> ClientConfig:
     """Read and check one file. Raises ConfigError naming the file and the key."""
     try:
-        with path.open("rb") as file:
-            raw = tomllib.load(file)
+        raw = parse_toml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as missing:
         raise ConfigError(f"no configuration at {path}", hint="pass --config FILE") from missing
-    except (OSError, UnicodeDecodeError, RecursionError, tomllib.TOMLDecodeError) as wrong:
+    except (OSError, ValueError, RecursionError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="the file must be TOML, see toml.io") from wrong
     return config_from_mapping(raw | _overrides(environment), folder=path.parent, where=str(path))
 

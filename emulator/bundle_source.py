@@ -7,7 +7,6 @@ is compiled again. Nothing is trained.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +18,9 @@ from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.task import Array, ClientId
+from edge_client.toml_files import read_toml
 from emulator import config
 from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
@@ -165,10 +160,7 @@ def _split(asked: Mapping[str, Any], data: Path | None) -> FleetData:
 
 
 def _asked(run: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as wrong:
-        raise ConfigError(f"{run}/config.toml: {wrong}", hint="simulate again") from wrong
+    return read_toml(run / "config.toml", hint="simulate again")
 
 
 def _last(run: Path) -> dict[str, Any]:

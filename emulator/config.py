@@ -11,7 +11,6 @@ repeated, changed or resumed from it. An unknown key is refused with the nearest
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,9 @@ from typing import Any
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.registry import Setting, make_method, method_settings
 from edge_client.errors import ConfigError, UsageError
+from edge_client.toml_files import read_toml
 from emulator.options import OPTIONS, Option, SimulateArgs
 from export.plugins import nearest_name_hint
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CONFIG_FILE = (
     "simulate.toml"  # what was asked, in the folder of a run over MQTT, whose config.toml is the coordinator's
@@ -36,14 +31,8 @@ TREE_FILE = "tree.npz"  # beside the centers: edges and models of coordinator/st
 
 def read_table(path: Path) -> dict[str, Any]:
     """The file's table, not checked yet."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as missing:
-        hint = "write one with `fedcenters-emulator init`"
-        raise ConfigError(f"cannot read {path}: {missing.strerror}", hint=hint) from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as wrong:
-        hint = "compare it with what `fedcenters-emulator init` writes"
-        raise ConfigError(f"{path} is no TOML file: {wrong}", hint=hint) from wrong
+    command = "`fedcenters-emulator init`"
+    return read_toml(path, hint=f"write one with {command}", syntax_hint=f"compare it with what {command} writes")
 
 
 def parse_pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -17,13 +17,11 @@ ROOT = Path(__file__).parents[1]
 ROOMS = ("edge_client", "coordinator", "export", "emulator")
 BASE = {"numpy", "safetensors", "cryptography", "edge_client"}  # a device's dependencies, paho apart
 RUNTIME_OF = {
+    "edge_client/toml_files.py": {"tomli"},
     "edge_client/transport/mqtt.py": {"paho"},
     "edge_client/engines/onnx.py": {"onnxruntime"},
     "edge_client/engines/litert.py": {"ai_edge_litert", "tflite_runtime"},
     "edge_client/engines/pt2.py": {"torch"},
-    "edge_client/config.py": {"tomli"},
-    "edge_client/data/readers.py": {"tomli"},
-    "edge_client/board/identity.py": {"tomli"},
     "edge_client/data/images.py": {"PIL"},
     "edge_client/cli.py": {"argcomplete"},
 }

@@ -13,7 +13,6 @@ Repeating a command changes nothing. Time is an argument; nothing is sent over a
 from __future__ import annotations
 
 import datetime as dt
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -28,19 +27,16 @@ from coordinator.identity.tokens import TokenStore
 from coordinator.identity.web_passwords import WebDevices
 from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol.topics import check_cid, check_federation
+from edge_client.toml_files import read_toml
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.keys import open_private_key, write_private_file
 from edge_client.transport.mqtt import PORTS
 from edge_client.transport.tls import EXPIRY_WARNING_DAYS, read_certificate
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 # The dot keeps them out of the devices' alphabet.
 BROKER_NAME, ENROLMENT_NAME, WEB_NAME = "server.broker", "server.enrol", "server.web"
 ENROL_PORT = 8443
+READ_HINT = "correct it, or remove it to have it made again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +173,7 @@ class Provisioner:
     def pin_keys(self) -> None:
         """Write the trusted signing keys into every join file; its other settings stay."""
         for file in sorted((self.folder / "devices").glob("*/client.toml")):
-            self._put(file, _toml({**_read_toml(file), "signing-keys": self._pins()}))
+            self._put(file, _toml({**read_toml(file, hint=READ_HINT), "signing-keys": self._pins()}))
 
     def expiries(self) -> list[CertificateExpiry]:
         """The newest certificate of every name that is not revoked, and the authority's, sorted by their ends."""
@@ -276,7 +272,7 @@ class Provisioner:
             **more,
         }
         path = folder / "client.toml"
-        kept = _read_toml(path) if path.exists() else {"data": "data", "state": "state"}
+        kept = read_toml(path, hint=READ_HINT) if path.exists() else {"data": "data", "state": "state"}
         kept = {key: value for key, value in kept.items() if key not in ("enrol-url", "token")}
         self._put(path, _toml({**kept, **settings}))
 
@@ -305,7 +301,8 @@ class Provisioner:
 def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
     """The plan of a folder, with the `changes` from the command line. Raises ConfigError."""
     path = folder / "federation.toml"
-    known = {key.replace("-", "_"): value for key, value in _read_toml(path).items()} if path.exists() else {}
+    held = read_toml(path, hint=READ_HINT) if path.exists() else {}
+    known = {key.replace("-", "_"): value for key, value in held.items()}
     asked = {key: value for key, value in changes.items() if value}
     if known and asked.get("federation", known["federation"]) != known["federation"]:
         raise ConfigError(f"{folder} belongs to {known['federation']}", hint="use one folder per federation")
@@ -319,15 +316,6 @@ def open_plan(folder: Path, changes: Mapping[str, Any]) -> ProvisionPlan:
 def _table(plan: ProvisionPlan) -> dict[str, Any]:
     table = {key.replace("_", "-"): value for key, value in vars(plan).items() if value}
     return {**table, "hosts": list(plan.hosts)}
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        raise ConfigError(
-            f"cannot read {path}: {wrong}", hint="correct it, or remove it to have it made again"
-        ) from wrong
 
 
 def _toml(table: Mapping[str, Any]) -> bytes:

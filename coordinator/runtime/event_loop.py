@@ -36,63 +36,57 @@ class Controls:
     closing: ExchangeKey | None = None  # the exchange to close now
 
 
+@dataclass(frozen=True, kw_only=True)
 class EventLoop:
-    """One thread that takes events from the transport."""
+    """One thread that takes events from the transport. It and its parts carry the epoch of one lead."""
 
-    def __init__(
-        self,
-        *,
-        transport: Transport,
-        sender: CoordinatorSender,
-        downloads: BlockServer,
-        dispatcher: Dispatcher,
-        status: StatusReporter,
-        controls: Controls,
-    ) -> None:
-        self._clock, self._transport, self._sender = sender.clock, transport, sender
-        self._downloads, self._dispatcher = downloads, dispatcher
-        self._status, self._controls = status, controls
+    transport: Transport
+    sender: CoordinatorSender
+    downloads: BlockServer
+    dispatcher: Dispatcher
+    status: StatusReporter
+    controls: Controls
 
     def run_until(self, done: Callable[[], bool], until_s: float = math.inf) -> bool:
         """Take events until `done`; -> False when `until_s` came first. Raises ServerStopped."""
         while not done():
-            if self._controls.stopping:
+            if self.controls.stopping:
                 raise ServerStopped
-            live, now_s = self._dispatcher.exchange.live, self._clock.now_s()
-            self._status.tick(now_s)
+            live, now_s = self.dispatcher.exchange.live, self.sender.clock.now_s()
+            self.status.tick(now_s)
             if now_s >= until_s:
                 return False
-            if live is not None and live.key == self._controls.closing:
-                self._controls.closing = None
+            if live is not None and live.key == self.controls.closing:
+                self.controls.closing = None
                 live.close()
                 continue
             if live is not None and now_s >= live.wakes_at_s:
                 live.tick()
                 continue
             wake_s = min(until_s, now_s + MAX_WAIT_S, math.inf if live is None else live.wakes_at_s)
-            self._take(min(wake_s, self._downloads.wakes_at_s) - now_s)
-            self._downloads.send_due()
+            self._take(min(wake_s, self.downloads.wakes_at_s) - now_s)
+            self.downloads.send_due()
         return True
 
     def run_until_closed(self, live: LiveExchange) -> None:
         """Take events until the exchange is closed."""
-        self._dispatcher.exchange.begin(live)
-        self._status.write("asking")
+        self.dispatcher.exchange.begin(live)
+        self.status.write("asking")
         self.run_until(lambda: live.closed)
-        self._status.notify()
-        self._dispatcher.exchange.end()
-        self._status.write("aggregating")
+        self.status.notify()
+        self.dispatcher.exchange.end()
+        self.status.write("aggregating")
 
     def wait_while_paused(self) -> None:
         """Take events until the pause is over; return at once without one."""
-        if self._controls.paused:
-            self._status.write("paused")
-            self.run_until(lambda: not self._controls.paused)
+        if self.controls.paused:
+            self.status.write("paused")
+            self.run_until(lambda: not self.controls.paused)
 
     def _take(self, timeout_s: float) -> None:
-        event = self._transport.receive(timeout_s)
+        event = self.transport.receive(timeout_s)
         if isinstance(event, Message):
-            self._dispatcher.dispatch(event)
+            self.dispatcher.dispatch(event)
         elif isinstance(event, Connected):
             self._on_connected()
         elif isinstance(event, Disconnected):
@@ -100,9 +94,9 @@ class EventLoop:
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""
-        topics = self._sender.topics
-        self._transport.subscribe(topics.coord(), *topics.coordinator_filters())
-        self._sender.publish_record(online=True)
-        self._dispatcher.catalog.publish_again()
-        if self._dispatcher.exchange.live is not None:
-            self._dispatcher.exchange.live.begin()
+        topics = self.sender.topics
+        self.transport.subscribe(topics.coord(), *topics.coordinator_filters())
+        self.sender.publish_record(online=True)
+        self.dispatcher.catalog.publish_again()
+        if self.dispatcher.exchange.live is not None:
+            self.dispatcher.exchange.live.begin()

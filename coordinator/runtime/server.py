@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from dataclasses import dataclass
 
 from coordinator.artifacts.client_release import offer_release
 from coordinator.artifacts.finished_run import RunResult, make_strategy
@@ -34,22 +33,9 @@ from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, Replies
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
 from edge_client.protocol.topics import Topics
-from edge_client.transport.base import Transport
 from edge_client.transport.clock import Clock
 
 SPREAD_PER_DEVICE_MS = 4  # a broker takes about 300 handshakes a second and core
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokerSession:
-    """What a server works with while it leads: everything that carries its epoch."""
-
-    transport: Transport
-    sender: CoordinatorSender
-    downloads: BlockServer
-    dispatcher: Dispatcher
-    status: StatusReporter
-    loop: EventLoop
 
 
 class Server:
@@ -72,7 +58,7 @@ class Server:
         for run in config.runs:
             make_strategy(run, config)  # raises for a wrong method or setting before anything is done
         _check_fingerprint(config, store)
-        self.session: BrokerSession | None = None
+        self.session: EventLoop | None = None
         self._config, self._store, self._clock, self._dial, self._observe = config, store, clock, dial, observe
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
@@ -120,7 +106,7 @@ class Server:
         if self.session is not None:
             self.session.transport.wake()
 
-    def _lead(self) -> BrokerSession:
+    def _lead(self) -> EventLoop:
         """Take a higher epoch than every coordinator before, and open a connection whose will carries it."""
         config, store, clock, topics = self._config, self._store, self._clock, Topics(self._config.federation)
         epoch = store.facts.next_epoch(seen_epoch(self._dial, topics, clock, lambda: self._controls.stopping))
@@ -161,20 +147,16 @@ class Server:
             is_paused=lambda: self._controls.paused,
             observe=self._observe,
         )
-        transport = sender.open(self._dial)
-        loop = EventLoop(
-            transport=transport,
+        return EventLoop(
+            transport=sender.open(self._dial),
             sender=sender,
             downloads=downloads,
             dispatcher=dispatcher,
             status=status,
             controls=self._controls,
         )
-        return BrokerSession(
-            transport=transport, sender=sender, downloads=downloads, dispatcher=dispatcher, status=status, loop=loop
-        )
 
-    def _serve(self, session: BrokerSession) -> None:
+    def _serve(self, session: EventLoop) -> None:
         config, epoch = self._config, session.sender.epoch
         rounds = {run.name: run.rounds for run in config.runs}
         self._event_log.write("start", epoch=epoch, federation=config.federation, rounds=rounds)
@@ -188,9 +170,9 @@ class Server:
         self._publish(session, outcomes, prepared)
         session.status.write("serving")
         if not config.exit_when_done:
-            session.loop.run_until(lambda: False)
+            session.run_until(lambda: False)
 
-    def _prepare(self, session: BrokerSession) -> CompiledProgram:
+    def _prepare(self, session: EventLoop) -> CompiledProgram:
         """Compile the training program, or read it from the store, and let every device fetch it."""
         began_s = self._clock.now_s()
         prepared = prepare_program(self._config, self._store, self._key)
@@ -201,22 +183,20 @@ class Server:
         self._event_log.write("program", model=self._config.model.name, parity=engines, seconds=seconds)
         return prepared
 
-    def _gather(self, session: BrokerSession, prepared: CompiledProgram) -> None:
+    def _gather(self, session: EventLoop, prepared: CompiledProgram) -> None:
         """Wait for the fleet of the first start; it stays the same for all runs and restarts."""
         if self._store.states.enrolled():
             return
         config, fleet, engines = self._config, session.dispatcher.fleet, prepared.program.containers
         needed, until_s = config.fleet.min_devices, self._clock.now_s() + config.fleet.start_timeout_s
-        if not session.loop.run_until(
-            lambda: len(fleet.devices) >= needed and len(fleet.ready(engines)) >= needed, until_s
-        ):
+        if not session.run_until(lambda: len(fleet.devices) >= needed and len(fleet.ready(engines)) >= needed, until_s):
             raise NetworkError(
                 f"{len(fleet.ready(engines))} of {needed} devices came within {config.fleet.start_timeout_s:g} s",
                 hint=f"start more devices, or lower min-devices; engines that can train: {', '.join(engines)}",
             )
         self._store.states.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
 
-    def _train(self, session: BrokerSession, prepared: CompiledProgram) -> list[RunResult]:
+    def _train(self, session: EventLoop, prepared: CompiledProgram) -> list[RunResult]:
         members = self._store.states.enrolled()
         trainer = RunTrainer(
             seed=self._config.seed,
@@ -241,30 +221,27 @@ class Server:
         )
 
         def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
-            session.loop.wait_while_paused()
+            session.wait_while_paused()
             if not self._store.exchanges.exists(key):
                 session.status.write("waiting for devices")
                 self._wait_for_connected(session, key)
-            return run_exchange(key, tasks, wanted, context, session.loop.run_until_closed, late=late)
+            return run_exchange(key, tasks, wanted, context, session.run_until_closed, late=late)
 
         return train_runs(self._config, trainer, ask)
 
-    def _wait_for_connected(self, session: BrokerSession, key: ExchangeKey) -> None:
+    def _wait_for_connected(self, session: EventLoop, key: ExchangeKey) -> None:
         """Wait, a deadline long, until enough of the fleet is online to begin an exchange; then as below the quorum."""
         config, fleet, here = self._config, self._store.states.enrolled(), session.dispatcher.fleet
         needed = math.ceil(config.round.fraction_connected * len(fleet))
         until_s = self._clock.now_s() + config.round.deadline_s
-        if (
-            session.loop.run_until(lambda: here.count(fleet) >= needed, until_s)
-            or config.round.below_quorum == "continue"
-        ):
+        if session.run_until(lambda: here.count(fleet) >= needed, until_s) or config.round.below_quorum == "continue":
             return
         raise NetworkError(
             f"{here.count(fleet)} of {needed} devices were connected for round {key.round}",
             hint="start again to wait for them, or lower `fraction-connected`",
         )
 
-    def _publish(self, session: BrokerSession, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
+    def _publish(self, session: EventLoop, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
         """Publish the centers, then log that they are published."""
         catalog, manifest, events = publish_centers(
             outcomes, self._config, self._store, prepared, unix_ms=self._clock.unix_ms()
@@ -279,7 +256,7 @@ class Server:
             self._event_log.append_stored(done)
 
     @staticmethod
-    def _leave(session: BrokerSession, *, leading: bool) -> None:
+    def _leave(session: EventLoop, *, leading: bool) -> None:
         """Publish that this coordinator is offline, unless another one leads: the record is the other's now."""
         session.status.write("stopped")
         if leading:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,9 @@ from urllib.parse import urlsplit
 from edge_client.board.board_files import DeviceIdentity
 from edge_client.config import config_from_mapping
 from edge_client.errors import ConfigError
+from edge_client.toml_files import read_toml
 from edge_client.transport.keys import open_private_key
 from edge_client.transport.tls import check_private_file, check_subject, read_certificate
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 PROVISION_HINT = "fedcenters-coordinator provision KEYS --device ID (or --token ID) makes the folder KEYS/devices/ID"
 
@@ -36,10 +31,7 @@ def read_identity(folder: Path, *, device_id: str, federation: str) -> tuple[dic
     Raises ConfigError for another device's folder, and for what would fail on the board.
     """
     path = folder / "client.toml"
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        raise ConfigError(f"cannot read {path}: {wrong}", hint=PROVISION_HINT) from wrong
+    settings = read_toml(path, hint=PROVISION_HINT)
     if federation:
         settings["broker"] = _address(federation, settings)
     config = config_from_mapping({"data": "data", "state": "state", **settings}, folder=folder, where=str(path))

@@ -12,7 +12,6 @@ and the same for `test`. Files are only read, never changed or removed.
 from __future__ import annotations
 
 import csv
-import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,11 +23,7 @@ import numpy as np
 from edge_client.data import images
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from edge_client.toml_files import read_toml
 
 SCHEMA_FILE = "schema.toml"
 FORMAT_HINT = "x is float [n, ...], y is [n] integers or float targets; docs/flash-a-board.md describes the files"
@@ -202,10 +197,7 @@ def _schema(folder: Path) -> Mapping[str, Any]:
     path = folder / SCHEMA_FILE
     if not path.is_file():
         return {}
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as wrong:
-        raise ConfigError(f"cannot read {path}: {wrong}", hint="docs/flash-a-board.md describes it") from wrong
+    return read_toml(path, hint="docs/flash-a-board.md describes it")
 
 
 def _table(schema: Mapping[str, Any], name: str, keys: Sequence[str], path: Path) -> Mapping[str, Any]:

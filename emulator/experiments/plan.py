@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError, UsageError
+from edge_client.toml_files import parse_toml
 
 EXPERIMENTS_FOLDER = Path(__file__).parent
 
@@ -134,7 +135,7 @@ def read_plan(name: str, *, rounds: int | None = None) -> ExperimentPlan:
 def parse_plan(name: str, text: str, *, rounds: int | None = None) -> ExperimentPlan:
     """A plan from its TOML text. Raises ConfigError when the text does not describe a table."""
     try:
-        raw = _toml(text)
+        raw = parse_toml(text)
         metrics, rounds = tuple(raw["metrics"]), rounds or int(raw["rounds"])
         columns = [TableColumn(**_snake(entry)) for entry in raw["columns"]]
         rows = [TableRow(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
@@ -185,13 +186,3 @@ def _figure(text: str) -> PaperFigure | None:
 
 def _snake(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in entry.items()}
-
-
-def _toml(text: str) -> dict[str, Any]:
-    import sys
-
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    return tomllib.loads(text)

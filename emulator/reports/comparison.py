@@ -7,7 +7,6 @@ the numbers of its pictures. The page is self-contained HTML with SVG figures.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +17,9 @@ import numpy as np
 
 from coordinator.rounds.metrics import ari
 from edge_client.errors import ConfigError
+from edge_client.toml_files import parse_toml
 from emulator.config import CONFIG_FILE, GROUPS_FILE
 from emulator.reports import demo_page, display_names, plots
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 CURVES = (("accuracy", "micro"), ("f1", "macro"))
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
@@ -65,7 +60,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
     """The runs in a folder. Raises ConfigError where there is none."""
     try:
         events = [e for e in demo_page.read_events(folder / "metrics.jsonl") if e.get("event") == "round"]
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        config = parse_toml((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as wrong:
         hint = "pass a folder that simulate, serve or demo wrote; one that was interrupted has to be resumed first"
         raise ConfigError(f"{folder} holds no run: {wrong}", hint=hint) from wrong

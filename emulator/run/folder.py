@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,13 +9,9 @@ from typing import Any
 
 from coordinator.strategies.common.representation import annotate_representations
 from edge_client.errors import ConfigError, UsageError
+from edge_client.toml_files import parse_toml
 from emulator.config import fingerprint
 from emulator.options import SimulateArgs
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 FILE = "config.toml"
 # Keys that decide where and how fast a run is computed, and not its numbers.
@@ -76,8 +71,8 @@ def _find(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> tuple[
 def _difference(folder: Path, table: Table, *, resume: bool) -> str:
     """What is in the folder, unless it is a run with the settings of `table`, which `resume` may give more rounds."""
     try:
-        held = tomllib.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError):
+        held = parse_toml((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return f"no {FILE} that can be read"
     if resume:
         mine, theirs = fingerprint(table), fingerprint(held)

@@ -19,19 +19,14 @@ from __future__ import annotations
 
 import difflib
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_client.errors import ConfigError
+from edge_client.toml_files import read_toml
 from emulator.simulation.device_profiles import DeviceProfile
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 BYTES_PER_MBIT = 125_000.0  # bytes per second of one megabit per second
 
@@ -62,15 +57,8 @@ PROFILE_KEYS: Mapping[str, ProfileKey] = {
 
 def read_profiles(path: Path) -> tuple[DeviceProfile, ...]:
     """The profiles of a file. Raises ConfigError with the key that is wrong and what to write instead."""
-    try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as missing:
-        raise ConfigError(f"cannot read {path}: {missing.strerror}", hint="pass the path of a TOML file") from missing
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as wrong:
-        raise ConfigError(
-            f"{path} is no TOML file: {wrong}", hint="emulator/simulation/profile_files.py has an example"
-        ) from wrong
-    return profiles_from_table(raw)
+    hint, syntax_hint = "pass the path of a TOML file", "emulator/simulation/profile_files.py has an example"
+    return profiles_from_table(read_toml(path, hint=hint, syntax_hint=syntax_hint))
 
 
 def profiles_from_table(raw: Mapping[str, Any]) -> tuple[DeviceProfile, ...]:

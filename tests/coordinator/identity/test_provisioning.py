@@ -127,12 +127,12 @@ def test_a_broker_that_is_dialled_by_another_name_gets_another_certificate(tmp_p
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("federation.toml", "cannot read"),
+        ("federation.toml", "is no TOML file"),
         ("authority/ca.key", "holds no private key"),
         ("authority/ca.crt", "holds no certificate"),
         ("authority/crl.pem", "is no revocation list"),
         ("coordinator/signing.key", "holds no hex key"),
-        ("devices/d1/client.toml", "cannot read"),
+        ("devices/d1/client.toml", "is no TOML file"),
         ("devices/d1/device.key", "holds no private key"),
     ],
 )

@@ -129,7 +129,7 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
         (CSV_SCHEMA + "colour = 1\n", "a,b,kind\n1,2,low\n", "has no key 'colour'"),
         ('[csv]\nlabel = "kind"\n', "a,kind\n1,low\n", "lacks features"),
         ('[csv]\nfeatures = ["a"]\n', "a\n1\n", "needs either label or targets"),
-        ("[csv", "a\n1\n", "cannot read"),
+        ("[csv", "a\n1\n", "is no TOML file"),
     ],
 )
 def test_a_table_that_is_wrong_is_named_with_a_hint(tmp_path: Path, schema: str, text: str, says: str) -> None:
