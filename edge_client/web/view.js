@@ -3,6 +3,7 @@
 import { thumbnail } from "./data/images.js";
 import { sizeOf } from "./protocol/tensors.js";
 
+const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
 const SENT = { delta: "the change of the model", stats: "some statistics" };
 
 /** The page's parts by their ids. `guard` runs an action and shows what went wrong; `drawable` says which inputs are pictures. */
@@ -11,6 +12,11 @@ export class View {
     this.page = page;
     this.sent = 0;
     this.done = 0;
+    this.samples = 0;
+    this.linked = false;
+    this.published = false; // whether there are centers to find
+    this.searching = false;
+    this.role = { participates: false, paused: true };
     this.guard = (action) => action();
     this.drawable = () => true;
     for (const tab of page.querySelectorAll("[data-tab]")) tab.addEventListener("click", () => this.showTab(tab.dataset.tab));
@@ -46,15 +52,23 @@ export class View {
   /** What happens in the client. */
   tell(event) {
     const say = {
-      connected: () => this.showLink("connected", true),
+      connected: () => {
+        this.showLink("connected", true);
+        this.showOffline("");
+      },
       lost: () => {
         this.showLink("offline", false);
+        this.showOffline(event.refused ? "" : "Cannot reach the coordinator. Your samples are safe on this phone. Retrying…");
         if (event.refused) this.showError("the broker does not let this phone in; ask for a new link");
       },
       ended: () => this.showLink("stopped", false),
-      coordinator: () => this.showLink(event.online ? "connected" : "coordinator away", event.online),
+      coordinator: () => {
+        this.showLink(event.online ? "connected" : "coordinator away", event.online);
+        this.showOffline(event.online ? "" : "The coordinator is away. Your samples are safe on this phone. Training goes on when it is back.");
+      },
       catalog: () => {
-        this.part("nearest").disabled = false;
+        this.published = true;
+        this.showButtons();
       },
       task: () => this.showProgress(event.job === "fit" ? `Round ${event.round}: getting ready` : "Comparing models on your samples", 0),
       fetching: () => this.showProgress(`Fetching ${event.kind}, ${bytes(event.size)}`, event.done),
@@ -123,6 +137,10 @@ export class View {
     const kinds = labels.size ? ` in ${labels.size} class${labels.size > 1 ? "es" : ""}` : "";
     this.part("count").textContent = n ? `${n}${kinds}` : "none yet";
     this.part("undoing").hidden = !n;
+    this.part("enough").textContent = n < ENOUGH ? `${n} of about ${ENOUGH} samples. So many are enough to find your center; every fifth is kept to test it.`
+      : "Enough to find your center. More samples make the training better.";
+    this.samples = n;
+    this.showButtons();
     this.part("strip").replaceChildren(...(model && this.drawable(model.input) ? last : []).map(({ x, label }) => {
       const [figure, caption] = ["figure", "figcaption"].map((name) => this.page.createElement(name));
       caption.textContent = label;
@@ -145,15 +163,33 @@ export class View {
   showLink(text, on) {
     this.part("link").textContent = text;
     this.part("link").classList.toggle("on", on);
+    this.linked = on;
+    this.showButtons();
+  }
+
+  showOffline(words) {
+    this.part("offline").textContent = words;
+    this.part("offline").hidden = !words;
   }
 
   /** The one button of the training. */
   showRole({ participates, paused }) {
+    this.role = { participates, paused };
+    this.showButtons();
+    if (participates && paused) this.showProgress("Paused.", this.part("progress").value);
+    else if (participates && this.part("progress").value === 0) this.showProgress("Waiting for the coordinator.", 0);
+  }
+
+  /** Taking part and finding a center need samples and a connection; a phone that takes part may pause at any time. */
+  showButtons() {
+    const { participates, paused } = this.role;
+    const missing = participates ? "" : !this.samples ? "Add samples first." : this.linked ? "" : "Waiting for a connection.";
     const button = this.part("pause");
     button.textContent = participates ? (paused ? "Go on" : "Pause") : "Take part";
     button.classList.toggle("main", paused);
-    if (participates && paused) this.showProgress("Paused.", this.part("progress").value);
-    else if (participates && this.part("progress").value === 0) this.showProgress("Waiting for the coordinator.", 0);
+    button.disabled = Boolean(missing);
+    this.part("why").textContent = missing;
+    this.part("nearest").disabled = this.searching || !this.published || !this.samples || !this.linked;
   }
 
   showAwake(on) {
@@ -161,7 +197,8 @@ export class View {
   }
 
   showSearching(on) {
-    this.part("nearest").disabled = on;
+    this.searching = on;
+    this.showButtons();
     this.part("nearest").textContent = on ? "Trying every center…" : "Find my center";
   }
 

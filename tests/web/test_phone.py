@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import expect
 
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.local_broker import free_port
@@ -19,7 +20,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
-from tests.support.browser import PHONE, Open, Visit
+from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast
 from tests.support.phone_page import PATIENCE_MS, served, text
 from tests.support.process_fleet import FleetScene, until
 
@@ -112,9 +113,18 @@ def give_samples(opened: Visit, tmp_path: Path) -> None:
     """Draw one, pick two photos and take them back, load the rest from a table."""
     page = opened.page
     page.evaluate("document.querySelector('[data-tab=draw]').scrollIntoView()")
+    take_part, hint = page.get_by_role("button", name="Take part"), page.locator("#pad + span")
+    expect(take_part).to_be_disabled()
+    expect(page.locator("#why")).to_have_text("Add samples first.")
+    expect(hint).to_be_visible()
+    opened.shot("0-empty")
     ring(page, "#pad")
+    expect(hint).to_be_hidden()
     page.get_by_role("button", name="Add drawing").click()
     text(page, "count", "^1 in 1 class")
+    text(page, "enough", "^1 of about 25 samples")
+    expect(hint).to_be_visible()
+    expect(take_part).to_be_enabled()
     opened.shot("1-drawn")
     page.get_by_role("tab", name="Photos").click()
     page.get_by_text("4", exact=True).click()
@@ -126,13 +136,38 @@ def give_samples(opened: Visit, tmp_path: Path) -> None:
     for left in ("^2 in 2 classes", "^1 in 1 class"):
         page.get_by_role("button", name="Remove last").click()
         text(page, "count", left)
+    load_table(page, tmp_path)
+    text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
+    text(page, "enough", "^Enough to find your center")
+
+
+def load_table(page: Page, tmp_path: Path) -> None:
     page.get_by_role("tab", name="Table").click()
     page.fill("#scale", str(SCALE))
     x, y = digits()
     table = tmp_path / "digits.csv"
     table.write_bytes(csv(x[:ON_PAPER], y[:ON_PAPER]))
     page.set_input_files("#table", table)
-    text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
+
+
+def readable(page: Page) -> None:
+    """Nothing stands outside the window, and each text has contrast."""
+    assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
+    for selector in ("p, h1, h2, h3, li, dt, dd, legend", "button:enabled", "label", ".badge"):
+        assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector
+
+
+def loses_the_coordinator(opened: Visit) -> None:
+    """A phone with samples that takes no part yet, after the coordinator has gone."""
+    page = opened.page
+    text(page, "offline", "^Cannot reach the coordinator. Your samples are safe on this phone. Retrying…$")
+    expect(page.get_by_role("button", name="Take part")).to_be_disabled()
+    expect(page.locator("#why")).to_have_text("Waiting for a connection.")
+    readable(page)
+    opened.shot("6-offline")
+    page.goto("about:blank")
+    assert all("WebSocket" in error for error in opened.errors)
+    opened.errors.clear()
 
 
 def find_center(opened: Visit) -> None:
@@ -162,6 +197,7 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             text(page, "link", "connected")
             page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
             give_samples(opened, tmp_path)
+            readable(page)
             page.get_by_role("button", name="Take part").click()
             text(page, "doing", "training|Sending|Sent")
             opened.shot("3-training")
@@ -177,6 +213,12 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             text(page, "center", "suits you best")
             assert page.locator("#name").inner_text() == me
             page.emulate_media(color_scheme="dark")
+            readable(page)
             opened.shot("5-dark")
             page.goto("about:blank")  # before the broker ends
-        children.wait_for_exit(children.running)
+            other = visit(url, size=PHONE, touch=True)
+            other.page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
+            load_table(other.page, tmp_path)
+            expect(other.page.get_by_role("button", name="Take part")).to_be_enabled()
+            children.wait_for_exit(children.running)
+            loses_the_coordinator(other)

@@ -44,6 +44,7 @@ export class Pad {
   /** A stroke, in the raster's own coordinates. */
   line(from, to) {
     const { pen } = this;
+    delete this.canvas.dataset.blank;
     pen.strokeStyle = "#fff";
     pen.lineWidth = PEN;
     pen.lineCap = "round";
@@ -56,6 +57,7 @@ export class Pad {
   clear() {
     this.pen.fillStyle = "#000";
     this.pen.fillRect(0, 0, SIDE, SIDE);
+    this.canvas.dataset.blank = ""; // the page says "draw here" on a blank pad
     this.last = null;
   }
 
