@@ -40,6 +40,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         skip_without("chromium is not installed (apt install chromium)")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where the workers of a test run keep compiled programs for one another (tests/support/programs.py)."""
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = tmp_path_factory.getbasetemp().parent / "programs"
+        folder.mkdir(exist_ok=True)
+        os.environ["COMPILED_PROGRAMS"] = str(folder)
+
+
 @pytest.fixture
 def free_port() -> int:
     """A TCP port on loopback that nothing listens on."""

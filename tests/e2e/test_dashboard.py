@@ -15,10 +15,9 @@ from playwright.sync_api import Page, expect
 from coordinator.dashboard.endpoint import LINK_FILE
 from coordinator.local_broker import Broker
 from coordinator.storage.status import read_status
-from emulator.testbed import testbed_files
 from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
 from tests.support.browser import PHONE, Open, Visit
-from tests.support.process_fleet import DEVICES, SEED, SETTINGS, FleetScene, jsonl, until
+from tests.support.process_fleet import DEVICES, SETTINGS, FleetScene, jsonl, until
 
 pytestmark = [pytest.mark.broker, pytest.mark.browser]
 ROUNDS = 5
@@ -32,13 +31,7 @@ def begun(folder: Path, broker: Broker) -> Iterator[tuple[FleetScene, str, Child
     """A coordinator with a dashboard, and devices in two processes; half of them are enough for a round."""
     with DeferredSignals() as signals, ChildProcesses(folder / "logs", signals) as children:
         testbed = FleetScene(folder / "run", broker.url, children, (RUN,), ("--dashboard", "0"))
-        config = testbed.work / "coordinator.toml"
-        testbed.folder.mkdir(parents=True)
-        testbed_files.write_coordinator(
-            config, testbed.folder, broker=broker.url, devices=DEVICES, runs=(RUN,), seed=SEED, engines=("onnx",)
-        )
-        config.write_text(config.read_text().replace("quorum = 1.0", "quorum = 0.5"))
-        coordinator = testbed.start_coordinator()
+        coordinator = testbed.start_coordinator(quorum=0.5)
         until((testbed.folder / LINK_FILE).exists, children, "the dashboard's link")
         yield testbed, (testbed.folder / LINK_FILE).read_text().strip(), coordinator, testbed.start_devices(2)
 

@@ -18,7 +18,6 @@ from emulator.testbed.processes import ChildProcesses, DeferredSignals
 from tests.support.process_fleet import DEVICES, RUN, SEED, FleetScene
 
 RUNS = ({**RUN, "num-rounds": 4},)
-FORMATS = 'formats = ["onnx"]'
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +33,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
         ChildProcesses(folder / "logs", signals) as children,
     ):
         testbed = FleetScene(folder / "run", broker.url, children, RUNS)
-        configured(testbed)
-        testbed.start_coordinator()
+        testbed.start_coordinator(engines=("onnx", "pt2"), formats=["onnx"], teach_newcomers=True)
         testbed.start_devices(1)
         testbed.wait_for("bundle")
         found = {name: asked(folder, broker.url, name) for name in ("known", "strange")}
@@ -49,35 +47,10 @@ def write(folder: Path, data: Dataset) -> None:
     np.savez(folder / "train.npz", x=data.x, y=data.y)
 
 
-def configured(testbed: FleetScene) -> None:
-    """As the scene would, but with files of the centers, and the opt-in."""
-    path = testbed.work / "coordinator.toml"
-    testbed.folder.mkdir(parents=True)
-    facts = {"broker": testbed.broker, "devices": DEVICES, "runs": RUNS, "seed": SEED, "engines": ("onnx", "pt2")}
-    testbed_files.write_coordinator(path, testbed.folder, **facts)  # type: ignore[arg-type]  # each by its own name
-    lines = path.read_text(encoding="utf-8").splitlines()
-    at = next(i for i, line in enumerate(lines) if line.startswith("formats"))
-    end = at if "]" in lines[at] else next(i for i in range(at, len(lines)) if lines[i] == "]")
-    path.write_text("\n".join([*lines[:at], FORMATS, "teach-newcomers = true", *lines[end + 1 :]]), encoding="utf-8")
-
-
 def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]:
-    arguments = [
-        "--federation",
-        f"{broker}/{testbed_files.DEMO_FEDERATION}",
-        "--signing-key",
-        str(folder / "run" / "signing.pub"),
-    ]
-    arguments += [
-        "--data",
-        str(folder / name),
-        "--state",
-        str(folder / f"{name}-state"),
-        "--device",
-        name,
-        "--json",
-        *more,
-    ]
+    federation = f"{broker}/{testbed_files.DEMO_FEDERATION}"
+    arguments = ["--federation", federation, "--signing-key", str(folder / "run" / "signing.pub"), "--device", name]
+    arguments += ["--data", str(folder / name), "--state", str(folder / f"{name}-state"), "--json", *more]
     command = [sys.executable, "-m", "edge_client.cli", "nearest", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

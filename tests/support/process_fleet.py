@@ -9,6 +9,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,16 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from coordinator.identity.signing_key import open_signing_key
+from coordinator.models.registry import build_model
+from coordinator.storage.store import Store
 from edge_client.protocol.task import Array
 from emulator.data.fleet_split import digits_fleet
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.monitor import FileTail
 from emulator.testbed.processes import ChildProcess, ChildProcesses, DeferredSignals
+from export.compiler.program import vector_of
+from tests.support.programs import compiled
+from tests.support.virtual_federation import put_program
 
 PATIENCE_S = 100.0
 SEED, DEVICES, ROUNDS = 7, 6, 10
@@ -57,14 +63,17 @@ class FleetScene:
         self.work = self.folder.with_name(self.folder.name + "-work")
         self._tail = FileTail(self.folder / "metrics.jsonl")
 
-    def start_coordinator(self) -> ChildProcess:
-        """Start it, or start it again."""
+    def start_coordinator(self, *, engines: tuple[str, ...] = ("onnx",), **more: Any) -> ChildProcess:  # noqa: ANN401 - TOML values
+        """Start it, or start it again. It finds its program compiled; `more` are other keys of its file."""
         config = self.work / "coordinator.toml"
         if not config.exists():
             self.folder.mkdir(parents=True)
-            stage.write_coordinator(
-                config, self.folder, broker=self.broker, devices=DEVICES, runs=self.runs, seed=SEED, engines=("onnx",)
-            )
+            facts: dict[str, Any] = {"broker": self.broker, "devices": DEVICES, "runs": self.runs, "seed": SEED}
+            stage.write_coordinator(config, self.folder, engines=engines, **facts, **more)
+            made = compiled(stage.DEMO_MODEL, engines=engines)
+            initial = vector_of(build_model(stage.DEMO_MODEL, seed=SEED).module, made.program.schema)
+            with closing(Store(self.folder / "store")) as store:
+                put_program(store, made.program, made.files.values(), initial)
         return self.children.python("coordinator", "-m", "coordinator.cli", "serve", str(config), *self.options)
 
     def start_devices(self, workers: int) -> list[ChildProcess]:

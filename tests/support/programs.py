@@ -1,4 +1,4 @@
-"""Compiled programs for several test files, made once per process, and the step in plain torch to compare with.
+"""Compiled programs for several test files, each made once in a test run, and the step in plain torch to compare with.
 
 The comparison is always made in float64: torch's own float32 step is up to 5e-5 off (the bias before a batch norm,
 whose gradient is a difference of large sums), more than the files that are compared with it.
@@ -7,6 +7,9 @@ whose gradient is a difference of large sums), more than the files that are comp
 from __future__ import annotations
 
 import copy
+import fcntl
+import os
+import pickle
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache
@@ -27,6 +30,7 @@ from export.compiler.program_functions import vocabulary_size
 from tests.support.architectures import ENTRIES
 
 BATCH = 8
+SHARED = "COMPILED_PROGRAMS"  # the variable that names the folder of a test run; set in tests/conftest.py
 
 
 @cache
@@ -42,6 +46,22 @@ def model(name: str) -> Model:
 
 @cache
 def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onnx", "litert", "pt2")) -> CompilerOutput:
+    """The program of a model by its name: of this process, of another one of the same test run, or a new one."""
+    shared = os.environ.get(SHARED)
+    if not shared:
+        return _compiled(name, dtype, engines)
+    path = Path(shared) / "-".join(("program", name, dtype, *engines))
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the other process compiles it, or nobody has
+        if not path.exists():
+            made = _compiled(name, dtype, engines)
+            path.with_suffix(".part").write_bytes(pickle.dumps((made.program.to_json(), dict(made.files))))
+            path.with_suffix(".part").rename(path)
+    program, files = pickle.loads(path.read_bytes())  # noqa: S301 - of this test run
+    return CompilerOutput(program=Program.from_json(program), files=files)
+
+
+def _compiled(name: str, dtype: str, engines: tuple[str, ...]) -> CompilerOutput:
     m = model(name)
     return compile_program(
         m.module, name=name, input=m.input, classes=m.classes, loss=m.loss, dtype=dtype, batch=BATCH, engines=engines

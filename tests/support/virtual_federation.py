@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +33,7 @@ from edge_client.protocol import messages
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.program import Container, Program
-from edge_client.protocol.task import Array, Schema, Tensors, TensorSpec
+from edge_client.protocol.task import Array, Flat, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.client import Client
 from edge_client.transport.base import Message, Transport, Will
@@ -133,20 +133,25 @@ def config(folder: Path, *, rounds: int = 2, devices: int = 4, **changes: Anythi
     return config_from_keys({key.replace("_", "-"): given[key] for key in given}, model=model, runs=runs)
 
 
+def put_program(store: Store, made: Program, files: Iterable[bytes], initial: Flat) -> None:
+    """Store a program as if the coordinator had compiled it."""
+    for data in files:
+        store.blobs.put(data)
+    facts = {
+        "program": store.blobs.put(canonical_json(made.to_json())),
+        "initial": store.blobs.put(state_codec.encode_array(initial)),
+    }
+    store.facts.get_or_make(PROGRAM_FACT, lambda: json.dumps(facts))
+
+
 def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> None:
-    """Store a program as if it had been compiled."""
+    """The program of these worlds, with its initial model."""
     made = program(ballast=ballast, buffered=buffered)
     start = np.zeros(made.schema.size, np.float32)
     plain = softmax_program.start_of(buffered=buffered)
     start[: softmax_program.program().schema.size] = plain[: softmax_program.program().schema.size]
     start[made.schema.n_params :] = plain[softmax_program.program().schema.size :]
-    for data in CONTAINERS.values():
-        store.blobs.put(data)
-    facts = {
-        "program": store.blobs.put(canonical_json(made.to_json())),
-        "initial": store.blobs.put(state_codec.encode_array(start)),
-    }
-    store.facts.get_or_make(PROGRAM_FACT, lambda: json.dumps(facts))
+    put_program(store, made, CONTAINERS.values(), start)
 
 
 @dataclass
