@@ -5,10 +5,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 READERS := .readers
 READER_PYTHON ?= python3.11
+# uv installs in a third of pip's time; it reads nothing of pip's settings
+PIP_SETTING = $$($(BIN)/pip config get global.$(1) 2>/dev/null)
+UV = UV_FIND_LINKS="$${UV_FIND_LINKS-$${PIP_FIND_LINKS-$(call PIP_SETTING,find-links)}}" UV_DEFAULT_INDEX="$${UV_DEFAULT_INDEX-$${PIP_INDEX_URL-$(call PIP_SETTING,index-url)}}" $(BIN)/uv --quiet
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes constraints bench-serve roads reference clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes runtime-environments constraints bench-serve roads reference clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -17,8 +20,8 @@ install: $(STAMP) ## prepare .venv with everything
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "fedcenters needs Python 3.10 or newer; pass PYTHON=python3.12" >&2; exit 3; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check "torch==2.13.0" -c constraints.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check uv -c constraints.txt
+	$(UV) pip install --python $(BIN)/python "torch==2.13.0" -e '.[dev]' -c constraints.txt
 	@touch $@
 
 constraints: $(STAMP) ## write constraints.txt anew: one resolution of everything for Python 3.10 to 3.14, pins kept where they can be
@@ -91,13 +94,16 @@ readers: $(STAMP) reader-environments ## other runtimes run our files
 $(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'
 $(READERS)/tensorflow/.installed: PACKAGES := 'tensorflow-cpu==2.21.0'
 $(READERS)/onnxruntime/.installed: PACKAGES := 'onnxruntime==1.19.2'
-$(READERS)/%/.installed:
-	$(READER_PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
+$(READERS)/%/.installed: $(STAMP)
+	$(UV) venv --clear --python $(READER_PYTHON) $(@D)
+	$(UV) pip install --python $(@D)/bin/python $(PACKAGES)
 	@touch $@
 
 runtimes: $(STAMP) ## every Python and runtime that we name, in environments of their own; needs mosquitto, 25 GB and half an hour; ROWS="3.10-newest" runs some
 	$(BIN)/python -m tests.runtimes $(if $(ROWS),--only $(ROWS))
+
+runtime-environments: $(STAMP) ## what `make runtimes` runs the client with; ROWS as there
+	$(BIN)/python -m tests.runtimes --install $(if $(ROWS),--only $(ROWS))
 
 boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; needs root, debootstrap, mosquitto; about a quarter of an hour
 	$(BIN)/pytest -q --show-capture=no -m "board or slow" tests/boards

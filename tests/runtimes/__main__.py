@@ -2,6 +2,7 @@
 
     python -m tests.runtimes                          all rows, the demo on the server's Pythons, resolutions
     python -m tests.runtimes --only 3.10-newest ...   these device rows, and whether constraints.txt holds
+    python -m tests.runtimes --install ...            only make the environments of the device rows
 
 Leaves with 1 when a row fails. A Python without an interpreter on this machine is a skip with its reason, and in CI a
 failure.
@@ -37,12 +38,12 @@ RESOLUTIONS = {
 Line = tuple[str, str, str, str]
 
 
-def main(only: list[str]) -> int:
-    """-> the exit code."""
-    lines = [
-        *resolutions("constraints.txt with everything" if only else ""),
-        *devices([row for row in ROWS if not only or row.name in only]),
-    ]
+def main(only: list[str], *, install: bool = False) -> int:
+    """-> the exit code. `install`: make the environments of the devices, and run nothing."""
+    rows = [row for row in ROWS if not only or row.name in only]
+    if install:
+        return 0 if len(environments(rows)[0]) == len(rows) or not IN_CI else 1
+    lines = [*resolutions("constraints.txt with everything" if only else ""), *devices(rows)]
     if not only:
         lines += demos()
     print("\n" + table(lines))  # noqa: T201 - its data
@@ -59,16 +60,23 @@ def resolutions(only: str = "") -> Iterator[Line]:
             yield _seen((f"{python}, resolved", what, "wheels found", f"FAIL: {wrong[:300]}" if wrong else "ok"))
 
 
-def devices(rows: Iterable[Row]) -> Iterator[Line]:
-    """The engines' suite in each environment, one after the other; then one federation of all of them."""
-    pythons: dict[str, Path] = {}
-    seen: dict[str, str] = {}
+def environments(rows: Iterable[Row]) -> tuple[dict[str, Path], list[Line]]:
+    """The interpreter of each row that could be made, and a line about each that could not."""
+    pythons, failed = dict[str, Path](), list[Line]()
     for row in rows:
         try:
             pythons[row.name] = made(row)
         except (Missing, RuntimeError) as wrong:  # noqa: PERF203 - a dozen of them
             word = "FAIL" if IN_CI or isinstance(wrong, RuntimeError) else "skipped"
-            yield _seen((row.name, "", "", f"{word}: {' '.join(str(wrong).split())[-300:]}"))
+            failed.append(_seen((row.name, "", "", f"{word}: {' '.join(str(wrong).split())[-300:]}")))
+    return pythons, failed
+
+
+def devices(rows: Iterable[Row]) -> Iterator[Line]:
+    """The engines' suite in each environment, one after the other; then one federation of all of them."""
+    seen: dict[str, str] = {}
+    pythons, failed = environments(rows)
+    yield from failed
     if not pythons:
         return
     shutil.rmtree(UPDATES, ignore_errors=True)
@@ -143,4 +151,5 @@ def _seen(line: Line) -> Line:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[], choices=[row.name for row in ROWS], help="rows of devices")
-    sys.exit(main(parser.parse_args().only))
+    parser.add_argument("--install", action="store_true", help="make the environments of these rows, run nothing")
+    sys.exit(main(**vars(parser.parse_args())))
