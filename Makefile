@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "fedcenters needs Python 3.10 or newer; pass PYTHON=python3.12" >&2; exit 3; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv -c constraints.txt
-	$(UV) pip install --python $(BIN)/python "torch==2.13.0" -e '.[dev]' -c constraints.txt
+	@$(UV) pip install --python $(BIN)/python "torch==2.13.0" -e '.[dev]' -c constraints.txt
 	@touch $@
 
 constraints: $(STAMP) ## write constraints.txt anew: one resolution of everything for Python 3.10 to 3.14, pins kept where they can be
@@ -95,8 +95,8 @@ $(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'
 $(READERS)/tensorflow/.installed: PACKAGES := 'tensorflow-cpu==2.21.0'
 $(READERS)/onnxruntime/.installed: PACKAGES := 'onnxruntime==1.19.2'
 $(READERS)/%/.installed: $(STAMP)
-	$(UV) venv --clear --python $(READER_PYTHON) $(@D)
-	$(UV) pip install --python $(@D)/bin/python $(PACKAGES)
+	@$(UV) venv --clear --python $(READER_PYTHON) $(@D)
+	@$(UV) pip install --python $(@D)/bin/python $(PACKAGES)
 	@touch $@
 
 runtimes: $(STAMP) ## every Python and runtime that we name, in environments of their own; needs mosquitto, 25 GB and half an hour; ROWS="3.10-newest" runs some
