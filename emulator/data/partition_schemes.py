@@ -6,8 +6,10 @@ says otherwise every sample is used exactly once. Sources: WeCFL (Ma 2022), FedS
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from typing import Protocol, cast
 
 import numpy as np
@@ -38,91 +40,109 @@ class Iid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet:
+class SharesOfClasses(ABC):
+    """Devices get shares of every class, which are drawn until each device has enough samples."""
+
+    least: int = 10  # training samples that every device must get
+    paper_quirks: bool = False
+
+    @abstractmethod
+    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
+        """[devices, classes] shares."""
+
+    def groups_of(self, devices: int) -> I64 | None:  # noqa: ARG002 - schemes with groups override it
+        """The true group of each device [devices]; None without groups."""
+        return None
+
+    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
+        """Both parts are dealt by the same shares. Device i belongs to group i mod `groups` where there are groups."""
+        rng, classes, member = _rng(seed), _classes(data), self.groups_of(devices)
+        if devices < 1:
+            raise ConfigError(f"{devices} devices", hint="use at least one")
+        draw = partial(self.draw, devices, classes, rng)
+        if self.paper_quirks:
+            return make_fleet_data(data, wecfl_compat.cut_like_wecfl(data, draw, member, rng), rng)
+        train = np.bincount(data.train.y, minlength=classes)
+        test = None if data.test is None else np.bincount(data.test.y, minlength=classes)
+
+        def fits(p: F64) -> bool:
+            enough = (share_matrices.dealt_sizes(p, train) >= max(2, self.least)).all() and np.allclose(
+                p.sum(axis=0), 1.0
+            )
+            return bool(enough and (test is None or (share_matrices.dealt_sizes(p, test) >= 1).all()))
+
+        p = share_matrices.draw_until(
+            draw,
+            fits,
+            what=f"every class a device, and every device {self.least} samples to train and one to test",
+            hint="use fewer devices, a smaller `least`, or a larger alpha",
+        )
+        dealt = share_matrices.deal_by_shares(data.train.y, p, rng)
+        tests = None if data.test is None else share_matrices.deal_by_shares(data.test.y, p, rng)
+        return make_fleet_data(data, PartitionIndices(train=dealt, test=tests, groups=member), rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dirichlet(SharesOfClasses):
     """Each class is divided by a Dirichlet(alpha) over all devices (WeCFL, client-wise)."""
 
     alpha: float = 0.1
-    least: int = 10  # training samples that every device must get; the draw is repeated until it does
-    paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        return _by_class(
-            data,
-            devices,
-            seed,
-            self,
-            lambda rng: share_matrices.dirichlet_shares(devices, _classes(data), self.alpha, rng),
-        )
+    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
+        return share_matrices.dirichlet_shares(devices, classes, self.alpha, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NClass:
+class NClass(SharesOfClasses):
     """Every device draws `classes` classes; a class is shared equally by those that drew it (WeCFL, client-wise)."""
 
     classes: int = 2
-    least: int = 10
-    paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        every = range(_classes(data))
-        _within(self.classes, len(every), "classes")
-        return _by_class(
-            data,
-            devices,
-            seed,
-            self,
-            lambda rng: share_matrices.n_class_shares(devices, every, len(every), self.classes, rng),
-        )
+    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
+        _within(self.classes, classes, "classes")
+        return share_matrices.n_class_shares(devices, range(classes), classes, self.classes, rng)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterDirichlet:
+class ClusterDirichlet(SharesOfClasses):
     """Dirichlet(alpha_group) over groups, then Dirichlet(alpha) over the devices of each (WeCFL, "(0.1, 10)")."""
 
     groups: int = 10
     alpha_group: float = 0.1
     alpha: float = 10.0
-    least: int = 10
-    paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        classes, member = _classes(data), _members(devices, self.groups)
+    def groups_of(self, devices: int) -> I64:
+        return _members(devices, self.groups)
 
-        def draw(rng: np.random.Generator) -> F64:
-            whole = share_matrices.dirichlet_shares(self.groups, classes, self.alpha_group, rng)
-            return share_matrices.expand_group_shares(
-                whole, member, lambda _, size: share_matrices.dirichlet_shares(size, classes, self.alpha, rng)
-            )
-
-        return _by_class(data, devices, seed, self, draw, member)
+    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
+        whole = share_matrices.dirichlet_shares(self.groups, classes, self.alpha_group, rng)
+        return share_matrices.expand_group_shares(
+            whole,
+            self.groups_of(devices),
+            lambda _, size: share_matrices.dirichlet_shares(size, classes, self.alpha, rng),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClusterNClass:
+class ClusterNClass(SharesOfClasses):
     """Groups draw `classes_group` classes each, their devices `classes` of these (WeCFL, "(3, 2)-class")."""
 
     groups: int = 10
     classes_group: int = 3
     classes: int = 2
-    least: int = 10
-    paper_quirks: bool = False
 
-    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        classes, member = _classes(data), _members(devices, self.groups)
+    def groups_of(self, devices: int) -> I64:
+        return _members(devices, self.groups)
+
+    def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         _within(self.classes_group, classes, "classes-group")
         _within(self.classes, self.classes_group, "classes")
+        whole = share_matrices.n_class_shares(self.groups, range(classes), classes, self.classes_group, rng)
 
-        def draw(rng: np.random.Generator) -> F64:
-            whole = share_matrices.n_class_shares(self.groups, range(classes), classes, self.classes_group, rng)
+        def within(g: int, size: int) -> F64:
+            return share_matrices.n_class_shares(size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng)
 
-            def within(g: int, size: int) -> F64:
-                return share_matrices.n_class_shares(
-                    size, np.flatnonzero(whole[g]).tolist(), classes, self.classes, rng
-                )
-
-            return share_matrices.expand_group_shares(whole, member, within)
-
-        return _by_class(data, devices, seed, self, draw, member)
+        return share_matrices.expand_group_shares(whole, self.groups_of(devices), within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,47 +275,6 @@ def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> PartitionI
         raise ConfigError(f"{devices} devices for {[len(part) for part in parts]} samples", hint="use fewer devices")
     dealt = [share_matrices.deal_evenly(len(part), devices, rng) for part in parts]
     return PartitionIndices(train=dealt[0], test=dealt[1] if len(dealt) > 1 else None)
-
-
-def _by_class(
-    data: DataSet,
-    devices: int,
-    seed: int,
-    scheme: Dirichlet | NClass | ClusterDirichlet | ClusterNClass,
-    draw: Callable[[np.random.Generator], F64],
-    member: I64 | None = None,
-) -> FleetData:
-    """Draw shares until every device has enough, then deal both parts by them."""
-    rng, classes = _rng(seed), _classes(data)
-    if devices < 1:
-        raise ConfigError(f"{devices} devices", hint="use at least one")
-    if scheme.paper_quirks:
-        return make_fleet_data(data, wecfl_compat.cut_like_wecfl(data, lambda: draw(rng), member, rng), rng)
-    train = np.bincount(data.train.y, minlength=classes)
-    test = None if data.test is None else np.bincount(data.test.y, minlength=classes)
-
-    def fits(p: F64) -> bool:
-        enough = bool((share_matrices.dealt_sizes(p, train) >= max(2, scheme.least)).all()) and bool(
-            np.allclose(p.sum(axis=0), 1.0)
-        )
-        return enough and (test is None or bool((share_matrices.dealt_sizes(p, test) >= 1).all()))
-
-    p = share_matrices.draw_until(
-        lambda: draw(rng),
-        fits,
-        what=f"every class a device, and every device {scheme.least} samples to train and one to test",
-        hint="use fewer devices, a smaller `least`, or a larger alpha",
-    )
-    dealt = share_matrices.deal_by_shares(data.train.y, p, rng)
-    return make_fleet_data(
-        data,
-        PartitionIndices(
-            train=dealt,
-            test=None if data.test is None else share_matrices.deal_by_shares(data.test.y, p, rng),
-            groups=member,
-        ),
-        rng,
-    )
 
 
 def _rows_by_user(user: I64 | None) -> dict[int, I64]:

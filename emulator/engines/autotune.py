@@ -23,8 +23,8 @@ from edge_client.training.fit_probe import make_job
 from edge_client.training.learner import Learner, TrainingJob
 from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.engines.gpu.cuda_graphs import graph_recipe
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.cuda_graphs import GraphRecipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import vector_of
 from export.compiler.program_functions import vocabulary_size
 
@@ -66,8 +66,8 @@ def candidates(model: Model, *, dtype: str = "float32", processes: int = 1) -> d
     """
     return {
         "lean": EngineCandidate(recipe=cpu_recipe(model, dtype=dtype), processes=processes),
-        "stacked": EngineCandidate(recipe=stacked_recipe(model, device="cuda", dtype=dtype)),
-        "graphs": EngineCandidate(recipe=graph_recipe(model, dtype=dtype)),
+        "stacked": EngineCandidate(recipe=StackedRecipe(model=model, device="cuda", dtype=dtype)),
+        "graphs": EngineCandidate(recipe=GraphRecipe(model=model, dtype=dtype)),
     }
 
 

@@ -13,15 +13,15 @@ from emulator.engines.autotune import candidates, choose_engine
 from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
 from emulator.engines.device_runtime import RuntimeRecipe
-from emulator.engines.gpu.cuda_graphs import graph_recipe
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.cuda_graphs import GraphRecipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import compile_program
 
 GPU_ENGINES = ("stacked", "graphs")
 RECIPES: Mapping[str, Callable[[Model], Recipe]] = {
     "lean": cpu_recipe,
-    "stacked": stacked_recipe,
-    "graphs": graph_recipe,
+    "stacked": lambda model: StackedRecipe(model=model),
+    "graphs": lambda model: GraphRecipe(model=model),
 }
 ENGINES = ("auto", *RECIPES, *RUNTIMES)
 

@@ -26,8 +26,8 @@ from edge_client.protocol.task import Flat
 from edge_client.training.learner import Learner, TrainingJob
 from emulator.engines.autotune import Workload, random_jobs
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.engines.gpu.cuda_graphs import graph_recipe
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.cuda_graphs import GraphRecipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import load_vector, make_source, program_without_containers, schema_of, vector_of
 from tests.benches.machine import described
 
@@ -103,9 +103,9 @@ def contestants(model: Model, plan: ClientsPerTurn, device: torch.device) -> dic
             first=lambda: loop(model, jobs[:1], device)[0],
         ),
         "lean, one core": ours(cpu_recipe(model).open(), plan.lean),
-        "stacked": ours(stacked_recipe(model, device=str(device)).open(), plan.stacked),
-        "graphs, 1 lane": ours(graph_recipe(model, device=str(device), lanes=1).open(), plan.graphs),
-        "graphs, 4 lanes": ours(graph_recipe(model, device=str(device), lanes=4).open(), plan.graphs),
+        "stacked": ours(StackedRecipe(model=model, device=str(device)).open(), plan.stacked),
+        "graphs, 1 lane": ours(GraphRecipe(model=model, device=str(device), lanes=1).open(), plan.graphs),
+        "graphs, 4 lanes": ours(GraphRecipe(model=model, device=str(device), lanes=4).open(), plan.graphs),
     }
 
 

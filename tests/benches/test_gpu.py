@@ -11,7 +11,7 @@ import torch
 
 from coordinator.models.registry import build_model
 from emulator.engines.autotune import Workload, random_jobs
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from tests.benches.gpu import REPEATS, Contestant, differences, loop, race, row
 
 
@@ -24,7 +24,7 @@ def test_without_cuda_it_says_so_prints_no_figure_and_exits_with_3() -> None:
 
 def test_its_loop_gives_the_updates_that_our_engines_give() -> None:
     model = build_model("digits-mlp", seed=0)
-    learner = stacked_recipe(model, device="cpu").open()
+    learner = StackedRecipe(model=model, device="cpu").open()
     jobs = random_jobs(model, learner.program, Workload(clients=3, steps=4, batch=8))
     for job, plain, ours in zip(jobs, loop(model, jobs, torch.device("cpu")), learner.train(jobs), strict=True):
         update = np.linalg.norm(plain - job.start)

@@ -34,12 +34,12 @@ Record = Callable[[Run], Run]
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRecipe:
-    """The model, torch's device, the dtype, and how many clients train at once."""
+    """The model, torch's device, the dtype, and how many clients train at once, each on its stream."""
 
     model: Model
-    device: str
-    dtype: str
-    lanes: int
+    device: str = "cuda"
+    dtype: str = "float32"
+    lanes: int = LANES
 
     def open(self) -> Learner:
         """See `Recipe`. Raises RuntimeMissing without CUDA."""
@@ -51,11 +51,6 @@ class GraphRecipe:
 
     def __reduce__(self) -> Any:  # noqa: ANN401 - pickle's
         return pickle_by_value(self)
-
-
-def graph_recipe(model: Model, *, device: str = "cuda", dtype: str = "float32", lanes: int = LANES) -> GraphRecipe:
-    """A recipe. `lanes`: clients that train at the same time, each on its stream."""
-    return GraphRecipe(model=model, device=device, dtype=dtype, lanes=lanes)
 
 
 def record_graph(run: Run) -> Run:

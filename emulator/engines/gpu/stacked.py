@@ -40,12 +40,12 @@ PILOT_CLIENTS = 4  # clients on which the memory of a pass is measured
 
 @dataclass(frozen=True, kw_only=True)
 class StackedRecipe:
-    """See `stacked`."""
+    """`device`: torch's name, or `auto`: CUDA where there is one. `chunk`: clients at once, else planned."""
 
     model: Model
-    device: str
-    dtype: str
-    chunk: int | None
+    device: str = "auto"
+    dtype: str = "float32"
+    chunk: int | None = None
 
     def open(self) -> Learner:
         """See `Recipe`. Raises ProgramRefused for a model that torch cannot stack."""
@@ -58,13 +58,6 @@ class StackedRecipe:
 
     def __reduce__(self) -> Any:  # noqa: ANN401 - pickle's
         return pickle_by_value(self)
-
-
-def stacked_recipe(
-    model: Model, *, device: str = "auto", dtype: str = "float32", chunk: int | None = None
-) -> StackedRecipe:
-    """A recipe. `device`: torch's name, or `auto`: CUDA where there is one; `chunk`: clients at once, else planned."""
-    return StackedRecipe(model=model, device=device, dtype=dtype, chunk=chunk)
 
 
 class StackedLearner(ProbeMixin):

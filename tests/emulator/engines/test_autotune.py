@@ -25,7 +25,7 @@ from emulator.engines.autotune import (
     random_jobs,
 )
 from emulator.engines.cpu.cpu_engine import CpuRecipe, cpu_recipe
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import make_source, program_without_containers
 
 MODEL = build_model("digits-mlp", seed=0)
@@ -147,7 +147,7 @@ def test_a_bug_of_an_engine_is_not_hidden() -> None:
 @pytest.mark.parametrize("name", ["digits-mlp", "linear-regression"])
 def test_made_up_devices_train_in_whole_batches(name: str) -> None:
     model = build_model(name, seed=0)
-    recipe = stacked_recipe(model, device="cpu")
+    recipe = StackedRecipe(model=model, device="cpu")
     jobs = random_jobs(model, recipe.open().program, SMALL)
     assert [[len(index) for index in job.batches] for job in jobs] == [[4, 4]] * 3
     assert len(list(recipe.open().train(jobs))) == 3
@@ -172,7 +172,7 @@ def test_without_cuda_the_lean_loop_is_chosen() -> None:
 def test_real_engines_are_timed_with_a_real_clock() -> None:
     some = {
         "lean": EngineCandidate(recipe=cpu_recipe(MODEL)),
-        "stacked": EngineCandidate(recipe=stacked_recipe(MODEL, device="cpu")),
+        "stacked": EngineCandidate(recipe=StackedRecipe(model=MODEL, device="cpu")),
     }
     name, recipe = choose_engine(MODEL, some, workload=SMALL, seconds=0.01)
     assert recipe is some[name].recipe

@@ -20,7 +20,7 @@ from edge_client.training.fit_probe import make_job
 from edge_client.training.learner import EngineLearner, Learner, TrainedModel, TrainingJob
 from emulator.engines.base import Recipe
 from emulator.engines.cpu.cpu_engine import cpu_recipe
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import vector_of
 from export.compiler.program_functions import vocabulary_size
 from tests.support import programs, reference_sgd
@@ -28,7 +28,7 @@ from tests.support.unrecorded_graphs import Unrecorded
 
 ENGINES: dict[str, Callable[[Model], Recipe]] = {
     "lean": lambda model: cpu_recipe(model, dtype="float64"),
-    "stacked": lambda model: stacked_recipe(model, device="cpu", dtype="float64"),
+    "stacked": lambda model: StackedRecipe(model=model, device="cpu", dtype="float64"),
     "graphs": lambda model: Unrecorded(model=model),
 }
 RUNTIMES = {  # a model, and the runtime whose numbers count; ONNX Runtime has no convolution in float64

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from edge_client.errors import RuntimeMissing
 from edge_client.training.learner import Learner
-from emulator.engines.gpu.cuda_graphs import GraphLearner, Run, graph_recipe
+from emulator.engines.gpu.cuda_graphs import GraphLearner, GraphRecipe, Run
 from emulator.engines.gpu.objective import Objective
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from tests.support.engine_models import TERMS, model_of
 from tests.support.reference_sgd import SAME, JobFacts, check_same_as_loop, difference, job_of
 from tests.support.unrecorded_graphs import Unrecorded
@@ -101,7 +101,7 @@ def test_every_step_of_every_client_is_announced() -> None:
 
 def test_probes_are_those_of_stacked() -> None:
     model, job = model_of("wecfl-cnn"), job_of(model_of("wecfl-cnn"), JobFacts(n=9))
-    one, other = two_lanes("wecfl-cnn"), stacked_recipe(model, device="cpu", dtype="float64").open()
+    one, other = two_lanes("wecfl-cnn"), StackedRecipe(model=model, device="cpu", dtype="float64").open()
     found, expected = (learner.gradient(job.start, job.data, batch=4, seed=0) for learner in (one, other))
     np.testing.assert_allclose(found, expected, rtol=0, atol=SAME * np.abs(expected).max())
     models = [job.start, 1.1 * job.start]
@@ -112,7 +112,7 @@ def test_probes_are_those_of_stacked() -> None:
 
 
 def test_a_recipe_travels_to_other_processes() -> None:
-    recipe = graph_recipe(model_of("digits-mlp"), lanes=3)
+    recipe = GraphRecipe(model=model_of("digits-mlp"), lanes=3)
     copy = pickle.loads(ForkingPickler.dumps(recipe))  # noqa: S301 - our own
     assert not any(p.untyped_storage().is_shared() for p in recipe.model.module.parameters())
     assert (copy.device, copy.dtype, copy.lanes, copy.model.name) == ("cuda", "float32", 3, "digits-mlp")
@@ -122,7 +122,7 @@ def test_a_recipe_travels_to_other_processes() -> None:
 @pytest.mark.parametrize("device", ["cuda", "auto", "cpu"])
 def test_without_cuda_it_says_what_to_do(device: str) -> None:
     with pytest.raises(RuntimeMissing, match=r"hint: choose the engine lean"):
-        graph_recipe(model_of("digits-mlp"), device=device).open()
+        GraphRecipe(model=model_of("digits-mlp"), device=device).open()
 
 
 @pytest.mark.gpu
@@ -130,7 +130,7 @@ def test_without_cuda_it_says_what_to_do(device: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_recorded_steps_equal_the_plain_loop(name: str) -> None:
     jobs = [job_of(model_of(name), replace(one, seed=i)) for i, one in enumerate(RAGGED)]
-    check_same_as_loop(graph_recipe(model_of(name), dtype="float64", lanes=2).open(), model_of(name), jobs)
+    check_same_as_loop(GraphRecipe(model=model_of(name), dtype="float64", lanes=2).open(), model_of(name), jobs)
 
 
 @pytest.mark.gpu
@@ -138,4 +138,4 @@ def test_recorded_steps_equal_the_plain_loop(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_stacked_steps_on_cuda_equal_the_plain_loop(name: str) -> None:
     jobs = [job_of(model_of(name), replace(one, seed=i)) for i, one in enumerate(RAGGED)]
-    check_same_as_loop(stacked_recipe(model_of(name), device="cuda", dtype="float64").open(), model_of(name), jobs)
+    check_same_as_loop(StackedRecipe(model=model_of(name), device="cuda", dtype="float64").open(), model_of(name), jobs)

@@ -20,7 +20,7 @@ from edge_client.errors import Malformed, ProgramRefused, RuntimeMissing
 from edge_client.protocol.task import Fit, Probe
 from edge_client.training.fit_probe import run_fit, run_probe
 from edge_client.training.learner import Learner
-from emulator.engines.gpu.stacked import stacked_recipe
+from emulator.engines.gpu.stacked import StackedRecipe
 from export.compiler.program import load_vector
 from tests.support.engine_models import TERMS, CountingBuffer, Mixing, StackBranching, made, model_of
 from tests.support.reference_sgd import SAME, JobFacts, check_same_as_loop, difference, job_of
@@ -28,7 +28,7 @@ from tests.support.reference_sgd import SAME, JobFacts, check_same_as_loop, diff
 
 @cache
 def learner_of(name: str, chunk: int | None = None) -> Learner:
-    return stacked_recipe(model_of(name), device="cpu", dtype="float64", chunk=chunk).open()
+    return StackedRecipe(model=model_of(name), device="cpu", dtype="float64", chunk=chunk).open()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_clients_own_fit_and_probe_run_on_it() -> None:
 def test_float32_updates_are_float32_and_near() -> None:
     model = model_of("digits-mlp")
     job = job_of(model, JobFacts(terms=TERMS[-1]))
-    (single,) = stacked_recipe(model, device="cpu").open().train([job])
+    (single,) = StackedRecipe(model=model, device="cpu").open().train([job])
     (double,) = learner_of("digits-mlp").train([job])
     assert single.vector.dtype == np.float32
     assert difference(job, single, double) < 1e-4  # float32 has 7 digits; the update is a tenth of the weights
@@ -178,27 +178,27 @@ def test_float32_updates_are_float32_and_near() -> None:
 
 def test_a_buffer_that_is_not_batch_norms_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"seen\n\nhint: choose the engine lean"):
-        stacked_recipe(made(CountingBuffer, (3,), 2), device="cpu").open()
+        StackedRecipe(model=made(CountingBuffer, (3,), 2), device="cpu").open()
 
 
 def test_a_model_that_torch_cannot_stack_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"(?s)'StackBranching' cannot be stacked.*choose the engine lean"):
-        stacked_recipe(made(StackBranching, (3,), 2), device="cpu").open()
+        StackedRecipe(model=made(StackBranching, (3,), 2), device="cpu").open()
 
 
 def test_a_model_that_comes_out_differently_in_a_stack_is_refused_by_name() -> None:
     with pytest.raises(ProgramRefused, match=r"(?s)'Mixing' mixes the clients.*choose the engine lean"):
-        stacked_recipe(made(Mixing, (3,), 2), device="cpu").open()
+        StackedRecipe(model=made(Mixing, (3,), 2), device="cpu").open()
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_a_missing_device_is_said() -> None:
     with pytest.raises(RuntimeMissing, match="no CUDA device"):
-        stacked_recipe(model_of("digits-mlp"), device="cuda").open()
+        StackedRecipe(model=model_of("digits-mlp"), device="cuda").open()
 
 
 def test_a_recipe_travels_to_other_processes_and_leaves_its_module_where_it_was() -> None:
-    sent = stacked_recipe(model_of("digits-mlp"), device="cpu", dtype="float64", chunk=3)
+    sent = StackedRecipe(model=model_of("digits-mlp"), device="cpu", dtype="float64", chunk=3)
     recipe = pickle.loads(ForkingPickler.dumps(sent))  # noqa: S301 - our own
     assert not any(p.untyped_storage().is_shared() for p in sent.model.module.parameters())
     job = job_of(model_of("digits-mlp"), JobFacts())
