@@ -63,10 +63,6 @@ class Transport(Protocol):
         """Subscribe; retained messages that match arrive as events."""
         ...
 
-    def unsubscribe(self, *filters: str) -> None:
-        """Stop receiving what these filters match."""
-        ...
-
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         """Queue one message at QoS 1; an empty retained payload deletes the retained message.
 

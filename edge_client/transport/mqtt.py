@@ -116,10 +116,6 @@ class MqttTransport:
             for start in range(0, len(filters), FILTERS_PER_SUBSCRIBE):
                 session.subscribe(filters[start : start + FILTERS_PER_SUBSCRIBE])
 
-    def unsubscribe(self, *filters: str) -> None:
-        if filters and (session := self._session):
-            session.unsubscribe(filters)
-
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         with self._acknowledged:
             session = self._session
@@ -295,10 +291,6 @@ class PahoSession:
             self.paho.subscribe([(f, SubscribeOptions(qos=1)) for f in filters])
         else:
             self.paho.subscribe([(f, 1) for f in filters])
-
-    def unsubscribe(self, filters: tuple[str, ...]) -> None:
-        self.filters -= set(filters)
-        self.paho.unsubscribe(list(filters))
 
     def _received(self, _client: object, _data: object, message: paho.MQTTMessage) -> None:
         # amqtt sends a new client every retained message that any client subscribed to.

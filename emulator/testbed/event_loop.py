@@ -57,10 +57,6 @@ class LoopTransport:
         if self.session is not None and self.up_s is not None:
             self.session.subscribe(filters)
 
-    def unsubscribe(self, *filters: str) -> None:
-        if self.session is not None and self.up_s is not None:
-            self.session.unsubscribe(filters)
-
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         if self.session is not None and self.up_s is not None:
             self.open += 1

@@ -173,16 +173,16 @@ def count_random_numbers(source: TraceSource) -> int:
 
 def _refuse_random(source: TraceSource) -> None:
     """Raise ProgramRefused for draws that are neither uniform numbers nor masks, even when only `infer` is traced."""
-    drawn = sorted((RANDOM - COVERED_OPERATORS) & set(_operators_by_layer(source)))
+    drawn = sorted((RANDOM - COVERED_OPERATORS) & _watch_pass(source, 2).seen.keys())
     if drawn:
         raise _refusal(source, drawn[0], "only uniform random numbers and masks can be an input of a step")
 
 
 def _refusal(source: TraceSource, operator: str, reason: str) -> ProgramRefused:
     """An error with the operator and the layers that use it or its forward counterpart."""
-    used = _operators_by_layer(source)
+    used = _watch_pass(source, 2).seen
     stem = operator.removeprefix("aten.").removesuffix("_backward").removesuffix("_with_indices").strip("_")
-    where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), [])
+    where = used.get(operator) or next((layers for name, layers in used.items() if stem in name), {})
     layers = f"layer {', '.join(where)}" if where else f"some layer of {type(source.module).__name__}"
     return _refused_layer(source, layers, operator, reason)
 
@@ -192,11 +192,6 @@ def _refused_layer(source: TraceSource, layers: str, operator: str, reason: str)
         f"model {source.name!r} cannot become a training program: {layers} uses {operator}: {reason}",
         hint="leave the layer out or replace it; docs/train-your-own-model.md lists what compiles",
     )
-
-
-def _operators_by_layer(source: TraceSource) -> dict[str, list[str]]:
-    """Operator -> "name (Class)" of the layers that call it in one training-mode pass over two samples."""
-    return {name: list(layers) for name, layers in _watch_pass(source, 2).seen.items()}
 
 
 def _watch_pass(source: TraceSource, batch: int) -> _Watch:
@@ -215,7 +210,7 @@ def _watch_pass(source: TraceSource, batch: int) -> _Watch:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's class hook
-    """Records which layer calls which operator, and what random operators draw."""
+    """Records which layers call which operator (`seen`: operator -> "name (Class)"), and what random operators draw."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

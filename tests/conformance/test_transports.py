@@ -134,17 +134,6 @@ def test_what_is_published_live_is_not_marked_retained(net: Net) -> None:
     assert next_message(receiver) == Message("fc/r", b"now", retained=False)
 
 
-def test_an_unsubscribed_filter_brings_nothing_more(net: Net) -> None:
-    receiver, sender = net.join("receiver"), net.join("sender")
-    receiver.subscribe("fc/a", "fc/b")
-    settle(receiver)
-    receiver.unsubscribe("fc/a")
-    settle(receiver)
-    sender.publish("fc/a", b"1")
-    sender.publish("fc/b", b"2")
-    assert next_message(receiver).topic == "fc/b"
-
-
 def test_more_filters_than_one_subscribe_packet_takes_all_work(net: Net) -> None:
     receiver, sender = net.join("receiver"), net.join("sender")
     receiver.subscribe(*(f"fc/{i}" for i in range(19)))

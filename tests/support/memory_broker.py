@@ -118,9 +118,6 @@ class MemoryTransport:
     def subscribe(self, *filters: str) -> None:
         self._broker.subscribe(self, filters)
 
-    def unsubscribe(self, *filters: str) -> None:
-        self.filters.difference_update(filters)
-
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self._broker.publish(self, topic, payload, retain=retain)
 

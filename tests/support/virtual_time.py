@@ -103,9 +103,6 @@ class VirtualTransport:
     def subscribe(self, *filters: str) -> None:
         self._inner.subscribe(*filters)
 
-    def unsubscribe(self, *filters: str) -> None:
-        self._inner.unsubscribe(*filters)
-
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self._inner.publish(topic, payload, retain=retain)
 
