@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from coordinator import local_broker as brokers
 from tests.support.requirements import skip_without
 
-pytest_plugins = ["tests.support.browser"]
+pytest_plugins = ["tests.support.browser", "tests.support.virtual_time"]
 
 # "ci" draws the same examples every time; "long" is for looking by hand: HYPOTHESIS_PROFILE=long make test.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])

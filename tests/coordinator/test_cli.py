@@ -65,8 +65,7 @@ def test_help_needs_nothing_heavy() -> None:
 
 def test_status_prints_one_object_or_a_few_lines(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     folder = str(fed.config.folder)
@@ -91,8 +90,7 @@ def test_a_signal_ends_it_cleanly(tmp_path: Path, mosquitto: Broker, number: sig
 
 def test_every_event_reads_as_a_sentence(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     sentences = [format_event(event) for event in fed.events]

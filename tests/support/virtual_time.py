@@ -7,9 +7,12 @@ moment nothing of it reaches the broker.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
+
+import pytest
 
 from edge_client.transport.base import Event, WillSource
 from tests.support.memory_broker import MemoryBroker
@@ -132,9 +135,12 @@ class VirtualTransport:
 
 
 class VirtualWorld:
-    """Who is there, and what time it is."""
+    """The participants of one test, and the virtual time."""
+
+    opened: ClassVar[list[VirtualWorld]] = []  # by the test that runs now, which `end_worlds` ends
 
     def __init__(self, folder: Path, *, broker: MemoryBroker | None = None) -> None:
+        self.opened.append(self)
         self.folder, self.broker, self.clock = folder, broker or MemoryBroker(), VirtualClock()
         self.baton = threading.Semaphore(0)
         self.participants: dict[str, Participant] = {}
@@ -145,7 +151,7 @@ class VirtualWorld:
         return participant
 
     def run(self, until: Callable[[], bool], *, limit_s: float = 3_600.0) -> None:
-        """Give turns until `until`; fails when everybody has ended or the virtual time limit is over."""
+        """Give turns until `until`; fails when all participants have ended or the virtual time limit is over."""
         end_s = self.clock.time_s + limit_s
         while not until():
             for participant in self.participants.values():
@@ -169,7 +175,15 @@ class VirtualWorld:
         self.run(lambda: participant.ended)
 
     def end(self) -> None:
-        """Kill whoever is left."""
+        """Kill the participants that have not ended."""
         for name, participant in sorted(self.participants.items()):
             if not participant.ended:
                 self.kill(name)
+
+
+@pytest.fixture(autouse=True)
+def end_worlds() -> Iterator[None]:
+    """Kill the participants that a test has left in its virtual worlds."""
+    yield
+    while VirtualWorld.opened:
+        VirtualWorld.opened.pop().end()

@@ -19,8 +19,7 @@ from tests.support.virtual_federation import Federation
 def run(tmp_path: Path) -> Path:
     """Four devices of two groups, two rounds."""
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     return fed.config.folder

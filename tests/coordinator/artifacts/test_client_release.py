@@ -20,8 +20,7 @@ def test_the_record_names_a_signed_release_that_devices_may_fetch(tmp_path: Path
     release = tmp_path / "client.tar"
     release.write_bytes(pack_release(FILES, "9.0"))
     fed = Federation.of(tmp_path, release=release)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     record = messages.read_message(fed.world.broker.retained[TOPICS.coord()], "coord")
     fed.world.end()

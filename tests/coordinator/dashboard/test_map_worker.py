@@ -18,8 +18,7 @@ PATIENCE_S = 30.0
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fed = Federation.of(tmp_path_factory.mktemp("surveyed"))
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     return fed.config.folder

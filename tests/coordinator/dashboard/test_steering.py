@@ -35,14 +35,12 @@ def passed(fed: Federation, seconds: float) -> None:
 
 def test_while_it_pauses_no_exchange_is_begun_and_afterwards_the_run_is_the_same(tmp_path: Path) -> None:
     plain = Federation.of(tmp_path / "plain")
-    plain.start_coordinator()
-    plain.start_devices()
+    plain.start(4)
     plain.finish()
     plain.world.end()
 
     fed = Federation.of(tmp_path / "paused")
-    fed.start_coordinator()
-    fed.start_devices()
+    fed.start(4)
     fed.world.run(lambda: fed.happened("round"))
     running(fed).pause()
     passed(fed, WHILE_S)
@@ -51,13 +49,11 @@ def test_while_it_pauses_no_exchange_is_begun_and_afterwards_the_run_is_the_same
     running(fed).resume()
     fed.finish()
     assert fed.rounds() == plain.rounds()
-    fed.world.end()
 
 
 def test_a_closed_exchange_goes_on_with_those_who_have_answered(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.5, deadline_s=10_000.0)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: fed.live_since(60.0))
     began_s = fed.world.clock.time_s
@@ -69,13 +65,11 @@ def test_a_closed_exchange_goes_on_with_those_who_have_answered(tmp_path: Path) 
     store = fed.store
     assert store is not None
     assert store.exchanges.closed_with(key) == ["d00", "d01", "d02"]
-    fed.world.end()
 
 
 def test_closing_below_the_quorum_does_what_the_deadline_would_do(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=1.0, deadline_s=10_000.0)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: fed.live_since(60.0))
     key = open_key(fed)
@@ -83,13 +77,11 @@ def test_closing_below_the_quorum_does_what_the_deadline_would_do(tmp_path: Path
     running(fed).close_round(key)
     with pytest.raises(NetworkError, match="only 3 of 4 devices"):
         fed.finish()
-    fed.world.end()
 
 
 def test_an_exchange_that_is_over_cannot_be_closed(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices()
+    fed.start(4)
     fed.world.run(lambda: fed.live_since(0.0))
     old = open_key(fed)
     assert old is not None
@@ -97,7 +89,6 @@ def test_an_exchange_that_is_over_cannot_be_closed(tmp_path: Path) -> None:
     running(fed).close_round(old)
     fed.finish()
     assert rounds(fed) == 2
-    fed.world.end()
 
 
 def test_a_paused_coordinator_can_be_stopped(tmp_path: Path) -> None:
@@ -109,4 +100,3 @@ def test_a_paused_coordinator_can_be_stopped(tmp_path: Path) -> None:
     passed(fed, 50.0)
     running(fed).stop()
     fed.world.run(lambda: me.ended)
-    fed.world.end()

@@ -24,21 +24,18 @@ from tests.support.virtual_federation import FEDERATION, TOPICS, Federation, Spy
 def test_every_vector_of_every_task_is_signed_and_so_is_the_catalog(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     key = signing_key.open_signing_key(fed.config.signing_key_folder)
     named = [m for task in spy.said("task") for m in task_manifests(task)]
     assert named
     for manifest in (*named, catalog_of(fed)[0]):
         verify_manifest(manifest, [key.public], FEDERATION)
-    fed.world.end()
 
 
 def test_after_a_change_of_keys_the_same_centers_are_offered_under_the_new_one(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     before = catalog_of(fed)[1]
@@ -51,7 +48,6 @@ def test_after_a_change_of_keys_the_same_centers_are_offered_under_the_new_one(t
     verify_manifest(manifest, [key.public], FEDERATION)
     verify_manifest(after.program, [key.public], FEDERATION)
     assert replace(after, program=before.program) == before
-    fed.world.end()
 
 
 @pytest.mark.parametrize("fatal", [9, 14])
@@ -60,8 +56,7 @@ def test_a_change_of_keys_in_the_middle_of_a_round_changes_no_bit_of_the_outcome
 ) -> None:
     """The coordinator is killed at its `fatal`-th write, the key is changed, and it goes on; devices pin both keys."""
     calm = Federation.of(tmp_path / "calm")
-    calm.start_coordinator()
-    calm.start_devices(4)
+    calm.start(4)
     calm.finish()
     calm.world.end()
     fed = Federation.of(tmp_path / "changed")

@@ -311,8 +311,7 @@ def test_an_update_out_of_line_is_left_out_at_the_closing_and_a_restart_decides_
 def test_a_reply_of_an_earlier_round_sent_again_is_refused_and_named(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.5, deadline_s=30.0)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: bool(spy.said("task", cid="d03")))
     old = forged(spy, "d03", times=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS, Anything, F
 
 
 @pytest.fixture
-def fed(tmp_path: Path) -> Iterator[Federation]:
-    fed = Federation.of(tmp_path, ballast=BALLAST, devices=2, quorum=0.5)
-    yield fed
-    fed.world.end()
+def fed(tmp_path: Path) -> Federation:
+    return Federation.of(tmp_path, ballast=BALLAST, devices=2, quorum=0.5)
 
 
 @pytest.fixture
@@ -29,8 +26,7 @@ def spy(fed: Federation) -> Spy:
 
 def waiting(fed: Federation) -> None:
     """One real device, one that says nothing: the first exchange stays open."""
-    fed.start_coordinator()
-    fed.start_devices(1)
+    fed.start(1)
     fed.start_mute_device("d01")
     fed.world.run(lambda: fed.live_since(1.0))
 
@@ -109,7 +105,6 @@ def test_when_the_fleet_is_full_a_stranger_is_no_member(tmp_path: Path) -> None:
     fed.start_mute_device("d01")
     spy.say("d01", "get", sha256="ab" * 32, block=BLOCK, at=[[0, 1]])
     assert answers(fed, spy, "err", "d01")[0]["code"] == "not_member"
-    fed.world.end()
 
 
 def test_another_devices_update_and_a_blob_that_never_was_look_the_same(fed: Federation, spy: Spy) -> None:
@@ -239,8 +234,7 @@ def test_unreachable_is_asked_once_more(fed: Federation, spy: Spy) -> None:
 def test_a_device_that_never_trained_is_told_its_nearest_center_or_none(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.start_mute_device("d09")
     fed.world.run(lambda: any(e.get("device") == "d09" for e in fed.events))
@@ -250,4 +244,3 @@ def test_a_device_that_never_trained_is_told_its_nearest_center_or_none(tmp_path
     near = [m for m in answers(fed, spy, "near", "d09", 4) if "center" in m]
     assert [(m["center"], m["distance"]) for m in near] == [(1, 0.3), (None, 8.0)]
     assert near[0]["alternatives"] == [{"center": 0, "distance": 1.2}]
-    fed.world.end()

@@ -18,8 +18,7 @@ from tests.support.virtual_federation import BALLAST, TOPICS, Federation, Spy
 
 def test_a_training_ends_with_centers_a_catalog_and_a_full_record(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, ballast=BALLAST)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     folder = fed.config.folder
@@ -40,8 +39,7 @@ def test_runs_follow_each_other_over_the_same_fleet_and_the_first_is_served(tmp_
         RunConfig(method="fedavg", rounds=2, name="global", settings=settings),
     )
     fed = Federation.of(tmp_path, runs=runs)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     assert [(r["run"], r["round"]) for r in fed.rounds()] == [("centers", 1), ("global", 1), ("global", 2)]
@@ -58,8 +56,7 @@ def test_a_card_counts_the_devices_that_the_center_serves(
 ) -> None:
     run = RunConfig(method=method, rounds=1, name=method, settings={"local-steps": 2, **settings})
     fed = Federation.of(tmp_path, runs=(run,))
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     bundle = next(event for event in fed.events if event["event"] == "bundle")
@@ -78,8 +75,7 @@ def test_it_ends_by_itself_where_that_is_wanted(tmp_path: Path) -> None:
 
 def test_too_few_devices_are_told_after_the_time_to_start(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, start_timeout_s=30.0)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     with pytest.raises(NetworkError, match="3 of 4 devices came within 30 s"):
         fed.finish()
     fed.world.end()
@@ -94,7 +90,6 @@ def test_a_device_without_an_engine_that_was_compiled_is_not_waited_for(tmp_path
     spy.publish(TOPICS.state("d00"), messages.write_message("st", ident="x", t_ms=0, s="on", bd=1, caps=caps))
     with pytest.raises(NetworkError, match="engines that can train: onnx"):
         fed.finish()
-    fed.world.end()
 
 
 def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
@@ -108,8 +103,7 @@ def test_a_wrong_method_is_told_before_anything_is_done(tmp_path: Path) -> None:
 
 def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     first = fed.world.broker.retained[TOPICS.catalog()]
     fed.world.kill("coordinator.0")
@@ -126,8 +120,7 @@ def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stop
     run = RunConfig(method="fedavg", rounds=2, name="fedavg", settings=settings)
     fed = Federation.of(tmp_path, runs=(run,), devices=4, over_select=2.0, quorum=1.0, deadline_s=300.0)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")  # it is asked, and nobody waits for it; a test waits for everybody
     fed.world.run(lambda: bool(spy.said("stop")))
     assert fed.world.clock.time_s < 60.0
@@ -135,7 +128,6 @@ def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stop
     counted = [ack for ack in spy.said("ack") if ack["status"] == "ok"]
     assert len(counted) == 2
     assert {message["why"] for message in spy.said("stop")} == {"the exchange is closed"}
-    fed.world.end()
 
 
 def test_over_selection_leaves_an_exchange_alone_that_needs_everybody(tmp_path: Path) -> None:
@@ -143,8 +135,7 @@ def test_over_selection_leaves_an_exchange_alone_that_needs_everybody(tmp_path: 
     run = RunConfig(method="fedsoft", rounds=1, name="fedsoft", settings=settings)
     fed = Federation.of(tmp_path, runs=(run,), devices=4, over_select=2.0, quorum=1.0, deadline_s=300.0)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     counted = Counter(ack["exchange"] for ack in spy.said("ack") if ack["status"] == "ok")
@@ -153,8 +144,7 @@ def test_over_selection_leaves_an_exchange_alone_that_needs_everybody(tmp_path: 
 
 def test_an_exchange_is_not_begun_before_enough_devices_are_connected(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=100.0)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.world.run(lambda: fed.live is not None)
     fed.world.kill("d03")
     with pytest.raises(NetworkError, match=r"3 of 4 devices were connected for round 1[\s\S]*fraction-connected"):
@@ -162,15 +152,13 @@ def test_an_exchange_is_not_begun_before_enough_devices_are_connected(tmp_path: 
     fed.start_coordinator()
     fed.start_device("d03", softmax_program.grouped_fleet(4, 2)["d03"])
     fed.finish()
-    fed.world.end()
 
 
 def test_too_few_connected_devices_do_not_stop_a_run_that_is_to_continue(tmp_path: Path) -> None:
     fed = Federation.of(
         tmp_path, devices=4, fraction_connected=1.0, quorum=0.5, deadline_s=50.0, below_quorum="continue"
     )
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.world.run(lambda: fed.happened("joined") and fed.live_since(0.1))
     fed.world.kill("d03")
     fed.finish()

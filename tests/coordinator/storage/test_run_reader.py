@@ -12,8 +12,7 @@ from tests.support.virtual_federation import Federation, program
 
 def test_what_the_devices_learned_in_a_round_can_be_read_back(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.finish()
     fed.world.end()
     assert read_program(fed.config.folder).schema == program().schema

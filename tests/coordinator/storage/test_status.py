@@ -25,8 +25,7 @@ from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
 
 def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     fed.world.run(lambda: fed.happened("round"))
     found = read_status(fed.config.folder)
     assert (found["epoch"], found["devices"], found["connected"], found["done"]) == (1, 4, 4, False)
@@ -39,8 +38,7 @@ def test_it_tells_how_far_a_training_is_while_it_is_being_written(tmp_path: Path
 def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answered(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, ballast=BALLAST)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(2)
+    fed.start(2)
     fed.start_mute_device("d02")
     fed.start_mute_device("d03")
     fed.world.run(lambda: len(spy.said("ack")) == 2)
@@ -55,14 +53,12 @@ def test_of_an_open_exchange_it_names_who_trains_who_uploads_and_who_has_answere
     assert (exchange["run"], exchange["round"], exchange["asked"], exchange["wanted"]) == ("fesem", 1, 4, 4)
     assert (exchange["answered"], exchange["uploading"], exchange["open"]) == (["d00", "d01"], ["d03"], ["d02"])
     assert "  uploading: 1 (d03)" in status_lines(found)
-    fed.world.end()
 
 
 def test_an_update_that_does_not_count_is_named_with_the_reason_in_status_and_in_the_metrics(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.5)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: len(spy.said("ack")) == 3)
     task = spy.said("task", cid="d03")[0]
@@ -74,14 +70,12 @@ def test_an_update_that_does_not_count_is_named_with_the_reason_in_status_and_in
     reason = next(event for event in fed.events if event["event"] == "round")["refused"]["d03"]
     assert reason.startswith("bad_schema: ")
     assert found["runs"][0]["refused"] == {"d03": reason} or found["runs"][0]["refused"] == {}  # of round 2 already
-    fed.world.end()
 
 
 def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.5, deadline_s=60.0)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: len(spy.said("stop", cid="d03")) == 1)
     task = spy.said("task", cid="d03")[0]
@@ -93,7 +87,6 @@ def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
     found = read_status(fed.config.folder)
     assert found["runs"][0]["late"] == ["d03"]
     assert "  late: 1 (d03)" in status_lines(found)
-    fed.world.end()
 
 
 def test_a_coordinator_that_stopped_and_one_that_was_killed_are_told_apart(tmp_path: Path) -> None:
@@ -131,8 +124,7 @@ def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) ->
 def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path, quorum=0.5)
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03")
     fed.world.run(lambda: len(spy.said("ack")) == 3)
     task = spy.said("task", cid="d03")[0]
@@ -142,15 +134,13 @@ def test_a_device_that_will_not_train_is_shown_with_what_it_said_of_itself(tmp_p
     fed.world.run(lambda: read_status(fed.config.folder)["runs"][0]["refused"] != {})
     told = [line for line in status_lines(read_status(fed.config.folder)) if "d03" in line]
     assert f"  d03 did not count: unavailable: {hot}" in told
-    fed.world.end()
 
 
 def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_device_is_not_waited_for(
     tmp_path: Path,
 ) -> None:
     fed = Federation.of(tmp_path, quorum=0.5)
-    fed.start_coordinator()
-    fed.start_devices(4)
+    fed.start(4)
     wrong = {"engine": "onnx", "runtime": "onnxruntime 1.23.2", "difference": 0.5}
     fed.start_mute_device("d04", runtime="onnxruntime 1.23.2", refused=[wrong])
     fed.start_mute_device("d05", n=0, engine="litert", runtime="ai-edge-litert 2.3.0", refused=[wrong])
@@ -163,4 +153,3 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     }
     assert f"  d04: {said}; no other engine is left" in status_lines(found)
     assert found["devices"] == 4
-    fed.world.end()

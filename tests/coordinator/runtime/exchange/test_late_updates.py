@@ -27,8 +27,7 @@ def federation(folder: Path, method: str = "fedavg-late", *, ballast: int = BALL
 def begun(fed: Federation) -> Spy:
     """Three devices that answer, and one that has not when the first exchange closes."""
     spy = Spy(fed.world.broker)
-    fed.start_coordinator()
-    fed.start_devices(3)
+    fed.start(3)
     fed.start_mute_device("d03", n=40)
     fed.world.run(lambda: fed.live is not None and _exchange(spy, "d00") == 1)
     return spy
@@ -166,7 +165,6 @@ def test_methods_that_cannot_use_it_are_not_sent_it(tmp_path: Path) -> None:
     announce(spy)
     assert [ack["status"] for ack in said(fed, spy, "ack")] == ["late"]
     assert spy.said("go", cid="d03") == []
-    fed.world.end()
 
 
 def test_late_updates_weigh_less_and_never_beside_one_in_time() -> None:
