@@ -18,6 +18,7 @@ import numpy as np
 from coordinator.clustering.gram import gram_matrix, squared_distances
 from coordinator.clustering.kmeans import objective
 from coordinator.clustering.silhouette import silhouette
+from coordinator.rounds.label_counting import count_labels
 from coordinator.strategies.base import Fleet, Round, ServedModels, ServingOptions, State, Strategy
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.representation import represent
@@ -203,6 +204,7 @@ class RecordingStrategy:
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         exchanges = with_momentum(self.method, state, schema, self.method.round(state, schema, fleet, rng))
+        exchanges = count_labels(self.method, state, exchanges)
         try:
             exchange = next(exchanges)
             while True:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.metrics import RoundReport, make_report
 from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
+from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
@@ -66,6 +68,7 @@ def run_round(  # noqa: PLR0913 - a round has these
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
     exchanges = with_momentum(strategy, state, schema, strategy.round(state, schema, fleet, rng))
+    exchanges = count_labels(strategy, state, exchanges)
     after = yield from count_releases(strategy, state, exchanges)
     replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
@@ -86,5 +89,6 @@ def serving_probe(strategy: Strategy, state: State, who: ClientId, *, batch: int
         split="test",
         batch=batch,
         seed=0,
+        label_totals=label_totals_of(state, [model for _, model in mixture]),
         **strategy.serving,
     )

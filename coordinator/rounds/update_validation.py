@@ -75,6 +75,8 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
             raise Malformed("not_finite", "the updated model is not finite")
     else:
         _check_stats(task, schema, reply)
+        if reply.labels is not None:  # of a device that has more samples than it joined with, or claims more
+            reply = replace(reply, labels=reply.labels * min(1.0, reply.n / reply.labels.sum()))
     how_far = update_rms(question, reply)
     if how_far is not None and how_far[0] != "model" and how_far[1] > question.max_update_rms:
         said = f"parameters moved by {how_far[1]:.3g} on average, at most {question.max_update_rms:g}"
@@ -158,6 +160,7 @@ def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
         "posterior": reply.posterior,
         "grad": reply.grad,
         "confusion": reply.confusion,
+        "labels": reply.labels,
     }
     given = {name for name, value in answers.items() if value is not None}
     if given != want:
@@ -170,6 +173,8 @@ def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
         raise Malformed("bad_schema", f"gradient has shape {reply.grad.shape}, expected ({schema.n_params},)")
     if reply.confusion is not None:
         _check_counts(reply.confusion, rows, reply.n)
+    if reply.labels is not None and (reply.labels.ndim != 1 or reply.labels.sum() <= 0):
+        raise Malformed("rejected", "label counts are one positive number of samples of each class")
     if reply.votes is not None:
         _check_total(reply.votes[None], reply.n)
     if reply.posterior is not None and abs(float(reply.posterior.sum()) - 1) > _ROUNDING:

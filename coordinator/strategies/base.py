@@ -29,7 +29,6 @@ class ServingOptions(TypedDict):
     """How devices evaluate the models that they are served: fields of a `Probe`."""
 
     buffers: str
-    label_prior: str
 
 
 class StreamingExchange(dict[ClientId, Fit | Probe]):
@@ -104,12 +103,12 @@ class Strategy(Protocol):
 
     @property
     def serving(self) -> ServingOptions:
-        """With which running statistics and which label prior devices evaluate models."""
+        """With which running statistics devices evaluate models."""
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
-        """The models that serve `who`, with weights: sent by the server, or kept on the device (`OwnModel`).
+        """The models that serve `who`, with weights: rows of `state.centers`, or kept on the device (`OwnModel`).
 
-        None stands for a device that never trained; its models are sent by the server.
+        None stands for a device that never trained; its models are centers.
         """
 
 

@@ -11,6 +11,7 @@ A device is served sum_m pi_im softmax(h_m(x)): a mixture of probabilities (publ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,8 +32,8 @@ class FedEM(MultiStartSgd):
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, priors = sample_cohort(fleet, self.fraction_train, rng), unpack_by_client(state.extra, "pi")
         uniform = np.full(self.clusters, 1.0 / self.clusters)
-        models, prior = list(state.centers), {c: priors.get(c, uniform).tolist() for c in cohort}
-        replies = yield {c: self.probe(models, "posterior", prior=prior[c]) for c in cohort}
+        prior = {c: priors.get(c, uniform).tolist() for c in cohort}
+        replies = yield {c: self.probe_centers(state, "posterior", prior=prior[c]) for c in cohort}
         posteriors = {c: r.posterior for c, r in sorted(replies.items()) if r.posterior is not None}
         centers = state.centers.copy()
         for m in range(self.clusters):
@@ -52,3 +53,7 @@ class FedEM(MultiStartSgd):
         mean = np.mean(list(priors.values()), axis=0) if priors else np.full(self.clusters, 1.0 / self.clusters)
         weights: Array = mean if who is None else priors.get(who, mean)
         return tuple((float(weight), theta) for weight, theta in zip(weights, state.centers, strict=True))
+
+    def label_shares(self, state: State) -> Mapping[ClientId, Array]:
+        """pi: how much of a device's samples each model was trained on, whatever their labels."""
+        return unpack_by_client(state.extra, "pi")

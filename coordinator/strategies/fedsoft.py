@@ -51,9 +51,8 @@ class FedSoft(MultiStartSgd):
         state = yield from self.separate_starts(state, schema, fleet, rng)
         age, told = int(state.extra.get("age", self.tau)), dict[ClientId, Array]()
         if age >= self.tau:
-            told = self._shares(
-                (yield RequireAll({c: self.probe(list(state.centers), "votes") for c in sorted(fleet)}))
-            )
+            asked = RequireAll({c: self.probe_centers(state, "votes") for c in sorted(fleet)})
+            told = self._shares((yield asked))
         shares = unpack_by_client(state.extra, "u") | told
         weights = self._weights(shares, fleet, rng)
         seeds = TaskSeeds.from_rng(rng)
@@ -71,6 +70,10 @@ class FedSoft(MultiStartSgd):
         """The device's last model; for one that never trained the center of its largest share, else the most common."""
         center = state.centers[serving_center(state.assignment, who)]
         return ((1.0, center if who is None else OwnModel(init=center)),)
+
+    def label_shares(self, state: State) -> Mapping[ClientId, Array]:
+        """v_sk weighs a device's samples by u."""
+        return unpack_by_client(state.extra, "u")
 
     def _shares(self, replies: Replies) -> dict[ClientId, Array]:
         """u_ks = max(votes / n, sigma), [S] per device; it is not normalised again, as in the paper."""

@@ -38,7 +38,7 @@ class IFCA(MultiStartSgd):
         """Two exchanges: the cohort's losses, then a fit from the chosen center for each device that reported them."""
         state = yield from self.separate_starts(state, schema, fleet, rng)
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)
-        replies = yield {c: self.probe(list(state.centers), "loss", seed=seeds.of(c)) for c in cohort}
+        replies = yield {c: self.probe_centers(state, "loss", seed=seeds.of(c)) for c in cohort}
         chosen = choose_by_loss(replies, rng)
         if not chosen:
             return state

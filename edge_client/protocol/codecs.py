@@ -25,6 +25,7 @@ _STATISTICS = {  # name in the file -> field of a Reply, dtype, dimensions
     "votes": ("votes", "int64", 1),
     "posterior": ("posterior", "float64", 1),
     "confusion": ("confusion", "int64", 3),
+    "labels": ("labels", "float64", 1),
 }
 
 
@@ -78,7 +79,7 @@ def encode_stats(reply: Reply, schema: Schema) -> bytes:
         for t in _params(schema):
             stored[f"grad/{t}"] = grad[schema.slices[t]].reshape(_shapes(schema)[t])
     if reply.update is not None or not stored:
-        raise ValueError("statistics hold at least one of losses, votes, posterior, grad and confusion, and no update")
+        raise ValueError("statistics hold at least one quantity of a probe, and no update")
     for value in stored.values():
         _finite(value)
     return tensors.pack_tensors(stored, kind="stats", codec="f32", schema=schema.sha256)
@@ -196,7 +197,7 @@ def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None
         if (value.dtype.name, value.ndim) != _STATISTICS.get(name, ("",))[1:]:
             raise Malformed("bad_schema", f"statistic {name!r:.80} is {value.dtype} of shape {value.shape}")
         _finite(value)
-    candidates = {len(value) for name, value in plain.items() if name != "confusion"}
+    candidates = {len(value) for name, value in plain.items() if name not in ("confusion", "labels")}
     candidates |= set() if models is None else {models}
     confusion = plain.get("confusion")
     if confusion is not None:
@@ -217,6 +218,6 @@ def _check_counts(plain: Mapping[str, Array], n: int) -> None:
         sums = value.sum(axis=None if name == "votes" else (1, 2), dtype=np.float64)  # float64: no sum wraps around
         if (value < 0).any() or np.any(sums > n):
             raise Malformed("bad_field", f"{name} count {np.max(sums):.0f} samples or negative ones; n is {n}")
-    posterior = plain.get("posterior")
-    if posterior is not None and (posterior < 0).any():
-        raise Malformed("bad_field", "posterior must not be negative")
+    for name in ("posterior", "labels"):
+        if name in plain and (plain[name] < 0).any():
+            raise Malformed("bad_field", f"{name} must not be negative")

@@ -21,9 +21,10 @@ from edge_client.protocol.blocks import (
     is_count,
 )
 from edge_client.protocol.task import (
+    ASKED_ALONE,
     DATA_SPLITS,
     FIT_BUFFERS,
-    LABEL_PRIORS,
+    MAX_LABEL_TOTALS,
     MAX_MODELS,
     PROBE_BUFFERS,
     PROBE_QUANTITIES,
@@ -143,7 +144,7 @@ _FIT: FieldTable = required(
     buffers=one_of(*sorted(FIT_BUFFERS)),
 )
 _PROBE: FieldTable = required(
-    models=list_of(_CANDIDATE, 1, MAX_MODELS),
+    models=list_of(_CANDIDATE, 0, MAX_MODELS),
     want=list_of(one_of(*sorted(PROBE_QUANTITIES)), 1, len(PROBE_QUANTITIES)),
     batch=integer(1, 65_536),
     seed=_COUNT,
@@ -152,7 +153,7 @@ _PROBE: FieldTable = required(
     split=one_of(*sorted(DATA_SPLITS)),
     limit=_SAMPLES,
     buffers=one_of(*sorted(PROBE_BUFFERS)),
-    label_prior=one_of(*sorted(LABEL_PRIORS)),
+    label_totals=list_of(or_null(list_of(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     step=manifest("container"),
 )
 _JOBS: dict[str, FieldTable] = {"fit": _FIT, "probe": _PROBE}
@@ -254,12 +255,24 @@ def _probe_contradiction(task: Mapping[str, Any]) -> str | None:
     prior = task.get("prior")
     if prior is not None and (len(prior) != len(task["models"]) or sum(prior) <= 0):
         return "prior needs one weight per model and a positive sum"
+    alone = ASKED_ALONE & set(task["want"])
+    if alone and len(task["want"]) > 1:
+        return f"each of {sorted(ASKED_ALONE)} is asked for alone"
+    if not task["models"] and task["want"] != ["labels"]:
+        return "only labels are asked for without a model"
     if len(set(task["want"])) < len(task["want"]):
         return "want names the same statistic twice"
-    if "grad" in task["want"] and len(task["want"]) > 1:
-        return "a gradient is asked for alone"
-    if task.get("buffers") == "batch" and task["want"] != ["grad"] and "step" not in task:
+    if task.get("buffers") == "batch" and not alone and "step" not in task:
         return "buffers of a batch need the step's file"
+    return _totals_contradiction(task)
+
+
+def _totals_contradiction(task: Mapping[str, Any]) -> str | None:
+    totals = task.get("label_totals")
+    if totals is not None and len(totals) != len(task["models"]):
+        return "label_totals needs one entry per model"
+    if sum(len(row) for row in totals or () if row is not None) > MAX_LABEL_TOTALS:
+        return f"label_totals holds more than {MAX_LABEL_TOTALS} numbers"
     return None
 
 

@@ -27,15 +27,16 @@ Flat = NDArray[Any]  # [schema.size], float32 on the wire
 Tensors = Mapping[str, Array]
 OWN_MODEL: Literal["own"] = "own"  # Fit.start: resume the device's own model in `slot`
 
-PROBE_QUANTITIES = frozenset({"loss", "votes", "posterior", "grad", "confusion"})
+PROBE_QUANTITIES = frozenset({"loss", "votes", "posterior", "grad", "confusion", "labels"})
+ASKED_ALONE = frozenset({"grad", "labels"})  # quantities of which a probe asks one and no other
 DATA_SPLITS = frozenset({"train", "test"})
 FIT_BUFFERS = frozenset({"sent", "own"})
 PROBE_BUFFERS = frozenset({"sent", "own", "batch"})
-LABEL_PRIORS = frozenset({"model", "device"})
 MAX_DIMS = 8
 MAX_STEPS = 1_000_000
 MAX_BATCH = 65_536
 MAX_MODELS = 16  # candidates in one probe
+MAX_LABEL_TOTALS = 512  # numbers in one probe, of all candidates: a message has 8 KiB
 SLOT_PATTERN = "[a-z0-9-]{1,32}"  # names one of the models that a device keeps
 
 
@@ -195,12 +196,14 @@ class OwnModel:
 class Probe:
     """Evaluate 1 to 16 candidate models, each [schema.size], on local data, batch norm in inference mode.
 
-    A candidate may be the device's own. `want` is a subset of WANTS ("grad" only alone), `split` says on which local
-    data ("train"; "test" for held-out samples), `prior` holds one weight per model, `limit` caps the number of samples.
+    A candidate may be the device's own. `want` is a subset of PROBE_QUANTITIES ("grad" and "labels" only alone; for
+    "labels", the number of training samples of each class, no candidate is needed), `split` says on which local data
+    ("train"; "test" for held-out samples), `prior` holds one weight per model, `limit` caps the number of samples.
     A "posterior" of all training samples also stays on the device, for the fits of the same round. `buffers` says which
     running statistics the models are evaluated with: their own ("sent"), those of the device's model in slot "main", if
-    there is one ("own"), or the statistics of the device's training samples under each model ("batch"). `label_prior`
-    "device": a classifier is told how often the device's training samples have each label.
+    there is one ("own"), or the statistics of the device's training samples under each model ("batch"). With
+    `label_totals`, one entry per candidate, a classifier is corrected from the labels [C] that it was trained on to
+    those of the device's training samples; an entry of None, and a model of the device's own, is not corrected.
     """
 
     models: Sequence[Flat | OwnModel]
@@ -211,22 +214,26 @@ class Probe:
     split: str = "train"
     limit: int | None = None
     buffers: str = "sent"
-    label_prior: str = "model"
+    label_totals: Sequence[Sequence[float] | None] | None = None
 
     def __post_init__(self) -> None:
         _one_of("buffers", self.buffers, PROBE_BUFFERS)
-        _one_of("label_prior", self.label_prior, LABEL_PRIORS)
         _counts(self.batch, self.seed)
-        if not 1 <= len(self.models) <= MAX_MODELS:
+        if not (self.want != {"labels"}) <= len(self.models) <= MAX_MODELS:
             raise ValueError(f"a probe carries 1 to {MAX_MODELS} models, got {len(self.models)}")
         if not self.want or not self.want <= PROBE_QUANTITIES:
             raise ValueError(f"want must be some of {sorted(PROBE_QUANTITIES)}, got {sorted(self.want)}")
-        if "grad" in self.want and len(self.want) > 1:
-            raise ValueError("a gradient is asked for alone: it needs another function of the program")
+        if self.want & ASKED_ALONE and len(self.want) > 1:
+            raise ValueError(f"each of {sorted(ASKED_ALONE)} is asked for alone")
         if self.split not in DATA_SPLITS:
             raise ValueError(f"split must be 'train' or 'test', got {self.split!r}")
         if self.prior is not None and len(self.prior) != len(self.models):
             raise ValueError("prior needs one weight per model")
+        totals = self.label_totals
+        if totals is not None and len(totals) != len(self.models):
+            raise ValueError("label_totals needs one entry per model")
+        if sum(len(row) for row in totals or () if row is not None) > MAX_LABEL_TOTALS:
+            raise ValueError(f"label_totals holds more than {MAX_LABEL_TOTALS} numbers")
 
 
 def _counts(batch: int, seed: int) -> None:
@@ -250,3 +257,4 @@ class Reply:
     posterior: Array | None = None  # [M] float64, mean responsibilities
     grad: Flat | None = None  # [n_params], mean gradient
     confusion: Array | None = None  # [M, C, C] int64, rows true class, columns predicted
+    labels: Array | None = None  # [C] float64, training samples of each class; soft labels count by their shares

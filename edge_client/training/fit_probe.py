@@ -98,9 +98,11 @@ def run_probe(
     `own` gives the device's model [schema.size] in a slot, if it has one. `keep` is handed the responsibilities [M, n]
     of a probe of all training samples for "posterior": they stay on the device, for the fits that follow.
     """
-    program, data = learner.program, _probe_data(task, local)
+    program, data, want = learner.program, _probe_data(task, local), task.want
     _check_data(program, data)
-    models, want = [_candidate(model, own) for model in task.models], task.want
+    if "labels" in want:
+        return Reply(n=len(data), labels=label_counts(program, data))
+    models = [_candidate(model, own) for model in task.models]
     if "grad" in want:
         if len(models) != 1:
             raise Malformed("bad_task", f"a gradient is taken of one model, got {len(models)}")
@@ -111,8 +113,12 @@ def run_probe(
     elif task.buffers == "batch":
         models = [recalibrate(learner, model, local.train, batch=task.batch) for model in models]
     losses, logits = learner.evaluate(models, data, batch=task.batch)
-    if task.label_prior == "device":
-        losses, logits = with_label_prior(program, logits, data, local.train)
+    if task.label_totals is not None:
+        totals = [
+            None if isinstance(model, OwnModel) and own(model.slot) is not None else row
+            for model, row in zip(task.models, task.label_totals, strict=True)
+        ]
+        losses, logits = with_label_prior(program, logits, data, local.train, totals)
     shares = responsibilities(losses, task.prior) if "posterior" in want else None
     if shares is not None and task.split == "train" and len(data) == len(local.train):
         keep(shares)
@@ -168,16 +174,29 @@ def batch_statistics(learner: Learner, models: Sequence[Flat], data: Dataset, cu
     return np.where(moved, np.stack(zeros) / np.where(moved, m, 1.0), 0.0), moved
 
 
-def with_label_prior(program: Program, logits: Array, data: Dataset, train: Dataset) -> tuple[F64, Array]:
-    """Losses [M, n] and logits [M, n, C] of classifiers that know how often each class is among the training samples.
+def with_label_prior(
+    program: Program, logits: Array, data: Dataset, train: Dataset, totals: Sequence[Sequence[float] | None]
+) -> tuple[F64, Array]:
+    """Losses [M, n] and logits [M, n, C] of classifiers that are corrected to the labels of the training samples.
 
-    The logarithm of that number, plus LABEL_PRIOR, is added: Bayes' rule for a model of equally frequent classes.
-    Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", equation 2.4.
+    log(n_c + e) - log(t_c + e) is added to class c: n are the samples [C] of `train`, t those that the candidate was
+    trained on, its entry of `totals`; e is LABEL_PRIOR_SAMPLES. A candidate without an entry stays as it is. This is
+    Bayes' rule for a new prior: Saerens, Latinne, Decaestecker 2002, "Adjusting the Outputs of a Classifier", (2.4).
     """
-    _check_classifier(program, "a label prior")
-    truth, counts = one_hot(program, data.y), one_hot(program, train.y).sum(axis=0, dtype=np.float64)
-    scores = logits + np.log(counts + LABEL_PRIOR_SAMPLES)
+    here, truth = label_counts(program, train), one_hot(program, data.y)
+    if any(row is not None and len(row) != program.classes for row in totals):
+        raise Malformed("bad_task", f"label_totals needs {program.classes} numbers for each model")
+    known = np.array([here if row is None else np.asarray(row, dtype=np.float64) for row in totals])
+    shift = np.log(here + LABEL_PRIOR_SAMPLES) - np.log(known + LABEL_PRIOR_SAMPLES)  # [M, C]
+    scores = logits + shift[:, None]
     return -(truth * log_softmax(scores)).sum(axis=-1), scores
+
+
+def label_counts(program: Program, data: Dataset) -> F64:
+    """[C] samples of each class; soft labels count by their shares. Raises Malformed for a program without classes."""
+    _check_classifier(program, "a label prior")
+    counts: F64 = one_hot(program, data.y).sum(axis=0, dtype=np.float64)
+    return counts
 
 
 def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:

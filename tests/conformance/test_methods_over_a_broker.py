@@ -34,10 +34,10 @@ POLICIES = tuple(
     RunConfig(
         method=method,
         rounds=ROUNDS,
-        name=f"{method}-told",
+        name=f"{method}-label-prior",
         settings=dict(method_settings(build(method, {"local-steps": 2, "label-prior": "device"}))),
     )
-    for method in ("fedavg", "fedem", "ifca")
+    for method in ("fedavg", "fedavg-plus", "fedem", "fedsoft", "ifca", "nonfed", "wecfl")
 )
 
 

@@ -6,7 +6,8 @@ center's last move lies to the one before: the cosine is near 1 where it creeps,
 `labels` are those that somebody holds: with the published code's quirks (emulator/data/wecfl_compat.py) a draw may lose
 some.
 `pairs` counts the different pairs of them, `shirts` those with class 6, which three others are mistaken for. Of one
-training of Ditto, `told` tests the common model, `personal` the devices' own, `both` their mixture.
+training of Ditto, `center` tests the common model with `label-prior = device`, `personal` the devices' own, `both`
+their mixture.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from emulator.run.settings import RunSettings
 from export.compiler.program import load_vector
 
 PARTITION = "cluster-n-class:groups=10,classes-group=3,classes=2"
-SERVED = {"told": 1.0, "personal": 0.0, "both": 0.5}  # the common model's weight; devices tell their label counts
+SERVED = {"center": 1.0, "personal": 0.0, "both": 0.5}  # the common model's weight
 VARIANTS = (  # published with one cluster: FedAvg; alone: NonFed; quirks: published, cut as the public code cuts
     *SERVED,
     "published",
@@ -117,8 +118,7 @@ def method(variant: str, given: Mapping[ClientId, int] | None, *, clusters: int 
     if variant == "alone":
         return NonFed(**vars(sgd))
     if variant in SERVED:  # one training, tested in three ways
-        telling = replace(sgd, label_prior="device")
-        return Ditto(**vars(telling), lam=PULL, common_weight=SERVED[variant])
+        return Ditto(**vars(replace(sgd, label_prior="device")), lam=PULL, common_weight=SERVED[variant])
     strategy = RecordingWeCFL(
         **vars(sgd),
         clusters=clusters if given is None else max(given.values()) + 1,
@@ -135,33 +135,37 @@ def method(variant: str, given: Mapping[ClientId, int] | None, *, clusters: int 
     return strategy
 
 
-def ways(model: nn.Module, local: tuple[Dataset, Dataset]) -> list[float]:
+def ways(model: nn.Module, local: tuple[Dataset, Dataset], seen: Tensor) -> list[float]:
     """Accuracy with running statistics, the training samples', shuffled test batches', and sorted ones'.
 
-    Last, with running statistics and with the training samples', told how often these have each label (prior
-    correction, Saerens 2002, as if the center had seen all labels equally often; 0.1 samples are added to each).
+    Last, with running statistics and with the training samples', corrected from the labels that the center has `seen`
+    [CLASSES] to those of the device, as `label-prior = device` does.
     """
     (x, y), (inputs, labels) = (tuple(map(torch.from_numpy, (part.x, part.y))) for part in reversed(local))
     kept = {name: value.clone() for name, value in model.state_dict().items()}
     shuffled = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
-    told = torch.log(torch.bincount(labels, minlength=CLASSES) + LABEL_PRIOR_SAMPLES)
+    shift = torch.log((_counts(labels) + LABEL_PRIOR_SAMPLES) / (seen + LABEL_PRIOR_SAMPLES))
     whole = [torch.arange(len(y))]
-    found, last = [_right(model.eval(), x, y, whole)], [_right(model.eval(), x, y, whole, told)]
+    found, last = [_right(model.eval(), x, y, whole)], [_right(model.eval(), x, y, whole, shift)]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
         norm.momentum = None
     model.train()(inputs[:512])
     found.append(_right(model.eval(), x, y, whole))
-    last.append(_right(model.eval(), x, y, whole, told))
+    last.append(_right(model.eval(), x, y, whole, shift))
     for order in (shuffled, torch.argsort(y, stable=True)):
         model.load_state_dict(kept)
         found.append(_right(model.train(), x, y, [b for b in torch.split(order, BATCH) if len(b) > 1]))
     return found + last
 
 
-def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], told: Tensor | float = 0.0) -> float:
-    hits = sum(int(((model(x[b]) + told).argmax(1) == y[b]).sum()) for b in batches)
+def _counts(labels: Tensor) -> Tensor:
+    return torch.bincount(labels, minlength=CLASSES)
+
+
+def _right(model: nn.Module, x: Tensor, y: Tensor, batches: list[Tensor], shift: Tensor | float = 0.0) -> float:
+    hits = sum(int(((model(x[b]) + shift).argmax(1) == y[b]).sum()) for b in batches)
     return hits / sum(map(len, batches))
 
 
@@ -174,11 +178,14 @@ def _accuracies(result: SimulationResult) -> list[float]:
 def tested(result: SimulationResult, split: FleetData) -> list[float]:
     """Percent of all held-out samples in each of the `ways`."""
     model = build_model("wecfl-cnn", seed=0).module
-    rows, n = [], []
+    rows, n, assignment = [], [], result.state.assignment
+    seen = torch.zeros(len(result.state.centers), CLASSES)
+    for who, local in split.devices.items():
+        seen[assignment[who]] += _counts(torch.from_numpy(local.train.y))
     for who, local in split.devices.items():
         if local.test is not None:
-            load_vector(model, result.schema, result.state.centers[result.state.assignment[who]])
-            rows.append(ways(model, (local.train, local.test)))
+            load_vector(model, result.schema, result.state.centers[assignment[who]])
+            rows.append(ways(model, (local.train, local.test), seen[assignment[who]]))
             n.append(len(local.test))
     percent: list[float] = (100 * np.average(rows, axis=0, weights=n)).round(2).tolist()
     return percent

@@ -31,14 +31,17 @@ for (const folder of folders) {
   const tasks = JSON.parse(readFileSync(join(folder, "task.json"), "utf8"));
   const given = { vectors, own: new Map(), between: async () => {} };
   const asked = await runProbe(learner, tasks.probe, { train }, given);
-  const told = await runProbe(learner, { ...tasks.probe, label_prior: "device" }, { train }, given);
+  const totals = [null, Array.from({ length: program.classes }, (_, k) => 1 + k)];
+  const corrected = await runProbe(learner, { ...tasks.probe, label_totals: totals }, { train }, given);
+  const counted = await runProbe(learner, { models: [], want: ["labels"] }, { train }, given);
   const grad = await runProbe(learner, { ...tasks.probe, want: ["grad"], models: tasks.probe.models.slice(0, 1) }, { train }, given);
   const trained = await runFit(learner, tasks.fit, train, { ...given, own: undefined, posterior: asked.shares });
   const answer = {
     vector: trained.vector, loss: Float64Array.of(trained.loss), losses: Float64Array.from(asked.loss),
     posterior: Float64Array.from(asked.posterior), votes: Float64Array.from(asked.votes),
     confusion: Float64Array.from(asked.confusion.flat(2)), grad: grad.grad,
-    told_losses: Float64Array.from(told.loss), told_confusion: Float64Array.from(told.confusion.flat(2)),
+    corrected_losses: Float64Array.from(corrected.loss), corrected_confusion: Float64Array.from(corrected.confusion.flat(2)),
+    labels: Float64Array.from(counted.labels),
   };
   const rows = Object.entries(answer).map(([name, data]) => [name, { dims: [data.length], data }]);
   write(folder, "task", Object.fromEntries(rows), program.schema);

@@ -130,11 +130,17 @@ def check_tasks(made: CompilerOutput, folder: Path) -> None:
     assert got["posterior"] == pytest.approx(reply.posterior, rel=TO_PYTHON)
     assert got["votes"].tolist() == np.asarray(reply.votes).tolist()
     assert got["confusion"].tolist() == reply.confusion.ravel().tolist()
-    told = fit_probe.run_probe(learner, replace(asked, label_prior="device"), DeviceData(train=data))
-    assert told.losses is not None
-    assert told.confusion is not None
-    assert got["told_losses"] == pytest.approx(told.losses, rel=TO_PYTHON)
-    assert got["told_confusion"].tolist() == told.confusion.ravel().tolist()
+    totals = [None, [1.0 + k for k in range(made.program.classes)]]  # as in web_steps.mjs
+    corrected = fit_probe.run_probe(learner, replace(asked, label_totals=totals), DeviceData(train=data))
+    assert corrected.losses is not None
+    assert corrected.confusion is not None
+    assert got["corrected_losses"] == pytest.approx(corrected.losses, rel=TO_PYTHON)
+    assert got["corrected_confusion"].tolist() == corrected.confusion.ravel().tolist()
+    labels = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
+    assert (
+        got["labels"].tolist()
+        == np.asarray(fit_probe.run_probe(learner, labels, DeviceData(train=data)).labels).tolist()
+    )
     slope = Probe(models=models[:1], want=frozenset({"grad"}), batch=8, seed=SEED)
     near(got["grad"], fit_probe.run_probe(learner, slope, DeviceData(train=data)).grad)
     fit = Fit(**{**FIT, "start": models[0], "anchor": models[1]})

@@ -11,10 +11,11 @@ import numpy as np
 
 from coordinator.strategies.base import ServedModels, ServingOptions, State
 from coordinator.strategies.common.assignment import serving_center
+from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import LABEL_PRIORS, Array, ClientId, Fit, Flat, Probe
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe
 
 MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD ends farther from the anchor than it began
 BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistics a device evaluates with
@@ -37,7 +38,7 @@ class LocalSgd:
     batch_size: int = 16
     fraction_train: float = 1.0
     batch_norm: str = "average"  # a key of BUFFER_SOURCES
-    label_prior: str = "model"  # "device": every evaluation is told how often the device has each label
+    label_prior: str = "model"  # "device": devices correct centers to their own label counts (label_totals.py)
     server: ServerOptions = SERVER_DEFAULTS  # its fields are settings of the method, without a prefix
 
     def __post_init__(self) -> None:
@@ -47,7 +48,12 @@ class LocalSgd:
         check_range("batch-size", self.batch_size, low=1, high=65_536)
         check_range("fraction-train", self.fraction_train, low=1e-9, high=1.0)
         check_choice("batch-norm", self.batch_norm, tuple(BUFFER_SOURCES))
-        check_choice("label-prior", self.label_prior, tuple(sorted(LABEL_PRIORS)))
+        check_choice("label-prior", self.label_prior, LABEL_PRIORS)
+        if self.label_prior == "device" and self.server.privacy_noise:
+            raise ConfigError(
+                "label-prior device with privacy-noise: the server would learn each device's label counts",
+                hint="set label-prior = model, or privacy-noise = 0; label counts are sent without noise",
+            )
 
     @property
     def clusters_together(self) -> bool:
@@ -57,7 +63,12 @@ class LocalSgd:
     @property
     def serving(self) -> ServingOptions:
         """How devices evaluate models, in probes and when served."""
-        return {"buffers": BUFFER_SOURCES[self.batch_norm], "label_prior": self.label_prior}
+        return {"buffers": BUFFER_SOURCES[self.batch_norm]}
+
+    def label_shares(self, state: State) -> Mapping[ClientId, Array]:
+        """Client -> the share [K] of its training samples that each center was trained on; a client may be left out."""
+        every = np.eye(len(state.centers))
+        return {c: every[k] for c, k in state.assignment.items()}
 
     def predictor(self, state: State, who: ClientId | None) -> ServedModels:
         """The center of the device; the most common one for a device that has none."""
@@ -94,11 +105,13 @@ class LocalSgd:
             center=center,
         )
 
-    def probe(self, models: Sequence[Flat], *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
-        """A task: the quantities `want` of `models` on the device's training samples; as `Probe` says."""
+    def probe_centers(self, state: State, *want: str, prior: Sequence[float] | None = None, seed: int = 0) -> Probe:
+        """A task: the quantities `want` of all centers on the device's training samples; as `Probe` says."""
+        models = list(state.centers)
         return Probe(
             models=models,
             want=frozenset(want),
+            label_totals=label_totals_of(state, models),
             prior=prior,
             batch=self.batch_size,
             seed=seed,

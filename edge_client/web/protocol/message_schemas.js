@@ -14,7 +14,9 @@ export const MAX_DETAIL_CHARS = 200;
 export const MAX_GET_BLOCKS = 16;
 export const MAX_CENTERS = 1_024;
 export const MAX_MODELS = 16;
-const WANTS = ["loss", "votes", "posterior", "grad", "confusion"];
+const MAX_LABEL_TOTALS = 512; // numbers in one probe, of all candidates
+const WANTS = ["loss", "votes", "posterior", "grad", "confusion", "labels"];
+const ASKED_ALONE = ["grad", "labels"];
 export const ERR_CODES = [
   "bad_json", "too_big", "bad_version", "bad_kind", "bad_field", "not_member", "not_yours",
   "unknown_blob", "bad_range", "closed", "busy", "rate", "internal",
@@ -82,12 +84,13 @@ const JOBS = {
   },
   probe: {
     ...required({
-      models: listOf(CANDIDATE, 1, MAX_MODELS), want: listOf(oneOf(...WANTS), 1, WANTS.length),
+      models: listOf(CANDIDATE, 0, MAX_MODELS), want: listOf(oneOf(...WANTS), 1, WANTS.length),
       batch: integer(1, 65_536), seed: COUNT,
     }),
     ...optional({
       prior: listOf(number(), 1, MAX_MODELS), split: oneOf("train", "test"), limit: SAMPLES,
-      buffers: oneOf("sent", "own", "batch"), label_prior: oneOf("model", "device"), step: manifest("container"),
+      buffers: oneOf("sent", "own", "batch"), step: manifest("container"),
+      label_totals: listOf(orNull(listOf(number(), 1, MAX_LABEL_TOTALS)), 1, MAX_MODELS),
     }),
   },
 };
@@ -186,13 +189,19 @@ export function checkRules(kind, message) {
 }
 
 function probeContradiction(task) {
-  const { prior, want, models } = task;
+  const { prior, want, models, label_totals: totals } = task;
   if (prior && (prior.length !== models.length || !(prior.reduce((a, b) => a + b, 0) > 0))) {
     return "prior needs one weight per model and a positive sum";
   }
   if (new Set(want).size < want.length) return "want names the same statistic twice";
-  if (want.includes("grad") && want.length > 1) return "a gradient is asked for alone";
-  if (task.buffers === "batch" && want[0] !== "grad" && !task.step) return "buffers of a batch need the step's file";
+  const alone = ASKED_ALONE.some((name) => want.includes(name));
+  if (alone && want.length > 1) return `each of ${ASKED_ALONE} is asked for alone`;
+  if (!models.length && want[0] !== "labels") return "only labels are asked for without a model";
+  if (totals && totals.length !== models.length) return "label_totals needs one entry per model";
+  if (totals && totals.reduce((sum, row) => sum + (row?.length ?? 0), 0) > MAX_LABEL_TOTALS) {
+    return `label_totals holds more than ${MAX_LABEL_TOTALS} numbers`;
+  }
+  if (task.buffers === "batch" && !alone && !task.step) return "buffers of a batch need the step's file";
   return null;
 }
 

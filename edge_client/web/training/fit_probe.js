@@ -6,7 +6,7 @@ import { Pcg64 } from "../protocol/random.js";
 import { sizeOf } from "../protocol/tensors.js";
 
 const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
-const LABEL_PRIOR = 0.1; // samples of each class beside the device's own
+const LABEL_PRIOR = 0.1; // samples of each class beside those that are counted
 
 /**
  * Carry out a fit. `vectors` are the task's models by hash, `own` [schema.size] is the model kept in the task's slot, if
@@ -33,13 +33,14 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
 }
 
-/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, grad, shares}: what was asked for, and what stays. */
+/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, grad, labels, shares}: what was asked for, and what stays. */
 export async function runProbe(learner, task, local, { vectors, own, between }) {
   const { program } = learner;
   const data = probeData(task, local);
   checkData(program, data);
-  let models = task.models.map((model) => candidate(model, vectors, own));
   const want = new Set(task.want);
+  if (want.has("labels")) return { n: data.n, labels: labelCounts(program, data) };
+  let models = task.models.map((model) => candidate(model, vectors, own));
   if (want.has("grad")) {
     if (models.length !== 1) throw new Malformed("bad_task", `a gradient is taken of one model, got ${models.length}`);
     return { n: data.n, grad: await learner.gradient(models[0], data, task.batch, task.seed) };
@@ -53,7 +54,10 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
     models = found;
   }
   let { losses, logits } = await learner.evaluate(models, data, task.batch, between);
-  if (task.label_prior === "device") ({ losses, logits } = withLabelPrior(program, logits, data, local.train));
+  if (task.label_totals) {
+    const totals = task.label_totals.map((row, m) => (own.has(task.models[m].own) ? null : row));
+    ({ losses, logits } = withLabelPrior(program, logits, data, local.train, totals));
+  }
   const shares = want.has("posterior") ? responsibilities(losses, task.prior) : null;
   const mean = (row) => row.reduce((a, b) => a + b, 0) / row.length;
   return {
@@ -79,15 +83,15 @@ export function batchesOf(n, { batch, seed, steps }, fixed) {
   return found;
 }
 
-/** Losses and logits of classifiers that know how often each class is among the training samples: its logarithm is added. */
-function withLabelPrior(program, logits, data, train) {
-  checkClassifier(program, "a label prior");
-  const c = program.classes;
-  const counts = new Float64Array(c).fill(LABEL_PRIOR);
-  for (let i = 0; i < train.n; i += 1) targetShares(train, i, c).forEach((share, k) => {
-    counts[k] += share;
-  });
-  const scores = logits.map((rows) => Float64Array.from(rows, (value, at) => value + Math.log(counts[at % c])));
+/**
+ * Losses and logits of classifiers that are corrected from the samples of each class that they were trained on, `totals`
+ * [M][C], to those of the device's training samples; a candidate whose entry is null stays as it is.
+ */
+function withLabelPrior(program, logits, data, train, totals) {
+  const [c, counts] = [program.classes, labelCounts(program, train)];
+  if (totals.some((row) => row && row.length !== c)) throw new Malformed("bad_task", `label_totals needs ${c} numbers for each model`);
+  const shift = (row, k) => (row ? Math.log(counts[k] + LABEL_PRIOR) - Math.log(row[k] + LABEL_PRIOR) : 0);
+  const scores = logits.map((rows, m) => Float64Array.from(rows, (value, at) => value + shift(totals[m], at % c)));
   const losses = scores.map((rows) => Float64Array.from({ length: data.n }, (_, i) => {
     const row = rows.subarray(i * c, (i + 1) * c);
     const top = Math.max(...row);
@@ -95,6 +99,16 @@ function withLabelPrior(program, logits, data, train) {
     return all - targetShares(data, i, c).reduce((sum, share, k) => sum + share * row[k], 0);
   }));
   return { losses, logits: scores };
+}
+
+/** Samples of each class [C]; soft labels count by their shares. */
+function labelCounts(program, data) {
+  checkClassifier(program, "a label prior");
+  const counts = new Float64Array(program.classes);
+  for (let i = 0; i < data.n; i += 1) targetShares(data, i, program.classes).forEach((share, k) => {
+    counts[k] += share;
+  });
+  return counts;
 }
 
 /** A sample's target as shares of the classes [C]. */

@@ -56,7 +56,7 @@ def test_devices_that_do_not_test_are_left_out_of_the_report() -> None:
 class Two:
     """Serves everybody a mixture."""
 
-    serving: ClassVar[ServingOptions] = {"buffers": "sent", "label_prior": "model"}
+    serving: ClassVar[ServingOptions] = {"buffers": "sent"}
 
     def begin(self, model: Flat, *_: object) -> State:
         return State(centers=model[None])

@@ -15,7 +15,6 @@ from edge_client.protocol import codecs, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.task import (
     FIT_BUFFERS,
-    LABEL_PRIORS,
     OWN_MODEL,
     PROBE_BUFFERS,
     PROBE_QUANTITIES,
@@ -96,14 +95,15 @@ PROBES = st.builds(
     models=st.permutations([vector(1), vector(2), OwnModel(init=vector(3)), OwnModel(slot="personal")]).map(
         lambda models: models[:3]
     ),
-    want=st.just(frozenset({"grad"})) | st.frozensets(st.sampled_from(sorted(PROBE_QUANTITIES - {"grad"})), min_size=1),
+    want=st.sampled_from([frozenset({"grad"}), frozenset({"labels"})])
+    | st.frozensets(st.sampled_from(sorted(PROBE_QUANTITIES - {"grad", "labels"})), min_size=1),
     batch=st.integers(1, 65_536),
     seed=st.integers(0, 2**53 - 1),
     prior=st.sampled_from([None, [0.25, 0.25, 0.5]]),
     split=st.sampled_from(["train", "test"]),
     limit=st.sampled_from([None, 100]),
     buffers=st.sampled_from(sorted(PROBE_BUFFERS)),
-    label_prior=st.sampled_from(sorted(LABEL_PRIORS)),
+    label_totals=st.sampled_from([None, [[3, 0.125], None, [1, 2]]]),
 )
 
 

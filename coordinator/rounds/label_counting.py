@@ -1,0 +1,69 @@
+"""With `label-prior = device`, the number of training samples of each class that each center was trained on.
+
+    t_kc = sum_i r_ik n_ic        r_ik: the share of device i's samples that center k was trained on (`label_shares`)
+
+After a round's exchanges, the devices whose updates came are asked for n_i once, and again when their number of samples
+has changed. The counts stay in the state, so that the totals cover devices of earlier cohorts. A center without devices
+keeps its totals, as it keeps its values.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from coordinator.strategies.base import Round, State, Strategy
+from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, label_counts
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.updates import pack_by_client
+from edge_client.protocol.task import F64, Array, ClientId, Probe
+
+SAME_NUMBER = 0.5  # samples by which a sum of soft labels may differ from their number
+
+
+def count_labels(strategy: Strategy, before: State, exchanges: Round) -> Round:
+    """The exchanges of a round, and one for label counts that are not known; the new state has the centers' totals."""
+    if not isinstance(strategy, LocalSgd) or strategy.label_prior != "device":
+        return (yield from exchanges)
+    samples = dict[ClientId, int]()
+    try:
+        exchange = next(exchanges)
+        while True:
+            replies = yield exchange
+            samples |= {c: reply.n for c, reply in replies.items() if reply.update is not None}
+            exchange = exchanges.send(replies)
+    except StopIteration as done:
+        after: State = done.value
+    counts = dict(label_counts(before))
+    unknown = [c for c, n in sorted(samples.items()) if c not in counts or abs(counts[c].sum() - n) > SAME_NUMBER]
+    if unknown:
+        replies = yield dict.fromkeys(unknown, Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0))
+        counts |= {c: reply.labels for c, reply in sorted(replies.items()) if reply.labels is not None}
+    if not counts:
+        return after
+    after = replace(after, extra={**after.extra, **pack_by_client(COUNTS_KEY, counts)})
+    totals = center_totals(strategy.label_shares(after), _of_one_length(counts), before, len(after.centers))
+    return replace(after, extra={**after.extra, TOTALS_KEY: totals})
+
+
+def center_totals(
+    shares: Mapping[ClientId, Array], counts: Mapping[ClientId, Array], before: State, n_centers: int
+) -> F64:
+    """[n_centers, C] the sum of the devices' label counts by their shares; the old totals of a center without any."""
+    classes = len(next(iter(counts.values())))
+    totals = np.zeros((n_centers, classes))
+    for client in sorted(shares.keys() & counts.keys()):
+        totals += np.outer(shares[client], counts[client])
+    old = before.extra.get(TOTALS_KEY, np.zeros((0, classes)))
+    kept = np.flatnonzero(~totals[: len(old)].any(axis=1))
+    totals[kept] = old[kept]
+    return totals
+
+
+def _of_one_length(counts: Mapping[ClientId, Array]) -> dict[ClientId, Array]:
+    """The counts with the most common number of classes: a device may lie about it."""
+    classes = Counter(len(labels) for labels in counts.values()).most_common(1)[0][0]
+    return {c: labels for c, labels in counts.items() if len(labels) == classes}

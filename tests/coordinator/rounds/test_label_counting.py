@@ -1,0 +1,131 @@
+"""Centers are corrected from the labels that they were trained on to those of the device that evaluates them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.rounds.label_counting import center_totals
+from coordinator.rounds.round import serving_probe
+from coordinator.strategies.base import State
+from coordinator.strategies.common.label_totals import COUNTS_KEY, TOTALS_KEY, label_counts
+from coordinator.strategies.registry import METHODS, make_method, method_settings
+from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.errors import ConfigError
+from edge_client.protocol.task import ClientId, OwnModel, Probe
+from tests.support.methods import MethodWorld, build, world
+from tests.support.softmax_program import CLASSES, samples
+
+LABELS = Probe(models=(), want=frozenset({"labels"}), batch=1, seed=0)
+WITH_PRIOR = sorted(name for name in METHODS if "label-prior" in method_settings(make_method(name)))
+
+
+def skewed_fleet(devices: int = 6) -> dict[ClientId, DeviceData]:
+    """Even devices have mostly the classes 0 and 1, odd ones mostly 2 and 3; the classes look alike on all of them."""
+    rng, found = np.random.default_rng(0), dict[ClientId, DeviceData]()
+    for i in range(devices):
+        pool = samples(rng, 400)
+        keep = np.flatnonzero((pool.y // 2 == i % 2) | (rng.random(len(pool)) < 0.1))
+        pool = Dataset(pool.x + 2.0 * rng.standard_normal(pool.x.shape), pool.y)  # so that labels matter
+        train, test = keep[: 40 + i], keep[60:100]
+        found[f"d{i:02d}"] = DeviceData(
+            train=Dataset(pool.x[train], pool.y[train]), test=Dataset(pool.x[test], pool.y[test])
+        )
+    return found
+
+
+def played(method: str, *, rounds: int = 3) -> MethodWorld:
+    return world(build(method, {"label-prior": "device"}), skewed_fleet(), rounds=rounds)
+
+
+@pytest.mark.parametrize("method", ["nonfed", "ditto", "pfedme", "fedsoft"])
+def test_a_device_s_own_model_is_not_corrected(method: str) -> None:
+    """Its labels are the device's already, so every device is served as without the setting, sample by sample."""
+    ways = [world(build(method, {"label-prior": prior}), skewed_fleet()) for prior in ("model", "device")]
+    for _ in range(3):
+        plain, corrected = (way.round() for way in ways)
+        if method == "fedsoft":  # its shares are votes of corrected centers, so training itself differs
+            break
+        assert corrected.per_device == plain.per_device
+        assert corrected.loss == plain.loss
+    assert corrected.per_device == plain.per_device
+
+
+@pytest.mark.parametrize("method", WITH_PRIOR)
+def test_totals_are_the_labels_of_the_devices_that_trained_the_center(method: str) -> None:
+    there = played(method)
+    counts = {c: np.bincount(d.train.y, minlength=CLASSES) for c, d in there.devices.local.items()}
+    if method == "nonfed":
+        assert TOTALS_KEY not in there.state.extra
+        return
+    known = label_counts(there.state)
+    assert {c: row.tolist() for c, row in known.items()} == {c: row.tolist() for c, row in counts.items()}
+    totals, assignment = there.state.extra[TOTALS_KEY], there.state.assignment
+    if method in {"fedem", "fedsoft"}:
+        shares = there.strategy.label_shares(there.state)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(totals, sum(np.outer(shares[c], counts[c]) for c in counts), rtol=1e-12)
+    elif assignment:
+        for k in set(assignment.values()):
+            assert (
+                totals[k].tolist() == sum(counts[c] for c in counts if assignment[c] == k).tolist()  # type: ignore[union-attr]
+            )
+    else:
+        assert (totals == sum(counts.values())).all()
+
+
+def test_a_center_of_all_devices_serves_each_better_when_it_is_corrected() -> None:
+    """The classes look alike on all devices, so Bayes' rule holds."""
+    plain, corrected = (
+        world(build("fedavg", {"label-prior": p}), skewed_fleet(), rounds=5).round() for p in ("model", "device")
+    )
+    assert corrected.loss.micro < plain.loss.micro  # type: ignore[operator]
+
+
+def test_devices_are_asked_once_and_again_when_their_samples_change() -> None:
+    there, asked = played("fedavg", rounds=0), []
+    for number in range(3):
+        if number == 2:
+            first = there.devices.local["d00"].train
+            more = Dataset(np.concatenate([first.x, first.x[:3]]), np.concatenate([first.y, first.y[:3]]))
+            there.devices.local = {**there.devices.local, "d00": replace(there.devices.local["d00"], train=more)}
+        there.round()
+        asked.append([sorted(e) for e in there.exchanges if LABELS in e.values()])
+    assert asked == [[sorted(there.fleet)], [], [["d00"]]]
+    assert there.state.extra[TOTALS_KEY].sum() == sum(there.fleet.values())
+
+
+def test_a_center_that_no_device_has_keeps_its_totals() -> None:
+    before = State(centers=np.zeros((2, 1)), extra={TOTALS_KEY: np.array([[1.0, 2.0], [3.0, 4.0]])})
+    totals = center_totals({"a": np.array([1.0, 0.0, 0.0])}, {"a": np.array([5.0, 6.0])}, before, 3)
+    assert totals.tolist() == [[5, 6], [3, 4], [0, 0]]
+
+
+def test_a_device_that_lies_about_the_number_of_classes_is_left_out() -> None:
+    there = played("fedavg", rounds=1)
+    odd = {f"{COUNTS_KEY}/d00": np.ones(CLASSES + 1), TOTALS_KEY: there.state.extra[TOTALS_KEY]}
+    there.state = replace(there.state, extra={**there.state.extra, **odd})
+    there.round(silent=["d00"])
+    others = [row for c, row in label_counts(there.state).items() if c != "d00"]
+    np.testing.assert_array_equal(there.state.extra[TOTALS_KEY], [np.sum(others, axis=0)])
+
+
+def test_an_own_model_carries_the_totals_of_the_center_that_stands_in_for_it() -> None:
+    there = played("ditto", rounds=1)
+    task = serving_probe(there.strategy, there.state, "d00", batch=8)
+    assert isinstance(task.models[0], OwnModel)
+    assert task.label_totals == there.state.extra[TOTALS_KEY].tolist()
+
+
+def test_label_counts_are_refused_beside_differential_privacy() -> None:
+    with pytest.raises(ConfigError, match="label counts"):
+        build("fedavg", {"label-prior": "device", "privacy-noise": 1.0})
+
+
+def test_more_totals_than_a_task_has_room_for_are_refused() -> None:
+    there = played("ifca", rounds=1)
+    wide = np.ones((2, 300))
+    state = replace(there.state, extra={**there.state.extra, TOTALS_KEY: wide})
+    with pytest.raises(ConfigError, match="300 label totals for each of 2 centers"):
+        there.strategy.probe_centers(state, "loss")  # type: ignore[attr-defined]
