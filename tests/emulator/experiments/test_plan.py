@@ -140,7 +140,7 @@ def test_an_unknown_table_or_method_lists_what_there_is() -> None:
         ("wecfl", 10, "F-MNIST (3, 2)"),
         ("fesem", 10, "F-MNIST (3, 2)"),
     }
-    assert {c.row.name for c in table.only(["FedAvg, told labels"])} == {"FedAvg, told labels"}
+    assert {c.row.name for c in table.only(["FedAvg, label prior"])} == {"FedAvg, label prior"}
     assert table.only([]) == table.cells
     with pytest.raises(UsageError, match="no cell with FedAvg and K=10"):
         table.only(["FedAvg", "K=10"])
