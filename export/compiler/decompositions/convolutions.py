@@ -156,7 +156,8 @@ def by_columns(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tenso
     own = weight.permute([3, 1, 2, 0]).reshape([wide * ins, high * outs])
     spread = aten.mm.default(own, given).reshape([wide, ins, batch, height, ow])
     parts = [aten.constant_pad_nd.default(spread.select(0, j), [j * dw, (wide - 1 - j) * dw]) for j in range(wide)]
-    return reduce(torch.add, parts).narrow(3, pw, width).transpose(0, 1)
+    total: Tensor = reduce(torch.add, parts)
+    return total.narrow(3, pw, width).transpose(0, 1)
 
 
 def grad_weight(grad: Tensor, x: Tensor, weight: Tensor, conv: ConvArgs) -> Tensor:

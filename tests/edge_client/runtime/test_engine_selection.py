@@ -165,7 +165,7 @@ class RealStage(DeviceStage):
     def task(self) -> Fit:
         return self.fit(steps=4, batch=BATCH)
 
-    def trained(self, engine: str) -> Any:  # noqa: ANN401 - an array
+    def trained_by(self, engine: str) -> Any:  # noqa: ANN401 - an array
         """What the task gives with an engine, by hand."""
         step = self.program.containers[engine]["step"].sha256
         path = self.folder / "by hand"
@@ -194,7 +194,7 @@ def test_a_right_runtime_is_used_and_named(stage: RealStage) -> None:
 def test_a_wrong_runtime_gives_way_to_another_engine_for_a_whole_round(
     stage: RealStage, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected = stage.trained("litert")
+    expected = stage.trained_by("litert")
     break_engine(monkeypatch, "onnx", "anchor", lambda a: np.full_like(a, 7.0))
     stage.play(stage.round(1))
     start = stage.put(np.asarray(stage.task.start), "model")
