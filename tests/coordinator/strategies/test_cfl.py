@@ -12,7 +12,6 @@ from coordinator.storage import state_codec
 from coordinator.strategies.base import Exchange, Replies, State, drive
 from coordinator.strategies.cfl import CFL
 from coordinator.strategies.common.center_tree import SplitTree
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, Reply
 from tests.support.softmax_program import grouped_fleet, play, schema
 
@@ -162,13 +161,3 @@ def test_groups_of_a_real_fleet_are_found_with_the_defaults() -> None:
 
 def test_a_fleet_without_groups_is_not_split() -> None:
     assert len(play(CFL(local_steps=10, batch_size=8), grouped_fleet(9, 1), rounds=8).centers) == 1
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"criterion": "x"}, {"linkage": "ward"}, {"eps_1": -1.0}, {"smallest": 1}, {"gamma": 2.0}, {"coverage": 0.0}],
-)
-def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        CFL(**wrong)  # type: ignore[arg-type]
-    assert refused.value.hint

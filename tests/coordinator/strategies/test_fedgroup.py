@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.fedgroup import FedGroup
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit
 from tests.support.methods import world
 from tests.support.softmax_program import grouped_fleet, play, start_of
@@ -56,10 +54,3 @@ def test_a_cold_start_that_nobody_answers_is_tried_again() -> None:
     assert played.state.assignment == {}
     played.round()
     assert ari(TRUTH, [played.state.assignment[c] for c in sorted(LOCAL)]) == 1.0
-
-
-@pytest.mark.parametrize("wrong", [{"clusters": 0}, {"per_group": 0}, {"first_steps": 0}, {"restarts": 0}])
-def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        FedGroup(**wrong)  # type: ignore[arg-type]
-    assert refused.value.hint

@@ -7,7 +7,6 @@ import pytest
 
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fedsoft import FedSoft
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel, Probe
 from tests.support.driven_rounds import DrivenMethod
 from tests.support.regression import play as regress
@@ -176,13 +175,3 @@ def test_a_device_is_served_its_own_model_and_a_newcomer_the_most_common_center(
     np.testing.assert_array_equal(served.init, state.centers[state.assignment["d00"]])
     usual = Counter(state.assignment.values()).most_common(1)[0][0]
     np.testing.assert_array_equal(np.asarray(run.strategy.predictor(state, None)[0][1]), state.centers[usual])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"lam": -1.0}, {"lam": 21.0}, {"tau": 0}, {"sigma": 0.0}, {"select": -1}, {"local_start": "x"}, {"clusters": 17}],
-)
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        soft(**wrong)
-    assert refused.value.hint

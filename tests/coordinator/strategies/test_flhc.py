@@ -5,7 +5,6 @@ import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.flhc import FLHC
-from edge_client.errors import ConfigError
 from tests.support.methods import build, world
 from tests.support.softmax_program import grouped_fleet, play
 
@@ -47,12 +46,3 @@ def test_a_device_that_was_away_joins_the_cluster_that_its_update_points_to() ->
     played.round()
     assert (np.asarray(played.exchanges[0]["d07"].start) == model).all()  # type: ignore[union-attr]
     assert played.state.assignment["d07"] == played.state.assignment["d01"]
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"metric": "x"}, {"linkage": "x"}, {"linkage": "ward"}, {"threshold": -1.0}, {"warm_up": -1}]
-)
-def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        FLHC(**wrong)  # type: ignore[arg-type]
-    assert refused.value.hint

@@ -3,12 +3,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import pytest
 
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Exchange, State, drive
 from coordinator.strategies.ifca import IFCA, HypCluster
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Fit, Probe, Reply
 from tests.support.softmax_gradient import loss
 from tests.support.softmax_program import devices_of, grouped_fleet, play, schema, start_of
@@ -72,9 +70,3 @@ def test_known_groups_are_recovered_and_kept() -> None:
 def test_a_device_that_never_chose_is_served_the_most_common_center() -> None:
     method, state = IFCA(clusters=3), State(centers=FAR, assignment={"a": 1, "b": 1, "c": 0})
     assert [np.asarray(method.predictor(state, who)[0][1])[0] for who in (None, "new", "c")] == [10.0, 10.0, 0.0]
-
-
-@pytest.mark.parametrize("wrong", [{"clusters": 0}, {"clusters": 17}, {"weights": "x"}])
-def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        IFCA(**wrong)  # type: ignore[arg-type]

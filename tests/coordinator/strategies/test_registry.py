@@ -1,8 +1,24 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 
+from coordinator.strategies.baselines.ditto import Ditto
+from coordinator.strategies.baselines.fedavg_plus import FedAvgPlus
+from coordinator.strategies.baselines.feddist import FedDist
+from coordinator.strategies.baselines.pfedme import PFedMe
+from coordinator.strategies.cfl import CFL
+from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.server_options import ServerOptions
+from coordinator.strategies.fedem import FedEM
+from coordinator.strategies.fedgroup import FedGroup
+from coordinator.strategies.fedsoft import FedSoft
 from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.flhc import FLHC
+from coordinator.strategies.ifca import IFCA
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError, UsageError
 
@@ -43,3 +59,40 @@ def test_an_unknown_setting_names_the_nearest() -> None:
 def test_a_value_of_the_wrong_kind_is_refused(key: str, value: Setting) -> None:
     with pytest.raises(ConfigError, match=key):
         make_method("fesem", **{key: value})
+
+
+NAN = float("nan")
+REFUSED: list[tuple[Callable[..., object], list[dict[str, Any]]]] = [
+    (LocalSgd, [{"local_steps": 0}, {"learning_rate": NAN}, {"learning_rate": -0.1}, {"momentum": 1.5}]),
+    (LocalSgd, [{"batch_size": 0}, {"fraction_train": 0.0}, {"fraction_train": 1.1}]),
+    (ServerOptions, [{"server_momentum": -0.1}, {"server_momentum": 1.0}, {"server_momentum": NAN}]),
+    (Ditto, [{"common_weight": -0.1}, {"common_weight": 1.1}, {"common_weight": NAN}, {"lam": 21.0}]),
+    (FedAvgPlus, [{"runs": 0}, {"runs": 17}]),
+    (FedDist, [{"eps": 0.0}, {"eps": -0.1}, {"eps": 1.1}, {"eps": NAN}]),
+    (PFedMe, [{"lam": 0.0}, {"lam": 21.0, "eta": 0.01}, {"lam": 1.0, "eta": 2.0}, {"local_rounds": 0}]),
+    (PFedMe, [{"beta": 1.5}, {"beta": 0.0}]),
+    (
+        CFL,
+        [{"criterion": "x"}, {"linkage": "ward"}, {"eps_1": -1.0}, {"smallest": 1}, {"gamma": 2.0}, {"coverage": 0.0}],
+    ),
+    (FedEM, [{"clusters": 0}, {"clusters": 17}, {"start": "noise"}]),
+    (FedGroup, [{"clusters": 0}, {"per_group": 0}, {"first_steps": 0}, {"restarts": 0}]),
+    (FedSoft, [{"lam": -1.0}, {"lam": 21.0}, {"tau": 0}, {"sigma": 0.0}, {"select": -1}, {"local_start": "x"}]),
+    (FedSoft, [{"clusters": 17}]),
+    (FeSEM, [{"clusters": 0}, {"lam": -1.0}, {"lam": 11.0}, {"restarts": 0}, {"representation": "x"}, {"e_step": "x"}]),
+    (FeSEM, [{"weights": "x"}, {"hysteresis": 1.0}, {"max_age": -1}]),
+    (FLHC, [{"metric": "x"}, {"linkage": "x"}, {"linkage": "ward"}, {"threshold": -1.0}, {"warm_up": -1}]),
+    (IFCA, [{"clusters": 0}, {"clusters": 17}, {"weights": "x"}]),
+    (partial(make_method, "tkm"), [{"reduce": "mean"}, {"trim-clusters": 0.5}, {"trim-updates": -0.1}]),
+    (partial(make_method, "tkm"), [{"weights": "samples"}]),
+]
+
+
+@pytest.mark.parametrize(("method", "wrong"), [(method, wrong) for method, many in REFUSED for wrong in many])
+def test_a_setting_that_cannot_work_is_refused_by_its_name_and_with_a_hint(
+    method: Callable[..., object], wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        method(**wrong)
+    assert refused.value.hint
+    assert next(iter(wrong)).replace("_", "-") in str(refused.value)

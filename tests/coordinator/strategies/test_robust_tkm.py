@@ -12,10 +12,8 @@ from coordinator.rounds.round import round_rng, run_round
 from coordinator.strategies.base import Exchange, Replies, Strategy, drive
 from coordinator.strategies.common.server_options import ServerOptions
 from coordinator.strategies.fesem import FeSEM
-from coordinator.strategies.registry import Setting, make_method
 from coordinator.strategies.robust_tkm import TKM
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
@@ -71,12 +69,3 @@ def test_the_robust_mean_holds_without_trimming_the_clusters(attack: str) -> Non
     plain, _ = attacked(FeSEM(clusters=1, lam=0.0, **STEPS), attack, ONE)  # type: ignore[arg-type]
     assert honest(robust) > 0.95
     assert honest(plain) < 0.8
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"reduce": "mean"}, {"trim-clusters": 0.5}, {"trim-updates": -0.1}, {"weights": "samples"}]
-)
-def test_settings_that_cannot_work_are_refused_with_a_hint(wrong: dict[str, Setting]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        make_method("tkm", **wrong)
-    assert refused.value.hint

@@ -6,7 +6,6 @@ import pytest
 from coordinator.strategies.baselines.ditto import Ditto
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.nonfed import NonFed
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import OWN_MODEL, Fit, OwnModel
 from tests.support.driven_rounds import DrivenMethod
 from tests.support.softmax_program import devices_of, grouped_fleet, play, start_of
@@ -83,15 +82,3 @@ def test_with_a_common_weight_a_device_is_served_both_models_and_training_is_the
     ((one, alone),) = Ditto(common_weight=1.0).predictor(both.state, "d00")
     assert one == 1.0
     np.testing.assert_array_equal(np.asarray(alone), both.state.centers[0])
-
-
-@pytest.mark.parametrize("weight", [-0.1, 1.1, float("nan")])
-def test_a_weight_that_is_no_share_is_refused(weight: float) -> None:
-    with pytest.raises(ConfigError, match="common-weight"):
-        Ditto(common_weight=weight)
-
-
-def test_a_pull_that_diverges_is_refused() -> None:
-    with pytest.raises(ConfigError, match="lower `lam`") as refused:
-        Ditto(lam=21.0, learning_rate=0.1)
-    assert "lam" in refused.value.hint

@@ -7,7 +7,6 @@ from coordinator.strategies.base import Exchange, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.baselines.fedavg_plus import FedAvgPlus, FedProxPlus
 from coordinator.strategies.baselines.fedprox import FedProx
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Reply
 from tests.support.softmax_program import devices_of, grouped_fleet, schema, start_of
 
@@ -59,9 +58,3 @@ def test_everybody_is_served_the_soft_vote_of_all_runs() -> None:
     assert [weight for weight, _ in mixture] == [0.25] * 4
     assert np.array_equal([model for _, model in mixture], state.centers)
     assert state.assignment == {}  # nobody belongs to one of them
-
-
-@pytest.mark.parametrize("runs", [0, 17])
-def test_more_models_than_a_probe_carries_are_refused(runs: int) -> None:
-    with pytest.raises(ConfigError, match="runs"):
-        FedAvgPlus(runs=runs)

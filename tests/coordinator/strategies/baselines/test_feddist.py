@@ -5,7 +5,6 @@ import pytest
 
 from coordinator.strategies.base import drive
 from coordinator.strategies.baselines.feddist import FedDist, FedDWS
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array, Reply
 from tests.support.softmax_program import schema, start_of
 
@@ -35,9 +34,3 @@ def test_buffers_are_counted_by_samples_whoever_weighs_the_parameters() -> None:
     equal, by_samples = (after_a_round(method, buffered=True) for method in (FedDist(), FedDWS()))
     np.testing.assert_allclose(equal[tail], by_samples[tail])
     assert not np.allclose(equal[: layout.n_params], by_samples[: layout.n_params])
-
-
-@pytest.mark.parametrize("eps", [0.0, -0.1, 1.1, float("nan")])
-def test_a_step_that_moves_nothing_or_overshoots_is_refused(eps: float) -> None:
-    with pytest.raises(ConfigError, match="eps"):
-        FedDist(eps=eps)

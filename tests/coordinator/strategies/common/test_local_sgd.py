@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.strategies.common.local_sgd import LocalSgd, merge_anchors
-from edge_client.errors import ConfigError
+from coordinator.strategies.common.local_sgd import merge_anchors
 
 
 @given(s=st.integers(1, 5), seed=st.integers(0, 999))
@@ -22,21 +21,3 @@ def test_no_pull_needs_no_anchor_and_a_negative_one_is_refused() -> None:
     assert merge_anchors(np.ones((2, 3)), [0.0, 0.0]) == (None, 0.0)
     with pytest.raises(ValueError, match="not negative"):
         merge_anchors(np.ones((2, 3)), [1.0, -1.0])
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"local_steps": 0},
-        {"learning_rate": float("nan")},
-        {"learning_rate": -0.1},
-        {"momentum": 1.5},
-        {"batch_size": 0},
-        {"fraction_train": 0.0},
-        {"fraction_train": 1.1},
-    ],
-)
-def test_settings_that_no_device_could_carry_out_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError) as refused:
-        LocalSgd(**wrong)  # type: ignore[arg-type]
-    assert refused.value.hint

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 from coordinator.strategies.base import State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.momentum import VELOCITY_KEY, apply_momentum, reset_velocity
-from coordinator.strategies.common.server_options import ServerOptions
-from edge_client.errors import ConfigError
 from edge_client.protocol.task import Array
 from tests.support.methods import CASES, MethodWorld, build, copied, same, world
 from tests.support.softmax_program import grouped_fleet
@@ -121,9 +119,3 @@ def test_a_silent_fleet_moves_no_center_and_a_replay_is_exact(case: str) -> None
     fleet.round(silent=LOCAL)
     np.testing.assert_array_equal(fleet.state.centers, again.state.centers)
     assert np.array_equal(fleet.state.extra.get(VELOCITY_KEY, 0), again.state.extra.get(VELOCITY_KEY, 0))
-
-
-@pytest.mark.parametrize("wrong", [-0.1, 1.0, float("nan")])
-def test_momentum_that_never_ends_is_refused(wrong: float) -> None:
-    with pytest.raises(ConfigError, match="server-momentum"):
-        ServerOptions(server_momentum=wrong)
