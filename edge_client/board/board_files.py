@@ -1,8 +1,8 @@
 """The list of files that make a board a device: one pure function from profile, settings and identity.
 
-A writer (targets.py, remote.py) puts the list somewhere; the list is the same wherever that is. Entries hold bytes, not
-paths of the workstation, so nothing of it leaks into them. What is under /var/lib is the board's own memory: only a
-one-time token is put there, and never over what is there.
+A writer (targets.py, remote.py) writes the list to a target; the list does not depend on the target. Entries hold
+bytes, not paths, so nothing of the workstation leaks into them. /var/lib holds the board's own state: the only
+file that is written there is a one-time token, and it replaces no existing file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The boards that `flash` supports, as data: architecture, Python, glibc, runtime, and notes for the user.
 
-A profile promises that wheels resolve; what it says of a real board's speed, heat or GPU it does not know. Sources of
-the facts: the distributions' own package lists (Python and glibc of Ubuntu 20.04, 22.04, 24.04 and Debian 12, 13).
+Wheels resolve for every profile. A profile does not describe a board's speed, heat or GPU. Sources of the facts: the
+distributions' own package lists (Python and glibc of Ubuntu 20.04, 22.04, 24.04 and Debian 12, 13).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes a list of files into a root file system on this machine, or into an archive. The same list, wherever it goes.
 
 Into a root file system nothing is written before everything was checked, each file is replaced as a whole, and a file
-that says so already is left alone. The host's own `/` and a system of another architecture are refused.
+with the same content is left alone. The host's own `/` and a system of another architecture are refused.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 pip resolves once into a lock file (`name==version --hash=...`) in the cache folder; every later run takes exactly
 those, until `--update`. Then each wheel is unpacked into entries below /opt/fedcenters/site: no console scripts, whose
-first line would name this machine's interpreter. What the wheels do is not known here.
+first line would name this machine's interpreter.
 """
 
 from __future__ import annotations

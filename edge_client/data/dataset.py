@@ -1,4 +1,4 @@
-"""What a device holds, and in which order it is read.
+"""The samples of a device, and the order in which training reads them.
 
 Training samples and, if the device keeps some back, held-out ones; each has `x` [n, ...] floating point and `y`: [n]
 integers for class labels, or [n, ...] float targets. readers.py reads them from files.
@@ -81,19 +81,19 @@ def load_with_or_without_labels(folder: Path) -> tuple[DeviceData, bool]:
 
 
 class DataFolder:
-    """A folder that is looked at again: `reload_if_changed` gives what is in it when that has changed."""
+    """A folder of samples; `reload_if_changed` reads it again after a change."""
 
     def __init__(self, folder: Path, *, most: int = 0) -> None:
         self._folder, self._most = folder, most
         self._seen: readers.FolderSignature = ()
 
     def load(self) -> DeviceData:
-        """What the folder holds. Raises ConfigError."""
+        """Read the folder. Raises ConfigError."""
         self._seen = readers.folder_signature(self._folder)
         return load_folder(self._folder, limit=self._most)
 
     def reload_if_changed(self) -> DeviceData | None:
-        """What the folder holds now, if that is not what it held before; None too when it cannot be used as it is."""
+        """The folder's samples if they have changed; None otherwise, or when they cannot be used as they are."""
         if readers.folder_signature(self._folder) == self._seen:
             return None
         try:

@@ -35,7 +35,7 @@ KEY_HEX_DIGITS = 64
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What `nearest` takes."""
+    """The options of `nearest`."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--config", type=Path, help="TOML file of this device, as for join")
     where.add_argument(
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_nearest(options: argparse.Namespace) -> int:
-    """Find the center, take it home, say so."""
+    """Find the center, fetch its file, print the answer."""
     if options.personalise < 0:
         raise UsageError(f"--personalise {options.personalise}", hint="0 or more steps")
     keys = TrustedKeys(trusted=tuple(_key(text) for text in options.signing_key), unsigned=options.unsigned)

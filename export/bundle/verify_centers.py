@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -73,21 +72,14 @@ def torch_logits(module: nn.Module, x: Array) -> Array:
     return _in_torch(module.eval(), np.ascontiguousarray(x, dtype=np.float32))
 
 
-def largest_difference(module: nn.Module, file: bytes | Path, fmt: str, x: Array) -> float:
-    """`module` in inference mode against `file` on x [n, *sample] float32."""
-    data = file.read_bytes() if isinstance(file, Path) else file
-    return float(np.abs(file_logits(data, fmt, x) - torch_logits(module, x)).max())
+def largest_difference(module: nn.Module, file: bytes, fmt: str, x: Array, center: int | None = None) -> float:
+    """`module` in inference mode against `file` on x [n, *sample] float32; `center` chooses in a stacked file."""
+    return float(np.abs(file_logits(file, fmt, x, center) - torch_logits(module, x)).max())
 
 
-def stacked_difference(module: nn.Module, file: bytes, fmt: str, center: int, x: Array) -> float:
-    """`largest_difference` for one center of a stacked file."""
-    got = open_model(file, fmt, center)(np.ascontiguousarray(x, dtype=np.float32))
-    return float(np.abs(got - torch_logits(module, x)).max())
-
-
-def file_logits(file: bytes, fmt: str, x: Array) -> Array:
-    """[n, classes]: what a self-contained file answers for x [n, *sample] float32."""
-    return open_model(file, fmt)(np.ascontiguousarray(x, dtype=np.float32))
+def file_logits(file: bytes, fmt: str, x: Array, center: int | None = None) -> Array:
+    """[n, classes]: what a file answers for x [n, *sample] float32."""
+    return open_model(file, fmt, center)(np.ascontiguousarray(x, dtype=np.float32))
 
 
 def accuracy_by_device(logits: Array, samples: LabelledSamples) -> dict[str, float]:

@@ -29,7 +29,7 @@ from export.bundle.center_files import (
 )
 from export.bundle.reader import FILE_ENDINGS, MANIFEST_FILE, SIGNATURE_FILE, VERSION, BundleManifest, encode_manifest
 from export.bundle.run_source import BundleSource, Signer
-from export.bundle.verify_centers import file_logits, largest_difference, parity_limit, stacked_difference
+from export.bundle.verify_centers import file_logits, largest_difference, parity_limit, torch_logits
 from export.compiler.program import load_vector
 from export.compiler.program_functions import private_copy
 from export.containers.write_onnx import bake_weights
@@ -149,8 +149,8 @@ class _BundleBuild:
         made = self._material.made.get(f"stacked/centers.{fmt}")
         data = made or export_stacked(infer, self._program.schema, centers, self._program.input, fmt)
         networks = [load_infer_module(infer, self._program.schema, vector) for vector in centers]
-        parity = max(stacked_difference(net, data, fmt, k, self._samples) for k, net in enumerate(networks))
-        scale = max(float(np.abs(net(_tensor(self._samples[:1])).detach().numpy()).max()) for net in networks)
+        parity = max(largest_difference(net, data, fmt, self._samples, k) for k, net in enumerate(networks))
+        scale = max(float(np.abs(torch_logits(net, self._samples[:1])).max()) for net in networks)
         if not parity <= parity_limit(scale):
             raise ProgramRefused(f"the stacked {fmt} file differs from torch by {parity:.1e}", hint="leave it out")
         return {**self.writer.put(f"stacked/centers.{fmt}", data), "parity": parity}
@@ -165,12 +165,6 @@ class _BundleBuild:
                 hint=f"leave {fmt} out and report the model",
             )
         return parity
-
-
-def _tensor(x: Array) -> Any:  # noqa: ANN401 - torch stays out of the signatures here
-    import torch
-
-    return torch.from_numpy(x)
 
 
 def _loader(program: Program, files: Mapping[str, bytes], module: nn.Module | None) -> Callable[[Flat], nn.Module]:

@@ -48,7 +48,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @pytest.fixture(scope="module")
 def boards(broker: Guarded) -> dict[str, EmulatedBoard]:
-    """Two boards, flashed as anybody would, each with data of its own."""
+    """Two boards, flashed with the command, each with its own data."""
     made = {}
     for cid, engine in DEVICES.items():
         made[cid] = new_board(cid)

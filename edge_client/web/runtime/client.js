@@ -46,7 +46,7 @@ export class Client {
       onEvent: (event) => client.inbox.push(event),
     });
     client.sender.transport = client.transport;
-    const fetching = (event) => client.task !== null && tell(event); // a visit has words of its own
+    const fetching = (event) => client.task !== null && tell(event); // the view shows a search for a center in its own words
     client.downloader = new Downloader(client.blobs, (manifest, at) => client.sender.requestBlocks(manifest, at), fetching);
     client.uploader = new Uploader({ state: client.state, sender: client.sender, transport: client.transport, now, tell });
     client.taskRunner = new TaskRunner({ ort, blobs: client.blobs, federation: join.federation, keys: join.keys });
@@ -99,13 +99,13 @@ export class Client {
     await this.announceSamples();
   }
 
-  /** Do nothing for the federation until it is taken back. */
+  /** Take no tasks while `paused`. */
   pause(paused) {
     this.paused = paused;
     this.inbox.wake();
   }
 
-  /** The samples have changed: say so, since who has none is asked for nothing. */
+  /** Publish the new number of samples: a device without samples gets no tasks. */
   async announceSamples() {
     if (this.connected) await this.announcePresence();
   }
@@ -197,7 +197,7 @@ export class Client {
       case "stop":
         return this.onStop(message);
       case "rebirth":
-        this.downloader.linkLost(); // it does not know us, so it dropped what we asked
+        this.downloader.linkLost(); // the coordinator does not know this device and dropped its requests
         return this.announcePresence();
       default:
         return this.onError(message);

@@ -18,7 +18,7 @@ export class Uploader {
     this.resentHash = null; // the update that a wrong hash made us send again
   }
 
-  /** Say `rdy` for the kept result, and again later if no answer comes. */
+  /** Send `rdy` for the stored result, and again later if no answer comes. */
   announce() {
     const { result } = this.state;
     if (!result) {
@@ -42,7 +42,7 @@ export class Uploader {
     this.upload = null;
   }
 
-  /** It has forgotten what was announced; not all devices may say it again in the same moment. */
+  /** Announce again to a restarted coordinator, within `spread` ms so that devices do not all send at once. */
   coordinatorRestarted(spread) {
     if (this.againAt === null) return;
     this.upload = null;

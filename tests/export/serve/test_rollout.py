@@ -44,7 +44,7 @@ def simulated(
     return rollout
 
 
-def test_the_first_bundle_is_everybodys() -> None:
+def test_every_device_gets_the_first_bundle() -> None:
     rollout = Rollout().offer(OLD, PLAN)
     assert {rollout.generation_for(f"d{i}", PLAN) for i in range(50)} == {OLD}
 
