@@ -157,7 +157,7 @@ def format_event(event: Mapping[str, Any]) -> str:
     kind = event["event"]
     if kind == "round":
         micro = event["accuracy"]["micro"]
-        reached = "nobody tested it" if micro is None else f"accuracy {micro:.1%}"
+        reached = "not evaluated" if micro is None else f"accuracy {micro:.1%}"
         return f"{event['run']} round {event['round']}/{event['of']}: {reached}, {event['seconds']:.1f} s"
     if kind == "program":
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"

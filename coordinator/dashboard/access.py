@@ -45,5 +45,5 @@ class AccessControl:
         if self.guesses.wait_s(head.client, head.now_s) > 0:
             return Refusal(status=429, error="too many wrong tokens; wait a little")
         if steers and self.control is None:
-            return Refusal(status=403, error="nobody may steer with this dashboard")
+            return Refusal(status=403, error="this dashboard has no control token")
         return Refusal(status=401, error=f"a token to {'steer' if steers else 'read'} is needed")

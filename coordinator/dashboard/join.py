@@ -11,8 +11,8 @@ from typing import Any
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
+from coordinator.identity.join_links import phone_link, qr_svg
 from coordinator.identity.signing_key import trusted_keys
-from coordinator.phone.routes import phone_link, qr_svg
 
 NEAREST_COMMAND = "fedcenters-edge nearest --config client.toml --json"
 

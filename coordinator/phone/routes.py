@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.join_links import PHONE_PATH, phone_link, qr_svg, qr_terminal
+from coordinator.identity.join_links import PHONE_PATH
 from coordinator.identity.signing_key import trusted_keys
 from coordinator.phone import vendored_files
 from coordinator.storage.run_reader import read_program
@@ -42,7 +42,6 @@ MEDIA_TYPES = {
     ".wasm": "application/wasm",
 }
 INDEX_PAGE = "index.html"
-__all__ = ["phone_link", "phone_routes", "qr_svg", "qr_terminal", "web_broker_url"]
 
 
 def phone_routes(config: CoordinatorConfig, *, third: Path | None = None) -> list[BaseRoute]:

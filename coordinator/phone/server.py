@@ -9,6 +9,7 @@ import uvicorn
 
 from coordinator.config import read_config
 from coordinator.http_settings import uvicorn_config
+from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
 from export.serve.http_gate import create_gated_app
@@ -32,8 +33,8 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
             f"the page cannot be served on {listen}: {wrong}", hint="choose another port with --listen"
         ) from None
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
-    link = routes.phone_link(base)
-    sys.stderr.write(routes.qr_terminal(link))
+    link = join_links.phone_link(base)
+    sys.stderr.write(join_links.qr_terminal(link))
     sys.stdout.write(f"{link}\n")
     sys.stdout.flush()
     uvicorn.Server(settings).run(sockets=[opened])

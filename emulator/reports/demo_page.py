@@ -159,9 +159,9 @@ def _lead(result: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     groups = len(set(summary["groups"].values()))
     method, baseline = display_names.method_label(summary["method"]), display_names.method_label(summary["baseline"])
     return (
-        f"{result['devices']} devices trained over MQTT for {result['rounds']} rounds with {method}. Nobody told the"
-        f" server that they belong to {groups} groups. With the center of its cluster a device is right {own:.1%} of"
-        f" the time; one model for all ({baseline}) reaches {common:.1%}."
+        f"{result['devices']} devices trained over MQTT for {result['rounds']} rounds with {method}. The"
+        f" server does not know that they belong to {groups} groups. With the center of its cluster a device is right"
+        f" {own:.1%} of the time; one model for all ({baseline}) reaches {common:.1%}."
     )
 
 

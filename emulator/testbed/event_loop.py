@@ -197,7 +197,7 @@ class ClientEventLoop:
         self._tell(transport, Connected())
 
     def _closed(self, transport: LoopTransport, session: PahoSession, sock: Any) -> None:  # noqa: ANN401 - plain or TLS
-        """Before a socket is closed, by whomever."""
+        """Paho calls this before it closes a socket."""
         if sock in self._selector.get_map():
             self._selector.unregister(sock)
         self._gone(transport, session)
@@ -297,7 +297,7 @@ class ClientEventLoop:
                 self._step(member)
 
     def _step(self, member: _LoopMember) -> None:
-        """Resume a life as often as it has something to do, up to a window of blocks; others want to live, too."""
+        """Resume a client while it has something to do, for a window of blocks at most."""
         transport, wait_s = member.transport, 0.0
         for _ in range(MAX_STEPS_PER_TURN):
             transport.full = False
@@ -308,7 +308,7 @@ class ClientEventLoop:
             except StopIteration:
                 member.over = True
                 return
-            except Exception as wrong:  # noqa: BLE001 - one device's trouble is not the fleet's; `errors` has it
+            except Exception as wrong:  # noqa: BLE001 - the other devices go on; `errors` has it
                 member.over, member.error = True, wrong
                 return
             if transport.full or (wait_s > 0 and not transport.events):

@@ -43,7 +43,7 @@ def dashboard_url(folder: Path) -> str:
 
 
 def is_paused(folder: Path) -> bool:
-    """Whether someone wants the coordinator to wait."""
+    """Whether the coordinator is paused."""
     try:
         return bool(json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))["phase"] == "paused")
     except (OSError, ValueError, KeyError):

@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 from coordinator import local_broker as brokers
 from coordinator.config import CoordinatorConfig, config_from_keys
 from coordinator.config_sections import ModelConfig, RunConfig
+from coordinator.identity import join_links
 from coordinator.identity.signing_key import open_signing_key
 from coordinator.phone import routes, vendored_files
 from coordinator.storage.store import Store
@@ -184,13 +185,13 @@ def test_links_in_an_archive_are_no_files(tmp_path: Path) -> None:
 
 
 def test_links_become_codes_for_terminals_and_pages() -> None:
-    url = routes.phone_link("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - of no device
+    url = join_links.phone_link("http://127.0.0.1:8080/", device="web-0001", secret="a_b-c")  # noqa: S106 - of no device
     assert url == "http://127.0.0.1:8080/phone/#id=web-0001&secret=a_b-c"
-    assert routes.phone_link("http://h") == "http://h/phone/"
-    terminal = routes.qr_terminal(url).splitlines()
+    assert join_links.phone_link("http://h") == "http://h/phone/"
+    terminal = join_links.qr_terminal(url).splitlines()
     assert len(terminal) > 15
     assert len({len(line) for line in terminal}) == 1
-    root = ET.fromstring(routes.qr_svg(url))  # noqa: S314 - our own text
+    root = ET.fromstring(join_links.qr_svg(url))  # noqa: S314 - our own text
     assert root.attrib["viewBox"].split()[2] == root.attrib["viewBox"].split()[3]
 
 
