@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
 import pytest
 
 from coordinator.strategies.registry import METHODS
-from tests.support.doc_pages import DOCS, ROOT, PageReader, followed
+from tests.support.doc_pages import DOCS, ROOT, PageReader
 
 PAGE = "concepts.md"
 pytestmark = pytest.mark.timeout(600)
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
 POINTS = 3.0  # other BLAS libraries sum in another order, and ten rounds of a small problem amplify that
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
-    with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
-        yield reader
 
 
 def told(method: str) -> list[float]:

@@ -11,8 +11,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from coordinator.config import read_config
 from coordinator.dashboard.device_states import DEVICE_STATES
 from coordinator.dashboard.endpoint import dashboard_endpoint
@@ -68,8 +66,3 @@ def test_the_page_names_what_there_is() -> None:
     assert f"{MAX_PAGES} may look at once" in PAGE
     assert "at most a fifth of the time" in PAGE
     assert REST_FACTOR == 4.0
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([\w/.@-]+)\)", PAGE))
-def test_each_linked_file_exists(link: str) -> None:
-    assert (ROOT / "docs" / link).is_file()

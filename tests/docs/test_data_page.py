@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +12,10 @@ from edge_client.data.dataset import load_folder
 from edge_client.errors import ConfigError
 from emulator.data.partition_schemes import PARTITION_SCHEMES
 from emulator.data.registry import DATA_SETS, load_data_set
-from tests.support.doc_pages import DOCS, PageReader, blocks, followed
+from tests.support.doc_pages import DOCS, PageReader, blocks
 
 PAGE = "bring-your-own-data.md"
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
-    with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
-        yield reader
 
 
 def test_the_client_reads_what_the_script_wrote(reader: PageReader) -> None:

@@ -84,7 +84,8 @@ def is_run(page: Path, kind: str) -> bool:
     """Whether a test runs the blocks of this kind; a follower by `followed` runs commands and writes files."""
     if called(page) in HERE:
         return True
-    return any("followed(" in source or f'"{kind}"' in source for source in followers(page.name))
+    follows = re.compile(rf'followed\(|reader: PageReader|"{kind}"')
+    return any(follows.search(source) for source in followers(page.name))
 
 
 def unrun(page: Path, block: PageBlock) -> list[str]:

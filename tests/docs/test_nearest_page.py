@@ -102,8 +102,3 @@ def test_inputs_that_nobody_has_are_answered_none(told: dict[str, str]) -> None:
 def test_every_way_has_its_row() -> None:
     rows = re.findall(r"^\| `(\w+)` \|", PAGE[PAGE.index("## 2.") : PAGE.index("## 3.")], flags=re.MULTILINE)
     assert set(rows) == set(RULE_NAMES)
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\(((?:\.\./)?[\w/.-]+)\)", PAGE))
-def test_each_linked_file_exists(link: str) -> None:
-    assert (ROOT / "docs" / link).is_file()

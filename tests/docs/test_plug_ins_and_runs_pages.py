@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,24 +9,15 @@ import pytest
 
 from tests.support.doc_pages import DOCS, PageReader, blocks, followed
 
+PAGE = "runs.md"
 LINES = 30
 pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def plugged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path])
-        with followed("plug-ins.md", tmp_path_factory.mktemp("plug-ins")) as reader:
-            yield reader
-
-
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "path", [*sys.path])
-        with followed("runs.md", tmp_path_factory.mktemp("runs")) as reader:
-            yield reader
+    with followed("plug-ins.md", tmp_path_factory.mktemp("plug-ins")) as reader:
+        yield reader
 
 
 def test_no_example_of_a_plug_in_has_thirty_lines() -> None:
@@ -45,21 +35,21 @@ def test_the_readers_own_objects_train(plugged: PageReader) -> None:
     assert "Rand index 1.000" in partition
 
 
-def test_the_wrong_key_is_answered_as_the_page_says(ran: PageReader, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_wrong_key_is_answered_as_the_page_says(reader: PageReader, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(AssertionError, match="unknown key 'num-round'"):
-        ran.run("fedcenters-emulator simulate run.toml -c num-round=3")
+        reader.run("fedcenters-emulator simulate run.toml -c num-round=3")
     (said,) = (block.text for block in blocks(DOCS / "runs.md") if block.kind == "text")
     assert "did you mean 'num-rounds'?" in said
 
 
-def test_every_file_of_the_table_is_there(ran: PageReader) -> None:
-    run = ran.folder / "runs" / "simulate-wecfl-0"
+def test_every_file_of_the_table_is_there(reader: PageReader) -> None:
+    run = reader.folder / "runs" / "simulate-wecfl-0"
     for name in ("config.toml", "metrics.jsonl", "fleet.json", "pictures.npz", "checkpoint/run.json"):
         assert (run / name).is_file()
     assert list(run.glob("centers/wecfl/center-*.safetensors"))
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 4
 
 
-def test_the_page_and_the_trackers_files_are_where_they_are_said_to_be(ran: PageReader) -> None:
-    assert "simulate-fedavg-0" in (ran.folder / "both.html").read_text()
-    assert list(Path(ran.folder / "runs" / "simulate-fesem-0" / "tensorboard").rglob("events.*"))
+def test_the_page_and_the_trackers_files_are_where_they_are_said_to_be(reader: PageReader) -> None:
+    assert "simulate-fedavg-0" in (reader.folder / "both.html").read_text()
+    assert list(Path(reader.folder / "runs" / "simulate-fesem-0" / "tensorboard").rglob("events.*"))

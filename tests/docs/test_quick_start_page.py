@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from coordinator.local_broker import free_port
-from tests.support.doc_pages import PageReader, followed
+from tests.support.doc_pages import PageReader
 
 PAGE = "quick-start.md"
 pytestmark = pytest.mark.timeout(600)  # four processes and a compiler, on a machine that may be busy
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
+def here() -> dict[str, str]:
     port = free_port()
-    here = {'"embedded"': f'"embedded:{port}"', "127.0.0.1:1883": f"127.0.0.1:{port}"}
-    with followed(PAGE, tmp_path_factory.mktemp("reader"), here=here) as reader:
-        yield reader
+    return {'"embedded"': f'"embedded:{port}"', "127.0.0.1:1883": f"127.0.0.1:{port}"}
 
 
 def percent(words: str, text: str) -> float:

@@ -63,8 +63,3 @@ def test_each_command_and_each_of_its_options_exists(command: str) -> None:
 def test_each_make_target_exists(command: str) -> None:
     target = command.split()[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-
-
-@pytest.mark.parametrize("name", re.findall(r"\]\(([A-Za-z/]+\.\w+)\)", README))
-def test_each_linked_file_exists(name: str) -> None:
-    assert (ROOT / name).is_file()

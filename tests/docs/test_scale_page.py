@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-
-import pytest
 
 from coordinator.config_sections import FleetConfig, TransferConfig
 from coordinator.local_broker import EMBEDDED_MAX_DEVICES
 from edge_client.transport.mqtt import KEEPALIVE_S
 from emulator.engines.registry import ENGINES
-from tests.support.doc_pages import DOCS, PageReader, blocks, followed
+from tests.support.doc_pages import DOCS, PageReader, blocks
 
 PAGE = "run-at-scale.md"
 TEXT = (DOCS / PAGE).read_text(encoding="utf-8")
-
-
-@pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PageReader]:
-    with followed(PAGE, tmp_path_factory.mktemp("reader")) as reader:
-        yield reader
 
 
 def test_the_script_prints_the_figures_of_the_page(reader: PageReader) -> None:

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from coordinator.config import read_config
 from coordinator.config_sections import RoundConfig
 
@@ -63,8 +61,3 @@ def test_every_setting_of_the_page_is_one(tmp_path: Path) -> None:
     assert defaults
     for key, value in defaults:
         assert getattr(RoundConfig, key.replace("-", "_")) == float(value)
-
-
-@pytest.mark.parametrize("link", re.findall(r"\]\((?!http)([\w/.@-]+)\)", PAGE))
-def test_each_linked_file_exists(link: str) -> None:
-    assert (ROOT / "docs" / link).is_file()

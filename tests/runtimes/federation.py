@@ -11,7 +11,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from emulator.reports.demo_page import round_events
 from emulator.testbed import monitor
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.testbed import Testbed, run_testbed
+from tests.support.process_fleet import until
 
 ENGINES = ("onnx", "litert")
 ALONE = {"method": "nonfed", "num-rounds": 3}
@@ -117,13 +117,12 @@ def _joined(testbed: Testbed, python: Path, local: DeviceData, who: tuple[str, s
 
 def _until_the_bundle(testbed: Testbed) -> list[dict[str, Any]]:
     tail, events = monitor.FileTail(testbed.folder / "metrics.jsonl"), list[dict[str, Any]]()
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not any(event["event"] == "bundle" for event in events):
-        events += tail.read_new()
-        testbed.children.check()
-        if time.monotonic() > deadline_s:
-            raise TimeoutError(f"no bundle within {PATIENCE_S:.0f} s")
-        time.sleep(0.1)
+
+    def published() -> bool:
+        events.extend(tail.read_new())
+        return any(event["event"] == "bundle" for event in events)
+
+    until(published, testbed.children, f"no bundle within {PATIENCE_S:.0f} s", patience_s=PATIENCE_S)
     return events
 
 

@@ -38,9 +38,9 @@ SETTINGS: Mapping[str, Any] = {
 RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
 
 
-def until(found: Callable[[], bool], children: ChildProcesses, what: str) -> None:
-    """Return once `found`; raise when a child fails, or when it takes too long."""
-    deadline = time.monotonic() + PATIENCE_S
+def until(found: Callable[[], bool], children: ChildProcesses, what: str, *, patience_s: float | None = None) -> None:
+    """Return once `found`. Raises when a child fails, or when it takes longer than `patience_s` (PATIENCE_S)."""
+    deadline = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s)
     while not found():
         children.check()
         if time.monotonic() > deadline:

@@ -35,6 +35,7 @@ from edge_client.transport.base import Event, Message, Will
 from edge_client.update.self_update import SelfUpdater
 from tests.support import softmax_program
 from tests.support.memory_broker import MemoryBroker, MemoryTransport
+from tests.support.virtual_time import VirtualClock
 
 FEDERATION, DEVICE = "test", "dev-1"
 PRIVATE = bytes(range(32))
@@ -74,17 +75,6 @@ def _sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-class ManualClock:
-    def __init__(self) -> None:
-        self.time_s = 0.0
-
-    def now_s(self) -> float:
-        return self.time_s
-
-    def unix_ms(self) -> int:
-        return 1_700_000_000_000
-
-
 class StagedTransport(MemoryTransport):
     """Gives way to the script whenever the device would wait."""
 
@@ -107,7 +97,7 @@ class DeviceStage:
     folder: Path
     program: Program = field(default_factory=program)
     broker: MemoryBroker = field(default_factory=MemoryBroker)
-    clock: ManualClock = field(default_factory=ManualClock)
+    clock: VirtualClock = field(default_factory=VirtualClock)
     epoch: int = 1
     serve: bool = True  # answer every `get` at once
     keys: tuple[bytes, ...] = (TRUSTED,)
