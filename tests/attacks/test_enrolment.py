@@ -158,7 +158,7 @@ def test_bytes_that_are_no_request_get_an_error(
 
 
 def test_silent_connections_do_not_keep_a_device_out(work: Provisioner, server: EnrolmentServer) -> None:
-    """All places but one are taken by clients that never say a word; the listener itself waits for nobody."""
+    """Silent clients take all connections but one; the listener accepts further ones."""
     work.add_token("patient")
     silent = [dial(server) for _ in range(MAX_OPEN_REQUESTS - 1)]
     try:

@@ -74,7 +74,7 @@ def test_nothing_that_a_device_may_not_write_reaches_anybody(broker: Guarded) ->
     assert [message.payload for message in victim.until(mine)] == []
     late = broker.client(
         COORDINATOR_CLIENT_ID, client_id="a-second-look"
-    )  # a retained message would be there for whoever comes
+    )  # each later subscriber would be sent a retained message
     late.subscribe("fc/v1/#", "anything")
     assert [message.payload for message in late.until(late.mark(TOPICS.request("look")))] == []
 

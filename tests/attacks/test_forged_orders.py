@@ -1,7 +1,7 @@
 """Tries to steer devices through a broker that delivers anything: forged orders, old ones, garbage planted before.
 
 An access list keeps devices from writing here; these are for the day when it does not. Whatever is not what a device
-waits for is ignored, and the training ends with the bits of one that nobody disturbed.
+waits for is ignored, and the training ends with the bits of an undisturbed one.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ ME, VICTIM = "d0", "d1"
 
 @pytest.fixture
 def coordinator(tmp_path: Path) -> Iterator[WiredCoordinator]:
-    """It has asked everybody; `said` begins empty."""
+    """It has sent a task to every device; `said` begins empty."""
     made = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, 4)
     made.ask(KEY, None)
     made.said()
@@ -206,7 +206,7 @@ def test_one_device_cannot_make_it_believe_that_another_coordinator_leads(coordi
         coordinator.hear(
             ME, "nack", re=f"c{coordinator.sender.epoch}-1", code="old_epoch", detail="epoch 1; 9 was seen"
         )
-        coordinator.hear(VICTIM, "nack", re="c0-1", code="old_epoch")  # about somebody else's message
+        coordinator.hear(VICTIM, "nack", re="c0-1", code="old_epoch")  # about another device's message
     with pytest.raises(Superseded):
         coordinator.hear(VICTIM, "nack", re=f"c{coordinator.sender.epoch}-2", code="old_epoch")
 

@@ -29,12 +29,5 @@ def figures_of(rows: Iterable[ClusteringRow]) -> list[BenchFigure]:
         return row.ours if units.get(row.name) in ("ms", "s") else row.ratio
 
     return [
-        BenchFigure(
-            row=row.name,
-            ours=row.ours,
-            theirs=row.theirs,
-            score=score(row),
-            note=row.note,
-        )
-        for row in rows
+        BenchFigure(row=row.name, ours=row.ours, theirs=row.theirs, score=score(row), note=row.note) for row in rows
     ]

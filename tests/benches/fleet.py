@@ -201,7 +201,7 @@ def pid_listens(coordinator: ChildProcess) -> bool:
 
 
 def answers(found: Mapping[str, Any]) -> int:
-    """Of the exchange that is open; of a later one, everybody's."""
+    """The devices of the open exchange; of a later one, all."""
     exchange = found["exchange"]
     if exchange is None:
         return 0
@@ -224,7 +224,7 @@ def resident_mb(pid: int) -> float:
 
 
 def until(happened: Callable[[], bool], children: ChildProcesses) -> None:
-    """Wait, as long as everybody lives."""
+    """Wait while all processes live."""
     while True:
         try:
             if happened():

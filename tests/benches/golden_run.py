@@ -48,13 +48,7 @@ def rows(name: str, engines: tuple[str, ...]) -> Iterator[list[str]]:
     model = build_model(name, seed=0)
     print(f"{name}: compiling", file=sys.stderr, flush=True)
     made = compile_program(
-        model.module,
-        name=name,
-        input=model.input,
-        target=model.output,
-        loss=model.loss,
-        batch=BATCH,
-        engines=engines,
+        model.module, name=name, input=model.input, target=model.output, loss=model.loss, batch=BATCH, engines=engines
     )
     for engine in engines:
         golden = made.program.golden[engine]

@@ -1,4 +1,4 @@
-"""The loop that everybody writes: module, DataLoader, torch.optim.SGD, the proximal term in the loss. One thread."""
+"""The usual training loop: module, DataLoader, torch.optim.SGD, the proximal term in the loss. One thread."""
 
 from __future__ import annotations
 

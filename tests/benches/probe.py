@@ -64,7 +64,7 @@ def centers(start: Flat, schema: Schema) -> list[Flat]:
 
 
 class LoadAndEvaluate:
-    """The loop that everybody writes: load a state, go through the samples in batches of 32, keep every loss."""
+    """The usual loop: load a state, go through the samples in batches of 32, keep every loss."""
 
     def __init__(self, model: Model, schema: Schema) -> None:
         self._net, self._schema = copy.deepcopy(model.module).eval(), schema

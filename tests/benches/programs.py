@@ -1,6 +1,6 @@
 """`make bench` and `make bench-programs`: a training step of each model on each engine against eager torch.
 
-Eager is the loop that everybody writes: module, autograd, torch.optim.SGD. All contestants of a model get the same
+Eager is the usual training loop: module, autograd, torch.optim.SGD. All contestants of a model get the same
 batch in one process, take turns, and use one thread; the figures are medians of CPU time per step. Markdown goes to
 stdout, JSON to --json, progress to stderr. Nothing is asserted: time is measured here and never in the tests.
 """
@@ -171,7 +171,7 @@ def started(
 
 
 def eager(model: Model, feeds: Mapping[str, Array]) -> Callable[[], object]:
-    """One step of the loop that everybody writes, on the same batch, from the same weights."""
+    """One step of the usual training loop, on the same batch, from the same weights."""
     module = copy.deepcopy(model.module).train()
     x, y = torch.from_numpy(feeds["x"].copy()), torch.from_numpy(feeds["y"].copy())
     optimizer = torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=LR, momentum=MOMENTUM)

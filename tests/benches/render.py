@@ -9,7 +9,7 @@ from tests.benches.results import BenchFigure, BenchResults
 
 BEGIN, END = "<!-- benches: begin -->", "<!-- benches: end -->"
 PICTURE = "docs/growth.svg"  # beside the page; picture.py draws it
-IDLE = 0.5  # a load average below this, on any machine, means that nobody else was at work
+IDLE = 0.5  # a load average below this, on any machine, means that no other process was at work
 
 
 def rewritten(page: str, results: BenchResults) -> str:

@@ -66,7 +66,4 @@ def interleaved(contestants: Mapping[str, Contestant], repeats: int) -> dict[str
 
 def median(turns: list[Turn]) -> Turn:
     """CPU and wall, each by itself."""
-    return Turn(
-        cpu_s=statistics.median(t.cpu_s for t in turns),
-        wall_s=statistics.median(t.wall_s for t in turns),
-    )
+    return Turn(cpu_s=statistics.median(t.cpu_s for t in turns), wall_s=statistics.median(t.wall_s for t in turns))

@@ -119,7 +119,7 @@ def test_centers_keep_their_numbers_from_round_to_round(name: str) -> None:
         after = fleet.state
         assert after.assignment == before.assignment
         moved = np.linalg.norm(after.centers[:, None] - before.centers, axis=2)
-        if after.assignment:  # where nobody belongs to a center, all may come to be the same one
+        if after.assignment:  # where no device belongs to a center, all may come to be the same one
             assert moved.argmin(axis=1).tolist() == list(range(len(moved)))
 
 

@@ -1,4 +1,4 @@
-"""docs/flash-a-board.md tells the truth: what needs no board runs as it stands, and each setting and file is one."""
+"""docs/flash-a-board.md is right: what needs no board runs as it stands, and each setting and file is one."""
 
 from __future__ import annotations
 

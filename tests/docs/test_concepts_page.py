@@ -1,4 +1,4 @@
-"""docs/concepts.md tells the truth: its commands give its figures, and its other figures stand in RESULTS.md."""
+"""docs/concepts.md is right: its commands give its figures, and its other figures stand in RESULTS.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/dashboard.md tells the truth: its command serves the page, its settings are some, and what it lists is there."""
+"""docs/dashboard.md is right: its command serves the page, its settings are some, and what it lists is there."""
 
 from __future__ import annotations
 

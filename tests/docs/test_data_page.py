@@ -1,4 +1,4 @@
-"""docs/bring-your-own-data.md tells the truth: its scripts run, its table names every data set and every partition."""
+"""docs/bring-your-own-data.md is right: its scripts run, its table names every data set and every partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every page tells what somebody runs: a command in a page is run by a test, or stands here with the reason why not.
+"""A test runs each command of a page, or NOT_RUN holds the reason why none can.
 
 A new page with commands needs a test that follows it (tests/support/doc_pages.py, `followed`), named test_..._page.py.
 The pages in HERE are short enough to be followed right here.
@@ -69,7 +69,7 @@ def called(page: Path) -> str:
 
 
 def reason(page: Path, command: str) -> str:
-    """Why nobody runs this command of a page; empty when somebody has to."""
+    """Why no test runs this command of a page; empty when one must."""
     known = NOT_RUN.get(called(page), {})
     return next((why for pattern, why in known.items() if re.fullmatch(pattern, command)), "")
 
@@ -89,7 +89,7 @@ def is_run(page: Path, kind: str) -> bool:
 
 
 def unrun(page: Path, block: PageBlock) -> list[str]:
-    """The commands of a block that nobody runs and no reason excuses."""
+    """The commands of a block that no test runs, without a reason in NOT_RUN."""
     if block.kind in (*WORDS, ""):
         return [line for line in block.commands if re.match(r"(\$ )?fedcenters-", line) and not reason(page, line)]
     if block.kind in FILES:
@@ -102,7 +102,7 @@ def unrun(page: Path, block: PageBlock) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=called)
 def test_every_command_of_a_page_is_run_or_excused(page: Path) -> None:
     missing = [command for block in blocks(page) for command in unrun(page, block)]
-    assert missing == [], "write a test_..._page.py that follows the page, or say in NOT_RUN why nobody can"
+    assert missing == [], "write a test_..._page.py that follows the page, or say in NOT_RUN why no test can"
 
 
 def test_a_line_of_a_console_block_is_a_command() -> None:

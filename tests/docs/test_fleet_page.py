@@ -1,4 +1,4 @@
-"""docs/emulate-a-fleet.md tells the truth: its commands run as they stand, and it lists every engine and every key."""
+"""docs/emulate-a-fleet.md is right: its commands run as they stand, and it lists every engine and every key."""
 
 from __future__ import annotations
 

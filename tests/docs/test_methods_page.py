@@ -1,4 +1,4 @@
-"""docs/methods.md tells the truth: a row for every method and no other, its settings with defaults, what it costs."""
+"""docs/methods.md is right: a row for every method and no other, its settings with defaults, what it costs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/train-your-own-model.md tells the truth: its files and commands run as they stand, its tables fit the code."""
+"""docs/train-your-own-model.md is right: its files and commands run as they stand, its tables fit the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/nearest-center.md tells the truth: its commands run as they stand, in their order, against a real server."""
+"""docs/nearest-center.md is right: its commands run as they stand, in their order, against a real server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/open-on-a-phone.md tells the truth: its commands serve the page, and its figures are those of the code."""
+"""docs/open-on-a-phone.md is right: its commands serve the page, and its figures are those of the code."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ports() -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory, ports: dict[str, str]) -> Iterator[PageReader]:
-    """Somebody whose cache has the third-party files already."""
+    """A reader whose cache already has the third-party files."""
     cache = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(cache))

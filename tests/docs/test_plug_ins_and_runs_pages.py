@@ -1,4 +1,4 @@
-"""docs/plug-ins.md and docs/runs.md tell the truth: followed from top to bottom, they end where they say."""
+"""docs/plug-ins.md and docs/runs.md are right: followed from top to bottom, they end where they say."""
 
 from __future__ import annotations
 

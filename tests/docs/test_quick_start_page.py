@@ -1,4 +1,4 @@
-"""docs/quick-start.md tells the truth: somebody who follows it from top to bottom ends where it says."""
+"""docs/quick-start.md is right: followed from top to bottom, it ends as it says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README tells the truth: configurations are accepted, commands and options exist, links lead somewhere."""
+"""The README is right: configurations are accepted, commands and options exist, links lead somewhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README's roads for a server and for a board, as somebody follows them: certificates, mosquitto, two devices.
+"""The README's roads for a server and for a board, followed: certificates, mosquitto, two devices.
 
 What the README leaves to the reader is done here: the second device, samples, and this machine instead of 192.168.1.10.
 """

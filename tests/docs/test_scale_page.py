@@ -1,4 +1,4 @@
-"""docs/run-at-scale.md tells the truth: its arithmetic gives the printed figures, its limits are those of the code."""
+"""docs/run-at-scale.md is right: its arithmetic gives the printed figures, its limits are those of the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/security.md tells the truth: its commands run in order, and what it says is refused is refused in those words.
+"""docs/security.md is right: its commands run in order, and what it says is refused is refused in those words.
 
 The page's broker.example is this machine here, and free ports take the place of 8883 and 8443.
 """

@@ -1,4 +1,4 @@
-"""docs/serve-centers.md tells the truth: its commands and scripts run as they stand, and it lists every key."""
+"""docs/serve-centers.md is right: its commands and scripts run as they stand, and it lists every key."""
 
 from __future__ import annotations
 

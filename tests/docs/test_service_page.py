@@ -1,4 +1,4 @@
-"""docs/run-as-a-service.md tells the truth: its commands run as they stand, together, and what it lists exists."""
+"""docs/run-as-a-service.md is right: its commands run as they stand, together, and what it lists exists."""
 
 from __future__ import annotations
 

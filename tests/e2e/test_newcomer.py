@@ -22,7 +22,7 @@ RUNS = ({**RUN, "num-rounds": 4},)
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """What `nearest --json` says with labels, and of labels that nobody in the fleet uses."""
+    """What `nearest --json` says with labels, and of labels that no device of the fleet uses."""
     folder = tmp_path_factory.mktemp("newcomer")
     local = digits_fleet(DEVICES, groups=3, seed=SEED).new_devices["new-0"]
     write(folder / "known", local.train)

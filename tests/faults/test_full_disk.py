@@ -116,8 +116,7 @@ def test_where_it_cannot_go_on_it_ends_with_what_is_wrong_and_a_restart_with_roo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: Federation, part: str, write: str
 ) -> None:
     fed = Federation.of(tmp_path, ballast=BALLAST, devices=DEVICES)
-    process = fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    process = fed.start()
     fed.world.run(lambda: fed.live is not None)
 
     def no_room(*_: object, **__: object) -> None:

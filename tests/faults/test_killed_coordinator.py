@@ -15,7 +15,7 @@ from coordinator.storage.exchange_store import ReplayDiverged
 from edge_client.transport.blobs import PartialBlob
 from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_federation import BALLAST, TOPICS, Anything, Federation, Outcome, Spy
-from tests.support.virtual_time import Killed
+from tests.support.virtual_time import Killed, Participant
 
 DEVICES = 3
 WRITES = 34  # of an undisturbed life: checked below, so that no write is left out when there are more of them
@@ -32,6 +32,13 @@ class CoordinatorBaseline(NamedTuple):
 
 def federation(folder: Path, **changes: Anything) -> Federation:
     return Federation.of(folder, ballast=BALLAST, devices=DEVICES, **changes)
+
+
+def outcome_after(fed: Federation, victim: Participant) -> Outcome:
+    """How the training ends with a new coordinator in the place of the victim."""
+    fed.world.run(lambda: victim.ended)
+    fed.start_coordinator()
+    return fed.complete().outcome()
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +64,8 @@ def test_a_kill_at_any_write_changes_no_bit_of_the_outcome(
     tmp_path: Path, undisturbed: CoordinatorBaseline, fatal: int, *, before: bool
 ) -> None:
     fed = federation(tmp_path)
-    victim = fed.start_coordinator(fatal=fatal, before=before)
-    fed.start_devices(DEVICES)
-    fed.world.run(lambda: victim.ended)
-    fed.start_coordinator()
-    fed.complete()
-    assert fed.outcome() == undisturbed.outcome
+    victim = fed.start(fatal=fatal, before=before)
+    assert outcome_after(fed, victim) == undisturbed.outcome
 
 
 @pytest.mark.parametrize("fatal", range(1, SENDS + 1, 4))
@@ -82,12 +85,8 @@ def test_a_kill_at_any_message_that_it_sends_changes_no_bit_of_the_outcome(
         raise Killed
 
     fed = federation(tmp_path, broker=MemoryBroker(tamper=dies))
-    victim = fed.start_coordinator()
-    fed.start_devices(DEVICES)
-    fed.world.run(lambda: victim.ended)
-    fed.start_coordinator()
-    fed.complete()
-    assert fed.outcome() == undisturbed.outcome
+    victim = fed.start()
+    assert outcome_after(fed, victim) == undisturbed.outcome
 
 
 @pytest.mark.parametrize("fatal", range(2, BLOCKS_UP + 1, 4))
@@ -114,7 +113,7 @@ def test_a_kill_in_the_middle_of_an_upload_changes_no_bit_of_the_outcome(
 def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_and_no_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, undisturbed: CoordinatorBaseline, fatal: int
 ) -> None:
-    """Every block is on disk then, so the device owes none, and whoever waits for one waits until the deadline."""
+    """Every block is on disk then: the device sends none, and waiting for one would last until the deadline."""
     fed = federation(tmp_path)
     finish, finished = PartialBlob.finish, 0
 
@@ -127,8 +126,7 @@ def test_a_kill_between_an_updates_last_block_and_its_reply_costs_no_deadline_an
         raise Killed
 
     monkeypatch.setattr(PartialBlob, "finish", dies)
-    victim = fed.start_coordinator()
-    fed.start_devices(DEVICES)
+    victim = fed.start()
     fed.world.run(lambda: victim.ended)
     fed.start_coordinator()
     fed.world.run(lambda: fed.happened("done"), limit_s=60.0)
@@ -166,8 +164,7 @@ def test_the_downtime_does_not_count_against_the_deadline(tmp_path: Path) -> Non
 
 def test_other_settings_do_not_continue_a_training(tmp_path: Path) -> None:
     fed = federation(tmp_path)
-    fed.start(DEVICES, fatal=20)
-    victim = fed.world.participants["coordinator.0"]
+    victim = fed.start(fatal=20)
     fed.world.run(lambda: victim.ended)
     changed = federation(tmp_path, seed=99)
     changed.start_coordinator()
@@ -180,8 +177,7 @@ def test_a_method_that_asks_something_else_than_before_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fed = federation(tmp_path)
-    victim = fed.start_coordinator(fatal=12)
-    fed.start_devices(DEVICES)
+    victim = fed.start(fatal=12)
     fed.world.run(lambda: victim.ended)
     monkeypatch.setattr("coordinator.runtime.training_loop.round_rng", lambda seed, number: round_rng(seed + 1, number))
     fed.start_coordinator()

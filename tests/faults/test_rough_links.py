@@ -99,7 +99,7 @@ def test_half_a_fleet_that_reconnects_in_one_second_changes_nothing(tmp_path: Pa
 
 
 def jumping(rng: random.Random) -> Any:  # noqa: ANN401 - a method's stand-in
-    """A wall clock that is somewhere between 1970 and 2100 each time somebody looks."""
+    """A wall clock that gives a random time between 1970 and 2100 at each reading."""
     return lambda: rng.randrange(4_102_444_800_000)
 
 

@@ -3,7 +3,7 @@
 10,000 training samples of Fashion-MNIST stand for its test part, so that nothing is chosen on it. Each variant trains
 60 devices in ten groups, about two CPU minutes; `ways` are how its centers are tested afterwards. `turns` say how each
 center's last move lies to the one before: the cosine is near 1 where it creeps, and near -1 where it goes to and fro.
-`labels` are those that somebody holds: with the published code's quirks (emulator/data/wecfl_compat.py) a draw may lose
+`labels` are those that a device holds: with the published code's quirks (emulator/data/wecfl_compat.py) a draw may lose
 some.
 `pairs` counts the different pairs of them, `shirts` those with class 6, which three others are mistaken for. Of one
 training of Ditto, `center` tests the common model with `label-prior = device`, `personal` the devices' own, `both`

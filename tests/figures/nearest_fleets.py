@@ -153,7 +153,7 @@ def fleet(name: str, *, seed: int, data: Path | None, keep: Path | None) -> Iter
 
 
 def _three(setting: Setting, cut: FleetData) -> tuple[list[ClientId], list[ClientId], list[ClientId]]:
-    """Who trains, who is held out, and whose group nobody trains."""
+    """Who trains, who is held out, and whose group no device trains."""
     out: tuple[list[ClientId], list[ClientId], list[ClientId]] = ([], [], [])
     for i, c in enumerate(sorted(cut.devices)):
         last = i // setting.groups % HELD_OUT == HELD_OUT - 1
@@ -194,7 +194,7 @@ def _home(group: int, groups: Mapping[ClientId, int], assignment: Mapping[Client
 def _unseen(
     held_out: Mapping[ClientId, DeviceData], others: Mapping[ClientId, DeviceData], seed: int
 ) -> dict[str, dict[ClientId, DeviceData]]:
-    """Other inputs (a turn that nobody has, or scrambled) and other labels (permuted by one derangement)."""
+    """Other inputs (a turn that no device has, or scrambled) and other labels (permuted by one derangement)."""
     classes = 1 + max(int(local.train.y.max()) for local in held_out.values())
     rng = np.random.default_rng(1_000 + seed)
     shift = np.roll(np.arange(classes), 1)

@@ -1,4 +1,4 @@
-"""Pages as people open them: fixtures on playwright with the Chromium of this machine, headless.
+"""Pages in a real browser: fixtures on playwright with the Chromium of this machine, headless.
 
 `visit(url, ...)` opens a page in a context of its own and gives a `Visit`. What the page wrote to its console as an
 error, what it did not catch, and what it could not load is in `Visit.errors`; a test during which a page had any fails

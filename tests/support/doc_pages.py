@@ -27,7 +27,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 FILES = ("python", "toml", "html", "ini")
-WORDS = ("text", "json", "mermaid")  # what somebody sees, not what somebody does
+WORDS = ("text", "json", "mermaid")  # what a command prints, not what a reader types
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", flags=re.DOTALL | re.MULTILINE)
 INDENTED = re.compile(r"(?<=\n\n)(?: {4}.+\n)+")
 FIRST_WORD_S = 60
@@ -43,7 +43,7 @@ class PageBlock:
 
     @property
     def commands(self) -> list[str]:
-        """The lines that somebody types; a line of a `console` block begins with "$ "."""
+        """The lines that a reader types; a line of a `console` block begins with "$ "."""
         lines = [line for line in self.text.splitlines() if line.strip()]
         return [line.removeprefix("$ ") for line in lines]
 
@@ -71,7 +71,7 @@ def links(page: Path) -> list[str]:
 class BackgroundCommand:
     """A command that goes on, as with `&` in a shell; it is there when it has said its first word.
 
-    Somebody reads what it says: a program whose pipe is full stands still.
+    A thread reads its output: a program whose pipe is full stops.
     """
 
     def __init__(self, words: list[str], folder: Path) -> None:
@@ -84,7 +84,7 @@ class BackgroundCommand:
         assert self._began.wait(FIRST_WORD_S), f"{shlex.join(words)} says nothing"
 
     def over(self) -> None:
-        """Wait for its end, which somebody asked for."""
+        """Wait for its end, after it was asked to end."""
         self.process.wait(timeout=30)
         self._listener.join()
 
@@ -98,7 +98,7 @@ class BackgroundCommand:
 
 @dataclass
 class PageReader:
-    """Somebody in an empty folder who follows a page; `printed` has the stdout of each command.
+    """A reader in an empty folder who follows a page; `printed` has the stdout of each command.
 
     `here` is what this machine needs instead: {"embedded": "embedded:40123"}.
     """
@@ -200,7 +200,7 @@ def _in_this_process(words: list[str], folder: Path) -> str:
 
 @contextlib.contextmanager
 def followed(page: str, folder: Path, *, here: Mapping[str, str] | None = None) -> Iterator[PageReader]:
-    """The folder of somebody who followed docs/`page`; what still runs ends with the context."""
+    """A reader who followed docs/`page`; what still runs ends with the context."""
     reader = PageReader(folder=folder, here=here or {})
     try:
         reader.follow(DOCS / page)

@@ -66,7 +66,7 @@ class CountingBuffer(nn.Module):
 
 
 class Mixing(nn.Module):
-    """Counts its passes in a place that nobody sees: one pass of a stack is one, of the clients alone it is many."""
+    """Counts its passes in a plain attribute: one pass of a stack is one, of the clients alone it is many."""
 
     def __init__(self) -> None:
         super().__init__()

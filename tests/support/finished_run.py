@@ -55,9 +55,7 @@ def summary() -> dict[str, Any]:
         "groups": GROUPS,
         "engines": dict(zip(GROUPS, ("onnx", "litert", "onnx", "pt2"), strict=True)),
         "memory_mb": {"onnx": 80.0},
-        "new_devices": [
-            {"device": "new-0", "group": 1, "center": 1, "right": True, "format": "onnx", "accuracy": 0.9},
-        ],
+        "new_devices": [{"device": "new-0", "group": 1, "center": 1, "right": True, "format": "onnx", "accuracy": 0.9}],
         "points": {
             "device-00": [1.0, 0.0],
             "device-01": [-1.0, 0.2],

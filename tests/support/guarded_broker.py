@@ -99,7 +99,7 @@ class Guarded:
         return Credentials(ca=home / "ca.crt", certificate=home / f"{stem}.crt", key=home / f"{stem}.key")
 
     def client(self, name: str, *, client_id: str = "", speaking: MQTTProtocolVersion | None = None) -> GuardedClient:
-        """Somebody who comes with the certificate of `name`."""
+        """A client with the certificate of `name`."""
         if speaking is not None:
             mqtt._broker_versions[self.url] = speaking
         ident = client_id or f"{FEDERATION}.{name}"
@@ -172,7 +172,7 @@ def guarded_broker(folder: Path, *devices: str) -> Iterator[Guarded]:
 def try_connect(url: str, credentials: Credentials, will: tuple[str, bytes] | None = None) -> str:
     """Dial without our own checks: "" when the broker answers CONNECT, else why the connection ended.
 
-    Whoever was let in vanishes without a DISCONNECT, so that the broker speaks its `will` (topic, payload).
+    A client that was let in vanishes without a DISCONNECT, so that the broker speaks its `will` (topic, payload).
     """
     host, port, _ = mqtt.parse_url(url)
     tls = ssl.create_default_context(cafile=str(credentials.ca))

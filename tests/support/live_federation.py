@@ -49,7 +49,7 @@ autosave_on_changes true
 
 
 def soon(_low: float, _high: float) -> float:
-    """Instead of jitter: nobody else connects here."""
+    """Instead of jitter: no other fleet connects here."""
     return 0.05
 
 
@@ -163,7 +163,7 @@ class ProcessScene:
 
 @contextmanager
 def scene(folder: Path, *, persistent: bool = False) -> Iterator[tuple[ProcessScene, MqttTransport]]:
-    """A broker with a spy on it; nobody else is there yet."""
+    """A broker with a spy on it, and no other client yet."""
     made = ProcessScene(folder, persistent)
     open_signing_key(settings(folder).folder)  # devices pin it, so it is there before them
     made.start("broker")
@@ -244,7 +244,7 @@ def devices(folder: Path, url: str) -> None:
         try:
             client.run()
         finally:
-            leave.set()  # one that dies ends them all, so that whoever waits for it is told
+            leave.set()  # one that dies ends them all, so that the test fails at once
 
     threads = [threading.Thread(target=live, args=(client,), name=client.config.device_id) for client in clients]
     for thread in threads:

@@ -81,7 +81,7 @@ class MethodWorld:
         if not isinstance(model, OwnModel):
             return model
         found = None if who is None else self.devices.own.get((who, model.slot), model.init)
-        assert found is not None, f"{who} is to be served a model that nobody has"
+        assert found is not None, f"{who} is to be served a model that does not exist"
         return found
 
 

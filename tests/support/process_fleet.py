@@ -31,10 +31,7 @@ from tests.support.virtual_federation import put_program
 
 PATIENCE_S = 100.0
 SEED, DEVICES, ROUNDS = 7, 6, 10
-SETTINGS: Mapping[str, Any] = {
-    "clusters": 3,
-    "local-steps": 10,
-}
+SETTINGS: Mapping[str, Any] = {"clusters": 3, "local-steps": 10}
 RUN: Mapping[str, Any] = {**SETTINGS, "method": "fesem", "num-rounds": ROUNDS}
 
 

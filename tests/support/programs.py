@@ -52,7 +52,7 @@ def compiled(name: str, dtype: str = "float32", engines: tuple[str, ...] = ("onn
         return _compiled(name, dtype, engines)
     path = Path(shared) / "-".join(("program", name, dtype, *engines))
     with path.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # the other process compiles it, or nobody has
+        fcntl.flock(lock, fcntl.LOCK_EX)  # one process compiles, the other waits
         if not path.exists():
             made = _compiled(name, dtype, engines)
             path.with_suffix(".part").write_bytes(pickle.dumps((made.program.to_json(), dict(made.files))))

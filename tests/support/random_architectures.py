@@ -94,7 +94,7 @@ class Alien(nn.Module):
 
 
 def frozen(features: int, width: int) -> nn.Module:
-    """A linear layer that nobody trains."""
+    """A linear layer that is not trained."""
     return nn.Linear(features, width).requires_grad_(False)  # noqa: FBT003 - torch's own
 
 

@@ -1,4 +1,4 @@
-"""The loop that everybody writes, in float64: one client after the other, one batch after the other, torch's own SGD.
+"""The usual training loop, in float64: one client after the other, one batch after the other, torch's own SGD.
 
 What the fast engines must equal. The objective is spelled out as in `Fit` (edge_client/protocol/task.py), term by term.
 """

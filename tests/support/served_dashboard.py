@@ -1,4 +1,4 @@
-"""A dashboard that is really served on this machine, over a run folder of nobody, and plain HTTP requests to it."""
+"""A dashboard served on this machine over a run folder, and plain HTTP requests to it."""
 
 from __future__ import annotations
 

@@ -201,10 +201,11 @@ class Federation:
 
         return self.world.begin(name, life)
 
-    def start(self, devices: int | None = None, *, fatal: int = 0) -> None:
-        """The coordinator, and `devices` of them; by default as many as it waits for."""
-        self.start_coordinator(fatal=fatal)
+    def start(self, devices: int | None = None, *, fatal: int = 0, before: bool = True) -> Participant:
+        """The coordinator, which is returned, and `devices` of them; by default as many as it waits for."""
+        coordinator = self.start_coordinator(fatal=fatal, before=before)
         self.start_devices(self.config.fleet.min_devices if devices is None else devices)
+        return coordinator
 
     def _watch(self, event: Mapping[str, Any]) -> None:
         self.events.append(dict(event))
@@ -342,7 +343,7 @@ class Spy:
             except Malformed:
                 continue
             if event.payload and route.kind in ("rq", "t") and cid in (None, route.cid):
-                with suppress(Malformed):  # some tests say things that nobody can read
+                with suppress(Malformed):  # some tests send messages that are no messages
                     out.append(messages.read_message(event.payload, route.kind))
         return [message for message in out if message["k"] == kind]
 
