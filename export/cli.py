@@ -99,6 +99,30 @@ def program(  # noqa: PLR0913 - one parameter per option
     _write_program(out or Path(), origin, as_json=as_json, settings=settings)
 
 
+@app.command(epilog="Example: fedcenters-export cache --clear")
+@handle_errors
+def cache(
+    *,
+    clear: Annotated[bool, typer.Option("--clear", help="remove every cached container")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
+) -> None:
+    """Show the cache of compiled containers, or clear it. FEDCENTERS_CACHE=off compiles without it."""
+    from export.compiler.container_cache import cache_entries, cache_folder
+
+    folder = cache_folder()
+    entries = [] if folder is None else cache_entries(folder)
+    size = sum(entry.stat().st_size for entry in entries)
+    for entry in entries if clear else ():
+        entry.unlink(missing_ok=True)
+    if as_json:
+        told = {"folder": None if folder is None else str(folder), "containers": len(entries), "bytes": size}
+        print(json.dumps({**told, "cleared": clear}))
+    elif folder is None:
+        print("the cache is off")
+    else:
+        print(f"{folder}: {len(entries)} containers, {_size(size)}{', removed' if clear else ''}")
+
+
 def _write_program(out: Path, origin: Origin, *, as_json: bool, settings: dict[str, Any]) -> None:
     from export.compiler.program_folder import check_unused
 

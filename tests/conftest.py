@@ -49,6 +49,13 @@ def shared_programs(tmp_path_factory: pytest.TempPathFactory) -> None:
         os.environ["COMPILED_PROGRAMS"] = str(folder)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def compile_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A test run has a cache of compiled containers of its own, empty at first, which its workers share."""
+    base = tmp_path_factory.getbasetemp()
+    os.environ["FEDCENTERS_CACHE"] = str((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache")
+
+
 @pytest.fixture
 def free_port() -> int:
     """A TCP port on loopback that nothing listens on."""

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
+from export.compiler.containers import EXAMPLE_BATCH, Progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.program_functions import (
     Loss,
@@ -36,14 +37,11 @@ from export.compiler.program_functions import (
     tensors_of,
 )
 from export.compiler.program_parity import MAX_RELATIVE_DIFFERENCE, max_difference
-from export.compiler.tracing import count_random_numbers, export_graph, trace_function
-from export.containers.write_onnx import OPSET, to_onnx
-from export.containers.write_pt2 import to_pt2
-from export.containers.write_tflite import to_tflite
-from export.diagnostics import converter_missing, first_sentence
+from export.compiler.tracing import count_random_numbers
+from export.containers.write_onnx import OPSET
+from export.diagnostics import first_sentence
 
 ENGINES = ("onnx", "litert", "pt2")
-EXAMPLE_BATCH = 13  # where the batch is dynamic; a size that layers and sequences seldom have
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,19 +64,21 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     batch: int = 32,
     engines: Sequence[str] = ENGINES,
     origin: Origin | None = None,
+    progress: Progress = lambda _: None,
 ) -> CompilerOutput:
     """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
 
     `input`: a batch of samples [batch, ...], of which only the shape counts, or the shape of one sample. `target`: the
     shape of one sample's output, and `classes` stands for (classes,); the default is the shape that the model gives.
-    The module itself is not changed. Raises ProgramRefused when the model cannot be expressed for one of `engines`.
+    The module itself is not changed. `progress` is called with what is worked on, like "onnx step".
+    Raises ProgramRefused when the model cannot be expressed for one of `engines`.
     """
     if classes is not None:
         target = (classes,)
     shape = tuple(input.shape[1:]) if isinstance(input, Tensor) else tuple(input)
     source = make_source(module, name=name, input=shape, target=target, loss=loss, dtype=dtype)
     _check_engines(source, engines)
-    blobs = _containers(source, engines, batch)
+    blobs = make_containers(source, engines, batch, progress)
     files = {hashlib.sha256(blob).hexdigest(): blob for functions in blobs.values() for blob in functions.values()}
     program = replace(
         program_without_containers(source),
@@ -266,54 +266,11 @@ def _fixed(engine: str, batch: int) -> int | None:
     return batch if engine == "litert" else None
 
 
-def _containers(source: TraceSource, engines: Sequence[str], batch: int) -> dict[str, dict[str, bytes]]:
-    """Engine -> function -> file."""
-    out: dict[str, dict[str, bytes]] = {}
-    if {"onnx", "pt2"} & set(engines):
-        for function in FUNCTIONS:
-            graph = trace_function(source, function, batch=EXAMPLE_BATCH, dynamic=True)
-            made = export_graph(source, function, graph, batch=EXAMPLE_BATCH)
-            if "pt2" in engines:
-                out.setdefault("pt2", {})[function] = to_pt2(made)
-            if "onnx" in engines:
-                names = function_ports(source, function)
-                with _refusal_context(source, "onnx"):
-                    file = to_onnx(made, [p.name for p in names.inputs], [p.name for p in names.outputs])
-                out.setdefault("onnx", {})[function] = file
-    if "litert" in engines:
-        signatures = {
-            f: (trace_function(source, f, batch=batch, dynamic=False), example_inputs(source, f, batch))
-            for f in FUNCTIONS
-        }
-        with _refusal_context(source, "litert"):
-            file = to_tflite(signatures)
-        out["litert"] = dict.fromkeys(FUNCTIONS, file)
-    return {engine: out[engine] for engine in engines}
-
-
-class _refusal_context:  # noqa: N801 - reads as a word in a with statement
-    """What an exporter cannot convert is a refusal that names the model and the engine; one that is missing says so."""
-
-    def __init__(self, source: TraceSource, engine: str) -> None:
-        self.source, self.engine = source, engine
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
-        if isinstance(wrong, ImportError):
-            raise converter_missing(wrong) from wrong
-        if isinstance(wrong, Exception):
-            raise ProgramRefused(
-                f"model {self.source.name!r} cannot be written for {self.engine}: {first_sentence(wrong)}",
-                hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",
-            ) from wrong
-
-
 def _parity(source: TraceSource, engine: str, files: Mapping[str, bytes], batch: int) -> float:
     """The largest difference of any function from torch, relative to each output's largest value."""
     if _batch(engine, batch) == "any":
         batch = EXAMPLE_BATCH + 1  # another size than the traced one, so that a graph for one size only fails
-    with _refusal_context(source, engine):
+    with refusal_context(source, engine):
         worst = max(
             max_difference(source, engine, f, files[f], batch=batch, seed=1, limit=MAX_RELATIVE_DIFFERENCE)
             for f in FUNCTIONS

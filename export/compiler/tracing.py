@@ -42,7 +42,7 @@ from export.diagnostics import first_sentence
 MAX_BATCH = 65_536
 
 
-def trace_function(source: TraceSource, function: str, *, batch: int, dynamic: bool) -> nn.Module:
+def trace_function(source: TraceSource, function: str, *, batch: int, dynamic: bool) -> FlatGraph:
     """One function as a graph over flat tensors; `dynamic`: for any batch size, and `batch` is only the example's."""
     inputs = function_ports(source, function).inputs
     constants = [value.clone() for value in source.constants.values()]
@@ -50,7 +50,7 @@ def trace_function(source: TraceSource, function: str, *, batch: int, dynamic: b
         source, function, [*example_inputs(source, function, batch), *constants], inputs if dynamic else ()
     )
     _refuse_unsupported(source, traced)
-    return _Flat(traced, constants).eval()
+    return FlatGraph(traced, constants).eval()
 
 
 def export_graph(source: TraceSource, function: str, graph: nn.Module, *, batch: int) -> ExportedProgram:
@@ -85,7 +85,7 @@ def _export(graph: nn.Module, flat: tuple[Tensor, ...], shapes: Any, *, deferred
         )
 
 
-class _Flat(nn.Module):
+class FlatGraph(nn.Module):
     """torch.export wants a module; this one takes the graph's flat inputs and holds its constants."""
 
     def __init__(self, graph: fx.GraphModule, constants: Sequence[Tensor]) -> None:

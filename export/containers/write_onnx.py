@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -25,7 +26,7 @@ MAX_IR_VERSION = 10
 
 def to_onnx(exported: ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> bytes:
     """Serialise with these port names, in order. ONNX names are unique: an output named like an input gets "new/"."""
-    with suppress_output(), _no_search_for_pairs():
+    with suppress_output(), _no_search_for_pairs(), _no_needless_trace(), _registry_made_once():
         made = torch.onnx.export(
             exported,
             dynamo=True,
@@ -50,6 +51,43 @@ def _no_search_for_pairs() -> AbstractContextManager[object]:
 
     every = rewriter._DEFAULT_REWRITE_RULES  # noqa: SLF001 - its optimizer takes no rules as an argument
     return patch.object(rewriter, "_DEFAULT_REWRITE_RULES", tuple(r for r in every if r.name != "SlicesSplit"))
+
+
+def _no_needless_trace() -> AbstractContextManager[object]:
+    """Without the exporter's second trace for graphs in which it would decompose nothing: over half of its time."""
+    from torch.onnx._internal.exporter import _decomp, _fx_passes
+
+    decompose = _fx_passes.decompose_with_registry
+
+    def decompose_if_needed(exported: ExportedProgram, registry: Any) -> ExportedProgram:  # noqa: ANN401 - torch's own
+        known = set(_decomp.get_onnx_implemented_overloads(registry))
+        table = _decomp.create_onnx_friendly_decomposition_table(known)
+        calls = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+        written = [op for op in calls if isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable]  # noqa: SLF001 - no public name
+        return decompose(exported, registry) if written or any(op in table for op in calls) else exported
+
+    return patch.object(_fx_passes, "decompose_with_registry", decompose_if_needed)
+
+
+def _registry_made_once() -> AbstractContextManager[object]:
+    """With one table of torch's translations for all files; each export adds its own to a copy."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    def copy_of_registry(opset_version: int) -> ONNXRegistry:
+        made = ONNXRegistry()
+        made._opset_version = opset_version  # noqa: SLF001 - as from_torchlib does
+        made.functions = {name: list(known) for name, known in _torchlib(opset_version).functions.items()}
+        return made
+
+    _torchlib(OPSET)
+    return patch.object(ONNXRegistry, "from_torchlib", staticmethod(copy_of_registry))
+
+
+@cache
+def _torchlib(opset_version: int) -> Any:  # noqa: ANN401 - torch's own
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    return ONNXRegistry.from_torchlib(opset_version=opset_version)
 
 
 def bake_weights(file: bytes, weights: Mapping[str, Array]) -> bytes:

@@ -7,13 +7,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from operator import getitem
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from edge_client.protocol.task import Array
 from export.silence import suppress_output
+
+AXES_OF_CONV1D = 3  # samples, channels, places
 
 
 def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> bytes:
@@ -22,7 +29,28 @@ def to_tflite(signatures: Mapping[str, tuple[nn.Module, Sequence[Tensor]]]) -> b
         builder = _converter()
         for name, (module, args) in signatures.items():
             builder = builder.signature(name, module, tuple(args))
-        return bytes(builder.convert().model_content())
+        with _no_needless_trace():
+            return bytes(builder.convert().model_content())
+
+
+def _no_needless_trace() -> AbstractContextManager[object]:
+    """Without the converter's first trace of graphs in which it would decompose nothing but convolutions of one axis.
+
+    The graphs of `trace_function` are made of core operators already.
+    """
+    from litert_torch import fx_infra
+
+    decompose, conv = fx_infra.safe_run_decompositions, torch.ops.aten.convolution.default
+
+    def decompose_if_needed(exported: ExportedProgram, table: Any = None, can_skip: bool = True) -> ExportedProgram:  # noqa: ANN401, FBT001, FBT002 - litert-torch's own
+        calls = [node for node in exported.graph.nodes if node.op == "call_function"]
+        flat = [node for node in calls if node.target == conv and node.args[0].meta["val"].dim() == AXES_OF_CONV1D]
+        known = all(isinstance(node.target, torch._ops.OpOverload) or node.target is getitem for node in calls)  # noqa: SLF001 - no public name
+        if table and known and not flat and not any(node.target in table for node in calls if node.target != conv):
+            return exported
+        return decompose(exported, table, can_skip)
+
+    return patch.object(fx_infra, "safe_run_decompositions", decompose_if_needed)
 
 
 def to_named_tflite(module: nn.Module, sample: Mapping[str, Tensor]) -> bytes:

@@ -1,0 +1,159 @@
+"""Compiled containers in the user's cache folder, so that the same graph is not exported twice.
+
+    ~/.cache/fedcenters/containers/<key>     the sha256 of the file (32 bytes), then the file
+
+A key is the hash of what an exporter reads: the traced graph with its constants, the ports, the batch size, the engine,
+the versions of the converters and our own source. Trained weights are inputs of a container and not part of its key.
+The compiler compares a file from the cache with torch as it does a new one. FEDCENTERS_CACHE names another folder for
+everything that is cached, and `off` turns the cache off. A folder that cannot be written to is no error.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_client.transport.blobs import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor, fx
+
+log = logging.getLogger(__name__)
+
+VARIABLE, OFF = "FEDCENTERS_CACHE", "off"
+BUDGET_BYTES = 1 << 30  # the least recently used containers make room
+DIGEST_BYTES = 32
+CONVERTERS: Mapping[str, Sequence[str]] = {
+    "onnx": ("torch", "onnx", "onnx-ir", "onnxscript"),
+    "litert": ("torch", "litert-torch", "litert-converter", "jax"),
+    "pt2": ("torch",),
+}
+
+
+def cache_folder() -> Path | None:
+    """Where containers are cached; None when the cache is off."""
+    named = os.environ.get(VARIABLE, "")
+    if named == OFF:
+        return None
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedcenters"
+    return (Path(named) if named else root) / "containers"
+
+
+def cached_file(key: str | None, make: Callable[[], bytes]) -> bytes:
+    """The file under `key`, or a new one of `make`, which is cached at once. `key` None: nothing is cached.
+
+    A damaged entry counts as none.
+    """
+    folder = cache_folder()
+    if folder is None or key is None:
+        return make()
+    entry = folder / key
+    found = _read(entry)
+    if found is None:
+        found = make()
+        _write(entry, found)
+    return found
+
+
+def cache_entries(folder: Path) -> list[Path]:
+    """The cached containers, the least recently used first."""
+    if not folder.is_dir():
+        return []
+    files = [(file.stat().st_mtime_ns, file) for file in folder.iterdir() if len(file.name) == 2 * DIGEST_BYTES]
+    return [file for _, file in sorted(files)]
+
+
+def container_key(engine: str, graphs: Mapping[str, fx.GraphModule], **facts: Any) -> str | None:  # noqa: ANN401 - JSON
+    """The hash of what the container of `graphs` depends on, `facts` being the ports and the batch size.
+
+    None for a graph with a part that has no bytes to hash.
+    """
+    hashes = {function: _graph_hash(graph) for function, graph in graphs.items()}
+    if None in hashes.values():
+        return None
+    versions = {package: _version(package) for package in CONVERTERS[engine]}
+    told = {"engine": engine, "graphs": hashes, "versions": versions, "source": _source_hash(), **facts}
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+
+
+def _graph_hash(graph: fx.GraphModule) -> str | None:
+    """The graph's code has every operator and number of it; tensors are attributes, hashed by their bytes."""
+    from torch import Tensor
+
+    hashed = hashlib.sha256(graph.code.encode())
+    for node in graph.graph.nodes:
+        if node.op not in ("get_attr", "call_module"):
+            continue
+        value = graph
+        for part in str(node.target).split("."):
+            value = getattr(value, part)
+        if not isinstance(value, Tensor):
+            return None
+        _add_tensor(hashed, str(node.target), value)
+    return hashed.hexdigest()
+
+
+def constants_hash(tensors: Sequence[Tensor]) -> str:
+    """The hash of tensors that a graph takes as inputs and a container holds."""
+    hashed = hashlib.sha256()
+    for i, value in enumerate(tensors):
+        _add_tensor(hashed, str(i), value)
+    return hashed.hexdigest()
+
+
+def _add_tensor(hashed: Any, name: str, value: Tensor) -> None:  # noqa: ANN401 - hashlib's own type has no name
+    hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+    hashed.update(value.detach().cpu().contiguous().numpy().tobytes())
+
+
+@cache
+def _source_hash() -> str:
+    """The hash of the compiler's own source: another one may write another file."""
+    room = Path(__file__).parents[1]
+    hashed = hashlib.sha256()
+    for file in sorted([*room.glob("compiler/**/*.py"), *room.glob("containers/*.py")]):
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
+def _read(entry: Path) -> bytes | None:
+    try:
+        data = entry.read_bytes()
+        os.utime(entry)
+    except OSError:
+        return None
+    digest, file = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+    if hashlib.sha256(file).digest() == digest:
+        return file
+    log.warning("%s is damaged, and its container is compiled again", entry)
+    return None
+
+
+def _write(entry: Path, file: bytes) -> None:
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomically(entry, hashlib.sha256(file).digest() + file)
+        sizes = {other: other.stat().st_size for other in cache_entries(entry.parent)}
+        over = sum(sizes.values()) - BUDGET_BYTES
+        for other, size in sizes.items():
+            if over <= 0 or other == entry:
+                break
+            other.unlink(missing_ok=True)
+            over -= size
+    except OSError as wrong:
+        log.info("the container is not cached: %s", wrong)

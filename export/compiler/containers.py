@@ -1,0 +1,117 @@
+"""The containers of a program: every function traced, then written for each engine, or read from the cache.
+
+A container is cached when it is ready, so a run that is killed goes on where it was.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from torch.export import ExportedProgram
+
+from edge_client.errors import ProgramRefused
+from edge_client.protocol.program import FUNCTIONS
+from export.compiler.container_cache import cached_file, constants_hash, container_key
+from export.compiler.program_functions import TraceSource, example_inputs, function_ports
+from export.compiler.tracing import FlatGraph, export_graph, trace_function
+from export.containers.write_onnx import to_onnx
+from export.containers.write_pt2 import to_pt2
+from export.containers.write_tflite import to_tflite
+from export.diagnostics import converter_missing, first_sentence
+
+EXAMPLE_BATCH = 13  # where the batch is dynamic; a size that layers and sequences seldom have
+Progress = Callable[[str], None]  # called with the container that is worked on, like "onnx step"
+
+
+def make_containers(
+    source: TraceSource, engines: Sequence[str], batch: int, progress: Progress
+) -> dict[str, dict[str, bytes]]:
+    """Engine -> function -> file. Raises ProgramRefused for what an exporter cannot convert."""
+    out: dict[str, dict[str, bytes]] = {engine: {} for engine in engines}
+    with _rare_garbage_collection():
+        for function in FUNCTIONS if {"onnx", "pt2"} & set(engines) else ():
+            for engine, file in _dynamic_files(source, function, engines, progress).items():
+                out[engine][function] = file
+        if "litert" in engines:
+            out["litert"] = dict.fromkeys(FUNCTIONS, _litert_file(source, batch, progress))
+    return out
+
+
+def _dynamic_files(source: TraceSource, function: str, engines: Sequence[str], progress: Progress) -> dict[str, bytes]:
+    """Engine -> the file of one function, for any batch size."""
+    graph = trace_function(source, function, batch=EXAMPLE_BATCH, dynamic=True)
+    ports = function_ports(source, function)
+
+    @cache
+    def exported() -> ExportedProgram:
+        return export_graph(source, function, graph, batch=EXAMPLE_BATCH)
+
+    def onnx() -> bytes:
+        program = exported()
+        with refusal_context(source, "onnx"):
+            return to_onnx(program, [p.name for p in ports.inputs], [p.name for p in ports.outputs])
+
+    made = {}
+    for engine, make in {"pt2": lambda: to_pt2(exported()), "onnx": onnx}.items():
+        if engine in engines:
+            progress(f"{engine} {function}")
+            made[engine] = cached_file(_key(engine, source, {function: graph}, EXAMPLE_BATCH), make)
+    return made
+
+
+def _litert_file(source: TraceSource, batch: int, progress: Progress) -> bytes:
+    progress("litert")
+    graphs = {f: trace_function(source, f, batch=batch, dynamic=False) for f in FUNCTIONS}
+
+    def make() -> bytes:
+        with refusal_context(source, "litert"):
+            return to_tflite({f: (graph, example_inputs(source, f, batch)) for f, graph in graphs.items()})
+
+    return cached_file(_key("litert", source, graphs, batch), make)
+
+
+def _key(engine: str, source: TraceSource, graphs: dict[str, FlatGraph], batch: int) -> str | None:
+    def rows(function: str) -> list[Any]:
+        ports = function_ports(source, function)
+        return [[p.name, p.dtype, p.shape] for p in (*ports.inputs, *ports.outputs)]
+
+    return container_key(
+        engine,
+        {f: graph.graph for f, graph in graphs.items()},
+        ports={f: rows(f) for f in graphs},
+        constants=constants_hash(list(source.constants.values())),
+        batch=batch,
+    )
+
+
+@contextmanager
+def _rare_garbage_collection() -> Iterator[None]:
+    """Tracing allocates millions of small objects that live on; looking for cycles in them is a tenth of the time."""
+    before = gc.get_threshold()
+    gc.set_threshold(200_000, 50, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+class refusal_context:  # noqa: N801 - reads as a word in a with statement
+    """What an exporter cannot convert is a refusal that names the model and the engine; one that is missing says so."""
+
+    def __init__(self, source: TraceSource, engine: str) -> None:
+        self.source, self.engine = source, engine
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _kind: object, wrong: BaseException | None, _trace: object) -> None:
+        if isinstance(wrong, ImportError):
+            raise converter_missing(wrong) from wrong
+        if isinstance(wrong, Exception):
+            raise ProgramRefused(
+                f"model {self.source.name!r} cannot be written for {self.engine}: {first_sentence(wrong)}",
+                hint=f"leave {self.engine} out of the engines, or replace the layer that uses this operator",
+            ) from wrong

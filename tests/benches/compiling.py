@@ -1,0 +1,84 @@
+"""What compiling a model costs: CPU seconds of each part with an empty cache, and of the whole with a full one.
+
+    python -m tests.benches.compiling [--model gn-cnn] [--engines onnx litert pt2]
+
+One thread, a fresh process, converters imported before. Prints a Markdown table. Parts within parts are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from coordinator.models.registry import Model, build_model
+from edge_client.engines.base import ENGINES
+from export.compiler import containers, program
+from export.compiler.container_cache import VARIABLE
+from export.containers import write_tflite
+from export.silence import suppress_output
+
+PARTS = {
+    program: ("make_source", "_parity", "golden_run", "check_golden"),
+    containers: ("trace_function", "export_graph", "to_onnx", "to_tflite", "to_pt2"),
+}
+
+
+def seconds_of(model: Model, engines: tuple[str, ...]) -> float:
+    began_s = time.process_time()
+    facts = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
+    program.compile_program(model.module, **facts, engines=engines)  # type: ignore[arg-type]  # each by its own name
+    return time.process_time() - began_s
+
+
+def measure(model: Model, engines: tuple[str, ...]) -> dict[str, float]:
+    """CPU seconds by part; "whole" and "cached" are all parts with an empty and with a full cache."""
+    spent: Counter[str] = Counter()
+
+    def timed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any part's
+            began_s = time.process_time()
+            try:
+                return part(*args, **kwargs)
+            finally:
+                spent[name] += time.process_time() - began_s  # type: ignore[assignment]  # seconds
+
+        return run
+
+    patches = [
+        patch.object(room, name, timed(name, getattr(room, name))) for room, names in PARTS.items() for name in names
+    ]
+    for one in patches:
+        one.start()
+    whole_s = seconds_of(model, engines)
+    for one in patches:
+        one.stop()
+    return {**spent, "whole": whole_s, "cached": seconds_of(model, engines)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="gn-cnn")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    with suppress_output():
+        import onnxscript  # noqa: F401 - a second of imports that belong to no part
+
+        write_tflite._converter()
+    with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {VARIABLE: folder}):
+        found = measure(build_model(given.model, seed=0), tuple(given.engines))
+    print("| part | CPU s |\n| --- | --- |")
+    for part, seconds in found.items():
+        print(f"| {part.strip('_')} | {seconds:.1f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""The cache of compiled containers: what counts as the same, what is compiled again, and how large it grows."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from export.compiler import container_cache, containers
+from export.compiler.container_cache import cache_entries
+from export.compiler.program import CompilerOutput, compile_program
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FEDCENTERS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "containers"
+
+
+def small(*, frozen: float = 0.5, seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    module[0].weight.requires_grad = False
+    with torch.no_grad():
+        module[0].weight.fill_(frozen)
+    return module
+
+
+def compile_small(**changes: Any) -> CompilerOutput:  # noqa: ANN401 - small's own
+    return compile_program(small(**changes), (6,), engines=("pt2",))
+
+
+@pytest.fixture
+def no_exporter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> bytes:
+        raise RuntimeError("a container is exported")
+
+    monkeypatch.setattr(containers, "to_pt2", refuse)
+
+
+def test_the_same_model_is_exported_once(request: pytest.FixtureRequest) -> None:
+    first = compile_small()
+    request.getfixturevalue("no_exporter")
+    again = compile_small()
+    assert (again.program, again.files) == (first.program, first.files)
+
+
+def test_trained_weights_are_no_part_of_a_container(request: pytest.FixtureRequest) -> None:
+    first = compile_small(seed=1)
+    request.getfixturevalue("no_exporter")
+    assert compile_small(seed=2).files == first.files
+
+
+@pytest.mark.parametrize("change", [{"frozen": 0.25}, {}])
+def test_other_constants_and_other_converters_are_compiled_anew(
+    change: dict[str, float], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    compile_small()
+    request.getfixturevalue("no_exporter")
+    if not change:
+        monkeypatch.setattr(container_cache, "_version", lambda package: f"another {package}")
+    with pytest.raises(RuntimeError, match="a container is exported"):
+        compile_small(**change)
+
+
+def test_a_damaged_entry_is_compiled_anew(folder: Path) -> None:
+    first = compile_small()
+    for entry in cache_entries(folder):
+        entry.write_bytes(entry.read_bytes()[:-1] + b"!")
+    assert compile_small().files == first.files
+    assert all(container_cache._read(entry) is not None for entry in cache_entries(folder))
+
+
+def test_a_compiler_that_is_killed_keeps_the_containers_that_were_ready(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die_at_the_third(what: str) -> None:
+        if what == "pt2 infer":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        compile_program(small(), (6,), engines=("pt2",), progress=die_at_the_third)
+    assert len(cache_entries(folder)) == 2  # step and evaluate
+
+
+def test_the_least_recently_used_containers_make_room(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_small()
+    for age, entry in enumerate(cache_entries(folder)):
+        os.utime(entry, (age, age))
+    oldest, *others = cache_entries(folder)
+    size = sum(entry.stat().st_size for entry in cache_entries(folder))
+    monkeypatch.setattr(container_cache, "BUDGET_BYTES", size)
+    container_cache.cached_file("f" * 64, lambda: b"one more")
+    assert cache_entries(folder) == [*others, folder / ("f" * 64)]
+    assert not oldest.exists()
+
+
+def test_off_reads_and_writes_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    compile_small()
+    monkeypatch.setenv("FEDCENTERS_CACHE", "off")
+    request.getfixturevalue("no_exporter")
+    with pytest.raises(RuntimeError, match="a container is exported"):
+        compile_small()
+
+
+def test_a_folder_that_cannot_be_written_to_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder would be")
+    assert compile_small().files
+
+
+def test_the_command_shows_and_clears_the_cache(folder: Path) -> None:
+    container_cache.cached_file("a" * 64, lambda: b"12345")
+
+    def ask(*more: str) -> dict[str, object]:
+        command = [sys.executable, "-m", "export.cli", "cache", *more, "--json"]
+        return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+
+    facts = {"folder": str(folder), "containers": 1, "bytes": 5 + container_cache.DIGEST_BYTES}
+    assert ask() == facts | {"cleared": False}
+    assert ask("--clear") == facts | {"cleared": True}
+    assert ask() == {"folder": str(folder), "containers": 0, "bytes": 0, "cleared": False}
