@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,9 @@ settings.register_profile("ci", derandomize=True, deadline=None, suppress_health
 settings.register_profile("long", max_examples=2_000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
+
+# A shell that starts `make test` in the background lets its children ignore SIGINT, and ours would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW_TIMEOUT_S = 3_000  # ResNet-18 for three engines, on a busy machine
 

@@ -105,7 +105,8 @@ class ChildProcesses:
         scratch.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{name}.log"
         # The children's configuration is in their files; a FEDCENTERS_BROKER of this shell is not meant for them.
-        env = {key: value for key, value in os.environ.items() if not key.startswith("FEDCENTERS_")}
+        kept = ("FEDCENTERS_CACHE",)
+        env = {key: value for key, value in os.environ.items() if not key.startswith("FEDCENTERS_") or key in kept}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
         with self._signals.hold(), log.open("ab") as err, (stdout or log).open("ab") as out:
             process = subprocess.Popen(

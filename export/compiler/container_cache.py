@@ -20,8 +20,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_client.transport.blobs import write_atomically
-
 if TYPE_CHECKING:
     from torch import Tensor, fx
 
@@ -63,11 +61,8 @@ def cached_file(key: str | None, make: Callable[[], bytes]) -> bytes:
 
 
 def cache_entries(folder: Path) -> list[Path]:
-    """The cached containers, the least recently used first."""
-    if not folder.is_dir():
-        return []
-    files = [(file.stat().st_mtime_ns, file) for file in folder.iterdir() if len(file.name) == 2 * DIGEST_BYTES]
-    return [file for _, file in sorted(files)]
+    """The cached containers and what a killed compiler left beside them, the least recently used first."""
+    return sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns) if folder.is_dir() else []
 
 
 def container_key(engine: str, graphs: Mapping[str, fx.GraphModule], **facts: Any) -> str | None:  # noqa: ANN401 - JSON
@@ -147,7 +142,9 @@ def _read(entry: Path) -> bytes | None:
 def _write(entry: Path, file: bytes) -> None:
     try:
         entry.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        write_atomically(entry, hashlib.sha256(file).digest() + file)
+        beside = entry.with_name(f"{entry.name}.{os.getpid()}")  # a half-written file never has an entry's name
+        beside.write_bytes(hashlib.sha256(file).digest() + file)
+        beside.replace(entry)
         sizes = {other: other.stat().st_size for other in cache_entries(entry.parent)}
         over = sum(sizes.values()) - BUDGET_BYTES
         for other, size in sizes.items():
