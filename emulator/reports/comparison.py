@@ -20,21 +20,36 @@ from edge_client.errors import ConfigError
 from edge_client.toml_files import parse_toml
 from emulator.config import CONFIG_FILE, GROUPS_FILE
 from emulator.reports import demo_page, display_names, plots
+from emulator.reports.html_page import (
+    format_share,
+    html_details,
+    html_figure,
+    html_page,
+    html_table,
+    html_text,
+    html_verdict,
+)
 
 CURVES = (("accuracy", "micro"), ("f1", "macro"))
+DATA_SET = "data-set"  # a setting
+FLEET_FILE = "fleet.json"
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
 LAST_ROUNDS = 3  # rounds whose mean is a run's result, as the papers' tables have it
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run of one folder: its rounds in order, the folder's settings in flat keys, and true groups if known."""
+    """One run of one folder: its rounds in order, the folder's settings in flat keys, and true groups if known.
+
+    `fleet` has the training samples of each device: of each class, their sum only, or none where they are unknown.
+    """
 
     name: str
     folder: Path
     rounds: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any]
     groups: Mapping[str, int]
+    fleet: Mapping[str, Sequence[int]]
 
     @property
     def method(self) -> str:
@@ -49,6 +64,27 @@ class RunSummary:
         return float(np.mean(known)) if known else None
 
     @property
+    def accuracies(self) -> list[float]:
+        """The accuracy of every device in the last round."""
+        return list(self.rounds[-1].get("per_device", {}).values())
+
+    def percentile(self, share: float) -> float | None:
+        """The accuracy that `share` percent of the devices do not exceed in the last round."""
+        return float(np.percentile(self.accuracies, share)) if self.accuracies else None
+
+    def has_fleet_of(self, other: RunSummary) -> bool:
+        """Whether both runs have the same data set, if known, and the same devices with as many samples each."""
+        mine, its = self.settings.get(DATA_SET), other.settings.get(DATA_SET)
+        return (None in (mine, its) or mine == its) and _same_fleet(self.fleet, other.fleet)
+
+    @property
+    def fleet_words(self) -> str:
+        """The fleet in a few words."""
+        data, part = self.settings.get(DATA_SET), self.settings.get("partition")
+        count = f"{len(self.fleet)} device{'' if len(self.fleet) == 1 else 's'}"
+        return ", ".join(str(part) for part in (count, data, part) if part)
+
+    @property
     def ari(self) -> float | None:
         """The adjusted Rand index of the last assignment against the true groups."""
         last = self.rounds[-1].get("assignment", {})
@@ -59,7 +95,8 @@ class RunSummary:
 def read_runs(folder: Path) -> list[RunSummary]:
     """The runs in a folder. Raises ConfigError where there is none."""
     try:
-        events = [e for e in demo_page.read_events(folder / "metrics.jsonl") if e.get("event") == "round"]
+        told = demo_page.read_events(folder / "metrics.jsonl")
+        events = [e for e in told if e.get("event") == "round"]
         config = parse_toml((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as wrong:
         hint = "pass a folder that simulate, serve or demo wrote; one that was interrupted has to be resumed first"
@@ -75,6 +112,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
             rounds=demo_page.round_events([e for e in events if str(e["run"]) == run], method),
             settings=_flat(config, run),
             groups=groups,
+            fleet=_fleet(folder, told, run),
         )
         for run, method in found.items()
     ]
@@ -89,27 +127,24 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 
 def comparison_page(lines: Sequence[RunSummary]) -> str:
     """The whole document."""
-    title = lines[0].name if len(lines) == 1 else f"{len(lines)} runs"
     shown = [which for which in CURVES if any(v is not None for line in lines for v in line.curve(*which))]
     drawings = [partial(_draw, lines, *which) for which in shown]
-    curves = f"<figure>{plots.to_svg(plots.make_figure(13, 4, *drawings))}</figure>" if drawings else ""
+    if spread := {line.name: line.accuracies for line in lines if line.accuracies}:
+        drawings.insert(1, partial(plots.draw_spread, accuracies=spread, title="Accuracy of each device, last round"))
+    height = max(3.4, 1.0 + 0.5 * len(lines))
+    curves = "".join(html_figure(plots.to_svg(plots.make_figure(5.6, height, draw))) for draw in drawings)
     head = ("setting", *(line.name for line in lines))
-    differing = f"<h2>Where they differ</h2>{demo_page.html_table(head, rows)}" if (rows := _differing(lines)) else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedcenters: {demo_page.html_text(title)}</title><style>{demo_page.CSS}</style></head><body>
-<h1>{demo_page.html_text(title)}</h1>
-<p class="lead">{demo_page.html_text(_lead(lines))}</p>
-{demo_page.html_table(TABLE_HEAD, [_row(line) for line in lines])}
-<p>Results are means of the last {LAST_ROUNDS} tested rounds, over the devices' held-out samples: micro weighs samples
-alike, macro devices.</p>
-{curves}
+    differing = f"<h2>Where they differ</h2>{html_table(head, rows)}" if (rows := _differing(lines)) else ""
+    body = f"""{_verdict(lines)}
+{html_table(TABLE_HEAD, [_row(line) for line in lines])}
+<p class="quiet">Results are means of the last {LAST_ROUNDS} tested rounds, over the devices' held-out samples: micro
+weighs samples alike, macro devices. Worst and median device: the last round.</p>
+<div class="pair three">{curves}</div>
 {differing}
-{"".join(_details(line) for line in lines)}
 <h2>How to see this again</h2>
-<pre>{demo_page.html_text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>
-</body></html>
-"""
+<pre tabindex="0">{html_text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>
+{"".join(_details(line) for line in lines)}"""
+    return html_page(lines[0].name if len(lines) == 1 else f"{len(lines)} runs", body)
 
 
 TABLE_HEAD = (
@@ -121,6 +156,8 @@ TABLE_HEAD = (
     "accuracy, micro",
     "macro",
     "F1, macro",
+    "worst device",
+    "median device",
     "ARI",
     "sent down / up",
 )
@@ -136,9 +173,10 @@ def _row(line: RunSummary) -> list[str]:
         str(len(last.get("per_device", ())) or ""),
         str(len(last.get("per_center", ())) or ""),
         *(
-            demo_page.format_share(line.result(*which))
+            format_share(line.result(*which))
             for which in (("accuracy", "micro"), ("accuracy", "macro"), ("f1", "macro"))
         ),
+        *(format_share(line.percentile(share)) for share in (0, 50)),
         "" if line.ari is None else f"{line.ari:.3f}",
         f"{down / 1e6:.1f} / {up / 1e6:.1f} MB",
     ]
@@ -147,6 +185,17 @@ def _row(line: RunSummary) -> list[str]:
 def _draw(lines: Sequence[RunSummary], quantity: str, kind: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
     title = f"{'Accuracy' if quantity == 'accuracy' else 'F1'} on held-out samples, {kind}"
     plots.draw_curves(axes, {line.name: line.curve(quantity, kind) for line in lines}, title=title)
+
+
+def _verdict(lines: Sequence[RunSummary]) -> str:
+    """The result in one sentence; of runs over different fleets only that they cannot be compared."""
+    if any(not lines[0].has_fleet_of(line) for line in lines[1:]):
+        fleets = "; ".join(f"{line.name}: {line.fleet_words}" for line in lines)
+        then = f"{fleets}. A difference in accuracy can come from the data, so no run is called better."
+        return html_verdict("Not comparable: these runs have different fleets.", then, warning=True)
+    worst = min(lines, key=lambda line: min(line.accuracies, default=1.0))
+    beside = f"The worst device has {min(worst.accuracies):.1%}, in {worst.name}." if worst.accuracies else ""
+    return html_verdict(_lead(lines), beside)
 
 
 def _lead(lines: Sequence[RunSummary]) -> str:
@@ -169,18 +218,18 @@ def _details(line: RunSummary) -> str:
         drawings = {
             "assignment": plots.make_figure(7, height, lambda axes: plots.draw_assignment(axes, history, line.groups))
         }
-    shown = {drawn: f"<figure>{plots.to_svg(drawn)}</figure>" for drawn in drawings.values()}
-    wide, narrow = (
-        "".join(t for d, t in shown.items() if bool(d.get_figwidth() > FULL_ROW_INCHES) is w) for w in (True, False)
-    )
-    settings = demo_page.html_table(("setting", "value"), [(key, str(value)) for key, value in line.settings.items()])
-    folded = f"<details><summary>Settings</summary>{settings}</details>"
-    return f'<h2>{demo_page.html_text(line.name)}</h2>{wide}<div class="pair">{narrow}</div>{folded}'
+    wide, narrow = [], []
+    for drawn in drawings.values():
+        is_wide = drawn.get_figwidth() > FULL_ROW_INCHES
+        (wide if is_wide else narrow).append(html_figure(plots.to_svg(drawn), wide=is_wide))
+    settings = html_table(("setting", "value"), [(key, str(value)) for key, value in line.settings.items()])
+    pictures = f'{"".join(wide)}<div class="pair">{"".join(narrow)}</div>'
+    return f"<h2>{html_text(line.name)}</h2>{pictures}{html_details('Settings', settings)}"
 
 
 def _pictures(folder: Path) -> dict[str, Any]:
     """What `figures` draws of a simulated run but for its curves; nothing of other runs."""
-    if not (folder / "fleet.json").is_file():
+    if not (folder / FLEET_FILE).is_file():
         return {}
     from emulator.reports import run_figures
 
@@ -208,10 +257,30 @@ def _flat(config: Mapping[str, Any], run: str) -> dict[str, Any]:
     return plain | model | (runs[0] if runs else {})
 
 
+def _fleet(folder: Path, events: Sequence[Mapping[str, Any]], run: str) -> dict[str, Sequence[int]]:
+    """The training samples of the devices of a run: of each class, or their sum; empty where neither is known."""
+    if (folder / FLEET_FILE).is_file():
+        held = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8"))["devices"]
+        return {who: [int(count) for count in one["labels"]] for who, one in held.items()}
+    joined = {e["device"]: [int(e["n"])] for e in events if e.get("event") == "joined"}
+    trained = {
+        who for e in events if e.get("run") == run for who in (*e.get("assignment", ()), *e.get("per_device", ()))
+    }
+    return {who: joined.get(who, []) for who in sorted(trained)}
+
+
+def _same_fleet(mine: Mapping[str, Sequence[int]], its: Mapping[str, Sequence[int]]) -> bool:
+    """Equal names, and equal samples as far as both sides know them."""
+    if mine.keys() != its.keys():
+        return False
+    pairs = ((mine[who], its[who]) for who in mine)
+    return all(not a or not b or (a == b if len(a) == len(b) else sum(a) == sum(b)) for a, b in pairs)
+
+
 def _groups(folder: Path) -> dict[str, int]:
     """True groups, where the emulator made them."""
-    if (folder / "fleet.json").is_file():
-        held = json.loads((folder / "fleet.json").read_text(encoding="utf-8"))["devices"]
+    if (folder / FLEET_FILE).is_file():
+        held = json.loads((folder / FLEET_FILE).read_text(encoding="utf-8"))["devices"]
         told = {who: one["group"] for who, one in held.items()}
     elif (folder / "summary.json").is_file():
         told = json.loads((folder / "summary.json").read_text(encoding="utf-8"))["groups"]

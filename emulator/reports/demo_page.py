@@ -6,7 +6,6 @@ the true groups, the engines, the new devices, the command).
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +14,29 @@ from typing import Any
 
 from edge_client.errors import ConfigError
 from emulator.reports import display_names
+from emulator.reports.html_page import (
+    format_share,
+    html_details,
+    html_figure,
+    html_page,
+    html_table,
+    html_text,
+    html_tile,
+    html_verdict,
+)
 
 Event = Mapping[str, Any]
-CSS = """
-:root { color-scheme: light; font: 16px/1.5 system-ui, sans-serif; color: #111827; background: #f9fafb }
-body { max-width: 76rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
-h1 { font-size: 1.7rem; margin: 0 0 .3rem } h2 { font-size: 1.1rem; margin: 2.2rem 0 .6rem }
-.lead { font-size: 1.08rem; color: #374151; max-width: 60rem; margin: 0 0 1.4rem }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(15rem, 1fr)); gap: .7rem }
-.tile, figure { background: #fff; border: 1px solid #e5e7eb; border-radius: .6rem }
-.tile { padding: .7rem .9rem } .tile b { display: block; font-size: 1.45rem; line-height: 1.3 }
-.tile span { color: #4b5563; font-size: .85rem }
-figure { margin: 1rem 0 0; padding: 1rem } figure svg { width: 100%; height: auto; display: block }
-figcaption { color: #4b5563; font-size: .88rem; margin-top: .5rem }
-.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(24rem, 1fr)); gap: 1rem }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; background: #fff; font-size: .92rem; width: 100% }
-th, td { border: 1px solid #e5e7eb; padding: .3rem .6rem; text-align: left } th { background: #f3f4f6 }
-code, pre { font: .88rem/1.5 ui-monospace, monospace } pre { background: #111827; color: #f9fafb; padding: .9rem;
-border-radius: .6rem; overflow-x: auto }
-"""
+ACCURACY_CAPTION = (
+    "Held-out samples of every device, after each round. A center is measured on the devices that use it, the global"
+    " model on all of them."
+)
+SPREAD_CAPTION = "A dot is a device after the last round; the band is the middle 80% of devices, the line their median."
+FLEET_CAPTION = (
+    "Updates of the classifier layer in the first round, in which every device trained from the same start. The server"
+    " sees these points, not the groups."
+)
+ASSIGNMENT_CAPTION = "Equal colours in a row: the device stayed. The true groups are known to the emulator only."
+DEVICE_HEAD = ("device", "true group", "engine", "center", "own center", "global model")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,72 +98,78 @@ def draw_demo_pictures(folder: Path, out: Path) -> None:
     """The three pictures side by side, for a README; the ending of `out` (.png, .svg) is the format."""
     from emulator.reports import plots
 
-    accuracy, fleet, assignment = _drawings(read_demo_run(folder))
-    plots.make_figure(15, 4.4, accuracy, fleet, assignment).savefig(out, dpi=110)
+    drawn = _drawings(read_demo_run(folder))
+    plots.make_figure(15, 4.4, *(drawn[name] for name in ("accuracy", "fleet", "assignment"))).savefig(out, dpi=110)
 
 
 def demo_page(run: DemoRun) -> str:
     """The whole document."""
     from emulator.reports import plots
 
-    accuracy, fleet, assignment = (plots.to_svg(plots.make_figure(*size, draw)) for size, draw in _sized(run))
     result, summary = run.result, run.summary
-    title = f"{result['devices']} devices, {result['clusters']} centers"
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fedcenters: {html_text(title)}</title><style>{CSS}</style></head><body>
-<h1>{html_text(title)}</h1>
-<p class="lead">{html_text(_lead(result, summary))}</p>
-<div class="tiles">{"".join(_tile(value, label) for value, label in _tiles(result))}</div>
-<figure>{accuracy}<figcaption>Held-out samples of every device, after each round. A center is measured on the devices
-that use it, the global model on all of them.</figcaption></figure>
-<div class="pair"><figure>{fleet}<figcaption>Updates of the classifier layer in the first round, in
-which every device trained from the same start. The server sees these points, not the groups.</figcaption></figure>
-<figure>{assignment}<figcaption>Equal colours in a row: the device stayed. The true groups are known to the emulator
-only.</figcaption></figure></div>
+    size = {"fleet": (5.4, 4.4), "assignment": (5.4, _height(run)), "accuracy": (5.4, 3.6), "spread": (5.4, 3.6)}
+    drawn = {name: plots.to_svg(plots.make_figure(*size[name], draw)) for name, draw in _drawings(run).items()}
+    body = f"""{html_verdict(_verdict(result), _beside(run))}
+<div class="tiles">{"".join(html_tile(value, label) for value, label in _tiles(result))}</div>
+<div class="pair">{html_figure(drawn["accuracy"], ACCURACY_CAPTION)}{html_figure(drawn["spread"], SPREAD_CAPTION)}
+{html_figure(drawn["fleet"], FLEET_CAPTION)}{html_figure(drawn["assignment"], ASSIGNMENT_CAPTION)}</div>
 <h2>New devices</h2>
 <p>They never trained. Each compared the centers on its own samples, downloaded one file and ran it.</p>
 {html_table(("device", "true group", "center", "right", "file", "accuracy"), _new_rows(summary))}
-<h2>Devices</h2>
-{html_table(("device", "true group", "engine", "center", "own center", "global model"), _device_rows(run))}
-<h2>Processes</h2>
-{html_table(("process", "devices in it", "resident memory"), _process_rows(summary))}
 <h2>How to see this again</h2>
-<pre>{html_text(summary["command"])}</pre>
-<p>{html_text(_versions(summary))}</p>
-</body></html>
-"""
+<pre tabindex="0">{html_text(summary["command"])}</pre>
+<h2>Details</h2>
+{html_details("Devices", html_table(DEVICE_HEAD, _device_rows(run)))}
+{html_details("Files beside torch", html_table(("file", "largest logit difference from torch"), _parity_rows(result)))}
+{html_details("Processes", html_table(("process", "devices in it", "resident memory"), _process_rows(summary)))}
+{html_details("Versions", f"<p>{html_text(_versions(summary))}</p>")}"""
+    return html_page(f"{result['devices']} devices, {result['clusters']} centers", body)
 
 
-def _sized(run: DemoRun) -> list[tuple[tuple[float, float], Any]]:
-    accuracy, fleet, assignment = _drawings(run)
+def _height(run: DemoRun) -> float:
     rows = len(run.rounds[-1]["assignment"]) if run.rounds else 0
-    height = max(4.0, 0.27 * min(rows, 60))
-    return [((11, 3.8), accuracy), ((6, height), fleet), ((6, height), assignment)]
+    return max(4.4, 0.27 * min(rows, 60))
 
 
-def _drawings(run: DemoRun) -> tuple[Any, Any, Any]:
+def _drawings(run: DemoRun) -> dict[str, Any]:
     from emulator.reports import plots
 
     groups, history = run.summary["groups"], [e["assignment"] for e in run.rounds]
     centers = [accuracy_by_center(e) for e in run.rounds]
     own, common = ([e["accuracy"]["micro"] for e in rows] for rows in (run.rounds, run.baseline))
     points = {device: (x, y) for device, (x, y) in run.summary["points"].items()}
-    return (
-        lambda axes: plots.draw_accuracy(axes, centers, own, common),
-        lambda axes: plots.draw_fleet(axes, points, history[-1], groups),
-        lambda axes: plots.draw_assignment(axes, history, groups),
-    )
+    spread = {name: list(e["per_device"].values()) for name, e in _last_rounds(run).items()}
+    return {
+        "accuracy": lambda axes: plots.draw_accuracy(axes, centers, own, common),
+        "spread": lambda axes: plots.draw_spread(axes, spread, title="Accuracy of each device"),
+        "fleet": lambda axes: plots.draw_fleet(axes, points, history[-1], groups),
+        "assignment": lambda axes: plots.draw_assignment(axes, history, groups),
+    }
 
 
-def _lead(result: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def _last_rounds(run: DemoRun) -> dict[str, Event]:
+    """The newest round of the clustered method and of the global one, by the words of the page."""
+    named = (("own center", run.rounds), ("one model", run.baseline))
+    return {name: rounds[-1] for name, rounds in named if rounds}
+
+
+def _verdict(result: Mapping[str, Any]) -> str:
     own, common = result["accuracy"]["centers"], result["accuracy"]["global"]
-    groups = len(set(summary["groups"].values()))
+    points = 100 * (own - common)
+    how = f"beat one model for all by {points:.1f} points" if points > 0 else "do not beat one model for all"
+    return f"{result['clusters']} centers {how}: {own:.1%} against {common:.1%}"
+
+
+def _beside(run: DemoRun) -> str:
+    """What stands beside the result: how it was made, and the worst device."""
+    result, summary = run.result, run.summary
     method, baseline = display_names.method_label(summary["method"]), display_names.method_label(summary["baseline"])
+    worst = {name: min(e["per_device"].values()) for name, e in _last_rounds(run).items() if e["per_device"]}
+    told = ", ".join(f"{value:.1%} with {name}" for name, value in worst.items())
     return (
-        f"{result['devices']} devices trained over MQTT for {result['rounds']} rounds with {method}. The"
-        f" server does not know that they belong to {groups} groups. With the center of its cluster a device is right"
-        f" {own:.1%} of the time; one model for all ({baseline}) reaches {common:.1%}."
+        f"{result['devices']} devices of {len(set(summary['groups'].values()))} groups trained over MQTT for"
+        f" {result['rounds']} rounds with {method}; the server does not know the groups. One model for all is"
+        f" {baseline}. The worst device: {told}."
     )
 
 
@@ -172,13 +180,6 @@ def _tiles(result: Mapping[str, Any]) -> list[tuple[str, str]]:
         (f"{result['accuracy']['global']:.1%}", "accuracy of one global model"),
         (f"{result['ari']:.2f}", "adjusted Rand index of the clusters"),
         (f"{new['right']} of {new['asked']}", "new devices on the right center"),
-        *(
-            (
-                f"{worst:.0e}" if worst else "0",
-                f"{display_names.format_label(name)}: largest logit difference from torch",
-            )
-            for name, worst in result["parity"].items()
-        ),
         (f"{moved['down'] / 1e6:.1f} / {moved['up'] / 1e6:.1f} MB", "sent down / up over MQTT"),
         (f"{result['seconds']:.0f} s", "for everything"),
     ]
@@ -216,6 +217,12 @@ def _device_rows(run: DemoRun) -> list[tuple[Any, ...]]:
     ]
 
 
+def _parity_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (display_names.format_label(name), f"{worst:.0e}" if worst else "0") for name, worst in result["parity"].items()
+    ]
+
+
 def _process_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     used = list(summary["engines"].values())
     return [
@@ -224,26 +231,5 @@ def _process_rows(summary: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     ]
 
 
-def format_share(value: float | None) -> str:
-    """0.5 -> 50.0%; "" for None."""
-    return "" if value is None else f"{value:.1%}"
-
-
 def _versions(summary: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-
-
-def _tile(value: str, label: str) -> str:
-    return f'<div class="tile"><b>{html_text(value)}</b><span>{html_text(label)}</span></div>'
-
-
-def html_table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """An HTML table of texts."""
-    top = "".join(f"<th>{html_text(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{html_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def html_text(value: object) -> str:
-    """The text, escaped for HTML."""
-    return html.escape(str(value))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -25,6 +25,8 @@ MARKERS = "osD^vP*X<>"
 GLOBAL_COLOUR = "#6b7280"
 LINES = ("-", "--", "-.", ":")
 MAX_NAMED_CLASSES = 10  # as many classes or centers have words or colours of their own
+HEAT_SHADES = 40
+LAP = 0.6  # points by which squares overlap, so that no seam shows between them
 DARK_THRESHOLD = 0.6  # a cosine above that has a dark cell
 MAX_LABELLED_ROWS = 40  # more devices than that leave no room for words
 STYLE: Any = {  # matplotlib types every single key
@@ -44,12 +46,34 @@ STYLE: Any = {  # matplotlib types every single key
     "svg.hashsalt": "fedcenters",  # the same numbers give the same bytes
 }
 
+DARK_INK, LIGHT_INK = (
+    "#08131f",
+    "#fffffe",
+)  # text on a colour; a page in dark mode has lighter centers and dark ink there
+CONSTANT_LIGHT_INK = "#fffffd"  # text on a shade that is the same in dark mode
+THEME = {  # a colour of a figure -> the variable that a page sets for light and dark
+    "#111827": "ink",
+    "#374151": "quiet",
+    "#9ca3af": "axis",
+    "#e5e7eb": "line",
+    "#6b7280": "all",
+    "#ffffff": "card",
+    LIGHT_INK: "on-dark",
+    **{colour.lower(): f"c{k}" for k, colour in enumerate(COLOURS)},
+}
+SPREAD_PERCENTILES = (10, 50, 90)  # percentiles of devices
+
 Assignment = Mapping[str, int]
 
 
 def center_colour(center: int) -> str:
     """The colour of a center, the same in every picture."""
     return COLOURS[center % len(COLOURS)]
+
+
+def ink_on(center: int) -> str:
+    """The colour of text on the colour of a center."""
+    return LIGHT_INK if center % len(COLOURS) in (0, 7) else DARK_INK  # blue and black
 
 
 def draw_accuracy(
@@ -100,7 +124,7 @@ def draw_assignment(axes: Axes, history: Sequence[Assignment], groups: Assignmen
                 k = row[device]
                 axes.add_patch(Rectangle((t - 0.47, y - 0.44), 0.94, 0.88, color=center_colour(k), lw=0))
                 if few:
-                    axes.text(t, y, str(k), ha="center", va="center", color="white", fontsize=7.5, fontweight="bold")
+                    axes.text(t, y, str(k), ha="center", va="center", color=ink_on(k), fontsize=7.5, fontweight="bold")
     names = [f"{d}  (group {groups[d]})" if d in groups else d for d in devices] if few else []
     axes.set(title="Center of each device, round by round", xlabel="round", yticks=range(len(names)))
     axes.set_yticklabels(names, fontsize=8)
@@ -153,6 +177,35 @@ def draw_curves(
     axes.legend(loc="best", fontsize=8.5)
 
 
+def draw_spread(axes: Axes, accuracies: Mapping[str, Sequence[float]], *, title: str) -> None:
+    """A row per name: each device's accuracy (0..1) as a dot, equal ones stacked; a band has the middle 80%."""
+    for row, (name, values) in enumerate(accuracies.items()):
+        if not values:
+            continue
+        low, middle, high = np.percentile(np.asarray(values), SPREAD_PERCENTILES)
+        look: dict[str, Any] = {"color": center_colour(list(accuracies).index(name)), "lw": 0}
+        axes.add_patch(Rectangle((low, row - 0.42), high - low, 0.84, alpha=0.15, **look))
+        axes.plot([middle, middle], [row - 0.42, row + 0.42], color="#111827", lw=2)
+        x, y = _stack(np.asarray(values))
+        axes.scatter(x, row + 0.3 - y * 0.6, s=22, alpha=0.8, **look)
+    axes.set(title=title, xlim=(-0.02, 1.02), ylim=(len(accuracies) - 0.4, -0.6), yticks=range(len(accuracies)))
+    axes.set_yticklabels(list(accuracies))
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(axis="x", color="#e5e7eb", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="y", length=0)
+
+
+def _stack(values: Array) -> tuple[Array, Array]:
+    """Values [n] in 0..1 -> their places x, and heights in 0..1 at which values within two hundredths do not cover."""
+    x = np.sort(values.astype(np.float64))
+    bins = np.round(x * 50)
+    rank = np.arange(len(x)) - np.searchsorted(bins, bins)
+    step = min(0.2, 1 / max(1, int(rank.max())))
+    heights: Array = rank * step
+    return x, heights
+
+
 def name_rounds(axes: Axes, last: int) -> None:
     """The x axis of rounds 1 to `last`: whole numbers, and room beside a single one."""
     room = max(0.5 if last == 1 else 0.2, 0.03 * last)
@@ -164,15 +217,24 @@ def draw_cosines(axes: Axes, vectors: Array, *, title: str) -> None:
     """[n, d] vectors -> the cosine of every pair, its lower triangle (WeCFL, figure 4)."""
     cos = cosines(vectors)
     shown = np.where(np.tri(len(cos), dtype=bool), cos, np.nan)
-    image = axes.imshow(shown, cmap="YlGnBu", vmin=min(0.0, float(cos.min())), vmax=1.0)
+    draw_heat(axes, shown, low=min(0.0, float(cos.min())))
     if len(cos) <= MAX_NAMED_CLASSES:
         for i, j in zip(*np.tril_indices(len(cos)), strict=True):
-            ink = "white" if cos[i, j] > DARK_THRESHOLD else "black"
+            ink = CONSTANT_LIGHT_INK if cos[i, j] > DARK_THRESHOLD else DARK_INK
             axes.text(float(j), float(i), f"{cos[i, j]:.2f}", ha="center", va="center", fontsize=7, color=ink)
         axes.set(xticks=range(len(cos)), yticks=range(len(cos)))
     axes.set(title=title, xlabel="center", ylabel="center")
     axes.tick_params(length=0)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)
+
+
+def draw_heat(axes: Axes, values: Array, *, low: float) -> None:
+    """[rows, columns] values from `low` to 1 as squares with a scale beside them, all vectors; NaN has no square."""
+    edges = [np.arange(n + 1) - 0.5 for n in (values.shape[1], values.shape[0])]
+    shades = colormaps["YlGnBu"].resampled(HEAT_SHADES)
+    mesh = axes.pcolormesh(*edges, values, cmap=shades, vmin=low, vmax=1.0, edgecolors="face", linewidth=LAP)
+    axes.set(aspect="equal", xlim=(-0.5, values.shape[1] - 0.5), ylim=(values.shape[0] - 0.5, -0.5))
+    scale = axes.figure.colorbar(mesh, ax=axes, shrink=0.8)  # with at most 50 shades matplotlib draws it as vectors
+    scale.solids.set(edgecolor="face", linewidth=LAP)
 
 
 def cosines(vectors: Array) -> Array:
@@ -187,8 +249,6 @@ def cosines(vectors: Array) -> Array:
 
 def class_colour(c: int, classes: int) -> Any:  # noqa: ANN401 - matplotlib's
     """A colour of class c: told apart up to ten, a gradient beyond."""
-    from matplotlib import colormaps
-
     return colormaps["tab10"](c) if classes <= MAX_NAMED_CLASSES else colormaps["viridis"](c / (classes - 1))
 
 
@@ -213,12 +273,20 @@ def make_figure(width: float, height: float, *drawings: Callable[[Axes], None]) 
 
 
 def to_svg(figure: Figure) -> str:
-    """The figure as an <svg> element for a page; the same numbers give the same text."""
+    """The figure as an <svg> element for a page; the same numbers give the same text.
+
+    Words stay text, and the colours of THEME are variables, so that a page can be dark.
+    """
     out = io.StringIO()
-    with rc_context(STYLE):
+    with rc_context({**STYLE, "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": None})
     text = out.getvalue()
-    element = text[text.index("<svg") :]
+    element = re.sub(r"#[0-9a-f]{6}", _themed, text[text.index("<svg") :])
     return re.sub(
         r'(<svg[^>]*?) (?:width|height)="[\d.]+pt"([^>]*?) (?:width|height)="[\d.]+pt"', r"\1\2", element, count=1
     )
+
+
+def _themed(found: re.Match[str]) -> str:
+    name = THEME.get(found[0])
+    return f"var(--{name})" if name else found[0]

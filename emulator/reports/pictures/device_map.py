@@ -14,13 +14,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from edge_client.protocol.task import I64, Array
-from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, center_colour, cosines
+from emulator.reports.plots import MARKERS, MAX_NAMED_CLASSES, center_colour, cosines, draw_heat
 
 NO_GROUP = -1  # no center yet, or no true group
 UNASSIGNED_COLOUR = "#9ca3af"
 SMALL_MARKERS = "*."  # shapes that look smaller than the others
 MIN_PERPLEXITY, DEFAULT_PERPLEXITY = 5, 30  # of the range that van der Maaten and Hinton (2008) recommend
-MAX_ROWS = 120  # devices in a heat map
+MAX_ROWS = 60  # devices in a heat map; each pair is a vector square
 
 
 def principal_components(points: Array) -> tuple[Array, tuple[float, float]]:
@@ -106,7 +106,7 @@ def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: 
     """
     rows = order_by_center(centers, groups)
     cos, sorted_centers = cosines(points[rows]), centers[rows]
-    image = axes.imshow(cos, cmap="YlGnBu", vmin=float(cos.min()), vmax=1.0, interpolation="nearest")
+    draw_heat(axes, cos, low=float(cos.min()))
     edges = [0, *(np.flatnonzero(np.diff(sorted_centers)) + 1).tolist(), len(rows)]
     for edge in edges[1:-1]:
         axes.axhline(edge - 0.5, color="#D55E00", lw=1.1)
@@ -120,7 +120,6 @@ def draw_within(axes: Axes, points: Array, centers: I64, groups: I64, *, title: 
     axes.set(title=title, xticks=[], yticks=middles)
     axes.set_yticklabels(told, fontsize=8)
     axes.tick_params(length=0)
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
 def _center_name(k: int) -> str:

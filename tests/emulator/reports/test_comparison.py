@@ -85,3 +85,37 @@ def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no run"):
         comparison.read_runs(tmp_path)
+
+
+def test_runs_over_the_same_fleet_are_ranked(two: list[Path]) -> None:
+    page = comparison.comparison_page([comparison.read_runs(folder)[0] for folder in two])
+    assert "ends highest" in page
+    assert "Not comparable" not in page
+
+
+def test_runs_over_different_fleets_are_not_ranked(two: list[Path], tmp_path: Path) -> None:
+    first = comparison.read_runs(two[0])[0]
+    for other in (replace(ASKED, devices=5), replace(ASKED, seed=1), replace(ASKED, partition="iid")):
+        run = Path(
+            simulate_json(replace(other, out=tmp_path, name=f"{other.devices}-{other.seed}-{other.partition}"))["run"]
+        )
+        page = comparison.comparison_page([first, comparison.read_runs(run)[0]])
+        assert "Not comparable: these runs have different fleets." in page
+        assert "ends highest" not in page
+
+
+def test_a_run_over_mqtt_is_over_the_fleet_of_a_simulated_one_where_names_and_samples_agree(two: list[Path]) -> None:
+    first = comparison.read_runs(two[0])[0]
+    joined = replace(first, fleet={who: [sum(counts)] for who, counts in first.fleet.items()}, settings={})
+    assert first.has_fleet_of(joined)
+    more = {**joined.fleet, "device-00": [sum(first.fleet["device-00"]) + 1]}
+    assert not first.has_fleet_of(replace(joined, fleet=more))
+    assert first.has_fleet_of(replace(joined, fleet=dict.fromkeys(first.fleet, ())))
+
+
+def test_the_table_has_the_worst_and_the_median_device(two: list[Path]) -> None:
+    line = comparison.read_runs(two[0])[0]
+    last = sorted(line.rounds[-1]["per_device"].values())
+    assert line.percentile(0) == last[0]
+    assert line.percentile(50) == pytest.approx((last[2] + last[3]) / 2)
+    assert f"<td>{last[0]:.1%}</td>" in comparison.comparison_page([line])

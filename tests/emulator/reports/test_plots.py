@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from emulator.reports import plots
 from tests.support import finished_run
+from tests.support.browser import MIN_CONTRAST
 
 
 def drawn(*arguments: object, draw: Callable[..., None]) -> Axes:
@@ -99,7 +101,7 @@ def test_the_heat_map_shows_the_lower_triangle_of_cosines() -> None:
     expected = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
     np.testing.assert_allclose(plots.cosines(vectors), expected)
     axes = drawn(vectors, draw=lambda ax, v: plots.draw_cosines(ax, v, title="t"))
-    shown: np.ndarray[Any, Any] = np.ma.filled(np.ma.asarray(axes.get_images()[0].get_array()), np.nan)
+    shown: np.ndarray[Any, Any] = np.ma.filled(np.ma.asarray(axes.collections[0].get_array()), np.nan)
     np.testing.assert_array_equal(np.isnan(shown), np.triu(np.ones((4, 4), bool), 1))
 
 
@@ -129,3 +131,38 @@ def test_the_svg_scales_and_names_no_date() -> None:
     assert "viewBox" in head
     assert "width=" not in head
     assert "dc:date" not in text
+
+
+def test_the_spread_has_a_dot_per_device_at_its_accuracy_and_none_covers_another() -> None:
+    told = {"first": [0.5, 0.5, 0.5, 0.9], "second": [0.1]}
+    axes = drawn(told, draw=lambda axes, values: plots.draw_spread(axes, values, title="t"))
+    dots = [np.asarray(c.get_offsets()) for c in axes.collections]
+    assert [sorted(row[:, 0].tolist()) for row in dots] == [sorted(values) for values in told.values()]
+    assert len({tuple(dot) for dot in dots[0].tolist()}) == len(told["first"])
+    medians = [float(np.asarray(line.get_xdata())[0]) for line in axes.get_lines()]
+    assert medians == [0.5, 0.1]
+
+
+def test_a_figure_in_a_page_is_vectors_and_text_with_the_pages_colours() -> None:
+    vectors = np.eye(3, dtype=np.float32)
+    svg = plots.to_svg(
+        plots.make_figure(4, 3, lambda axes: plots.draw_cosines(axes, vectors, title="Cosine of centers"))
+    )
+    assert "<image" not in svg
+    assert re.search(r"<text[^>]*>Cosine of centers</text>", svg)
+    curve = plots.to_svg(plots.make_figure(4, 3, lambda axes: plots.draw_curves(axes, {"a": [0.5, 0.6]}, title="t")))
+    assert "var(--c0)" in curve
+    assert "var(--card)" in curve
+    assert plots.COLOURS[0].lower() not in curve
+
+
+def test_text_on_a_center_has_contrast() -> None:
+    for k, colour in enumerate(plots.COLOURS):
+        light, dark = sorted((luminance(colour), luminance(plots.ink_on(k))), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= MIN_CONTRAST
+
+
+def luminance(colour: str) -> float:
+    """The relative luminance of WCAG 2.2."""
+    r, g, b = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in to_rgb(colour))
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
