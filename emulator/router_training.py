@@ -2,7 +2,8 @@
 
 The centers' sketches are made of training samples. The measurements use test samples, since a center fits its devices'
 training samples better than those of a newcomer. A device's own contribution is subtracted from its center's sketch
-before the two are compared, as a newcomer has contributed nothing.
+and from the moments of the fleet's inputs before its own inputs are compared with them, as a newcomer has contributed
+nothing; so all of its samples serve for that.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule, sketch
+from edge_client.protocol.nearest.input_moments import InputProfile, leave_one_out, make_profile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.task import F64, I64, Array, ClientId, Flat
 from edge_client.training.learner import Learner
@@ -56,13 +58,28 @@ def fit_router(run: FinishedTraining, *, seed: int, by_round: bool = True) -> Ro
         went = [features.sketch_local_round(run.learner, run.start, run.devices[c].train, rounds) for c in members]
         after = _CenterMeans(np.stack(went), at, len(run.centers), unit=True)
         rounds = _local_round(run, after.points())
+    moments = [moments_of(_all_inputs(run.devices[c])) for c in members]
+    profiles = leave_one_out(moments)
     looks = [
         look
         for i in sorted(rng.permutation(len(members))[:MAX_MEASURING_DEVICES].tolist())
         if (data := run.devices[members[i]].test) is not None and len(data)
-        for look in _measurements(run, data, i, at[i], rng, around, about, after, rounds)
+        for look in _measurements(
+            run, data, i, at[i], rng, around, about, after, rounds, _all_inputs(run.devices[members[i]]), profiles[i]
+        )
     ]
-    return learn_router(looks, sizes=MEASUREMENTS_BY_SIZE, centers=len(run.centers), sketch=about, round=rounds)
+    return learn_router(
+        looks,
+        sizes=MEASUREMENTS_BY_SIZE,
+        centers=len(run.centers),
+        sketch=about,
+        round=rounds,
+        inputs=make_profile(moments) if profiles[0] is not None else None,
+    )
+
+
+def _all_inputs(local: DeviceData) -> Array:
+    return local.train.x if local.test is None else np.concatenate([local.train.x, local.test.x])
 
 
 def _local_round(run: FinishedTraining, points: F64) -> LocalRound:
@@ -87,6 +104,8 @@ def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
     about: InputSketch,
     after: _CenterMeans | None,
     rounds: LocalRound | None,
+    everything: Array,
+    others: InputProfile | None,
 ) -> list[CenterMeasurement]:
     found = []
     for n, times in MEASUREMENTS_BY_SIZE.items():
@@ -100,6 +119,9 @@ def _measurements(  # noqa: PLR0913, PLR0917 - what a look needs
             if time == 0 and after is not None and rounds is not None:
                 point = features.sketch_local_round(run.learner, run.start, few, rounds, seed=n)
                 d["round"] = selection_rule.sketch_distance(point, after.points(without=i))
+            if others is not None:
+                x = everything[rng.permutation(len(everything))[:n]]
+                d["inputs"] = np.full(len(run.centers), others.distance(moments_of(x)))
             found.append(CenterMeasurement(device=i, n=n, distances=d, own_center=int(own)))
     return found
 

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
-from coordinator.nearest.fit_router import CenterMeasurement
-from coordinator.strategies.base import State, Strategy
+from coordinator.strategies.base import Replies, State, Strategy
 from coordinator.strategies.registry import Setting, make_method
 from edge_client.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """A finished run: its method and last state, and the measurements of every center on the devices that made them."""
+    """A finished run: its method, its last state, and what devices answered when asked to measure every center."""
 
     run: RunConfig
     strategy: Strategy
     state: State
-    measurements: tuple[CenterMeasurement, ...] = ()
+    measurements: Replies = field(default_factory=dict)
 
 
 def make_strategy(run: RunConfig, config: CoordinatorConfig) -> Strategy:

@@ -18,7 +18,7 @@ from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.nearest.fit_router import learn_router
+from coordinator.nearest.learn_from_replies import learn_from_replies
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
@@ -121,16 +121,17 @@ def _router_fields(
 
 
 def _fit_router(served: RunResult, prepared: CompiledProgram) -> Router | None:
-    """The router fitted to the devices' measurements, each taken as one of the median number of samples.
+    """The router fitted to the devices' measurements, if there are enough.
 
     A local round's update is compared with the centers' directions from the initial model, which need no measurement.
     """
     if len(served.measurements) < MIN_MEASUREMENTS:
         return None
-    typical = int(np.median([one.n for one in served.measurements]))
-    measurements = [replace(one, n=typical) for one in served.measurements]
-    return learn_router(
-        measurements, sizes=[typical], centers=len(served.state.centers), round=_local_round(served, prepared)
+    return learn_from_replies(
+        served.measurements,
+        served.state.assignment,
+        centers=len(served.state.centers),
+        round=_local_round(served, prepared),
     )
 
 

@@ -21,7 +21,7 @@ def answer_near(
 ) -> dict[str, Any]:
     """The fields of the answer to a `near`: the nearest center or null, its distance, and the next best ones.
 
-    With a `router` also its probability. Raises Malformed when the question cannot be answered.
+    With a `router` also how it fits. Raises Malformed when the question cannot be answered.
     """
     how, n = question["how"], int(question.get("n", 1))
     if how == "loss":
@@ -34,7 +34,7 @@ def answer_near(
         distances, abstain = _apart(question, schema, about), float("inf")
     if router is None or how not in router.ways:
         return selection_rule.choose_by_distance(distances, abstain).to_json()
-    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n)).to_json()
+    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n), abstain).to_json()
 
 
 def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -> Array:

@@ -6,8 +6,12 @@ center that the run assigned it to. For each rule the weights w >= 0 are those o
     p(k | z) = softmax_k(-sum_f w_f z_fk),   min  mean -log p(own | z) + held |w|^2,
 
 with the ridge `held` of least loss on left-out devices; z are distances in units of the feature's spread. A single
-weight is one over a temperature. The threshold for "none" is conformal: of devices like these, at most the share
-`MAX_FALSE_REJECTIONS` lies above it (Vovk 2005).
+weight is one over a temperature.
+
+The limits for a good fit and for none are upper prediction limits for the distance of one more device, from those of m
+devices to their own centers: on the logarithm y of the distance, mean(y) + t sd(y) sqrt(1 + 1 / m), with the quantile t
+of Student's distribution with m - 1 degrees of freedom (Hahn 1970). A distribution-free limit would need 49 devices to
+reject one known device in fifty; with this one, five devices already have a limit, a wide one.
 """
 
 from __future__ import annotations
@@ -17,10 +21,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edge_client.protocol.nearest.input_moments import InputProfile
 from edge_client.protocol.nearest.router import FEATURES, FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
 from edge_client.protocol.task import F64, Array
+from edge_client.protocol.validators import MAX_SAFE_INTEGER
 
-MAX_FALSE_REJECTIONS = 0.05  # of the training devices' measurements lie above the threshold for "none"
+FALSE_NONES = 0.02  # of devices like those that trained are beyond the limit for none, in each feature
+FALSE_BADS = 0.1  # and beyond that for a good fit
+DISTANCE_FLOOR = 0.05  # of the mean distance, added before the logarithm: a loss near zero is no better than this one
 RIDGES = (1e-3, 1e-2, 1e-1)  # ridges per row to choose from
 FOLDS = 5
 MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
@@ -29,6 +37,8 @@ MAX_NEWTON_STEPS, MAX_STEP_HALVINGS, CONVERGENCE_TOLERANCE = (
     1e-9,
 )  # of the fit: steps, halvings of one, the gain that ends it
 MIN_SPREAD = 1e-6
+MIN_DEVICES = 2  # for a limit
+MAX_LOG = 36.0  # of a limit; the largest number of a guide is 2^53
 SPREAD_QUANTILE = (
     0.95  # the spread is that of a normal distribution with the same upper quantile: what matters is far above
 )
@@ -37,7 +47,10 @@ COMBINED_RULES = {
     "labelled": ("loss", "votes", "entropy", "norms", "sketch"),
     "unlabelled": ("entropy", "norms", "sketch"),
 }
-RULES: Mapping[str, tuple[str, ...]] = {**{name: (name,) for name in FEATURES}, **COMBINED_RULES}
+RULES: Mapping[str, tuple[str, ...]] = {
+    **{name: (name,) for name in FEATURES if name != "inputs"},  # the same for every center: only tested
+    **COMBINED_RULES,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +70,7 @@ def learn_router(
     centers: int,
     sketch: InputSketch | None = None,
     round: LocalRound | None = None,  # noqa: A002 - the way's name
+    inputs: InputProfile | None = None,
 ) -> Router:
     """A router for measurements on about `sizes` samples; a rule is learned where its features were measured."""
     bins = tuple(sorted(sizes))
@@ -68,38 +82,52 @@ def learn_router(
         features = tuple(f for f in wanted if f in known)
         if features and (len(features) > 1 or name in FEATURES):
             ways[name] = _rule(features, by_size, usual)
-    return Router(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round)
+    return Router(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round, inputs=inputs)
 
 
 def _baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
-    """The median at the own center, and how far the upper quantile lies above it; 1 without measurements."""
-    middle, spread = [], []
+    """The median at the own center, how far the upper quantile lies above it, the limits; 1 without measurements."""
+    middle, spread, well, none = [], [], [], []
     for looks in by_size:
-        own = np.array([look.distances[feature][look.own_center] for look in looks if feature in look.distances])
-        middle.append(float(np.median(own)) if len(own) else 0.0)
-        upper = float(np.quantile(own, SPREAD_QUANTILE)) - middle[-1] if len(own) else 1.0
-        typical = float(np.abs(own).mean()) if len(own) else 1.0
-        spread.append(max(upper / NORMAL_SPREAD_QUANTILE, MIN_SPREAD * max(1.0, typical)))
-    return FeatureBaseline(middle=np.array(middle), spread=np.array(spread))
+        measured = [look for look in looks if feature in look.distances]
+        own = np.array([look.distances[feature][look.own_center] for look in measured] or [1.0])
+        devices = len({look.device for look in measured})
+        middle.append(float(np.median(own)))
+        upper = float(np.quantile(own, SPREAD_QUANTILE)) - middle[-1] if measured else 1.0
+        spread.append(max(upper / NORMAL_SPREAD_QUANTILE, MIN_SPREAD * max(1.0, float(np.abs(own).mean()))))
+        well.append(prediction_limit(own, devices, FALSE_BADS))
+        none.append(prediction_limit(own, devices, FALSE_NONES))
+    return FeatureBaseline(middle=np.array(middle), spread=np.array(spread), well=np.array(well), none=np.array(none))
+
+
+def prediction_limit(distances: Array, devices: int, share: float) -> float:
+    """The distance that one more device exceeds with the probability `share`, from measurements of so many devices.
+
+    Measurements of one device count as one when the limit's degrees of freedom are counted, since they are alike. From
+    one device nothing can be told: then the limit is 0 for a good fit and the largest number for none.
+    """
+    from scipy.special import stdtrit
+
+    if devices < MIN_DEVICES:
+        return 0.0 if share == FALSE_BADS else float(MAX_SAFE_INTEGER)
+    floor = DISTANCE_FLOOR * float(distances.mean()) + MIN_SPREAD
+    y = np.log(distances + floor)
+    wide = float(stdtrit(devices - 1, 1 - share)) * np.sqrt(1 + 1 / devices)
+    return min(float(np.exp(min(y.mean() + wide * y.std(ddof=1), MAX_LOG)) - floor), float(MAX_SAFE_INTEGER))
 
 
 def _rule(
     features: tuple[str, ...], by_size: Sequence[Sequence[CenterMeasurement]], usual: Mapping[str, FeatureBaseline]
 ) -> FeatureRule:
-    weights, none = [], []
+    weights = []
     for s, looks in enumerate(by_size):
         spread = np.array([usual[f].spread[s] for f in features])
-        middle = np.array([usual[f].middle[s] for f in features])
         z = np.stack([_stacked(look, features) for look in looks]) / spread[:, None]  # [rows, F, K]
         own = np.array([look.own_center for look in looks])
         device = np.array([look.device for look in looks])
         held = RIDGES[0] if len(features) == 1 else _choose_ridge(z, own, device)
         weights.append(fit_weights(z, own, held))
-        best = np.einsum("f,rfk->rk", weights[-1], z).argmin(axis=1)
-        measured = np.array([[f in look.distances for f in features] for look in looks])
-        above = z[np.arange(len(z)), :, best] - middle / spread
-        none.append(conformal_threshold(np.where(measured, above, -np.inf).max(axis=1), MAX_FALSE_REJECTIONS))
-    return FeatureRule(features=features, weights=np.array(weights), none=np.array(none))
+    return FeatureRule(features=features, weights=np.array(weights))
 
 
 def _stacked(measurement: CenterMeasurement, features: tuple[str, ...]) -> F64:
@@ -152,9 +180,3 @@ def _loss(w: F64, z: Array, own: Array, held: float = 0.0) -> tuple[float, F64, 
     gradient = (z[rows, :, own] - mean).mean(axis=0) + 2 * held * w
     value = float((np.log(total) - score[rows, own]).mean() + held * w @ w)
     return value, gradient, square + 2 * held * np.eye(len(w))
-
-
-def conformal_threshold(scores: Array, share: float) -> float:
-    """The ceil((n + 1)(1 - share))-th smallest score: at most `share` of exchangeable scores lie above it."""
-    place = int(np.ceil((len(scores) + 1) * (1 - share)))
-    return float(np.sort(scores)[min(place, len(scores)) - 1])

@@ -161,6 +161,7 @@ def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
         "grad": reply.grad,
         "confusion": reply.confusion,
         "labels": reply.labels,
+        "inputs": reply.inputs,
     }
     given = {name for name, value in answers.items() if value is not None}
     if given != want:

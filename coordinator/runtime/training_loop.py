@@ -15,7 +15,7 @@ from typing import Any, cast
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.config import CoordinatorConfig
 from coordinator.config_sections import RunConfig
-from coordinator.nearest.fit_router import CenterMeasurement
+from coordinator.nearest.learn_from_replies import LOOK_OF_A_DEVICE
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import round_record
@@ -140,7 +140,7 @@ class RunTrainer:
         return after
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
-        """Ask each device for the mean loss of every center on its held-out samples, in one more exchange.
+        """Ask each device for the mean loss of every center on its held-out samples and for the moments of its inputs.
 
         A run whose method assigns no device, or that has more centers than fit a probe, is returned as it is.
         """
@@ -148,16 +148,11 @@ class RunTrainer:
         if not state.assignment or len(state.centers) > MAX_MODELS:
             return outcome
         models, batch = list(state.centers), self.batch
-        asked = Probe(models=models, want=frozenset({"loss"}), split="test", batch=batch, seed=0)
+        asked = Probe(models=models, want=LOOK_OF_A_DEVICE, split="test", batch=batch, seed=0)
         run_id = self.store.states.run_id(outcome.run.name, lambda: secrets.token_hex(8))
         key = ExchangeKey(run_id, outcome.run.rounds + 1, 0)
         replies = ask(key, dict.fromkeys(sorted(state.assignment), asked), None, False)  # noqa: FBT003 - as Ask says
-        looks = [
-            CenterMeasurement(device=i, n=reply.n, distances={"loss": reply.losses}, own_center=state.assignment[c])
-            for i, (c, reply) in enumerate(sorted(replies.items()))
-            if reply.losses is not None
-        ]
-        return replace(outcome, measurements=tuple(looks))
+        return replace(outcome, measurements=replies)
 
     def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
         """The decoded late updates of earlier rounds; the newest one of each device."""

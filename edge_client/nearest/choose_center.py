@@ -18,7 +18,7 @@ from edge_client.errors import UsageError
 from edge_client.nearest import features
 from edge_client.protocol.nearest import selection_rule
 from edge_client.protocol.nearest.center_tree import CenterTree
-from edge_client.protocol.nearest.router import FEATURES, NEED_LABELS, Router
+from edge_client.protocol.nearest.router import FEATURES, FITS, NEED_LABELS, Router, worst_fit
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, Flat
 from edge_client.training.learner import Learner
@@ -27,7 +27,7 @@ MAX_CANDIDATES = 3  # models that are fetched and measured
 CANDIDATE_PROBABILITY = 0.99  # fewer candidates, if their probability by `sketch` reaches this
 MAX_SAMPLES = 256  # samples that are measured
 AUTO, LABELLED, UNLABELLED, TREE = "auto", "labelled", "unlabelled", "tree"
-RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *FEATURES, TREE)
+RULE_NAMES = (AUTO, LABELLED, UNLABELLED, *(name for name in FEATURES if name != "inputs"), TREE)
 
 
 class CenterSource(Protocol):
@@ -44,7 +44,7 @@ class CenterSource(Protocol):
 
     @property
     def abstain(self) -> float:
-        """The mean loss above which no center fits, where there is no router."""
+        """The mean loss of guessing, above which no center fits."""
         ...
 
     @property
@@ -69,7 +69,8 @@ class CenterSource(Protocol):
 class Selection:
     """The outcome of a choice. `center` is None if none fits; `best` is the nearest in any case.
 
-    `confidence` (center -> probability) sums to 1 where it is known.
+    `fit`: how `best` fits, of router.FITS; None where the run has taught nothing to tell it by. `probabilities` (center
+    -> probability) compare the centers among themselves and sum to 1 where they are known.
 
     `distances`: feature -> center -> how far, for those that were looked at; `told`: why, in plain lines.
     """
@@ -79,7 +80,8 @@ class Selection:
     way: str
     samples: int
     ranking: tuple[int, ...]
-    confidence: Mapping[int, float] = field(default_factory=dict)
+    fit: str | None = None
+    probabilities: Mapping[int, float] = field(default_factory=dict)
     distances: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     mixture: Mapping[int, float] = field(default_factory=dict)  # FedSoft's weights: shares of votes
     reasons: tuple[str, ...] = ()
@@ -94,17 +96,32 @@ def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str 
     rows = np.random.Generator(np.random.PCG64(0)).permutation(len(data))[:MAX_SAMPLES]
     few = Dataset(data.x[rows], data.y[rows])
     way = by if by != AUTO else _default_rule(source, labels=labels)
+    ranked = _rank(source, few, way, labels=labels)
+    return _judged(source, few, ranked, labels=labels, told_way=by != AUTO)
+
+
+def _rank(source: CenterSource, data: Dataset, way: str, *, labels: bool) -> _Ranking:
+    """The centers by the rule `way`, whether any fits or not."""
     if way == TREE:
-        return _walk_tree(source, few, labels=labels)
+        return _walk_tree(source, data, labels=labels)
     router = source.router
     wanted = router.ways[way].features if router is not None and way in router.ways else (way,)
     if not labels and set(wanted) <= NEED_LABELS:
         raise UsageError(f"{way} needs labels, which this data has not", hint="leave out --by")
-    if router is not None and router.round is not None and way == "round" and way not in router.ways:
-        return _RoutedChoice(source, router, few, way, labels=labels).choose_by_round()
     if router is None or way not in router.ways:
-        return _without_router(source, few, way, labels=labels)
-    return _RoutedChoice(source, router, few, way, labels=labels).chosen()
+        return _without_rule(source, data, way, labels=labels)
+    return _rank_by_rule(source, router, data, way, labels=labels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Ranking:
+    """The centers best first; `found`: feature -> distances [K], infinite where not measured."""
+
+    order: Sequence[int]
+    way: str
+    found: Mapping[str, Array]
+    probabilities: Mapping[int, float] = field(default_factory=dict)
+    told: tuple[str, ...] = ()
 
 
 def _default_rule(source: CenterSource, *, labels: bool) -> str:
@@ -115,120 +132,116 @@ def _default_rule(source: CenterSource, *, labels: bool) -> str:
     return next((way for way in ways if way in known), "loss" if labels else "entropy")
 
 
-class _RoutedChoice:
-    """One choice with a router; `found` fills feature by feature."""
-
-    def __init__(self, source: CenterSource, router: Router, data: Dataset, way: str, *, labels: bool) -> None:
-        self._source, self._router, self._data, self._way, self._labels = source, router, data, way, labels
-        self._found: dict[str, Array] = {}
-        self._told: list[str] = []
-
-    def chosen(self) -> Selection:
-        wanted = self._router.ways[self._way].features
-        if self._router.sketch is not None and "sketch" in wanted:
-            point = features.sketch_inputs(self._data, self._router.sketch)
-            self._found["sketch"] = selection_rule.sketch_distance(point, self._router.sketch.centers)
-        if "round" in wanted:
-            self._found["round"] = self._round()
-        if set(wanted) - {"sketch", "round"}:
-            self._measure_candidates(wanted)
-        belief = self._router.predict(self._way, self._found, len(self._data))
-        order = [int(k) for k in np.argsort(-belief.probabilities, kind="stable") if belief.probabilities[k] > 0]
-        self._conclude(belief.best, belief.center, float(belief.probabilities[belief.best]))
-        return Selection(
-            center=belief.center,
-            best=belief.best,
-            way=self._way,
-            samples=len(self._data),
-            ranking=tuple(order),
-            confidence={k: float(belief.probabilities[k]) for k in order},
-            distances=_listed(self._found),
-            mixture=_mixture(self._found),
-            reasons=tuple(self._told),
+def _rank_by_rule(source: CenterSource, router: Router, data: Dataset, way: str, *, labels: bool) -> _Ranking:
+    wanted, found, told = router.ways[way].features, dict[str, Array](), list[str]()
+    if router.sketch is not None and "sketch" in wanted:
+        found["sketch"] = selection_rule.sketch_distance(
+            features.sketch_inputs(data, router.sketch), router.sketch.centers
         )
-
-    def choose_by_round(self) -> Selection:
-        """The nearest center by a local round, where the run has not learned how sure that is, nor a line."""
-        return _by_distance({"round": self._round()}, "round", self._data, "the run has not learned how sure this is")
-
-    def _measure_candidates(self, wanted: Sequence[str]) -> None:
-        """Fetch the candidates' models and look at the samples with each."""
-        router, source = self._router, self._source
+    if "round" in wanted:
+        found["round"] = _measure_round(source, data, labels=labels)
+    if set(wanted) - {"sketch", "round"}:
         left = list(range(router.centers))
-        if "sketch" in self._found and "sketch" in router.ways:
-            left = router.predict("sketch", self._found, len(self._data)).candidates(
-                MAX_CANDIDATES, CANDIDATE_PROBABILITY
-            )
+        if "sketch" in found and "sketch" in router.ways:
+            left = router.predict("sketch", found, len(data)).candidates(MAX_CANDIDATES, CANDIDATE_PROBABILITY)
             names = ", ".join(map(str, left))
-            self._told.append(f"the inputs' sketch leaves {len(left)} of {router.centers} centers: {names}")
-        models = source.models(left)
-        train = "norms" in wanted and features.has_batch_norm(source.program.schema)
-        learner = source.learner(training=train)
-        found = features.model_distances(learner, models, self._data, labels=self._labels)
-        if train and (far := features.norm_distances(learner, models, self._data)) is not None:
-            found["norms"] = far
-        self._found |= {name: _spread(d, left, router.centers) for name, d in found.items() if name in wanted}
+            told.append(f"the inputs' sketch leaves {len(left)} of {router.centers} centers: {names}")
+        found |= _measure_candidates(source, data, left, wanted, labels=labels)
+    p = router.predict(way, found, len(data)).probabilities
+    order = [int(k) for k in np.argsort(-p, kind="stable") if p[k] > 0]
+    return _Ranking(order=order, way=way, found=found, probabilities={k: float(p[k]) for k in order}, told=tuple(told))
 
-    def _round(self) -> Array:
-        about, start = self._router.round, self._source.start()
-        if about is None or start is None or not self._labels:
-            raise UsageError("a local round needs labels and the run's common start", hint="leave out --by")
-        point = features.sketch_local_round(self._source.learner(training=True), start, self._data, about)
-        return selection_rule.sketch_distance(point, about.centers)
 
-    def _conclude(self, best: int, center: int | None, confidence: float) -> None:
-        for name, d in self._found.items():
-            usual = self._router.usual[name].middle
-            typical = float(np.interp(np.log(len(self._data)), np.log(self._router.sizes), usual))
-            self._told.append(
-                f"{_WORDS[name]} {d[best]:.3f} at center {best}; its own devices have about {typical:.3f}"
-            )
-        self._told.append(
-            f"{confidence:.0%} of the belief is in center {best}"
-            if center is not None
-            else f"center {best} is nearest, but further off than nearly all devices that trained are from theirs"
+def _measure_candidates(
+    source: CenterSource, data: Dataset, left: Sequence[int], wanted: Sequence[str], *, labels: bool
+) -> dict[str, Array]:
+    """Fetch these centers' models and look at the samples with each."""
+    models = source.models(left)
+    train = "norms" in wanted and features.has_batch_norm(source.program.schema)
+    learner = source.learner(training=train)
+    found = features.model_distances(learner, models, data, labels=labels)
+    if train and (far := features.norm_distances(learner, models, data)) is not None:
+        found["norms"] = far
+    return {name: _spread(d, left, source.centers) for name, d in found.items() if name in wanted or name == "loss"}
+
+
+def _measure_round(source: CenterSource, data: Dataset, *, labels: bool) -> Array:
+    about, start = None if source.router is None else source.router.round, source.start()
+    if about is None or start is None or not labels:
+        raise UsageError("a local round needs labels and the run's common start", hint="leave out --by")
+    point = features.sketch_local_round(source.learner(training=True), start, data, about)
+    return selection_rule.sketch_distance(point, about.centers)
+
+
+def _judged(source: CenterSource, data: Dataset, ranked: _Ranking, *, labels: bool, told_way: bool) -> Selection:
+    """Whether the best center fits: by the limits of the run's router, and never with a loss worse than guessing.
+
+    Without labels and limits there is no evidence for a fit. Then none is taken unless the caller named the way.
+    """
+    best, router, found, n = ranked.order[0], source.router, dict(ranked.found), len(data)
+    if labels and not np.isfinite(found.get("loss", np.full(best + 1, np.inf))[best]):
+        found |= _measure_candidates(source, data, [best], ("loss",), labels=True)
+    if router is not None and router.inputs is not None:
+        found["inputs"] = features.input_distance(data, router.inputs, source.centers)
+    at_best = {name: float(d[best]) for name, d in found.items()}
+    fits = {} if router is None else router.fits(at_best, n)
+    told = [*ranked.told, *(_compared(name, d, best, router, n) for name, d in at_best.items())]
+    told += [
+        f"{_WORDS[name]} is further off than of nearly all devices that trained"
+        for name, fit in fits.items()
+        if fit == FITS[-1]
+    ]
+    if guesses := at_best.get("loss", 0.0) > source.abstain:
+        told.append(f"a mean loss above {source.abstain:.3f} is worse than guessing")
+    fit = FITS[-1] if guesses or (not fits and not labels and not told_way) else worst_fit(fits.values())
+    if not fits and not guesses:
+        told.append(
+            "this run taught nothing to tell by how a center fits"
+            + ("" if labels else "; give labels, or name a way with --by")
         )
+    return Selection(
+        center=None if fit == FITS[-1] else best,
+        best=best,
+        way=ranked.way,
+        samples=n,
+        ranking=tuple(ranked.order),
+        fit=fit,
+        probabilities=ranked.probabilities,
+        distances=_listed(found),
+        mixture=_mixture(found),
+        reasons=tuple(told),
+    )
+
+
+def _compared(name: str, distance: float, best: int, router: Router | None, n: int) -> str:
+    """A feature in words, beside what it is on devices that trained."""
+    usual = None if router is None else router.typical(name, n)
+    beside = "" if usual is None else f"; its own devices have about {usual:.3f}"
+    return f"{_WORDS[name]} {distance:.3f} at center {best}{beside}"
 
 
 _WORDS = {
     "loss": "mean loss",
-    "votes": "share of samples that another center explains better:",
+    "votes": "share of samples that another center explains better",
     "entropy": "entropy of the answers",
     "norms": "distance from batch norm's statistics",
     "sketch": "distance from the inputs' sketch",
-    "round": "distance from where a local round led:",
+    "round": "distance from where a local round led",
+    "inputs": "distance from the fleet's inputs",
 }
 
 
-def _without_router(source: CenterSource, data: Dataset, way: str, *, labels: bool) -> Selection:
-    """Every model is looked at; the line is the loss of guessing, and no confidence can be told."""
-    if way not in ("loss", "votes", "entropy"):
+def _without_rule(source: CenterSource, data: Dataset, way: str, *, labels: bool) -> _Ranking:
+    """Where the run has learned no rule: the least distance, over every model."""
+    if way == "round" and source.router is not None and source.router.round is not None:
+        found = {"round": _measure_round(source, data, labels=labels)}
+    elif way in ("loss", "votes", "entropy"):
+        found = dict(features.model_distances(source.learner(training=False), _LazyModels(source), data, labels=labels))
+    else:
         raise UsageError(f"this run has learned no way {way!r}", hint="it knows loss, votes and entropy")
-    found = features.model_distances(source.learner(training=False), _LazyModels(source), data, labels=labels)
     if way not in found:
         raise UsageError("a model of numbers has no entropy", hint="give labels: y in the data")
-    abstain = {"loss": source.abstain, "votes": 1.0}.get(way, np.inf)
-    unsure = "this run tells nothing about newcomers, so how sure this is cannot be said"
-    return _by_distance(found, way, data, unsure, abstain=abstain)
-
-
-def _by_distance(
-    found: Mapping[str, Array], way: str, data: Dataset, unsure: str, *, abstain: float = np.inf
-) -> Selection:
-    """The nearest center, or none beyond the line."""
-    center = selection_rule.choose_by_distance(found[way], abstain).center
-    order = [int(k) for k in np.argsort(found[way], kind="stable")]
-    fits = "is nearest" if center is not None else f"is nearest, but above {abstain:.3f}, what guessing gives"
-    return Selection(
-        center=center,
-        best=order[0],
-        way=way,
-        samples=len(data),
-        ranking=tuple(order),
-        distances=_listed(found),
-        mixture=_mixture(found),
-        reasons=(f"{_WORDS[way]} {float(found[way][order[0]]):.3f}: center {order[0]} {fits}", unsure),
-    )
+    return _Ranking(order=[int(k) for k in np.argsort(found[way], kind="stable")], way=way, found=found)
 
 
 class _LazyModels(Sequence[Flat]):
@@ -247,7 +260,7 @@ class _LazyModels(Sequence[Flat]):
         return self._source.models([index])[0]
 
 
-def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> Selection:
+def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> _Ranking:
     """At each split to the child whose model explains the samples best; without labels, to the surest one."""
     tree = source.tree
     if tree is None:
@@ -265,17 +278,8 @@ def _walk_tree(source: CenterSource, data: Dataset, *, labels: bool) -> Selectio
         return found
 
     leaf = tree.walk(far)
-    at_leaf = features.model_distances(learner, [model(~leaf)], data, labels=labels)
-    fits = not labels or float(at_leaf["loss"][0]) <= source.abstain
-    return Selection(
-        center=leaf if fits else None,
-        best=leaf,
-        way=TREE,
-        samples=len(data),
-        ranking=(leaf,),
-        distances={name: {leaf: float(d[0])} for name, d in at_leaf.items()},
-        reasons=(*told, f"the walk ends at center {leaf}" + ("" if fits else ", which only guesses")),
-    )
+    at_leaf = _measure_candidates(source, data, [leaf], (feature,), labels=labels)
+    return _Ranking(order=[leaf], way=TREE, found=at_leaf, told=(*told, f"the walk ends at center {leaf}"))
 
 
 def _spread(values: Array, centers: Sequence[int], count: int) -> Array:

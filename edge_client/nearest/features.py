@@ -12,6 +12,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.nearest import sketch
+from edge_client.protocol.nearest.input_moments import InputProfile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound
 from edge_client.protocol.task import F64, Array, Fit, Flat, Schema
 from edge_client.training.fit_probe import batch_statistics, run_fit
@@ -67,6 +68,11 @@ def has_batch_norm(schema: Schema) -> bool:
 def sketch_inputs(data: Dataset, about: InputSketch) -> F64:
     """The samples' sketch [size]; choice.apart compares it with the centers'."""
     return sketch.random_features(data.x, seed=about.seed, size=about.size, width=about.width)
+
+
+def input_distance(data: Dataset, profile: InputProfile, centers: int) -> F64:
+    """How far the inputs are from the fleet's -> [centers], the same for each."""
+    return np.full(centers, profile.distance(moments_of(data.x)))
 
 
 def sketch_local_round(learner: Learner, start: Flat, data: Dataset, about: LocalRound, *, seed: int = 0) -> F64:

@@ -1,4 +1,4 @@
-"""The result of a choice: the center, the reasons, the confidence, and the predictions of the center's file.
+"""The result of a choice: the center, the reasons, how it fits, and the predictions of the center's file.
 
 The file is in the cache already.
 """
@@ -36,8 +36,8 @@ class NearestAnswer:
     sha256: str | None = None
     bytes: int | None = None  # of the file
     way: str = "loss"
-    confidence: float | None = None  # that this is the right center; None without a router
-    ranking: tuple[Mapping[str, Any], ...] = ()  # {"center", "confidence"}, best first
+    fit: str | None = None  # "well", "badly" or "none"; None where the run has taught nothing to tell it by
+    ranking: tuple[Mapping[str, Any], ...] = ()  # {"center", "probability"}, best first; among the centers, sum 1
     mixture: Mapping[int, float] = field(default_factory=dict)  # share of the samples that each center explains best
     why: tuple[str, ...] = ()
     predicted: Mapping[int, int] = field(default_factory=dict)  # class -> how many of the n samples
@@ -53,11 +53,11 @@ class NearestAnswer:
 
     def in_words(self) -> str:
         """A few plain lines."""
-        sure = "" if self.confidence is None else f", {self.confidence:.0%} sure"
+        fits = "whether it fits is not known" if self.fit is None else f"fits {self.fit}"
         lines = [
             f"{self.device}: no center fits this data"
             if self.center is None
-            else f"{self.device}: center {self.center} (by {self.way}{sure})"
+            else f"{self.device}: center {self.center} (by {self.way}): {fits}"
         ]
         lines += [f"  {line}" for line in self.why]
         if self.signed_by is not None:
@@ -84,6 +84,7 @@ def no_center_answer(device: str, chosen: Selection, *, fetched: int, signed_by:
         losses=dict(chosen.distances.get("loss", {})),
         n=chosen.samples,
         way=chosen.way,
+        fit=chosen.fit,
         ranking=_ranked(chosen),
         mixture=chosen.mixture,
         why=chosen.reasons,
@@ -121,7 +122,6 @@ def evaluate_center(  # noqa: PLR0913 - the parts of an answer
         file=str(path),
         sha256=sha256,
         bytes=len(content),
-        confidence=None if chosen.center is None else chosen.confidence.get(chosen.center),
         predicted=_counted(logits, data),
     )
 
@@ -142,4 +142,4 @@ def _counted(logits: Array, data: Dataset) -> dict[int, int]:
 
 
 def _ranked(chosen: Selection) -> tuple[Mapping[str, Any], ...]:
-    return tuple({"center": k, "confidence": chosen.confidence.get(k)} for k in chosen.ranking)
+    return tuple({"center": k, "probability": chosen.probabilities.get(k)} for k in chosen.ranking)

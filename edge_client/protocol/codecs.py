@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_client.errors import Malformed
 from edge_client.protocol import tensors
+from edge_client.protocol.nearest.input_moments import InputMoments
 from edge_client.protocol.task import Array, Flat, Reply, Schema
 
 SCALE_SUFFIX = "#s"  # a scale's name is its tensor's with this suffix; no tensor name holds '#'
@@ -26,6 +27,7 @@ _STATISTICS = {  # name in the file -> field of a Reply, dtype, dimensions
     "posterior": ("posterior", "float64", 1),
     "confusion": ("confusion", "int64", 3),
     "labels": ("labels", "float64", 1),
+    "inputs": ("inputs", "float64", 1),
 }
 
 
@@ -197,8 +199,10 @@ def _check_stats(plain: Mapping[str, Array], n: int, models: int | None) -> None
         if (value.dtype.name, value.ndim) != _STATISTICS.get(name, ("",))[1:]:
             raise Malformed("bad_schema", f"statistic {name!r:.80} is {value.dtype} of shape {value.shape}")
         _finite(value)
-    candidates = {len(value) for name, value in plain.items() if name not in ("confusion", "labels")}
+    candidates = {len(value) for name, value in plain.items() if name not in ("confusion", "labels", "inputs")}
     candidates |= set() if models is None else {models}
+    if "inputs" in plain:
+        InputMoments.from_vector(plain["inputs"])
     confusion = plain.get("confusion")
     if confusion is not None:
         if confusion.shape[1] != confusion.shape[2]:

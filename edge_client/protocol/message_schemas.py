@@ -207,7 +207,7 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     "near-answer": required(re=_IDENT, center=or_null(_CENTER))
     | optional(
         distance=or_null(number()),
-        confidence=number(0, 1),
+        fit=one_of("well", "badly", "none"),
         alternatives=list_of(record(required(center=_CENTER, distance=number())), 0, 8),
     ),
     "served": required(center=_CENTER, sha256=_sha256, n=_SAMPLES, metrics=_METRICS),

@@ -14,6 +14,7 @@ import numpy as np
 
 from edge_client.data.dataset import Dataset, DeviceData, batches
 from edge_client.errors import Malformed
+from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import F64, I64, Array, Fit, Flat, OwnModel, Probe, Reply
 from edge_client.training.learner import Learner, TrainedModel, TrainingJob, log_softmax, one_hot
@@ -128,7 +129,14 @@ def run_probe(
         votes=np.bincount(losses.argmin(axis=0), minlength=len(losses)) if "votes" in want else None,
         posterior=None if shares is None else shares.mean(axis=1),
         confusion=_confusion(program, logits, data.y, task.prior) if "confusion" in want else None,
+        inputs=_input_moments(local).to_vector() if "inputs" in want else None,
     )
+
+
+def _input_moments(local: DeviceData) -> InputMoments:
+    """Of all inputs of the device."""
+    moments = moments_of(local.train.x)
+    return moments if local.test is None else moments + moments_of(local.test.x)
 
 
 def with_buffers(program: Program, model: Flat, other: Flat) -> Flat:

@@ -1,7 +1,7 @@
 // Which center suits me (PROTOCOL.md, section 12): try every center of the signed catalog on the device's own labelled
-// samples; the least mean loss wins, and above the catalog's threshold none fits. Only the losses leave the device. Then the
-// center's ready-to-run file is fetched, tried, and kept. Where the catalog has a guide, the coordinator's answer decides: it
-// knows better than a threshold whether a center fits.
+// samples; the least mean loss wins, and above the loss of guessing none fits. Only the losses leave the device. Then the
+// center's ready-to-run file is fetched, tried, and kept. Where the catalog has a guide, the coordinator's answer says how the
+// center fits, and whether it does; it cannot make the page accept a loss worse than guessing.
 
 import { manifestOf } from "./protocol/blocks.js";
 import { chooseCenter, readCatalog } from "./protocol/nearest/catalog.js";
@@ -16,7 +16,7 @@ const ASK_AGAIN_MS = 8_000;
 const BATCH = 32;
 const FORMAT = "onnx";
 
-/** One visit of `client`; -> {center, losses, confidence, accuracy, n, sha256}; center is null when none fits. */
+/** One visit of `client`; -> {center, losses, fit, accuracy, n, sha256}; center is null when none fits. */
 export async function findCenter(client) {
   const until = client.now() + TIMEOUT_MS;
   const check = () => {
@@ -40,10 +40,10 @@ export async function findCenter(client) {
     losses.push(found.losses[0].reduce((a, b) => a + b, 0) / train.n);
   }
   const answer = await askNearest(client, losses, program, train.n, check);
-  const center = catalog.router && answer.center < losses.length ? answer.center : chooseCenter(losses, catalog.abstain);
-  if (center === null) return storeHome(client, { center, losses });
+  const center = answer.center === null ? null : chooseCenter(losses, catalog.abstain);
+  if (center === null) return storeHome(client, { center, losses, fit: "none" });
   const home = await fetchCenter(client, catalog.centers[center], program, test.n ? test : train, check);
-  return storeHome(client, { center, losses, confidence: answer.confidence, ...home });
+  return storeHome(client, { center, losses, fit: answer.fit, ...home });
 }
 
 /** What the last visit brought home, and its file ready to run; null without one. */

@@ -202,12 +202,12 @@ export class View {
     this.part("nearest").textContent = on ? "Trying every center…" : "Find my center";
   }
 
-  /** What a visit found: {center, losses, abstain, accuracy, n}. */
-  showCenter({ center, losses, accuracy, confidence, n, classify }) {
-    const sure = confidence === undefined ? "" : `, with a confidence of ${Math.round(100 * confidence)} %`;
+  /** What a visit found: {center, losses, fit, accuracy, n}. */
+  showCenter({ center, losses, accuracy, fit, n, classify }) {
+    const fits = fit ? `It fits ${fit}.` : "Whether it fits your samples is not known.";
     const right = accuracy === undefined ? "" : ` It is right for ${Math.round(accuracy * n)} of ${n} held-out samples.`;
     this.part("center").textContent =
-      center === null ? "No center fits your samples." : `Center ${center} suits you best${sure}.${right}`;
+      center === null ? "No center fits your samples." : `Center ${center} is nearest. ${fits}${right}`;
     const most = Math.max(...losses);
     this.part("losses").replaceChildren(...losses.map((loss, k) => this.makeBar(`center ${k}`, loss / most, loss.toFixed(2), k === center)));
     this.part("losses-title").hidden = false;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,7 +37,10 @@ QUESTION_SCHEMAS = {
 
 
 def answer_nearest(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any]:
-    """{"center": id or null, "distance", "alternatives"}. Raises Malformed when it cannot be answered."""
+    """{"center": id or null, "distance", "alternatives"}, and "fit" where it is known.
+
+    Raises Malformed when it cannot be answered.
+    """
     how = question.get("how")
     if not isinstance(how, str) or how not in QUESTION_SCHEMAS:
         raise Malformed("bad_field", f"how is {how!r:.40}; ask by one of {', '.join(QUESTION_SCHEMAS)}")
@@ -46,14 +50,16 @@ def answer_nearest(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any
         return selection_rule.choose_by_votes(_one_per_center(given["votes"], k)).to_json()
     if how == "loss":
         distances: Array = np.array(_one_per_center(given["losses"], k))
+        abstain = selection_rule.guessing_loss(bundle.program)
     else:
         compared = None if router is None else router.sketch if how == "sketch" else router.round
         if compared is None:
             raise Malformed("bad_field", f"this bundle has nothing to compare a {how} with; ask by loss or by votes")
         distances = selection_rule.sketch_distance(np.asarray(given["sketch"], np.float64), compared.centers)
+        abstain = math.inf
     if router is None or how not in router.ways:
-        return selection_rule.choose_by_distance(distances, selection_rule.guessing_loss(bundle.program)).to_json()
-    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n)).to_json()
+        return selection_rule.choose_by_distance(distances, abstain).to_json()
+    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n), abstain).to_json()
 
 
 def _one_per_center(values: list[Any], centers: int) -> list[Any]:

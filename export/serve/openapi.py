@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edge_client.protocol.nearest.router import FITS
 from export.serve.nearest import MAX_SKETCH
 
 HASH = {"type": "string", "pattern": "^[0-9a-f]{64}$"}
@@ -124,10 +125,11 @@ def _post_nearest() -> dict[str, Any]:
         "center": MAYBE_CENTER,
         "distance": DISTANCE,
         "alternatives": {"type": "array", "items": other, "maxItems": 8},
+        "fit": {"enum": list(FITS)},
     }
     summary = (
         "Which center suits a device: by its mean loss on each, by votes of its samples, by a sketch of its inputs or "
-        "of a local round. null: none. `n` samples were looked at; confidence is told where the run has learned it."
+        "of a local round. null: none. `n` samples were looked at; `fit` says how it fits where that was learned."
     )
     return _posted(summary, body, content)
 

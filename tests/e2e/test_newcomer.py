@@ -22,11 +22,16 @@ RUNS = ({**RUN, "num-rounds": 4},)
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, object]]:
-    """What `nearest --json` says with labels, and of labels that no device of the fleet uses."""
+    """What `nearest --json` says with labels, with labels of another fleet, with inputs alone and with noise."""
     folder = tmp_path_factory.mktemp("newcomer")
     local = digits_fleet(DEVICES, groups=3, seed=SEED).new_devices["new-0"]
     write(folder / "known", local.train)
-    write(folder / "strange", Dataset(local.train.x, np.random.default_rng(0).integers(10, size=len(local.train))))
+    rng = np.random.default_rng(0)
+    write(folder / "strange", Dataset(local.train.x, rng.integers(10, size=len(local.train))))
+    noise = rng.normal(local.train.x.mean(), local.train.x.std(), size=local.train.x.shape).astype(np.float32)
+    for name, x in (("inputs", local.train.x), ("noise", noise)):
+        (folder / name).mkdir()
+        np.savez(folder / name / "train.npz", x=x)
     with (
         start_broker(folder / "broker") as broker,
         DeferredSignals() as signals,
@@ -36,7 +41,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, obj
         testbed.start_coordinator(engines=("onnx", "pt2"), formats=["onnx"], teach_newcomers=True)
         testbed.start_devices(1)
         testbed.wait_for("bundle")
-        found = {name: asked(folder, broker.url, name) for name in ("known", "strange")}
+        found = {name: asked(folder, broker.url, name) for name in ("known", "strange", "inputs", "noise")}
         found["trained"] = asked(folder, broker.url, "known", "--by", "round", "--personalise", "5")
         children.wait_for_exit(children.running)
     return found
@@ -58,11 +63,11 @@ def asked(folder: Path, broker: str, name: str, *more: str) -> dict[str, object]
     return told
 
 
-def test_a_newcomer_finds_its_signed_center_and_hears_how_sure_that_is(answers: dict[str, dict[str, object]]) -> None:
+def test_a_newcomer_finds_its_signed_center_and_hears_how_it_fits(answers: dict[str, dict[str, object]]) -> None:
     known = answers["known"]
     assert known["center"] is not None
     assert (known["way"], known["signed_by"]) == ("loss", testbed_files.DEMO_FEDERATION)
-    assert 0 < float(str(known["confidence"])) <= 1
+    assert known["fit"] in ("well", "badly")
     assert float(str(known["accuracy"])) > 0.5  # a center of another group writes no class alike
     assert Path(str(known["file"])).is_file()
 
@@ -72,6 +77,11 @@ def test_labels_that_nobody_uses_fit_no_center(answers: dict[str, dict[str, obje
     assert strange["center"] is None
     assert strange["losses"]
     assert strange["file"] is None
+
+
+def test_without_labels_known_inputs_find_a_center_and_noise_finds_none(answers: dict[str, dict[str, object]]) -> None:
+    assert (answers["inputs"]["center"] is None, answers["inputs"]["fit"]) in ((False, "well"), (False, "badly"))
+    assert (answers["noise"]["center"], answers["noise"]["fit"]) == (None, "none")
 
 
 def test_a_local_round_leads_to_the_same_center(answers: dict[str, dict[str, object]]) -> None:

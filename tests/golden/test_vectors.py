@@ -16,6 +16,7 @@ from edge_client.engines.golden_run import golden_inputs
 from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.nearest.input_moments import moments_of
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Reply, Schema, TensorSpec
@@ -272,6 +273,16 @@ def test_a_guide_is_read_and_written_as_it_stands() -> None:
     assert belief.center == 0
     assert belief.probabilities[0] == pytest.approx(1 / (1 + np.exp(-2.0 * 0.5 / 0.125)))
     assert guide.predict("loss", {"loss": [0.75, 0.75]}, 20).center is None
+
+
+def test_the_moments_of_inputs_are_summed_as_recorded() -> None:
+    given = VECTORS["inputs"]
+    size = given["n"] * int(np.prod(given["shape"]))
+    x = (((7 * np.arange(size)) % 11 - 5) / 2).reshape(given["n"], *given["shape"])
+    moments = moments_of(x)
+    assert moments.first == pytest.approx(given["first"], abs=1e-8)
+    assert np.trace(moments.second) == pytest.approx(given["trace"], abs=1e-8)
+    assert moments.second[0, -1] == pytest.approx(given["corner"], abs=1e-8)
 
 
 def test_a_sketch_travels_as_it_stands() -> None:

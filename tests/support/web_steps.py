@@ -63,7 +63,7 @@ def write(made: CompilerOutput, folder: Path) -> None:
 
 PROBE: dict[str, Any] = {
     "models": [{"sha256": "0"}, {"sha256": "1"}],
-    "want": ["loss", "votes", "posterior", "confusion"],
+    "want": ["loss", "votes", "posterior", "confusion", "inputs"],
     "prior": [0.25, 0.75],
     "batch": 8,
     "seed": SEED,
@@ -130,6 +130,8 @@ def check_tasks(made: CompilerOutput, folder: Path) -> None:
     assert got["posterior"] == pytest.approx(reply.posterior, rel=TO_PYTHON)
     assert got["votes"].tolist() == np.asarray(reply.votes).tolist()
     assert got["confusion"].tolist() == reply.confusion.ravel().tolist()
+    assert reply.inputs is not None
+    assert got["inputs"] == pytest.approx(reply.inputs, rel=TO_PYTHON)
     totals = [None, [1.0 + k for k in range(made.program.classes)]]  # as in web_steps.mjs
     corrected = fit_probe.run_probe(learner, replace(asked, label_totals=totals), DeviceData(train=data))
     assert corrected.losses is not None

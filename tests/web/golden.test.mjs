@@ -17,6 +17,7 @@ import { readProgram } from "../../edge_client/web/protocol/program.js";
 import { Pcg64 } from "../../edge_client/web/protocol/random.js";
 import { schemaOf } from "../../edge_client/web/protocol/schema.js";
 import * as signing from "../../edge_client/web/protocol/signing.js";
+import { inputMoments } from "../../edge_client/web/training/input_moments.js";
 import { unpackTensors } from "../../edge_client/web/protocol/tensors.js";
 import { routingLabel, clientShard, Topics } from "../../edge_client/web/protocol/topics.js";
 
@@ -61,6 +62,21 @@ async function controlMessage(name) {
   };
   return messages.writeMessage(name === "probe" ? "task" : name, fields[name]);
 }
+
+test("the moments of inputs are summed as recorded", () => {
+  const { n, shape, first, trace, corner } = VECTORS.inputs;
+  const size = n * shape.reduce((a, b) => a * b, 1);
+  const x = Float32Array.from({ length: size }, (_, i) => (((7 * i) % 11) - 5) / 2);
+  const [count, ...sums] = inputMoments([{ n, x }], shape);
+  assert.equal(count, n);
+  const near = (found, wanted) => assert.ok(Math.abs(found - wanted) < 1e-8, `${found} is not ${wanted}`);
+  first.forEach((wanted, i) => near(sums[i], wanted));
+  const d = first.length;
+  const second = sums.slice(d);
+  const diagonal = first.map((_, j) => j * d - (j * (j - 1)) / 2); // where row j of the upper triangle begins
+  near(diagonal.reduce((sum, at) => sum + second[at], 0), trace);
+  near(second[d - 1], corner);
+});
 
 test("a blob is named by its hash and routed by its label", async () => {
   assert.deepEqual({ ...(await named(P)), label: routingLabel(OF_P.sha256) }, VECTORS.p);

@@ -175,7 +175,7 @@ def find_center(opened: Visit) -> None:
     page = opened.page
     page.wait_for_selector("#nearest:not([disabled])", timeout=PATIENCE_MS)
     page.get_by_role("button", name="Find my center").click()
-    said = text(page, "center", "suits you best")
+    said = text(page, "center", "is nearest")
     hits, n = map(int, re.findall(r"right for (\d+) of (\d+)", said)[0])
     assert n == (ON_PAPER + 1) // 5
     assert hits / n > 0.5  # guessing is 0.1; two rounds of forty steps reach about 0.9
@@ -210,7 +210,7 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             testbed.wait_for("served")
             page.reload()
             text(page, "count", f"^{ON_PAPER + 1} in 10 classes")
-            text(page, "center", "suits you best")
+            text(page, "center", "is nearest")
             assert page.locator("#name").inner_text() == me
             page.emulate_media(color_scheme="dark")
             readable(page)

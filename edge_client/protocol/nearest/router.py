@@ -1,9 +1,11 @@
 """The router of a run: from a device's measurements to the probability of each center, and whether any center fits.
 
 A rule (`ways` in the file) weighs one or several features. A feature is a distance to every center, such as a mean
-loss; less is better. The probability of center k is softmax_k(-sum_f weight_f distance_fk / spread_f). The choice is
-"none" if a feature exceeds its baseline (training devices at their own center) by more than it does on nearly all of
-them. All parameters depend on the number of samples: they are learned for a few sizes and interpolated in between.
+loss; less is better. The probability of center k is softmax_k(-sum_f weight_f distance_fk / spread_f). It compares the
+centers and says nothing about whether any of them fits. That is told by limits of each feature in `TESTED`, at the most
+probable center: one that few devices of the fleet exceed ("well" up to there), and one that hardly any does ("badly" up
+to there, "none" above). All parameters depend on the number of samples: they are learned for a few sizes and
+interpolated in between.
 
 coordinator/nearest/fit_router.py learns a router; devices, the coordinator and HTTP servers read it. Pure.
 """
@@ -11,7 +13,7 @@ coordinator/nearest/fit_router.py learns a router; devices, the coordinator and 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,14 +24,19 @@ from edge_client.protocol import validators
 from edge_client.protocol.blocks import KIND_LIMITS
 from edge_client.protocol.message_schemas import MAX_CENTERS
 from edge_client.protocol.messages import canonical_json, parse_json
+from edge_client.protocol.nearest.input_moments import MAX_FEATURES, InputProfile
 from edge_client.protocol.nearest.sketch import MAX_SKETCH_SIZE
 from edge_client.protocol.task import F64, Array
 
-VERSION = 1
+VERSION = 2
 MIN_SPREAD = 1e-12
-FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round")
+FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round", "inputs")
+TESTED = frozenset({"loss", "norms", "sketch", "round", "inputs"})  # votes and entropy can be low on any samples
+FITS = ("well", "badly", "none")  # best first
 NEED_LABELS = frozenset({"loss", "votes", "round"})
 Distances = Mapping[str, Sequence[float] | Array]  # feature -> [centers]
+
+MAX_PROFILE_CHARS = 6 * MAX_FEATURES * (MAX_FEATURES + 2)  # base64 of float32
 
 _NUMBERS_FIELD = validators.list_of(validators.number(-validators.MAX_SAFE_INTEGER, validators.MAX_SAFE_INTEGER), 1, 16)
 _NAME_FIELD = validators.matching("[a-z-]{1,16}")
@@ -55,7 +62,11 @@ ROUTER_SCHEMA = validators.record(
         sizes=validators.list_of(validators.integer(1, 2**31), 1, 16),
         usual=validators.map_of(
             _FEATURE_FIELD,
-            validators.record(validators.required(middle=_NUMBERS_FIELD, spread=_NUMBERS_FIELD)),
+            validators.record(
+                validators.required(
+                    middle=_NUMBERS_FIELD, spread=_NUMBERS_FIELD, well=_NUMBERS_FIELD, none=_NUMBERS_FIELD
+                )
+            ),
             len(FEATURES),
         ),
         ways=validators.map_of(
@@ -64,32 +75,39 @@ ROUTER_SCHEMA = validators.record(
                 validators.required(
                     features=validators.list_of(_FEATURE_FIELD, 1, len(FEATURES)),
                     weights=validators.list_of(_NUMBERS_FIELD, 1, 16),
-                    none=_NUMBERS_FIELD,
                 )
             ),
             16,
         ),
         sketch=validators.or_null(_POINTS_SCHEMA),
         round=validators.or_null(_POINTS_SCHEMA),
+        inputs=validators.or_null(
+            validators.record(
+                validators.required(
+                    features=validators.integer(1, MAX_FEATURES), profile=validators.text(MAX_PROFILE_CHARS)
+                )
+            )
+        ),
     )
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureBaseline:
-    """A feature on training devices at their own center: its median and spread, [sizes] each, spread > 0."""
+    """A feature on training devices at their own center: median, spread > 0, limits of "well" and "badly" [sizes]."""
 
     middle: F64
     spread: F64
+    well: F64
+    none: F64
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRule:
-    """Weights [sizes, features], none below 0; `none` [sizes]: the limit above the baseline, in spreads."""
+    """Weights [sizes, features], none below 0."""
 
     features: tuple[str, ...]
     weights: F64
-    none: F64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,15 +138,18 @@ class LocalRound:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterPrediction:
-    """The probability of each center [K], of sum 1; `outlier_score`: by how many spreads the best one is too far."""
+    """The probability of each center [K] among them, of sum 1, and how the most probable one fits (`FITS`).
+
+    `fit` is None where nothing was measured that can tell.
+    """
 
     probabilities: F64
-    outlier_score: float  # above 0: none fits
+    fit: str | None
 
     @property
     def center(self) -> int | None:
         """The most probable center, the lower one on a tie; None: none fits."""
-        return None if self.outlier_score > 0 else self.best
+        return None if self.fit == "none" else self.best
 
     @property
     def best(self) -> int:
@@ -152,6 +173,7 @@ class Router:
     ways: Mapping[str, FeatureRule]
     sketch: InputSketch | None = None
     round: LocalRound | None = field(default=None)
+    inputs: InputProfile | None = None
 
     def predict(self, way: str, distances: Distances, n: int) -> RouterPrediction:
         """What to think after `n` samples. A center that was not measured has an infinite distance.
@@ -159,24 +181,47 @@ class Router:
         A feature of the way that was not measured counts for nothing.
         """
         rule = self._rule(way)
-        score, strange = np.zeros(self.centers), []
-        for i, name in enumerate(rule.features):
-            if name not in distances:
-                continue
-            d = np.asarray(distances[name], dtype=np.float64)
-            if d.shape != (self.centers,) or np.isnan(d).any():
-                raise Malformed("bad_field", f"{name} has {d.shape} distances, there are {self.centers} centers")
-            spread = self._at(self.usual[name].spread, n)
+        checked = {name: self._checked(name, distances[name]) for name in distances if name in self.usual}
+        used = [(i, name) for i, name in enumerate(rule.features) if name in checked]
+        score = np.zeros(self.centers)
+        for i, name in used:
+            d, weight = checked[name], self._at(rule.weights[:, i], n) / self._at(self.usual[name].spread, n)
             there = np.isfinite(d)
-            score -= np.where(there, self._at(rule.weights[:, i], n) / spread * np.where(there, d, 0.0), np.inf)
-            strange.append((name, d, spread))
-        if not strange or not np.isfinite(score).any():
+            score -= np.where(there, weight * np.where(there, d, 0.0), np.inf)
+        if not used or not np.isfinite(score).any():
             raise Malformed("bad_field", f"nothing was measured that the way {way!r} weighs")
         shares = np.exp(score - score.max())
         shares /= shares.sum()
         best = int(shares.argmax())
-        above = [(float(d[best]) - self._at(self.usual[name].middle, n)) / spread for name, d, spread in strange]
-        return RouterPrediction(probabilities=shares, outlier_score=max(above) - self._at(rule.none, n))
+        fits = self.fits({name: float(d[best]) for name, d in checked.items()}, n)
+        return RouterPrediction(probabilities=shares, fit=worst_fit(fits.values()))
+
+    def fits(self, distances: Mapping[str, float], n: int) -> dict[str, str]:
+        """Feature -> how a center fits that is so far; for the features that can tell."""
+        return {f: self._fit(f, d, n) for f, d in distances.items() if f in TESTED and f in self.usual}
+
+    def typical(self, feature: str, n: int) -> float | None:
+        """The feature's median on devices that trained, if it was measured."""
+        return self._at(self.usual[feature].middle, n) if feature in self.usual else None
+
+    def _fit(self, feature: str, distance: float, n: int) -> str:
+        """How a center fits that is so far by this feature of `n` samples.
+
+        Fewer samples than any device of the run had scatter more: the limits' logarithms are further from the median's,
+        by the square root of the ratio.
+        """
+        usual, wider = self.usual[feature], max(1.0, self.sizes[0] / max(1, n)) ** 0.5
+        middle = max(self._at(usual.middle, n), MIN_SPREAD)
+        limits = [
+            middle * (max(self._at(limit, n), MIN_SPREAD) / middle) ** wider for limit in (usual.well, usual.none)
+        ]
+        return FITS[int(np.searchsorted(limits, distance))]
+
+    def _checked(self, name: str, distances: Sequence[float] | Array) -> F64:
+        d = np.asarray(distances, dtype=np.float64)
+        if d.shape != (self.centers,) or np.isnan(d).any():
+            raise Malformed("bad_field", f"{name} has {d.shape} distances, there are {self.centers} centers")
+        return d
 
     def _rule(self, way: str) -> FeatureRule:
         if way not in self.ways:
@@ -194,17 +239,17 @@ class Router:
                 "v": VERSION,
                 "centers": self.centers,
                 "sizes": list(self.sizes),
-                "usual": {f: {"middle": _short(u.middle), "spread": _short(u.spread)} for f, u in self.usual.items()},
+                "usual": {f: {name: _short(value) for name, value in vars(u).items()} for f, u in self.usual.items()},
                 "ways": {
                     name: {
                         "features": list(w.features),
                         "weights": [_short(row) for row in w.weights],
-                        "none": _short(w.none),
                     }
                     for name, w in self.ways.items()
                 },
                 "sketch": None if self.sketch is None else {**_plain(self.sketch), "size": self.sketch.size},
                 "round": None if self.round is None else {**_plain(self.round), "size": self.round.centers.shape[1]},
+                "inputs": None if self.inputs is None else _profile_json(self.inputs),
             }
         )
 
@@ -218,11 +263,13 @@ class Router:
         if list(sizes) != sorted(set(sizes)):
             raise Malformed("bad_field", "the sizes of a guide must rise")
         usual = {
-            f: FeatureBaseline(middle=_row(u["middle"], sizes), spread=_row(u["spread"], sizes))
+            f: FeatureBaseline(**{name: _row(u[name], sizes) for name in ("middle", "spread", "well", "none")})
             for f, u in raw["usual"].items()
         }
         if any((u.spread < MIN_SPREAD).any() for u in usual.values()):
             raise Malformed("bad_field", f"a spread of a guide is at least {MIN_SPREAD}")
+        if any((u.well > u.none).any() for u in usual.values()):
+            raise Malformed("bad_field", "a limit of a guide for a good fit lies above that for none")
         return Router(
             centers=k,
             sizes=sizes,
@@ -232,7 +279,13 @@ class Router:
             round=None
             if raw["round"] is None
             else _read(LocalRound, raw["round"], k, ("representation", "lr", "momentum", "batch", "steps")),
+            inputs=None if raw["inputs"] is None else _read_profile(raw["inputs"]),
         )
+
+
+def worst_fit(fits: Iterable[str]) -> str | None:
+    """The worst of several; None of none."""
+    return max(fits, key=FITS.index, default=None)
 
 
 def _way(
@@ -246,7 +299,7 @@ def _way(
     weights = np.array(raw["weights"], dtype=np.float64)
     if (weights < 0).any():
         raise Malformed("bad_field", f"way {name!r} has a weight below 0")
-    return FeatureRule(features=features, weights=weights, none=_row(raw["none"], sizes))
+    return FeatureRule(features=features, weights=weights)
 
 
 def _row(values: Sequence[float], sizes: tuple[int, ...]) -> F64:
@@ -264,16 +317,34 @@ def _read(kind: type[Any], raw: Mapping[str, Any], centers: int, needed: tuple[s
     missing = [name for name in needed if name not in raw]
     if missing:
         raise Malformed("bad_field", f"the guide's points lack {', '.join(missing)}")
-    try:
-        data = base64.b64decode(raw["centers"], validate=True)
-    except ValueError as wrong:
-        raise Malformed("bad_field", f"the guide's points are no base64: {wrong}") from wrong
-    if len(data) != centers * raw["size"] * 4:
-        raise Malformed("bad_field", f"the guide's points have {len(data)} bytes for {centers} times {raw['size']}")
-    points = np.frombuffer(data, "<f4").reshape(centers, raw["size"]).astype(np.float64)
-    if not np.isfinite(points).all():
-        raise Malformed("not_finite", "the guide's points hold NaN or infinity")
+    points = _numbers(raw["centers"], centers, raw["size"])
     return kind(**{name: raw[name] for name in needed}, centers=points)
+
+
+def _profile_json(profile: InputProfile) -> dict[str, Any]:
+    rows = np.vstack([profile.mean, profile.spread, profile.precision])
+    return {"features": rows.shape[1], "profile": base64.b64encode(rows.astype("<f4").tobytes()).decode("ascii")}
+
+
+def _read_profile(raw: Mapping[str, Any]) -> InputProfile:
+    rows = _numbers(raw["profile"], raw["features"] + 2, raw["features"])
+    if (rows[1] <= 0).any():
+        raise Malformed("bad_field", "a spread of the guide's inputs is not above 0")
+    return InputProfile(mean=rows[0], spread=rows[1], precision=rows[2:])
+
+
+def _numbers(text: str, rows: int, columns: int) -> F64:
+    """Base64 of float32, little-endian, row after row -> [rows, columns]. Raises Malformed."""
+    try:
+        data = base64.b64decode(text, validate=True)
+    except ValueError as wrong:
+        raise Malformed("bad_field", f"numbers of the guide are no base64: {wrong}") from wrong
+    if len(data) != rows * columns * 4:
+        raise Malformed("bad_field", f"the guide has {len(data)} bytes for {rows} times {columns} numbers")
+    points = np.frombuffer(data, "<f4").reshape(rows, columns).astype(np.float64)
+    if not np.isfinite(points).all():
+        raise Malformed("not_finite", "the guide holds NaN or infinity")
+    return points
 
 
 def _short(values: Array) -> list[float]:

@@ -1,7 +1,8 @@
 """Which center suits a device, from what it measured: one rule for MQTT's `near`, for HTTP and for the device itself.
 
 Everything is a distance, the less the better: a mean loss, one minus a share of votes, or how far apart two sketches
-are. Nothing fits above `abstain`, or where the run's router (router.py) says so; that is an answer. Pure.
+are. Nothing fits whose mean loss is above that of guessing, or where the run's router (router.py) says so; that is an
+answer. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol.nearest.router import RouterPrediction
+from edge_client.protocol.nearest.router import FITS, RouterPrediction
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
@@ -28,13 +29,13 @@ class CenterChoice:
     center: int | None
     distance: float
     alternatives: tuple[tuple[int, float], ...]
-    confidence: float | None = None  # that this center is the right one, if there is a router
+    fit: str | None = None  # of router.FITS; None: the run has nothing to tell it by
 
     def to_json(self) -> dict[str, Any]:
         """The fields of an answer to `near` (PROTOCOL.md)."""
         others = [{"center": k, "distance": d} for k, d in self.alternatives]
-        sure = {} if self.confidence is None else {"confidence": self.confidence}
-        return {"center": self.center, "distance": self.distance, "alternatives": others, **sure}
+        told = {} if self.fit is None else {"fit": self.fit}
+        return {"center": self.center, "distance": self.distance, "alternatives": others, **told}
 
 
 def guessing_loss(program: Program) -> float:
@@ -52,17 +53,18 @@ def choose_by_distance(distances: Sequence[float] | Array, abstain: float) -> Ce
         center=best if fits else None,
         distance=max(0.0, float(distances[best])),
         alternatives=tuple(others[:MAX_ALTERNATIVES]),
+        fit=None if fits else FITS[-1],
     )
 
 
-def choose_by_prediction(distances: Sequence[float] | Array, prediction: RouterPrediction) -> CenterChoice:
-    """Distances [K] and a router's prediction from them -> the choice."""
+def choose_by_prediction(
+    distances: Sequence[float] | Array, prediction: RouterPrediction, abstain: float
+) -> CenterChoice:
+    """Distances [K] and a router's prediction from them -> the choice; none above `abstain`, whatever is predicted."""
     if np.min(distances) < 0:
         return choose_by_distance(distances, -1.0)
-    plain = choose_by_distance(distances, math.inf if prediction.center is not None else -1.0)
-    return replace(
-        plain, confidence=float(prediction.probabilities[prediction.best]) if prediction.center is not None else None
-    )
+    plain = choose_by_distance(distances, abstain if prediction.center is not None else -1.0)
+    return plain if plain.center is None else replace(plain, fit=prediction.fit)
 
 
 def choose_by_votes(votes: Sequence[int] | Array) -> CenterChoice:

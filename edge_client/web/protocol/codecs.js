@@ -109,11 +109,11 @@ export function encodeWithFeedback(delta, residual, schema, { codec, base }) {
   return { data, residual: wanted.map((value, i) => value - sent[i]) };
 }
 
-/** {loss, votes, posterior: numbers [M], confusion: numbers [M][C][C], grad: [n_params], labels: [C]} -> a file of kind "stats". */
+/** {loss, votes, posterior: numbers [M], inputs: numbers, confusion: numbers [M][C][C], grad: [n_params], labels: [C]} -> a file of kind "stats". */
 export function encodeStats(reply, schema) {
   const stored = Object.create(null);
   const vector = (dtype, Type, values) => ({ dtype, shape: [values.length], data: Type.from(values) });
-  for (const name of ["loss", "posterior", "labels"]) if (reply[name]) stored[name] = vector("F64", Float64Array, reply[name]);
+  for (const name of ["loss", "posterior", "labels", "inputs"]) if (reply[name]) stored[name] = vector("F64", Float64Array, reply[name]);
   if (reply.votes) stored.votes = vector("I64", BigInt64Array, reply.votes.map(BigInt));
   if (reply.confusion) {
     const shape = [reply.confusion.length, reply.confusion[0].length, reply.confusion[0].length];

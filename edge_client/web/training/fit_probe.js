@@ -4,6 +4,7 @@
 import { Malformed } from "../protocol/errors.js";
 import { Pcg64 } from "../protocol/random.js";
 import { sizeOf } from "../protocol/tensors.js";
+import { inputMoments } from "./input_moments.js";
 
 const SMALL = 1e-4; // a step moves a running statistic by a share of at least this, or does not move it at all
 const LABEL_PRIOR = 0.1; // samples of each class beside those that are counted
@@ -33,7 +34,7 @@ export async function runFit(learner, task, data, { vectors, own, posterior, bet
   return { vector: Float32Array.from(trained.vector), loss, start: sent, anchor };
 }
 
-/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, grad, labels, shares}: what was asked for, and what stays. */
+/** Evaluate the task's models -> {n, loss, votes, posterior, confusion, inputs, grad, labels, shares}: what was asked for, and what stays. */
 export async function runProbe(learner, task, local, { vectors, own, between }) {
   const { program } = learner;
   const data = probeData(task, local);
@@ -66,6 +67,7 @@ export async function runProbe(learner, task, local, { vectors, own, between }) 
     votes: want.has("votes") ? countVotes(losses) : undefined,
     posterior: shares ? shares.map(mean) : undefined,
     confusion: want.has("confusion") ? confusionMatrices(program, logits, data, task.prior) : undefined,
+    inputs: want.has("inputs") ? inputMoments([local.train, local.test].filter((part) => part?.n), program.input) : undefined,
     shares: shares && (task.split ?? "train") === "train" && data.n === local.train.n ? shares : undefined,
   };
 }

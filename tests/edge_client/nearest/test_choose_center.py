@@ -15,6 +15,7 @@ from edge_client.nearest import features
 from edge_client.nearest.choose_center import MAX_CANDIDATES, Selection, choose_center
 from edge_client.nearest.personalise import personalise
 from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.input_moments import make_profile, moments_of
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
 from edge_client.protocol.nearest.selection_rule import guessing_loss, sketch_distance
 from edge_client.protocol.program import Program
@@ -37,6 +38,9 @@ def data_of(group: int, *, seed: int = 0, n: int = N) -> Dataset:
     )
     rule = np.random.default_rng(group).normal(size=(softmax_program.FEATURES, softmax_program.CLASSES))
     return Dataset(x, (x @ rule).argmax(axis=1))
+
+
+PROFILE = make_profile([moments_of(data_of(g).x) for g in range(K)])
 
 
 @dataclass
@@ -92,9 +96,10 @@ def shelf() -> CenterShelf:
             data = data_of(g, seed=seed)
             d = features.model_distances(learner, centers, data, labels=True)
             d["sketch"] = sketch_distance(features.sketch_inputs(data, about), about.centers)
+            d["inputs"] = np.full(K, PROFILE.distance(moments_of(data.x)))
             d["round"] = sketch_distance(features.sketch_local_round(learner, begin, data, rounds), went)
             looks.append(CenterMeasurement(device=len(looks), n=N, distances=d, own_center=g))
-    return replace(offer, router=learn_router(looks, sizes=[N], centers=K, sketch=about, round=rounds))
+    return replace(offer, router=learn_router(looks, sizes=[N], centers=K, sketch=about, round=rounds, inputs=PROFILE))
 
 
 def chosen(shelf: CenterShelf, data: Dataset, *, labels: bool = True, by: str = "auto") -> tuple[Selection, list[int]]:
@@ -114,7 +119,7 @@ def test_each_way_ranks_every_center_and_most_find_the_right_one(
     labels: bool,  # noqa: FBT001 - a parameter of the case
 ) -> None:
     found, fetched = chosen(shelf, data_of(group, seed=9), labels=labels, by=by)
-    assert sum(found.confidence.values()) == pytest.approx(1)
+    assert sum(found.probabilities.values()) == pytest.approx(1)
     assert found.ranking[0] == found.best
     assert found.reasons
     if by != "entropy":  # how sure a linear model is says little about whose data it sees
@@ -122,7 +127,7 @@ def test_each_way_ranks_every_center_and_most_find_the_right_one(
     if by == "auto":
         assert len(fetched) <= MAX_CANDIDATES
     if by in ("sketch", "round"):
-        assert fetched == []
+        assert fetched == ([group] if labels else [])  # with labels the nearest one's loss is looked at
 
 
 def test_unseen_inputs_and_unseen_labels_are_answered_none(shelf: CenterShelf) -> None:
@@ -143,9 +148,40 @@ def test_votes_are_mixture_weights(shelf: CenterShelf) -> None:
 def test_without_a_router_the_least_loss_wins_and_no_confidence_is_given(shelf: CenterShelf) -> None:
     bare = replace(shelf, router=None)
     found, _ = chosen(bare, data_of(2, seed=9))
-    assert (found.center, found.way, dict(found.confidence)) == (2, "loss", {})
-    assert chosen(bare, data_of(2, seed=9), labels=False)[0].way == "entropy"
+    assert (found.center, found.way, found.fit, dict(found.probabilities)) == (2, "loss", None, {})
     assert chosen(replace(bare, abstain=0.01), data_of(2, seed=9))[0].center is None
+
+
+def test_without_labels_and_a_guide_nothing_is_taken_unless_a_way_is_named(shelf: CenterShelf) -> None:
+    bare = replace(shelf, router=None)
+    found, _ = chosen(bare, data_of(2, seed=9), labels=False)
+    assert (found.way, found.center, found.fit) == ("entropy", None, "none")
+    assert "labels" in found.reasons[-1]
+    named, _ = chosen(bare, data_of(2, seed=9), labels=False, by="entropy")
+    assert (named.center, named.fit) == (named.best, None)
+
+
+@pytest.mark.parametrize("by", ["auto", "loss", "votes", "sketch", "round", "entropy"])
+def test_a_loss_worse_than_guessing_fits_no_center_by_any_way(shelf: CenterShelf, by: str) -> None:
+    data = data_of(0, seed=9)
+    wrong = Dataset(data.x, (data.y + 1) % softmax_program.CLASSES)
+    found, _ = chosen(shelf, wrong, by=by)
+    assert found.distances["loss"][found.best] > shelf.abstain
+    assert (found.center, found.fit) == (None, "none")
+    assert any("guessing" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize("by", ["auto", "sketch", "entropy"])
+def test_noise_without_labels_is_answered_none_by_any_way(shelf: CenterShelf, by: str) -> None:
+    noise = np.random.default_rng(0).normal(size=(N, softmax_program.FEATURES)) * 4
+    found, _ = chosen(shelf, Dataset(noise, np.zeros(N, np.int64)), labels=False, by=by)
+    assert (found.center, found.fit) == (None, "none")
+
+
+def test_a_known_device_is_told_how_it_fits(shelf: CenterShelf) -> None:
+    fits = [chosen(shelf, data_of(g, seed=9), labels=labels)[0].fit for g in range(K) for labels in (True, False)]
+    assert set(fits) <= {"well", "badly"}
+    assert fits.count("well") >= 0.7 * len(fits)  # 90 % is meant of each feature, three are tested
 
 
 @pytest.mark.parametrize("by", ["loss", "votes", "round"])

@@ -11,6 +11,7 @@ from edge_client.errors import Malformed
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.center_tree import CenterTree
+from edge_client.protocol.nearest.input_moments import make_profile, moments_of
 from edge_client.protocol.nearest.router import FeatureBaseline, FeatureRule, InputSketch, LocalRound, Router
 from tests.support.softmax_program import schema
 
@@ -20,15 +21,26 @@ GUIDE = Router(
     centers=K,
     sizes=(1, 16),
     usual={
-        "loss": FeatureBaseline(middle=np.array([1.0, 0.5]), spread=np.array([0.5, 0.25])),
-        "sketch": FeatureBaseline(middle=np.array([2.0, 1.0]), spread=np.array([1.0, 0.5])),
+        "loss": FeatureBaseline(
+            middle=np.array([1.0, 0.5]),
+            spread=np.array([0.5, 0.25]),
+            well=np.array([1.5, 0.75]),
+            none=np.array([2.5, 1.25]),
+        ),
+        "sketch": FeatureBaseline(
+            middle=np.array([2.0, 1.0]),
+            spread=np.array([1.0, 0.5]),
+            well=np.array([4.0, 1.5]),
+            none=np.array([6.0, 2.0]),
+        ),
     },
     ways={
-        "loss": FeatureRule(features=("loss",), weights=TWO[:, :1], none=np.array([3.0, 3.0])),
-        "labelled": FeatureRule(features=("loss", "sketch"), weights=TWO, none=np.array([4.0, 2.0])),
+        "loss": FeatureRule(features=("loss",), weights=TWO[:, :1]),
+        "labelled": FeatureRule(features=("loss", "sketch"), weights=TWO),
     },
     sketch=InputSketch(seed=1, width=2.0, centers=np.array([[0.0, 1.0], [0.5, 0.5], [1.0, 0.0]])),
     round=LocalRound(representation="classifier", lr=0.1, momentum=0.9, batch=8, steps=3, centers=np.eye(K)),
+    inputs=make_profile([moments_of(np.random.default_rng(0).normal(size=(30, 5)))]),
 )
 losses = st.lists(st.floats(0, 10), min_size=K, max_size=K)
 
@@ -50,11 +62,11 @@ def test_the_names_of_centers_change_nothing(loss: list[float], order: list[int]
     np.testing.assert_allclose(renamed, shares[order], atol=1e-12)
 
 
-def test_none_fits_beyond_the_line_and_not_before_it() -> None:
-    near, far = 0.5 + 3 * 0.25 - 1e-6, 0.5 + 3 * 0.25 + 1e-6  # middle, none and spread at 16 samples
-    assert GUIDE.predict("loss", {"loss": [near, 9, 9]}, 16).center == 0
-    beyond = GUIDE.predict("loss", {"loss": [far, 9, 9]}, 16)
-    assert (beyond.center, beyond.best) == (None, 0)
+@pytest.mark.parametrize(("loss", "fit"), [(0.74, "well"), (0.76, "badly"), (1.24, "badly"), (1.26, "none")])
+def test_a_fit_is_told_by_two_limits(loss: float, fit: str) -> None:
+    belief = GUIDE.predict("loss", {"loss": [loss, 9, 9]}, 16)
+    assert (belief.fit, belief.best) == (fit, 0)
+    assert belief.center == (None if fit == "none" else 0)
 
 
 def test_one_strange_feature_of_several_is_enough() -> None:
@@ -64,9 +76,10 @@ def test_one_strange_feature_of_several_is_enough() -> None:
 
 
 def test_between_two_sizes_numbers_are_read_on_a_logarithmic_scale() -> None:
-    middle = GUIDE.predict("loss", {"loss": [1.0, 9, 9]}, 4)  # half way from 1 to 16
-    assert middle.outlier_score == pytest.approx((1.0 - 0.75) / 0.375 - 3.0)
-    assert GUIDE.predict("loss", {"loss": [1.0, 9, 9]}, 10**6).outlier_score == pytest.approx(2.0 - 3.0)
+    limit = (2.5 + 1.25) / 2  # 4 samples are half way from 1 to 16
+    assert GUIDE.predict("loss", {"loss": [limit - 1e-6, 9, 9]}, 4).fit == "badly"
+    assert GUIDE.predict("loss", {"loss": [limit + 1e-6, 9, 9]}, 4).fit == "none"
+    assert GUIDE.predict("loss", {"loss": [1.26, 9, 9]}, 10**6).fit == "none"
 
 
 def test_what_was_not_looked_at_is_not_believed_in() -> None:
@@ -107,6 +120,11 @@ def test_a_guide_is_read_back_as_it_was() -> None:
     np.testing.assert_array_equal(read.sketch.centers, GUIDE.sketch.centers if GUIDE.sketch else None)
     assert read.round is not None
     assert (read.round.representation, read.round.steps) == ("classifier", 3)
+    assert read.inputs is not None
+    moments = moments_of(np.random.default_rng(1).normal(size=(9, 5)))
+    assert read.inputs.distance(moments) == pytest.approx(
+        GUIDE.inputs.distance(moments) if GUIDE.inputs else 0, rel=1e-5
+    )
 
 
 RAW = parse_json(GUIDE.to_bytes(), 1 << 20)
@@ -115,17 +133,20 @@ RAW = parse_json(GUIDE.to_bytes(), 1 << 20)
 @pytest.mark.parametrize(
     "changed",
     [
-        {"v": 2},
+        {"v": 1},
         {"centers": 0},
         {"centers": 2},
         {"sizes": [16, 1]},
         {"sizes": [1]},
         {"usual": {}},
-        {"usual": {**RAW["usual"], "loss": {"middle": [1.0, 1.0], "spread": [0.0, 1.0]}}},
-        {"ways": {"loss": {"features": ["loss"], "weights": [[1.0]], "none": [1.0, 1.0]}}},
-        {"ways": {"loss": {"features": ["loss"], "weights": [[-1.0], [1.0]], "none": [1.0, 1.0]}}},
-        {"ways": {"loss": {"features": ["loss", "loss"], "weights": [[1.0, 1.0]] * 2, "none": [1.0, 1.0]}}},
-        {"ways": {"loss": {"features": ["luck"], "weights": [[1.0]] * 2, "none": [1.0, 1.0]}}},
+        {"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "spread": [0.0, 1.0]}}},
+        {"usual": {**RAW["usual"], "loss": {**RAW["usual"]["loss"], "well": [9.0, 9.0]}}},
+        {"ways": {"loss": {"features": ["loss"], "weights": [[1.0]]}}},
+        {"ways": {"loss": {"features": ["loss"], "weights": [[-1.0], [1.0]]}}},
+        {"ways": {"loss": {"features": ["loss", "loss"], "weights": [[1.0, 1.0]] * 2}}},
+        {"ways": {"loss": {"features": ["luck"], "weights": [[1.0]] * 2}}},
+        {"inputs": {**RAW["inputs"], "features": 7}},
+        {"inputs": {**RAW["inputs"], "profile": "%"}},
         {"sketch": {**RAW["sketch"], "size": 4_096}},
         {"sketch": {**RAW["sketch"], "centers": "%"}},
         {"sketch": {"size": 2, "centers": RAW["sketch"]["centers"]}},

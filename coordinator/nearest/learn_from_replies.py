@@ -1,0 +1,50 @@
+"""The router of a federation, from its devices' answers to one probe: every center's loss, and the moments of inputs.
+
+Every answer counts as one measurement of the median number of samples. A device's inputs are compared with those of all
+other devices, as a device that never trained has contributed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+import numpy as np
+
+from coordinator.nearest.fit_router import CenterMeasurement, learn_router
+from coordinator.strategies.base import Replies
+from edge_client.protocol.nearest.input_moments import InputMoments, leave_one_out, make_profile, same_features
+from edge_client.protocol.nearest.router import LocalRound, Router
+from edge_client.protocol.task import Array, ClientId
+
+LOOK_OF_A_DEVICE = frozenset({"loss", "inputs"})  # what the probe asks for
+MIN_INPUTS = 3  # devices of an inputs' profile; it would show too much of fewer
+
+
+def learn_from_replies(
+    replies: Replies,
+    assignment: Mapping[ClientId, int],
+    *,
+    centers: int,
+    round: LocalRound | None,  # noqa: A002 - the way's name
+) -> Router:
+    """Devices' answers with mean losses [centers] and moments, where they could give them -> the router."""
+    moments = same_features(
+        {c: InputMoments.from_vector(r.inputs) for c, r in sorted(replies.items()) if r.inputs is not None}
+    )
+    moments = moments if len(moments) >= MIN_INPUTS else {}
+    others = dict(zip(moments, leave_one_out(list(moments.values())), strict=True))
+    typical = int(np.median([reply.n for reply in replies.values()]))
+    looks = []
+    for device, (c, reply) in enumerate(sorted(replies.items())):
+        distances: dict[str, Array] = {"loss": cast("Array", reply.losses)}
+        if (apart := others.get(c)) is not None:
+            distances["inputs"] = np.full(centers, apart.distance(moments[c]))
+        looks.append(CenterMeasurement(device=device, n=typical, distances=distances, own_center=assignment[c]))
+    return learn_router(
+        looks,
+        sizes=[typical],
+        centers=centers,
+        round=round,
+        inputs=make_profile(moments.values()) if moments else None,
+    )

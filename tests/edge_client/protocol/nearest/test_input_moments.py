@@ -1,0 +1,102 @@
+"""Moments add up, and a fleet's profile tells inputs that it knows from noise, reversed axes and lost order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge_client.errors import Malformed
+from edge_client.protocol.nearest.input_moments import (
+    MAX_VALUES,
+    InputMoments,
+    input_features,
+    leave_one_out,
+    make_profile,
+    moments_of,
+    same_features,
+)
+
+CHANNELS, TIMES = 3, 40
+
+
+def waves(seed: int, n: int = 30) -> np.ndarray:
+    """Three channels of a slow wave around a level, each with amplitudes of its own: [n, 3, 40]."""
+    rng = np.random.default_rng(seed)
+    phase, speed = rng.uniform(0, 2 * np.pi, (n, 1, 1)), rng.uniform(0.1, 0.3, (n, 1, 1))
+    level, height = np.array([[0.0], [1.0], [4.0]]), np.array([[2.0], [0.5], [1.0]])
+    return level + height * np.sin(phase + speed * np.arange(TIMES)) + 0.1 * rng.normal(size=(n, CHANNELS, TIMES))
+
+
+FLEET = [moments_of(waves(seed)) for seed in range(5)]
+
+
+def test_the_moments_of_devices_add_up_and_can_be_taken_away() -> None:
+    x = waves(0)
+    whole, one, other = moments_of(x), moments_of(x[:10]), moments_of(x[10:])
+    for found, wanted in (((one + other), whole), ((whole - other), one)):
+        assert found.n == wanted.n
+        np.testing.assert_allclose(found.first, wanted.first, atol=1e-9)
+        np.testing.assert_allclose(found.second, wanted.second, atol=1e-9)
+
+
+def test_independent_inputs_of_the_fleet_are_at_distance_one() -> None:
+    x = np.random.default_rng(0).normal(size=(2000, 2))  # two values: no autocorrelation
+    moments = moments_of(x)
+    assert make_profile([moments]).distance(moments) == pytest.approx(1, abs=0.02)  # without the floor it is 1
+
+
+def test_noise_reversed_channels_and_lost_order_are_far_off() -> None:
+    profile = make_profile(FLEET)
+    known = [profile.distance(moments_of(waves(seed))) for seed in range(5, 25)]
+    x, rng = waves(99), np.random.default_rng(0)
+    strange = {
+        "noise": rng.normal(x.mean(), x.std(), size=x.shape),
+        "reversed": x[:, ::-1],
+        "permuted": x[..., rng.permutation(TIMES)],
+        "permuted each": rng.permuted(x, axis=2),
+    }
+    for name, inputs in strange.items():
+        assert profile.distance(moments_of(inputs)) > 1.5 * max(known), name
+
+
+def test_a_device_is_measured_without_itself() -> None:
+    far = moments_of(waves(7) + 3)
+    without = leave_one_out([*FLEET, far])
+    assert without[-1] is not None
+    assert without[-1].distance(far) == pytest.approx(make_profile(FLEET).distance(far))
+    assert leave_one_out([far]) == [None]
+
+
+@given(st.integers(1, 3), st.integers(1, 90))
+def test_wide_inputs_are_folded_and_short_axes_left_out(channels: int, times: int) -> None:
+    features = input_features(np.ones((2, channels, times)))
+    assert features.shape[1] == min(MAX_VALUES, channels * times) + (channels >= 3) + (times >= 3)
+    assert np.isfinite(features).all()
+
+
+def test_a_pixel_that_was_always_empty_does_not_decide() -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(200, 5)), np.zeros((200, 1))], axis=1)
+    profile, other = make_profile([moments_of(x)]), x[:50] + np.eye(6)[5] * 0.01
+    assert profile.distance(moments_of(other)) < 2
+
+
+def test_a_vector_is_read_back_and_checked() -> None:
+    vector = FLEET[0].to_vector()
+    read = InputMoments.from_vector(vector)
+    assert read.n == FLEET[0].n
+    np.testing.assert_array_equal(read.second, FLEET[0].second)
+    for wrong in (vector[:-1], np.append(-1.0, vector[1:]), np.append(0.5, vector[1:]), vector * np.nan, vector[:0]):
+        with pytest.raises(Malformed):
+            InputMoments.from_vector(wrong)
+
+
+def test_inputs_of_another_form_are_refused_or_left_out() -> None:
+    small = moments_of(np.ones((4, 5)))
+    with pytest.raises(Malformed, match="features"):
+        make_profile(FLEET).distance(small)
+    parts = {"a": FLEET[0], "b": small, "c": FLEET[1]}
+    assert set(same_features(parts)) == {"a", "c"}
+    assert same_features({}) == {}
