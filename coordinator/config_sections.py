@@ -5,6 +5,7 @@ A message names the key of the configuration file that holds the value.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,16 +52,17 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """How many devices enrol, and how long the coordinator waits for them."""
+    """How many devices enrol before the training starts, and how long the coordinator waits for them."""
 
     min_devices: int = 1
     max_devices: int = 10_000
-    start_timeout_s: float = 300.0
+    start_timeout_s: float = math.inf
 
     def __post_init__(self) -> None:
         _at_least("min-devices", self.min_devices, 1)
         _at_least("max-devices", self.max_devices, 1)
-        _positive("start-timeout-s", self.start_timeout_s)
+        if self.start_timeout_s != math.inf:
+            _positive("start-timeout-s", self.start_timeout_s)
 
 
 @dataclass(frozen=True, kw_only=True)

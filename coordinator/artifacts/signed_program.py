@@ -39,9 +39,20 @@ class CompiledProgram:
         return [self.manifest, *(_named(c, self.block) for c in files.values())]
 
 
-def prepare_program(config: CoordinatorConfig, store: Store, key: SigningKey) -> CompiledProgram:
-    """The stored program, or a newly compiled one."""
-    facts = json.loads(store.facts.get_or_make(PROGRAM_FACT, lambda: _compile(config, store)))
+def prepare_program(
+    config: CoordinatorConfig,
+    store: Store,
+    key: SigningKey,
+    *,
+    progress: Callable[[str], None] = lambda _: None,
+    compute: Callable[[Callable[[], str]], str] = lambda work: work(),
+) -> CompiledProgram:
+    """The stored program, or a newly compiled one: `compute` calls the compiler, `progress` is told of each part."""
+
+    def make() -> str:
+        return compute(lambda: _compile(config, store, progress))
+
+    facts = json.loads(store.facts.get_or_make(PROGRAM_FACT, make))
     data = store.blobs.read(facts["program"])
 
     def sign(manifest: Manifest) -> Manifest:
@@ -56,9 +67,11 @@ def prepare_program(config: CoordinatorConfig, store: Store, key: SigningKey) ->
     )
 
 
-def _compile(config: CoordinatorConfig, store: Store) -> str:
+def _compile(config: CoordinatorConfig, store: Store, progress: Callable[[str], None]) -> str:
     """Build the model, trace it for each engine, store every file; -> the fact that names them."""
     from coordinator.models.registry import build_model
+
+    progress(f"model {config.model.name} for {', '.join(config.model.engines)}")
     from export.compiler.program import compile_program, vector_of
 
     model = build_model(config.model.name, seed=config.seed)

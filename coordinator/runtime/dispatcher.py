@@ -34,7 +34,7 @@ RETRY_MS = {"rate": 2_000, "busy": 5_000}
 class Dispatcher:
     """Takes every message that the coordinator subscribes to; `exchange` and `catalog` answer for their parts."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts that answer
         self,
         *,
         clock: Clock,
@@ -43,6 +43,7 @@ class Dispatcher:
         downloads: BlockServer,
         fleet: FleetPresence,
         event_log: EventLog,
+        newcomers: Callable[[], str] = lambda: "now",
     ) -> None:
         self.fleet = fleet
         self.exchange = CurrentExchange(store, sender)
@@ -50,6 +51,7 @@ class Dispatcher:
         self.bytes_up = 0
         self.unreadable = 0  # messages
         self._clock, self._sender, self._downloads, self._event_log = clock, sender, downloads, event_log
+        self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
         self._leadership = Leadership(sender, fleet)
         self._enrolled = frozenset(store.states.enrolled())  # these devices joined before this start
         self._buckets: dict[ClientId, TokenBucket] = {}
@@ -100,7 +102,8 @@ class Dispatcher:
             return
         device = self.fleet.devices[cid]
         if new:
-            self._event_log.write("joined", device=cid, engine=device.engine, n=device.n)
+            when = {} if self._newcomers() == "now" else {"takes_part": self._newcomers()}
+            self._event_log.write("joined", device=cid, engine=device.engine, n=device.n, **when)
         if device.is_online:
             self.exchange.on_connected(cid)
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -19,6 +21,7 @@ from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.transport.base import Connected, Disconnected, Message, Transport
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_WAIT_S = 1.0  # the longest wait of the event loop
 
@@ -67,6 +70,25 @@ class EventLoop:
             self._take(min(wake_s, self.downloads.wakes_at_s) - now_s)
             self.downloads.send_due()
         return True
+
+    def run_beside(self, work: Callable[[], T]) -> T:
+        """Do slow work in a thread of its own and take events meanwhile. Raises what it raises, and ServerStopped."""
+        found: list[T] = []
+        wrong: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                found.append(work())
+            except BaseException as error:  # noqa: BLE001 - raised again in the thread of the loop
+                wrong.append(error)
+            finally:
+                self.transport.wake()
+
+        threading.Thread(target=run, name="work", daemon=True).start()
+        self.run_until(lambda: bool(found or wrong))
+        if wrong:
+            raise wrong[0]
+        return found[0]
 
     def run_until_closed(self, live: LiveExchange) -> None:
         """Take events until the exchange is closed."""

@@ -36,6 +36,7 @@ class CoordinatorSender:
     spread_ms: int
     transport: Transport | None = None
     release: Mapping[str, Any] | None = None  # the client release for boards: version and signed manifest
+    state: Mapping[str, Any] | None = None  # what the federation does now (announcer.py)
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
 
@@ -80,6 +81,7 @@ class CoordinatorSender:
             "window": UPLOAD_WINDOW,
             "src": list(SOURCES),
             "release": self.release,
+            "state": self.state if online else None,
         }
         return self._write("coord", fields)
 

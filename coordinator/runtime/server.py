@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import secrets
+from collections.abc import Mapping
+from typing import Any
 
 from coordinator.artifacts.client_release import offer_release
 from coordinator.artifacts.finished_run import RunResult, make_strategy
@@ -16,6 +18,7 @@ from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
+from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import Controls, EventLoop, ServerStopped
@@ -25,6 +28,7 @@ from coordinator.runtime.leadership import Superseded, seen_epoch
 from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender, Dial
 from coordinator.runtime.status_reporter import EventWatcher, StatusReporter
+from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.runtime.training_loop import RunTrainer, train_runs
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
@@ -32,6 +36,8 @@ from coordinator.storage.status import StatusWriter
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Exchange, Replies
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
+from edge_client.protocol.blocks import Manifest
+from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.topics import Topics
 from edge_client.transport.clock import Clock
 
@@ -42,10 +48,12 @@ class Server:
     """One coordinator process. `watch` is called with every event of metrics.jsonl as it happens.
 
     `observe`, where there is one, is called about twice a second with what status.json holds and every device's
-    `presence`. `session` exists from the moment that the server leads.
+    `presence`. `progress` is called with what happens between those events: one more device is here, a part of the
+    program is compiled. `beside`: slow work has a thread of its own, so that devices are answered meanwhile. `session`
+    exists from the moment that the server leads.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - who is told of what
         self,
         config: CoordinatorConfig,
         store: Store,
@@ -54,6 +62,8 @@ class Server:
         clock: Clock,
         watch: EventWatcher = lambda _: None,
         observe: EventWatcher | None = None,
+        progress: EventWatcher = lambda _: None,
+        beside: bool = False,
     ) -> None:
         for run in config.runs:
             make_strategy(run, config)  # raises for a wrong method or setting before anything is done
@@ -63,6 +73,7 @@ class Server:
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
         self._controls = Controls()
+        self._progress, self._beside = progress, beside
         self._began_s = clock.now_s()
 
     def run(self) -> None:
@@ -128,6 +139,7 @@ class Server:
             spread_ms=SPREAD_PER_DEVICE_MS * len(store.states.enrolled()),
             release=release,
         )
+        announcer = StateAnnouncer(sender)
         downloads = BlockServer(store.blobs, sender, config.transfer.in_flight_bytes)
         if release is not None:
             downloads.share([release["file"]])
@@ -138,9 +150,11 @@ class Server:
             downloads=downloads,
             fleet=FleetPresence(config.fleet.max_devices),
             event_log=self._event_log,
+            newcomers=lambda: announcer.state.get("newcomers", "now"),
         )
         status = StatusReporter(
             StatusWriter(config.folder),
+            announcer=announcer,
             store=store,
             sender=sender,
             dispatcher=dispatcher,
@@ -160,14 +174,18 @@ class Server:
         config, epoch = self._config, session.sender.epoch
         rounds = {run.name: run.rounds for run in config.runs}
         self._event_log.write("start", epoch=epoch, federation=config.federation, rounds=rounds)
+        session.status.announcer.set("compile", "next-round" if self._store.states.enrolled() else "now")
         session.status.write("compiling")
         prepared = self._prepare(session)
+        devices = TrainingFleet(self._store, session.dispatcher.fleet, prepared.program.containers, self._event_log)
         session.status.write("waiting for devices")
-        self._gather(session, prepared)
+        self._gather(session, devices)
         session.status.write("aggregating")
-        outcomes = self._train(session, prepared)
+        outcomes = self._train(session, prepared, devices)
+        session.status.announcer.set("export", "no")
         session.status.write("exporting")
         self._publish(session, outcomes, prepared)
+        session.status.announcer.set("serve", "no")
         session.status.write("serving")
         if not config.exit_when_done:
             session.run_until(lambda: False)
@@ -175,7 +193,14 @@ class Server:
     def _prepare(self, session: EventLoop) -> CompiledProgram:
         """Compile the training program, or read it from the store, and let every device fetch it."""
         began_s = self._clock.now_s()
-        prepared = prepare_program(self._config, self._store, self._key)
+
+        def tell(part: str) -> None:
+            session.status.working_on = part
+            self._progress({"event": "compiling", "part": part})
+
+        more: dict[str, Any] = {"compute": session.run_beside} if self._beside else {}
+        prepared = prepare_program(self._config, self._store, self._key, progress=tell, **more)
+        session.status.working_on = ""
         self._store.facts.get_or_make("lesson", lambda: _fingerprint(self._config))
         session.downloads.share(prepared.blobs())
         engines = {engine: prepared.program.parity.get(engine) for engine in prepared.program.containers}
@@ -183,21 +208,30 @@ class Server:
         self._event_log.write("program", model=self._config.model.name, parity=engines, seconds=seconds)
         return prepared
 
-    def _gather(self, session: EventLoop, prepared: CompiledProgram) -> None:
-        """Wait for the fleet of the first start; it stays the same for all runs and restarts."""
-        if self._store.states.enrolled():
+    def _gather(self, session: EventLoop, devices: TrainingFleet) -> None:
+        """Wait for the fleet of the first start; it may grow later, between rounds."""
+        if devices.members:
             return
-        config, fleet, engines = self._config, session.dispatcher.fleet, prepared.program.containers
-        needed, until_s = config.fleet.min_devices, self._clock.now_s() + config.fleet.start_timeout_s
-        if not session.run_until(lambda: len(fleet.devices) >= needed and len(fleet.ready(engines)) >= needed, until_s):
-            raise NetworkError(
-                f"{len(fleet.ready(engines))} of {needed} devices came within {config.fleet.start_timeout_s:g} s",
-                hint=f"start more devices, or lower min-devices; engines that can train: {', '.join(engines)}",
-            )
-        self._store.states.enrol({cid: (device.n, device.engine) for cid, device in fleet.ready(engines).items()})
+        fleet, told = self._config.fleet, -1
 
-    def _train(self, session: EventLoop, prepared: CompiledProgram) -> list[RunResult]:
-        members = self._store.states.enrolled()
+        def enough() -> bool:
+            nonlocal told
+            here = len(devices.ready())
+            if here != told:
+                told = here
+                session.status.announcer.set("gather", "now", here=here, needed=fleet.min_devices)
+                self._progress({"event": "waiting", "here": here, "needed": fleet.min_devices})
+            return here >= fleet.min_devices
+
+        if not session.run_until(enough, self._clock.now_s() + fleet.start_timeout_s):
+            raise NetworkError(
+                f"{told} of {fleet.min_devices} devices came within {fleet.start_timeout_s:g} s",
+                hint=f"start more devices, lower min-devices, or leave start-timeout-s out to wait without an end; "
+                f"engines that can train: {', '.join(devices.engines)}",
+            )
+        devices.enrol()
+
+    def _train(self, session: EventLoop, prepared: CompiledProgram, devices: TrainingFleet) -> list[RunResult]:
         trainer = RunTrainer(
             seed=self._config.seed,
             batch=self._config.model.batch_size,
@@ -206,7 +240,7 @@ class Server:
             meter=lambda: (self._clock.now_s(), session.sender.bytes_down, session.dispatcher.bytes_up),
             schema=prepared.program.schema,
             initial=prepared.initial,
-            fleet={cid: n for cid, (n, _) in members.items()},
+            devices=devices,
             evaluation=self._config.round.evaluation,
             over_select=self._config.round.over_select,
         )
@@ -217,10 +251,11 @@ class Server:
             sender=session.sender,
             downloads=session.downloads,
             prepared=prepared,
-            members=members,
+            members=devices.members,
         )
 
         def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
+            session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
             session.wait_while_paused()
             if not self._store.exchanges.exists(key):
                 session.status.write("waiting for devices")
@@ -243,9 +278,12 @@ class Server:
 
     def _publish(self, session: EventLoop, outcomes: list[RunResult], prepared: CompiledProgram) -> None:
         """Publish the centers, then log that they are published."""
-        catalog, manifest, events = publish_centers(
-            outcomes, self._config, self._store, prepared, unix_ms=self._clock.unix_ms()
-        )
+        unix_ms = self._clock.unix_ms()
+
+        def publish() -> tuple[Catalog, Manifest, list[Mapping[str, Any]]]:
+            return publish_centers(outcomes, self._config, self._store, prepared, unix_ms=unix_ms)
+
+        catalog, manifest, events = session.run_beside(publish) if self._beside else publish()
         session.dispatcher.catalog.publish(catalog, manifest, prepared.program.schema)
         for event in events:
             self._event_log.append_stored(event)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from coordinator.runtime.announcer import StateAnnouncer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.status import StatusWriter
@@ -19,22 +20,25 @@ EventWatcher = Callable[[Mapping[str, Any]], None]
 class StatusReporter:
     """Writes status.json and calls `observe`, where there is one: at once on a change of phase, else regularly."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts whose numbers it reports
         self,
         writer: StatusWriter,
         *,
+        announcer: StateAnnouncer,
         store: Store,
         sender: CoordinatorSender,
         dispatcher: Dispatcher,
         is_paused: Callable[[], bool],
         observe: EventWatcher | None,
     ) -> None:
-        self._writer, self._phase = writer, "starting"
+        self._writer, self._phase, self.announcer = writer, "starting", announcer
+        self.working_on = ""  # the part of the program that is compiled now
         self._clock, self._store, self._sender, self._dispatcher = sender.clock, store, sender, dispatcher
         self._is_paused, self._observe = is_paused, observe
         self._observe_at_s = math.inf if observe is None else 0.0
 
     def tick(self, now_s: float) -> None:
+        self.announcer.tick()
         if now_s >= self._writer.due_s:
             self.write()
         elif now_s >= self._observe_at_s:
@@ -60,6 +64,10 @@ class StatusReporter:
         live, fleet = self._dispatcher.exchange.live, self._dispatcher.fleet
         return {
             "unix_ms": self._clock.unix_ms(),
+            "federation": self._sender.topics.federation,
+            "epoch": self._sender.epoch,
+            "working_on": self.working_on,
+            **{name: value for name, value in self.announcer.state.items() if name in ("here", "needed")},
             "connected": len(fleet.online()),
             "runtimes": fleet.refusals(),
             "bytes": {"down": self._sender.bytes_down, "up": self._dispatcher.bytes_up},

@@ -20,18 +20,21 @@ from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
 from coordinator.rounds.round_record import round_record
 from coordinator.rounds.update_validation import ZERO_BASE
+from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.privacy_noise_key import open_noise_key
 from coordinator.storage.store import Store
 from coordinator.strategies.base import (
     Exchange,
+    Fleet,
     Replies,
     RepliesWithLate,
     RequireAll,
     State,
     Strategy,
     drive,
+    takes_newcomers,
     uses_late,
 )
 from coordinator.strategies.registry import method_settings
@@ -66,7 +69,7 @@ def with_over_selection(strategy: Strategy, share: float, fleet: int) -> tuple[S
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrainer:
-    """What all runs share: the fleet with its numbers of training samples, the first model, the store."""
+    """What all runs share: the fleet, the first model, the store."""
 
     seed: int
     batch: int
@@ -75,7 +78,7 @@ class RunTrainer:
     meter: Meter
     schema: Schema
     initial: Flat
-    fleet: Mapping[ClientId, int]
+    devices: TrainingFleet
     evaluation: EvaluationPlan = EVERY_ROUND
     over_select: float = 1.0
 
@@ -85,7 +88,8 @@ class RunTrainer:
         strategy = with_noise_key(strategy, self.schema, lambda: open_noise_key(self.store.folder))
         begun = self.store.states.last(run_id)
         if begun is None:
-            state = strategy.begin(self.initial, self.schema, self.fleet, round_rng(self.seed, INITIAL_ROUND))
+            fleet = self.devices.let_in(run.name, INITIAL_ROUND + 1)
+            state = strategy.begin(self.initial, self.schema, fleet, round_rng(self.seed, INITIAL_ROUND))
             self.store.states.put(run_id, INITIAL_ROUND, state)
             begun = (INITIAL_ROUND, state)
         number, state = begun
@@ -96,8 +100,8 @@ class RunTrainer:
 
     def _round(self, run: RunConfig, run_id: str, number: int, strategy: Strategy, state: State, ask: Ask) -> State:
         """Train one round; its state and its record for metrics.jsonl are stored in one transaction."""
-        exchange = -1
-        asking, wanted = with_over_selection(strategy, self.over_select, len(self.fleet))
+        exchange, fleet = -1, self._fleet(run, run_id, number, strategy)
+        asking, wanted = with_over_selection(strategy, self.over_select, len(fleet))
         keeps = uses_late(strategy)
         late = self._late(run_id, number) if keeps else {}
 
@@ -115,7 +119,7 @@ class RunTrainer:
             asking,
             state,
             self.schema,
-            self.fleet,
+            fleet,
             rng,
             batch=self.batch,
             evaluation=self.evaluation,
@@ -138,6 +142,12 @@ class RunTrainer:
         for event in events:
             self.event_log.append_stored(event)
         return after
+
+    def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:
+        """Who trains: new devices too, unless the round's tasks are stored or the method has a fixed fleet."""
+        if takes_newcomers(strategy) and not self.store.exchanges.exists(ExchangeKey(run_id, number, 0)):
+            return self.devices.let_in(run.name, number)
+        return self.devices.fleet
 
     def measure_centers(self, outcome: RunResult, ask: Ask) -> RunResult:
         """Ask each device for the mean loss of every center on its held-out samples and for the moments of its inputs.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -62,7 +63,7 @@ class Database:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._lock = _lock(folder / "lock")
-        # The thread that opens a store may pass it to one other thread, which then is its only user.
+        self._one_at_a_time = threading.RLock()  # slow work in a thread of its own uses the store too
         self._connection = sqlite3.connect(folder / DATABASE_FILE, isolation_level=None, check_same_thread=False)
         self.execute("pragma journal_mode = wal")
         self.execute("pragma synchronous = full")
@@ -92,6 +93,10 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all statements of the block, durably, or none. Raises OSError when the disk refuses the commit."""
+        with self._one_at_a_time:
+            yield from self._commit()
+
+    def _commit(self) -> Iterator[None]:
         try:
             self.execute("begin immediate")
             yield
@@ -105,7 +110,8 @@ class Database:
 
     def execute(self, query: str, values: Iterable[Any] = ()) -> None:
         """Run one statement; a statement that writes belongs into a `transaction`."""
-        self._connection.execute(query, tuple(values))
+        with self._one_at_a_time:
+            self._connection.execute(query, tuple(values))
 
     def insert(self, query: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Run one statement for each row, within a `transaction`."""
@@ -113,7 +119,8 @@ class Database:
 
     def rows(self, query: str, values: Iterable[Any] = ()) -> list[Any]:
         """All rows of a query, as tuples."""
-        return self._connection.execute(query, tuple(values)).fetchall()
+        with self._one_at_a_time:
+            return self._connection.execute(query, tuple(values)).fetchall()
 
     def meta(self, key: str) -> str | None:
         """One value of the table of facts, or None."""

@@ -19,9 +19,10 @@ class StateStore:
     def __init__(self, database: Database, blobs: BlobFolder) -> None:
         self._database, self._blobs = database, blobs
 
-    def enrol(self, devices: Mapping[ClientId, tuple[int, str]]) -> None:
-        """Fix the fleet that all runs train on: (samples, engine) per device."""
+    def enrol(self, devices: Mapping[ClientId, tuple[int, str]], events: Iterable[Mapping[str, Any]] = ()) -> None:
+        """Add devices to the fleet that trains, (samples, engine) each, and the events that report it."""
         with self._database.transaction():
+            insert_events(self._database, events)
             rows = [(cid, n, engine) for cid, (n, engine) in devices.items()]
             self._database.insert("insert into devices values (?, ?, ?)", rows)
 

@@ -75,6 +75,15 @@ def uses_late(strategy: Strategy) -> bool:
     return float(getattr(strategy, "late_weight", 0.0)) > 0
 
 
+def takes_newcomers(strategy: Strategy) -> bool:
+    """Whether the fleet may grow between the rounds of a run: the method's class attribute of this name.
+
+    Such a method knows devices by their ids, and asks and serves a device that its state does not hold. A method of a
+    user's own that says nothing keeps the fleet that its run began with.
+    """
+    return bool(getattr(strategy, "takes_newcomers", False))
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """What a method carries from round to round, as plain arrays, so that each method's state can be stored.

@@ -112,6 +112,13 @@ _SOURCES = list_of(matching(r"bcast|mqtt|https://[!-~]{1,256}"), 0, 8)
 _ENGINE = matching(r"[a-z0-9-]{1,16}")
 _RUNTIME = matching(RUNTIME)
 _REFUSED = record(required(engine=_ENGINE, runtime=_RUNTIME, difference=number()))
+_STATE = record(
+    required(
+        doing=one_of("compile", "gather", "train", "export", "serve"),
+        newcomers=one_of("now", "next-round", "next-run", "no"),
+    )
+    | optional(here=_COUNT, needed=_COUNT, run=_run, name=text(64), round=_U32, of=_U32)
+)
 _CAPS = record(
     required(engine=_ENGINE, n=integer(0, 2**31))
     | optional(ram=_COUNT, disk=_COUNT, codecs=list_of(_NAME, 0, 16), window=_WINDOW)
@@ -184,7 +191,10 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
         window=_WINDOW,
         src=_SOURCES,
     )
-    | optional(release=record(required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release")))),
+    | optional(
+        release=record(required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release"))),
+        state=_STATE,
+    ),
     "cat": required(ver=_COUNT, catalog=manifest("catalog")),
     "st": required(s=one_of("on", "off", "sleep", "lost"), bd=_U32) | optional(sw=text(64), caps=_CAPS),
     "task": _TASK,

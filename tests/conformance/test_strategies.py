@@ -10,12 +10,12 @@ import pytest
 
 from coordinator.rounds.round import round_rng, run_round
 from coordinator.storage import state_codec
-from coordinator.strategies.base import Exchange, Replies, State, drive
+from coordinator.strategies.base import Exchange, Replies, State, drive, takes_newcomers
 from coordinator.strategies.registry import METHODS, Setting, make_method, method_settings
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Fit, Flat, OwnModel, Probe, Reply
 from tests.support.methods import CASES, MethodWorld, build, copied, same, world
-from tests.support.softmax_program import grouped_fleet, start_of
+from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 LOCAL = grouped_fleet(6, 2)
 OTHER = grouped_fleet(6, 2, seed=1)  # the same numbers of samples, other samples
@@ -43,6 +43,20 @@ def test_a_device_that_never_answers_weighs_nothing_and_is_served_all_the_same(n
         assert set(reports[-1].per_device) == set(LOCAL) - {"d03"}
         assert fleet.served("d03")
     assert same(worlds[0].state, worlds[1].state)
+
+
+@every_method
+def test_a_fleet_may_grow_between_rounds_and_new_devices_are_asked_and_served(name: str) -> None:
+    late, strategy = {"d04", "d05"}, build(name)
+    assert takes_newcomers(strategy)
+    before = world(strategy, {cid: local for cid, local in LOCAL.items() if cid not in late}, rounds=2)
+    after = MethodWorld(strategy, devices_of(LOCAL), before.state, number=2)
+    after.devices.own.update(before.devices.own)
+    reports = [after.round() for _ in range(3)]
+    assert set(reports[0].per_device) == set(LOCAL)
+    assert all(after.served(cid) for cid in late)
+    asked = {cid for exchange in after.exchanges[:-1] for cid in exchange}
+    assert late <= asked or "select" in name  # FedSoft draws the devices of each center
 
 
 @every_method

@@ -165,6 +165,7 @@ class Federation:
     server: Server | None = None
     store: DoomedStore | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
+    progress: list[dict[str, Any]] = field(default_factory=list)
     open_since_s: float | None = None
 
     @classmethod
@@ -196,7 +197,8 @@ class Federation:
 
             with closing(store):
                 clock, watch = self.world.clock, self._watch
-                self.server = Server(self.config, store, dial=dial, clock=clock, watch=watch)
+                heard = lambda event: self.progress.append(dict(event))  # noqa: E731 - used once
+                self.server = Server(self.config, store, dial=dial, clock=clock, watch=watch, progress=heard)
                 self.server.run()
 
         return self.world.begin(name, life)
@@ -346,6 +348,11 @@ class Spy:
                 with suppress(Malformed):  # some tests send messages that are no messages
                     out.append(messages.read_message(event.payload, route.kind))
         return [message for message in out if message["k"] == kind]
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of coordinators, oldest first."""
+        found = [event for event in self.heard() if event.topic == TOPICS.coord() and event.payload]
+        return [messages.read_message(event.payload, "coord") for event in found]
 
     def say(self, cid: str, kind: str, **fields: Anything) -> str:
         """A request of `cid`; -> its id."""

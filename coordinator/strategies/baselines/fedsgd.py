@@ -24,6 +24,8 @@ from edge_client.protocol.task import ClientId, Flat, Probe, Schema
 class FedSGD:
     """One model for all devices, which the server trains with their gradients."""
 
+    takes_newcomers: ClassVar[bool] = True
+
     learning_rate: float = 0.1
     batch_size: int = 16
     fraction_train: float = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -31,6 +31,8 @@ class LocalSgd:
 
     The defaults were chosen on the training split of the digits fleet, and suit small models on a few hundred samples.
     """
+
+    takes_newcomers: ClassVar[bool] = True
 
     local_steps: int = 20
     learning_rate: float = 0.1

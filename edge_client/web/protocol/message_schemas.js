@@ -68,6 +68,11 @@ const MODEL = manifest("model");
 const SLOT = matching("[a-z0-9-]{1,32}");
 const CANDIDATE = withField("own", record({ ...required({ own: SLOT }), ...optional({ init: MODEL }) }), MODEL);
 
+const STATE = record({
+  ...required({ doing: oneOf("compile", "gather", "train", "export", "serve"), newcomers: oneOf("now", "next-round", "next-run", "no") }),
+  ...optional({ here: COUNT, needed: COUNT, run, name: text(64), round: U32, of: U32 }),
+});
+
 export const COMMON = required({ id: IDENT, t: COUNT });
 export const EPOCH = required({ epoch: COUNT });
 
@@ -105,7 +110,7 @@ export const MESSAGE_TABLES = {
       boot: matching("[0-9a-f]{16}"), online: boolean, proto: listOf(integer(1, 255), 1, 16), spread_ms: COUNT,
       block: blockSize, window: WINDOW, src: listOf(matching("bcast|mqtt|https://[!-~]{1,256}"), 0, 8),
     }),
-    ...optional({ release: RELEASE }),
+    ...optional({ release: RELEASE, state: STATE }),
   },
   cat: required({ ver: COUNT, catalog: manifest("catalog") }),
   st: { ...required({ s: oneOf("on", "off", "sleep", "lost"), bd: U32 }), ...optional({ sw: text(64), caps: CAPS }) },

@@ -1,0 +1,64 @@
+"""The devices that train: enrolled at the first start, and joined between rounds by those that come later.
+
+The fleet grows only before a round whose tasks are not stored. So a replay asks the devices that were asked before, and
+a restarted coordinator continues with the same fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from coordinator.runtime.presence import DevicePresence, FleetPresence
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.store import Store
+from coordinator.strategies.base import Fleet
+from edge_client.protocol.task import ClientId
+
+
+class TrainingFleet:
+    """`members`: (training samples, engine) of each enrolled device; `engines` are those that the program has."""
+
+    def __init__(
+        self, store: Store, presence: FleetPresence, engines: Mapping[str, object], event_log: EventLog
+    ) -> None:
+        self.members = dict(store.states.enrolled())
+        self.engines = engines
+        self._store, self._presence, self._event_log = store, presence, event_log
+        self._named: set[ClientId] = set()  # devices of which `left-out` was logged
+
+    @property
+    def fleet(self) -> Fleet:
+        """The number of training samples of each member, sorted by device."""
+        return {cid: n for cid, (n, _) in sorted(self.members.items())}
+
+    def ready(self) -> dict[ClientId, DevicePresence]:
+        """The devices that can train now, members or not. A device that cannot is logged once, with the reason."""
+        for cid, device in self._presence.devices.items():
+            if device.is_online and device.n > 0 and device.engine not in self.engines and cid not in self._named:
+                self._named.add(cid)
+                why = f"the program has no file for {device.engine}; it has {', '.join(self.engines)}"
+                self._event_log.write("left-out", device=cid, why=why)
+        return self._presence.ready(self.engines)
+
+    def enrol(self) -> None:
+        """Enrol everyone who is ready, at the first start."""
+        self._enrol(self.ready(), [])
+
+    def let_in(self, run: str, number: int) -> Fleet:
+        """Enrol the devices that came since the last round, before round `number` of `run` begins; -> the fleet."""
+        new = {cid: device for cid, device in self.ready().items() if cid not in self.members}
+        if new:
+            when = {"unix_ms": self._event_log.unix_ms(), "run": run, "round": number}
+            events: list[dict[str, object]] = [
+                {"event": "let-in", "device": cid, "engine": device.engine, "n": device.n, **when}
+                for cid, device in new.items()
+            ]
+            self._enrol(new, events)
+            for event in events:
+                self._event_log.append_stored(event)
+        return self.fleet
+
+    def _enrol(self, devices: Mapping[ClientId, DevicePresence], events: list[dict[str, object]]) -> None:
+        rows = {cid: (device.n, device.engine) for cid, device in devices.items()}
+        self._store.states.enrol(rows, events)
+        self.members.update(rows)

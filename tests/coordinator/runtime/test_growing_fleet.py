@@ -1,0 +1,151 @@
+"""Devices that join before the start are waited for; devices that join later are let in at the next round."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.config_sections import RunConfig
+from coordinator.storage.status import read_status
+from coordinator.strategies.baselines.fedavg import FedAvg
+from tests.support import softmax_program
+from tests.support.virtual_federation import Federation, Spy
+
+LATE = "a04"  # the first in the order of the virtual world's turns, so that it is heard at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedFleet(FedAvg):
+    """A method of a user's own that says that its fleet stays as it is."""
+
+    takes_newcomers = False
+
+
+def run_of(method: str, rounds: int = 4, **settings: Any) -> RunConfig:  # noqa: ANN401 - the method's
+    name = method.rpartition(":")[2].lower()
+    return RunConfig(method=method, rounds=rounds, name=name, settings={"local-steps": 3, "batch-size": 8, **settings})
+
+
+def start_late(fed: Federation) -> None:
+    fed.start_device(LATE, softmax_program.grouped_fleet(5, 2)["d04"])
+
+
+def devices_of(fed: Federation, run: str) -> list[list[str]]:
+    """Which devices every round of a run has tested."""
+    return [sorted(record["per_device"]) for record in fed.rounds() if record["run"] == run]
+
+
+def test_the_coordinator_waits_for_its_devices_without_an_end_and_says_how_many_are_here(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=3)
+    fed.start_coordinator()
+    fed.start_devices(2)
+    fed.world.run(lambda: fed.world.clock.time_s > 100_000.0, limit_s=200_000.0)
+    assert [e for e in fed.progress if e["event"] == "waiting"][-1] == {"event": "waiting", "here": 2, "needed": 3}
+    assert (read_status(fed.config.folder)["here"], read_status(fed.config.folder)["needed"]) == (2, 3)
+    fed.start_device("d02", softmax_program.grouped_fleet(3, 2)["d02"])
+    fed.finish()
+    fed.world.end()
+    assert devices_of(fed, "fesem") == [["d00", "d01", "d02"]] * 2
+
+
+@pytest.mark.parametrize("method", ["fesem", "fedavg", "fedem"])
+def test_a_device_that_joins_during_a_round_takes_part_from_the_next_one(method: str, tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, runs=(run_of(method),))
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: fed.happened("round"))
+    start_late(fed)
+    fed.finish()
+    fed.world.end()
+    four = ["d00", "d01", "d02", "d03"]
+    assert devices_of(fed, method) == [four, four, [LATE, *four], [LATE, *four]]
+    assert [(e["device"], e["run"], e["round"]) for e in fed.events if e["event"] == "let-in"] == [(LATE, method, 3)]
+    assert {task["round"] for task in spy.said("task", cid=LATE)} == {3, 4}
+    assert spy.said("nack") == []
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+@pytest.mark.parametrize("writes", [1, 3, 6, 9, 14])
+def test_a_killed_coordinator_replays_a_fleet_that_has_grown_bit_for_bit(
+    fraction: float, writes: int, tmp_path: Path
+) -> None:
+    runs = (run_of("fesem", clusters=2, restarts=3, **{"fraction-train": fraction}),)
+    calm, rough = (Federation.of(tmp_path / name, runs=runs) for name in ("calm", "rough"))
+    for fed in (calm, rough):
+        participant = fed.start_coordinator()
+        fed.start_devices(4)
+        fed.world.run(lambda: fed.happened("round"))  # noqa: B023 - used at once
+        start_late(fed)
+        if fed is rough:
+            fed.world.run(lambda: fed.happened("let-in"))  # noqa: B023 - used at once
+            assert fed.store is not None
+            fed.store.database.fatal = fed.store.database.writes + writes
+            fed.world.run(lambda: participant.ended)  # noqa: B023 - used at once
+            fed.start_coordinator()
+        fed.finish()
+        fed.world.end()
+    assert calm.final_states() == rough.final_states()
+    assert calm.rounds() == rough.rounds()
+    assert len([e for e in rough.events if e["event"] == "let-in"]) == 1
+
+
+def test_a_round_that_is_replayed_lets_no_device_in(tmp_path: Path) -> None:
+    """Its tasks are stored already; another fleet would give others."""
+    fed = Federation.of(tmp_path, runs=(run_of("fedavg", **{"fraction-train": 0.5}),))
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: fed.live is not None and fed.live.key.round == 2)
+    fed.world.kill("coordinator.0")
+    start_late(fed)
+    fed.start_coordinator()
+    fed.finish()
+    fed.world.end()
+    assert [(e["device"], e["round"]) for e in fed.events if e["event"] == "let-in"] == [(LATE, 3)]
+
+
+def test_a_method_with_a_fixed_fleet_takes_it_from_the_next_run_and_both_sides_are_told(tmp_path: Path) -> None:
+    method = f"{__name__}:FixedFleet"
+    second = replace(run_of(method, rounds=2), name="second")
+    fed = Federation.of(tmp_path, runs=(run_of(method, rounds=3), second))
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.world.run(lambda: fed.happened("round"))
+    start_late(fed)
+    fed.finish()
+    fed.world.end()
+    four = ["d00", "d01", "d02", "d03"]
+    assert devices_of(fed, "fixedfleet") == [four] * 3
+    assert devices_of(fed, "second") == [[LATE, *four]] * 2
+    (joined,) = [e for e in fed.events if e["event"] == "joined" and e["device"] == LATE]
+    assert joined["takes_part"] == "next-run"
+    states = [record["state"]["newcomers"] for record in spy.records() if "state" in record]
+    assert list(dict.fromkeys(states)) == ["now", "next-run", "no"]
+
+
+def test_after_the_last_round_a_new_device_is_told_that_it_came_too_late(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, rounds=1)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_devices(4)
+    fed.finish()
+    start_late(fed)
+    fed.world.run(lambda: any(e.get("device") == LATE for e in fed.events))
+    fed.world.run(lambda: "state" in spy.records()[-1] and spy.records()[-1]["state"]["doing"] == "serve")
+    fed.world.end()
+    assert [e["takes_part"] for e in fed.events if e.get("device") == LATE] == ["no"]
+
+
+def test_a_device_whose_engine_the_program_lacks_is_named_with_the_reason(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=2)
+    fed.start_coordinator()
+    fed.start_devices(1)
+    fed.start_mute_device("d09", engine="litert")
+    fed.world.run(lambda: fed.happened("left-out"))
+    fed.world.end()
+    (told,) = [e for e in fed.events if e["event"] == "left-out"]
+    assert (told["device"], told["why"]) == ("d09", "the program has no file for litert; it has onnx")
