@@ -22,6 +22,7 @@ except ImportError as missing:  # a device's installation has no typer
 
 from coordinator.identity import cli as provision_cli
 from edge_client.errors import handle_errors
+from export.silence import write_stderr
 
 app = typer.Typer(
     name="fedcenters-coordinator",
@@ -149,7 +150,14 @@ def status(
 def _tell(event: Mapping[str, Any]) -> None:
     """Print one line for an event on stderr; an error is printed by the command that it ends."""
     if event["event"] != "error":
-        print(format_event(event), file=sys.stderr, flush=True)
+        write_stderr(format_event(event))
+
+
+TAKES_PART = {
+    "next-round": "; it takes part from the next round",
+    "next-run": "; it takes part from the next run, because this one's method keeps its fleet",
+    "no": "; training is over, and it can ask for a center",
+}
 
 
 def format_event(event: Mapping[str, Any]) -> str:
@@ -166,12 +174,18 @@ def format_event(event: Mapping[str, Any]) -> str:
         return f"{len(event['centers'])} centers published{f' as {formats}' if formats else ''}"
     words = {
         "start": "leading {federation}, epoch {epoch}",
+        "waiting": "waiting: {here} of {needed} devices",
+        "compiling": "compiling the training program: {part}",
         "joined": "{device} joined: {engine}, {n} samples",
+        "let-in": "{device} takes part from round {round} of {run}",
+        "left-out": "{device} is left out: {why}",
         "run-done": "{run} is done after {rounds} rounds",
         "served": "{device} runs center {center} as {format}",
         "done": "done in {seconds} s; serving devices that ask for a center",
     }
-    return words[kind].format(**event) if kind in words else str(dict(event))
+    if kind not in words:
+        return str(dict(event))
+    return words[kind].format(**event) + TAKES_PART.get(event.get("takes_part", ""), "")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Several federations in one process: a thread each, a broker where the configuration wants one, and signals.
 
 SIGTERM and SIGINT ask every coordinator to stop where nothing is half done. A second signal ends the process at once.
-So does the first one after eight seconds, if a coordinator is still busy; accepted replies are on disk. The federations
+So does the first one after two seconds, if a coordinator is still busy; accepted replies are on disk. The federations
 share only the process: the failure of one is reported, and the others go on.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,12 +32,13 @@ from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
+from export.silence import write_stderr
 
 if TYPE_CHECKING:
     from coordinator.dashboard.event_hub import Hub
     from coordinator.dashboard.server import DashboardServer
 
-STOP_TIMEOUT_S = 8.0  # after a signal; container engines kill after ten
+STOP_TIMEOUT_S = 2.0  # after a signal; what takes longer is abandoned, and a restart continues
 POLL_S = 0.5
 EventReporter = Callable[[Mapping[str, Any]], None]  # called with every event of metrics.jsonl
 
@@ -65,7 +65,7 @@ def run_service(
             stack.enter_context(experiment_trackers.open_trackers(c.loggers, c.folder, c.to_toml())) for c in settings
         ]
         federations = [
-            _FederationThread(config, store, _call_both(log, counter.watch(config)), insecure=insecure)
+            _FederationThread(config, store, _call_both(log, counter.watch(config)), tell, insecure=insecure)
             for config, store, log in zip(settings, stores, logs, strict=True)
         ]
         for federation, endpoint in zip(federations, endpoints, strict=True):
@@ -76,6 +76,10 @@ def run_service(
     failures = [federation.failure for federation in federations if federation.failure is not None]
     if failures:
         raise failures[0]
+    if came and any(federation.server.busy for federation in federations):
+        os._exit(
+            EXIT_OK if came == signal.SIGTERM else 128 + came
+        )  # an exporter does not survive the interpreter's end
     if came == signal.SIGINT:
         raise KeyboardInterrupt
 
@@ -91,7 +95,9 @@ def _call_both(first: EventReporter, second: EventReporter) -> EventReporter:
 class _FederationThread:
     """One federation: its server, and the thread that runs it."""
 
-    def __init__(self, config: CoordinatorConfig, store: Store, watch: EventReporter, *, insecure: bool) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, store: Store, watch: EventReporter, tell: EventReporter, *, insecure: bool
+    ) -> None:
         url = brokers.broker_url(config.broker)
         client_id = f"{Topics(config.federation).federation}.coordinator.0"
 
@@ -106,7 +112,8 @@ class _FederationThread:
         if config.dashboard.address:
             self._hub, watch = _hub(store, watch)
         observe = None if self._hub is None else self._hub.status
-        self.server = Server(config, store, dial=dial, clock=SystemClock(), watch=watch, observe=observe)
+        told = {"watch": watch, "observe": observe, "progress": tell}
+        self.server = Server(config, store, dial=dial, clock=SystemClock(), beside=True, **told)
         self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
 
     def serve_dashboard(self, endpoint: Endpoint) -> DashboardServer:
@@ -116,7 +123,7 @@ class _FederationThread:
         if self._hub is None:
             raise ValueError(f"{self.name} has no dashboard")
         running = DashboardServer(endpoint, self._config, self._hub, self.server)
-        _say(f"dashboard: {running.link}")
+        write_stderr(f"dashboard: {running.link}")
         return running
 
     def _run(self) -> None:
@@ -161,7 +168,7 @@ class _SignalWaiter:
             for federation in self._federations:
                 if federation.failure is not None and federation.name not in told and len(self._federations) > 1:
                     told.add(federation.name)
-                    _say(f"{federation.name} has ended: {federation.failure}")
+                    write_stderr(f"{federation.name} has ended: {federation.failure}")
             if self._came:
                 leave_s = min(leave_s, time.monotonic() + STOP_TIMEOUT_S)
                 if time.monotonic() > leave_s:
@@ -171,7 +178,7 @@ class _SignalWaiter:
         if self._came:
             self._leave_now(128 + number)
         self._came = number
-        os.write(2, b"stopping; once more to quit at once\n")  # a signal may interrupt a print
+        write_stderr("stopping; once more to quit at once")
         for federation in self._federations:
             federation.server.stop()
 
@@ -203,7 +210,7 @@ class _DeviceCounter:
     def _advise(self) -> None:
         if not self._told and (words := brokers.embedded_broker_warning(self._known)):
             self._told = True
-            _say(words)
+            write_stderr(words)
 
 
 def _embedded(config: CoordinatorConfig) -> bool:
@@ -217,7 +224,7 @@ def _brokers(settings: Iterable[CoordinatorConfig]) -> Iterable[brokers.Broker]:
     for (kind, port), config in wanted.items():
         started = brokers.start_broker(config.folder / "broker", kind, port=port, web_port=config.web.port)
         browsers = f", for browsers at {started.web}" if started.web else ""
-        _say(f"{started.kind} broker at {started.url}{browsers}, for this machine only")
+        write_stderr(f"{started.kind} broker at {started.url}{browsers}, for this machine only")
         yield started
 
 
@@ -256,8 +263,3 @@ def _every_setting(run: RunConfig, config: CoordinatorConfig) -> str:
 
     lines = annotate_representations(tomli_w.dumps(method_settings(make_strategy(run, config)))).splitlines()
     return "\n".join(f"# {line}" for line in (f"Every setting of run {run.name}, {run.method}:", *lines)) + "\n"
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()

@@ -7,6 +7,7 @@ Ctrl-C leave cleanly.
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import signal
@@ -24,8 +25,9 @@ from edge_client.nearest import cli as nearest_cli
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
+from edge_client.runtime.progress import Event, Tell, format_event
 
-STOP_TIMEOUT_S = 10.0  # for a task under way, after a signal to stop
+STOP_TIMEOUT_S = 2.0  # for a task under way, after a signal to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: everything can be read and changed on the way"
 ENROL_EXAMPLE = "example: fedcenters-edge enrol --config /etc/fedcenters/client.toml"
 EXAMPLE = "example: fedcenters-edge join --config /etc/fedcenters/client.toml"
@@ -56,6 +58,8 @@ def _parser() -> argparse.ArgumentParser:
     join.add_argument(
         "--config", type=Path, action="append", required=True, help="TOML file; several for several devices"
     )
+    join.add_argument("--json", action="store_true", help="one JSON object on stdout for each event")
+    join.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
     join.set_defaults(command=_join)
     nearest = commands.add_parser(
         "nearest",
@@ -95,7 +99,11 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 
 def _join(options: argparse.Namespace) -> int:
     configs = [enrolment.load_enrolled(path) for path in options.config]
-    return run_clients([make_client(config, insecure=options.insecure) for config in configs])
+    how = {"quiet": options.quiet, "as_json": options.json}
+    return run_clients(
+        [make_client(c, insecure=options.insecure, tell=reporter(c.device_id, **how)) for c in configs],
+        quiet=options.quiet,
+    )
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -113,7 +121,20 @@ def _enrol(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def run_clients(clients: Sequence[Client]) -> int:
+def reporter(device_id: str, *, quiet: bool = False, as_json: bool = False) -> Tell:
+    """What prints a device's events: a line of text each on stderr, or with `as_json` an object each on stdout."""
+
+    def tell(event: Event) -> None:
+        if as_json:
+            print(json.dumps({"device": device_id, **event}), flush=True)
+        elif not quiet and (text := format_event(event)):
+            sys.stderr.write(f"{device_id}: {text}\n")
+            sys.stderr.flush()
+
+    return tell
+
+
+def run_clients(clients: Sequence[Client], *, quiet: bool = False) -> int:
     """Run clients, one thread each, until SIGTERM, Ctrl-C, or the first of them fails; -> the exit code."""
     failures: list[BaseException] = []
     over = threading.Event()
@@ -136,10 +157,9 @@ def run_clients(clients: Sequence[Client]) -> int:
     try:
         threads = [threading.Thread(target=run, args=(client,), daemon=True) for client in clients]
         for client, thread in zip(clients, threads, strict=True):
-            print(
-                f"{client.config.device_id}: joining {client.config.federation} at {client.config.broker}",
-                file=sys.stderr,
-            )
+            if not quiet:
+                where = f"{client.config.federation} at {client.config.broker}"
+                print(f"{client.config.device_id}: joining {where}", file=sys.stderr)
             thread.start()
         over.wait()
         _stop(clients, threads)

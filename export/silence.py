@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,21 @@ CHATTY_LOGGERS = (
 )
 
 
+_one_at_a_time = threading.RLock()  # descriptors belong to the whole process
+_depth = 0
+_stderr: int | None = None  # a copy of descriptor 2 while it is silenced
+
+
+def write_stderr(text: str) -> None:
+    """Write a line to stderr, also while another thread is in `suppress_output`. Safe in a signal handler."""
+    copy = _stderr
+    if copy is None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+    else:
+        os.write(copy, f"{text}\n".encode())
+
+
 @contextmanager
 def suppress_output() -> Iterator[None]:
     """Silence Python warnings, CHATTY_LOGGERS, and C++ libraries that write to descriptors 1 and 2 directly."""
@@ -29,7 +45,7 @@ def suppress_output() -> Iterator[None]:
     for logger in loggers:
         logger.setLevel(logging.CRITICAL)
     try:
-        with warnings.catch_warnings(), _descriptors_to_null():
+        with warnings.catch_warnings(), _one_at_a_time, _descriptors_to_null():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -39,15 +55,19 @@ def suppress_output() -> Iterator[None]:
 
 @contextmanager
 def _descriptors_to_null() -> Iterator[None]:
+    global _depth, _stderr  # noqa: PLW0603 - the state of the process's descriptors
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(fd) for fd in (1, 2)]
     null = os.open(os.devnull, os.O_WRONLY)
     try:
+        _depth, _stderr = _depth + 1, saved[1] if _depth == 0 else _stderr
         for fd in (1, 2):
             os.dup2(null, fd)
         yield
     finally:
+        _depth -= 1
+        _stderr = None if _depth == 0 else _stderr
         for fd, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, fd)
             os.close(copy)

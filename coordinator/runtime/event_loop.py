@@ -37,6 +37,7 @@ class Controls:
     stopping: bool = False
     paused: bool = False
     closing: ExchangeKey | None = None  # the exchange to close now
+    worker: threading.Thread | None = None  # the last thread with slow work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,8 @@ class EventLoop:
             finally:
                 self.transport.wake()
 
-        threading.Thread(target=run, name="work", daemon=True).start()
+        self.controls.worker = threading.Thread(target=run, name="work", daemon=True)
+        self.controls.worker.start()
         self.run_until(lambda: bool(found or wrong))
         if wrong:
             raise wrong[0]

@@ -93,6 +93,11 @@ class Server:
             if self.session is not None:
                 self._leave(self.session, leading=leading)
 
+    @property
+    def busy(self) -> bool:
+        """Whether slow work still goes on in a thread of its own; it outlasts `run` when `stop` was called."""
+        return self._controls.worker is not None and self._controls.worker.is_alive()
+
     def stop(self) -> None:
         """Ask the server to end cleanly; from a signal handler or another thread."""
         self._controls.stopping = True

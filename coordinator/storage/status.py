@@ -60,13 +60,15 @@ def read_status(folder: Path) -> dict[str, Any]:
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
     lesson = json.loads(facts.get("lesson", "{}"))
     newest = {event["event"]: event for event in events}
+    starts = [place for place, event in enumerate(events) if event["event"] == "start"]
+    errors = [event["message"] for event in events[starts[-1] if starts else 0 :] if event["event"] == "error"]
     last = {event["run"]: event for event in events if event["event"] == "round"}
     live = _live(folder)
     return {
-        "federation": lesson.get("federation"),
-        "epoch": int(facts.get("epoch", 0)),
         "devices": devices,
         **live,
+        "federation": lesson.get("federation") or live.get("federation"),
+        "epoch": int(facts.get("epoch", 0)),
         "exchange": _named(live["exchange"], {run: name for name, (run, _) in rounds.items()}),
         "runs": [
             {
@@ -81,7 +83,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         ],
         "served": sum(event["event"] == "served" for event in events),
         "done": "done" in newest,
-        "error": newest.get("error", {}).get("message"),
+        "error": errors[-1] if errors else None,
     }
 
 
@@ -177,7 +179,11 @@ def _refusals(db: Any, run: str) -> dict[str, Any]:  # noqa: ANN401 - sqlite3.Co
 
 def _doing(found: Mapping[str, Any]) -> str:
     if found["phase"] in ("stopped", "not started") or found["silent_s"] <= SILENT_AFTER_S:
-        return f"{found['phase']}{', all runs are done' if found['done'] else ''}"
+        phase = found["phase"]
+        if phase == "waiting for devices" and "here" in found:
+            phase = f"waiting: {found['here']} of {found['needed']} devices"
+        part = f" the training program: {found['working_on']}" if found.get("working_on") else ""
+        return f"{phase}{part}{', all runs are done' if found['done'] else ''}"
     return f"no sign of life for {found['silent_s']:.0f} s; it was {found['phase']}"
 
 

@@ -89,12 +89,14 @@ class ActiveTask:
         )
         state.store_result(stored, result.data, schema, own=result.own, posterior=result.posterior)
 
-    def refuse(self, wrong: Exception) -> None:
-        """Tell the coordinator why there is no result."""
+    def refuse(self, wrong: Exception) -> tuple[str, str]:
+        """Tell the coordinator why there is no result; -> the code and the detail of the `nack`."""
         code, detail, retry_ms = nack_fields(wrong)
-        log.warning("cannot do %s: %s: %s", self.key, code, detail, exc_info=wrong if code == "internal" else None)
+        if code == "internal":
+            log.warning("cannot do %s", self.key, exc_info=wrong)
         fields = {**vars(self.key), "code": code, "detail": detail, "retry_ms": retry_ms}
         self.session.sender.send("nack", re=self.message["id"], **fields)
+        return code, detail
 
     def _fetch(self, manifests: list[Manifest]) -> ClientLoop:
         """Take events until the blobs are here, the task is dropped, or its time is over."""

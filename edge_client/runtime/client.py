@@ -27,6 +27,7 @@ from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.transfer import MAX_WINDOW
 from edge_client.runtime.active_task import ActiveTask, TaskDropped
 from edge_client.runtime.golden_results import FILE, Check, GoldenResults
+from edge_client.runtime.progress import Tell
 from edge_client.runtime.session import ClientLoop, Session
 from edge_client.runtime.state import TaskKey
 from edge_client.runtime.systemd_watchdog import Watchdog
@@ -41,12 +42,16 @@ log = logging.getLogger(__name__)
 
 MAX_IDLE_S = 60.0  # the longest wait; any event ends it
 RETRY_S = 60.0
+TASK_WAIT_S = 2.0  # the first task of a run follows the record that announces it
 SOFTWARE = "fedcenters-edge"
 UPDATE_HINT = "install the version of fedcenters that the coordinator runs"
 
 
 class Client:
-    """One device. `rng` draws message ids and jitter; nothing that is learned depends on it."""
+    """One device. `rng` draws message ids and jitter; nothing that is learned depends on it.
+
+    `tell` is called with every event of progress.py, in the thread of `run`.
+    """
 
     def __init__(  # noqa: PLR0913 - the parts of a device
         self,
@@ -61,6 +66,7 @@ class Client:
         watchdog: Watchdog | None = None,
         samples: DataFolder | None = None,
         updates: SelfUpdater | None = None,
+        tell: Tell = lambda _: None,
     ) -> None:
         self.config, self._local, self._clock = config, local, clock
         self._watchdog, self._samples = watchdog or Watchdog({}), samples
@@ -73,10 +79,14 @@ class Client:
         )
         self.state = session.state
         self._uploader = Uploader(self.state, session.sender, session.transport, clock=clock, rng=rng)
-        handlers |= {"go": self._uploader.on_go, "ack": self._uploader.on_ack}
+        handlers |= {"go": self._uploader.on_go, "ack": self._on_ack}
         self._runner = TaskRunner(config, session.cache, local, open_engine, GoldenResults(config.state / FILE, check))
         self._task: ActiveTask | None = None
         self._boot: str | None = None  # of the coordinator's process
+        self._online = True  # whether the coordinator is
+        self._federation: Mapping[str, Any] = {}  # what the federation does, as the coordinator said last
+        self._tell_at_s: float | None = None  # when to tell that it trains without this device; None: nothing to tell
+        self._tell = tell
         self._block = DEFAULT_BLOCK_BYTES
 
     def run(self) -> None:
@@ -97,6 +107,7 @@ class Client:
                 if self._task is not None:
                     yield from self._work(self._task)
                 else:
+                    self._tell_of_training()
                     self._uploader.step()
                     yield from self._update()
         finally:
@@ -106,20 +117,24 @@ class Client:
 
     def stop(self) -> None:
         """End `run` soon; from any thread."""
+        self._tell({"event": "stopping"})
         self._session.stop()
 
     def _wait_s(self) -> float:
         if self._task is not None:
             return 0.0
+        until_s = MAX_IDLE_S if self._tell_at_s is None else max(0.0, self._tell_at_s - self._clock.now_s())
         wait_s = self._uploader.wait_s()
-        return MAX_IDLE_S if wait_s is None else min(MAX_IDLE_S, wait_s)
+        return min(MAX_IDLE_S, until_s) if wait_s is None else min(MAX_IDLE_S, until_s, wait_s)
 
     def _take(self, event: Event | None) -> None:
         self._watchdog.notify_alive(self._clock.now_s())
         self._session.handle(event)
         if isinstance(event, Connected):
+            self._tell({"event": "connected", "broker": self.config.broker})
             self._uploader.link_up()
         elif isinstance(event, Disconnected):
+            self._tell({"event": "lost", "reason": event.reason})
             self._uploader.link_lost()
 
     def _work(self, task: ActiveTask) -> ClientLoop:
@@ -130,10 +145,14 @@ class Client:
             result, seconds = yield from task.execute()
             task.store(result, seconds, block=self._block)
         except TaskDropped:
-            log.info("dropped %s", task.key)
+            self._tell({"event": "dropped", **self._place(task.key)})
         except Exception as wrong:  # noqa: BLE001 - the coordinator waits for an answer, whatever went wrong
-            task.refuse(wrong)
+            code, detail = task.refuse(wrong)
+            self._tell({"event": "refused", **self._place(task.key), "code": code, "detail": detail})
         else:
+            sent = {"what": result.what, "bytes": len(result.data), "seconds": round(seconds, 3)}
+            told = {"job": task.message["job"], "loss": result.metrics.get("loss"), **sent}
+            self._tell({"event": "result", **self._place(task.key), **told})
             self._uploader.announce()
         finally:
             self._session.downloads.pause()
@@ -186,6 +205,7 @@ class Client:
         if self._boot not in (None, message["boot"]):
             self._uploader.coordinator_restarted(message["spread_ms"] / 1000)
         self._boot = message["boot"]
+        self._tell_of_federation(message)
         if message["online"] and self._session.failure is None:
             self._updates.confirm()
         release = message.get("release")
@@ -204,8 +224,43 @@ class Client:
         else:
             if active is not None:
                 active.dropped = True
+            n = len(self._local.train)
+            self._tell({"event": "task", "run": key.run, **self._place(key), "job": message["job"], "n": n})
             self._task = ActiveTask(key, message, until_s, self._session, self._runner, self._take)
             self._uploader.cancel()  # an earlier result is late now
+
+    def _on_ack(self, message: Mapping[str, Any]) -> None:
+        result = self.state.result
+        self._uploader.on_ack(message)
+        if result is not None and (result.key, result.update.sha256) == (TaskKey.of(message), message["sha256"]):
+            said = {"status": message["status"], "detail": message.get("detail", "")}
+            job = "fit" if "loss" in result.metrics else "probe"
+            self._tell({"event": "answered", **self._place(result.key), "job": job, **said})
+
+    def _place(self, key: TaskKey) -> dict[str, Any]:
+        """The round of a task, and how many the run has, where the coordinator said so."""
+        of = self._federation.get("of") if self._federation.get("run") == key.run else None
+        return {"round": key.round} if of is None else {"round": key.round, "of": of}
+
+    def _tell_of_federation(self, message: Mapping[str, Any]) -> None:
+        """Tell what this device waits for; of a training that it takes part in, its tasks tell."""
+        if message["online"] != self._online:
+            self._online = message["online"]
+            self._tell({"event": "coordinator", "online": self._online})
+        before, now = self._federation, message.get("state") or {}
+        self._federation = now or before
+        if all(now.get(key) == before.get(key) for key in ("doing", "newcomers", "here", "needed", "run")) or not now:
+            return
+        self._tell_at_s = self._clock.now_s() + TASK_WAIT_S if now["doing"] == "train" else None
+        if self._tell_at_s is None:
+            self._tell({"event": "waiting", **now})
+
+    def _tell_of_training(self) -> None:
+        """Tell of a training that goes on without this device, unless it gets or had a task of that run."""
+        if self._tell_at_s is not None and self._clock.now_s() >= self._tell_at_s:
+            self._tell_at_s, done = None, self.state.result
+            if done is None or done.key.run != self._federation.get("run"):
+                self._tell({"event": "waiting", **self._federation})
 
     def _on_stop(self, message: Mapping[str, Any]) -> None:
         key, result = TaskKey.of(message), self.state.result

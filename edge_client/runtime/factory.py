@@ -11,6 +11,7 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DataFolder
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.client import Client
+from edge_client.runtime.progress import Tell
 from edge_client.runtime.systemd_watchdog import Watchdog
 from edge_client.transport.base import Dial
 from edge_client.transport.clock import SystemClock
@@ -29,7 +30,7 @@ def make_dialer(config: ClientConfig, *, insecure: bool = False) -> Dial:
     return lambda will: MqttTransport(config.broker, name, will=will, credentials=credentials, insecure=insecure)
 
 
-def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
+def make_client(config: ClientConfig, *, insecure: bool = False, tell: Tell = lambda _: None) -> Client:
     """The device of a configuration: its data, its broker, the machine's clocks. Raises ConfigError."""
     samples = DataFolder(config.data, most=config.max_samples)
     return Client(
@@ -41,4 +42,5 @@ def make_client(config: ClientConfig, *, insecure: bool = False) -> Client:
         watchdog=Watchdog(os.environ),
         samples=samples,
         updates=SelfUpdater.from_environment(os.environ),
+        tell=tell,
     )

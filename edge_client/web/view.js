@@ -6,6 +6,18 @@ import { sizeOf } from "./protocol/tensors.js";
 const ENOUGH = 25; // samples: every fifth is held out, and 20 are about as good at finding the center as 100 (RESULTS.md)
 const SENT = { delta: "the change of the model", stats: "some statistics" };
 
+/** What a device that has no task waits for, from the coordinator's `state`. */
+function waitingFor({ doing, here, needed, round, of, newcomers }) {
+  const joins = { "next-round": " A new device takes part from the next round.", "next-run": " A new device takes part from the next run." };
+  return {
+    compile: "The coordinator prepares the training.",
+    gather: `Waiting: ${here} of ${needed} devices.`,
+    train: `The federation is in round ${round} of ${of}.${joins[newcomers] ?? ""}`,
+    export: "Training is over. The coordinator prepares the centers.",
+    serve: "Training is over. Find the center that fits your samples.",
+  }[doing];
+}
+
 /** The page's parts by their ids. `guard` runs an action and shows what went wrong; `drawable` says which inputs are pictures. */
 export class View {
   constructor(page) {
@@ -65,6 +77,7 @@ export class View {
       coordinator: () => {
         this.showLink(event.online ? "connected" : "coordinator away", event.online);
         this.showOffline(event.online ? "" : "The coordinator is away. Your samples are safe on this phone. Training goes on when it is back.");
+        if (event.online && event.state) this.showProgress(waitingFor(event.state), 0);
       },
       catalog: () => {
         this.published = true;

@@ -18,7 +18,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-from edge_client.cli import run_clients
+from edge_client.cli import reporter, run_clients
 from edge_client.config import load_config
 from edge_client.errors import UsageError, run_cli
 from edge_client.runtime.factory import make_client
@@ -40,7 +40,7 @@ def _live(paths: list[str]) -> int:
     configs = [load_config(Path(path), os.environ) for path in paths]
     for engine in sorted({config.engine for config in configs}):
         threading.Thread(target=_warm_up, args=(engine,), name=f"import {engine}", daemon=True).start()
-    return run_clients([make_client(config) for config in configs])
+    return run_clients([make_client(config, tell=reporter(config.device_id)) for config in configs])
 
 
 def _warm_up(engine: str) -> None:

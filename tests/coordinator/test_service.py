@@ -16,7 +16,7 @@ import tomli_w
 
 from coordinator.config import read_config
 from coordinator.local_broker import Broker, broker_url, embedded_broker_warning, local_broker
-from coordinator.storage.status import read_status
+from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from edge_client.errors import UsageError
 from tests.support.virtual_federation import seed_program
@@ -86,6 +86,24 @@ def test_a_federation_that_fails_leaves_the_others_alone(tmp_path: Path, mosquit
         process.send_signal(signal.SIGTERM)
         _, rest = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, "Traceback" in rest) == (4, False)
+
+
+def test_while_it_compiles_it_says_so_status_knows_the_federation_and_ctrl_c_stops_it(
+    tmp_path: Path, free_port: int
+) -> None:
+    table = {"federation": "home", "broker": f"embedded:{free_port}", "folder": "run", "formats": []}
+    table |= {"model": {"name": "digits-mlp"}, "runs": [{"method": "fedavg", "num-rounds": 1}]}
+    (tmp_path / "home.toml").write_text(tomli_w.dumps(table))
+    with started("serve", str(tmp_path / "home.toml")) as process:
+        heard(process, "compiling the training program: model digits-mlp for onnx, litert, pt2")
+        found = read_status(tmp_path / "run")
+        assert (found["federation"], found["phase"], found["error"]) == ("home", "compiling", None)
+        assert status_lines(found)[0].startswith("federation home, epoch 1: compiling")
+        process.send_signal(signal.SIGINT)
+        _, rest = process.communicate(timeout=PATIENCE_S)
+    assert "stopping; once more to quit at once\n" in rest
+    assert "Traceback" not in rest
+    assert (process.returncode, read_status(tmp_path / "run")["phase"]) == (130, "stopped")
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, free_port: int) -> None:

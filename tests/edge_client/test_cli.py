@@ -156,6 +156,23 @@ def test_devices_of_one_process_leave_together_and_say_so(
         assert devices.wait(30) == code
         _, talk = devices.communicate()
     assert "Traceback" not in talk
+    for path in paths:
+        said = [line for line in talk.splitlines() if line.startswith(f"{path.stem}: ")]
+        assert said[1:] == [f"{path.stem}: connected to {mosquitto.url}", f"{path.stem}: stopping"]
+
+
+@pytest.mark.broker
+def test_join_prints_an_object_for_each_event_or_nothing(tmp_path: Path, mosquitto: Broker) -> None:
+    path = write_device(tmp_path, broker=mosquitto.url)
+    for option, events in (("--json", ["connected", "stopping"]), ("--quiet", [])):
+        with watching(mosquitto.url) as watcher, process("join", "--config", str(path), option) as device:
+            while next_state(watcher) != ("dev-1", "on"):
+                pass
+            device.send_signal(signal.SIGTERM)
+            out, talk = device.communicate(timeout=30)
+        told = [json.loads(line) for line in out.splitlines()]
+        assert [(event["device"], event["event"]) for event in told] == [("dev-1", kind) for kind in events]
+        assert talk.splitlines() == ([f"dev-1: joining demo at {mosquitto.url}"] if events else [])
 
 
 @pytest.mark.broker

@@ -166,6 +166,7 @@ class Federation:
     store: DoomedStore | None = None
     events: list[dict[str, Any]] = field(default_factory=list)
     progress: list[dict[str, Any]] = field(default_factory=list)
+    told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # what each device says to its owner
     open_since_s: float | None = None
 
     @classmethod
@@ -239,8 +240,9 @@ class Federation:
                 return WideEngine() if self.ballast else softmax_program.SoftmaxEngine()
 
             rng = np.random.default_rng(int(cid[1:]))
-            client = Client(settings, dial, local=local, clock=self.world.clock, rng=rng, open_engine=open_engine)
-            client.run()
+            told = self.told.setdefault(cid, [])
+            more: dict[str, Any] = {"open_engine": open_engine, "tell": lambda event: told.append(dict(event))}
+            Client(settings, dial, local=local, clock=self.world.clock, rng=rng, **more).run()
 
         return self.world.begin(cid, life)
 

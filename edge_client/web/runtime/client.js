@@ -209,7 +209,9 @@ export class Client {
     this.block = Math.min(DEFAULT_BLOCK_BYTES, message.block);
     if (this.boot !== null && this.boot !== message.boot) this.uploader.coordinatorRestarted(message.spread_ms);
     this.boot = message.boot;
-    this.tell({ what: "coordinator", online: message.online });
+    const { state } = message;
+    const takesPart = this.task !== null || (state?.run !== undefined && this.state.result?.key.run === state.run);
+    this.tell({ what: "coordinator", online: message.online, state: takesPart ? undefined : state });
   }
 
   /** Begin a new task; one that is done is announced again, one that is running or older is not begun again. */

@@ -18,7 +18,7 @@ from coordinator.storage.status import (
     run_folder_of,
     status_lines,
 )
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, NetworkError
 from edge_client.protocol.blocks import manifest_of
 from tests.support.virtual_federation import BALLAST, BLOCK, Federation, Spy
 
@@ -87,6 +87,29 @@ def test_a_reply_that_came_too_late_is_told_as_late(tmp_path: Path) -> None:
     found = read_status(fed.config.folder)
     assert found["runs"][0]["late"] == ["d03"]
     assert "  late: 1 (d03)" in status_lines(found)
+
+
+def test_the_error_of_an_earlier_start_is_not_shown(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=1.0, deadline_s=30.0)
+    fed.start_coordinator()
+    fed.start_devices(3)
+    fed.start_mute_device("d03")
+    with pytest.raises(NetworkError, match="3 of 4 devices"):
+        fed.finish()
+    assert "last error: only 3 of 4" in "\n".join(status_lines(read_status(fed.config.folder)))
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.live is not None)
+    assert read_status(fed.config.folder)["error"] is None
+    fed.world.end()
+
+
+def test_status_says_how_many_devices_are_waited_for(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, devices=3)
+    fed.start_coordinator()
+    fed.start_devices(1)
+    fed.world.run(lambda: fed.world.clock.time_s > 5.0)
+    assert status_lines(read_status(fed.config.folder))[0] == "federation test, epoch 1: waiting: 1 of 3 devices"
+    fed.world.end()
 
 
 def test_a_coordinator_that_stopped_and_one_that_was_killed_are_told_apart(tmp_path: Path) -> None:

@@ -1,0 +1,88 @@
+"""What a device tells its owner: events of its life, and each as one line of text.
+
+An event is a mapping with `event` and what belongs to it; `round` and `of` count rounds, `bytes` is the size of what is
+sent, `loss` the mean training loss, `seconds` the time of the computation.
+
+    connected {broker}             lost {reason}              coordinator {online}
+    waiting   {doing, newcomers, here, needed, name, round, of}: what the federation does (PROTOCOL.md, `coord`)
+    task      {run, round, of, job, n}                        result {round, of, job, loss, seconds, bytes, what}
+    answered  {round, of, status, detail}                     refused {round, of, code, detail}
+    dropped   {round, of}                                     stopping {}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Event = Mapping[str, Any]
+Tell = Callable[[Event], None]
+
+ACCEPTED = ("ok", "dup")
+UNITS = (("MB", 1_000_000), ("kB", 1_000))
+SENT = {"delta": "weight differences", "stats": "statistics"}
+TAKES_PART = {
+    "now": "",
+    "next-round": "; a new device takes part from the next round",
+    "next-run": "; a new device takes part from the next run",
+    "no": "",
+}
+
+
+def format_event(event: Event) -> str:
+    """One line; "" for what only a program wants to know."""
+    return WORDS[event["event"]](event)
+
+
+def _round(event: Event) -> str:
+    number, of = event.get("round", 0), event.get("of")
+    if of is not None and number > of:
+        return "after the last round"
+    return f"round {number}" if of is None else f"round {number} of {of}"
+
+
+def _waiting(event: Event) -> str:
+    rest = TAKES_PART[event["newcomers"]]
+    doing = {
+        "compile": "waiting: the coordinator compiles the training program",
+        "gather": f"waiting: {event.get('here')} of {event.get('needed')} devices",
+        "train": f"waiting: {event.get('name')} is in {_round(event)}{rest}",
+        "export": "done: training is over, and the coordinator writes the centers",
+        "serve": "done: training is over; `fedcenters-edge nearest` gets the center that fits",
+    }
+    return doing[event["doing"]]
+
+
+def _result(event: Event) -> str:
+    sends = f"sends {_size(event['bytes'])} of {SENT[event['what']]}"
+    if event["job"] == "fit":
+        return f"{_round(event)}: loss {event['loss']:.3f} after {event['seconds']:.1f} s; {sends}"
+    return f"{_round(event)}: measured models on its samples in {event['seconds']:.1f} s; {sends}"
+
+
+def _answered(event: Event) -> str:
+    which = _round(event)
+    if event["status"] in ACCEPTED:
+        return f"{which}: accepted" if event["job"] == "fit" else ""
+    if event["status"] == "retry":
+        return f"{which}: the coordinator could not store it and asks again later"
+    return f"{which}: not counted: {event['detail'] or event['status']}"
+
+
+def _size(count: int) -> str:
+    unit, value = next(((name, count / size) for name, size in UNITS if count >= size), ("bytes", 0))
+    return f"{value:.1f} {unit}" if value else f"{count} bytes"
+
+
+WORDS: Mapping[str, Callable[[Event], str]] = {
+    "connected": lambda e: f"connected to {e['broker']}",
+    "lost": lambda e: f"connection lost ({e['reason']}); connecting again",
+    "coordinator": lambda e: "" if e["online"] else "the coordinator is away; waiting for it",
+    "waiting": _waiting,
+    "task": lambda e: f"{_round(e)}: trains on {e['n']} samples" if e["job"] == "fit" else "",
+    "result": _result,
+    "answered": _answered,
+    "refused": lambda e: f"{_round(e)}: refused: {e['detail'] or e['code']}",
+    "dropped": lambda e: f"{_round(e)}: the coordinator does not need it any more",
+    "stopping": lambda _: "stopping",
+}

@@ -1,0 +1,48 @@
+"""What an exporter prints is silenced, and what other threads say meanwhile is not."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from export.silence import suppress_output, write_stderr
+
+
+def test_a_line_of_another_thread_comes_through_the_silence(capfd: pytest.CaptureFixture[str]) -> None:
+    silent, said = threading.Event(), threading.Event()
+
+    def export() -> None:
+        with suppress_output(), suppress_output():
+            silent.set()
+            os.write(2, b"a library talks\n")
+            said.wait(30)
+        os.write(2, b"afterwards\n")
+
+    thread = threading.Thread(target=export)
+    thread.start()
+    silent.wait(30)
+    write_stderr("pi-1 joined")
+    said.set()
+    thread.join()
+    write_stderr("done")
+    assert capfd.readouterr().err == "pi-1 joined\nafterwards\ndone\n"
+
+
+def test_two_threads_that_export_at_once_leave_the_descriptors_as_they_were(capfd: pytest.CaptureFixture[str]) -> None:
+    together = threading.Barrier(2)
+
+    def export() -> None:
+        together.wait()
+        for _ in range(20):
+            with suppress_output():
+                os.write(1, b"a library talks\n")
+
+    threads = [threading.Thread(target=export) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.write(1, b"afterwards\n")
+    assert capfd.readouterr().out == "afterwards\n"
