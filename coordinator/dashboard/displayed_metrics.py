@@ -51,10 +51,7 @@ class DashboardView:
         messages: Messages = []
         if kind == "joined":
             messages += self._add_devices([event["device"]])
-            number = self.devices.get(event["device"])
-            if number is not None:
-                self._engine[number], self._samples[number] = event["engine"], event["n"]
-                messages.append(("fleet", {"facts": [[number, event["engine"], event["n"]]]}))
+            messages += self._describe({event["device"]: (event["engine"], event["n"])})
         elif kind == "round":
             messages += self._round(cast("RoundRecord", event))
         else:
@@ -79,6 +76,7 @@ class DashboardView:
             "exchange": None if exchange is None else self._exchange(exchange, status["names"]),
         }
         messages = self._add_devices(status["presence"])
+        messages += self._describe(status["devices"])
         states = device_states(status["presence"], exchange, self._late)
         changed: dict[int, list[int]] = {}
         for cid, state in states.items():
@@ -154,6 +152,14 @@ class DashboardView:
         elif kind == "done":
             self.facts |= {"done": True, "ended": event.get("unix_ms")}
         return [("facts", dict(self.facts))]
+
+    def _describe(self, devices: Mapping[ClientId, tuple[str, int]]) -> Messages:
+        """Take in the engine and the number of training samples of devices, which may change."""
+        told = ((self.devices[cid], *facts) for cid, facts in devices.items() if cid in self.devices)
+        changed = [[i, engine, n] for i, engine, n in told if (engine, n) != (self._engine[i], self._samples[i])]
+        for i, engine, n in changed:
+            self._engine[i], self._samples[i] = engine, n
+        return [("fleet", {"facts": changed})] if changed else []
 
     def _add_devices(self, cids: Iterable[ClientId]) -> Messages:
         """Give new devices an index, up to MAX_DEVICES."""

@@ -55,10 +55,12 @@ class StatusReporter:
         if self._observe is None:
             return
         self._observe_at_s = self._clock.now_s() + OBSERVE_INTERVAL_S
-        presence = {cid: device.state for cid, device in self._dispatcher.fleet.devices.items()}
+        fleet = self._dispatcher.fleet
+        presence = {cid: device.state for cid, device in fleet.devices.items()}
+        devices = {cid: (device.engine, device.n) for cid, device in fleet.devices.items()}
         names = self._store.states.run_names()
         run = {"phase": self._phase, "paused": self._is_paused(), "presence": presence, "names": names}
-        self._observe({**self._numbers(), **run, "heard": self._dispatcher.fleet.heard})
+        self._observe({**self._numbers(), **run, "heard": fleet.heard, "devices": devices})
 
     def _numbers(self) -> dict[str, Any]:
         live, fleet = self._dispatcher.exchange.live, self._dispatcher.fleet

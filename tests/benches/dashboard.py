@@ -124,6 +124,7 @@ class _Fleet:
         seen = {"phase": "asking", "paused": False, "unix_ms": 0, "connected": len(self._names), "exchange": exchange}
         seen |= {"bytes": {"down": 1, "up": 1}, "presence": dict.fromkeys(self._names, "on"), "names": {"1f": "fesem"}}
         seen |= {"heard": dict.fromkeys(self._names, int(time.time() * 1000))}
+        seen |= {"devices": dict.fromkeys(self._names, ("onnx", 100))}
         self._site.hub.status(seen)
 
     def round(self) -> None:

@@ -32,13 +32,17 @@ function draw(time) {
   const late = dirty.has("table") && time - tableAt < TABLE_MS;
   if (dirty.has("head")) { overview.header(); overview.tiles(run, state.maps[run?.run]); control.show(); }
   if (dirty.has("fleet")) drawFleet(run);
-  if (dirty.has("run")) { overview.drawMethods(); overview.drawCurves(run); overview.roundTable(run); }
+  if (dirty.has("run")) { showCharts(run); overview.drawMethods(); overview.drawCurves(run); overview.roundTable(run); }
   if (dirty.has("events")) overview.eventList();
   if (dirty.has("map")) drawMap(run);
   if (dirty.has("grid")) drawAssignment(run);
   if (dirty.has("table") && !late) { tableAt = time; devices.table(run, redrawTable); }
   dirty.clear();
   if (late) setTimeout(() => redraw("table"), TABLE_MS);
+}
+
+function showCharts(run) { // there is nothing to draw before the first round
+  for (const card of document.querySelectorAll("[data-rounds]")) card.hidden = !run;
 }
 
 function drawFleet(run) {

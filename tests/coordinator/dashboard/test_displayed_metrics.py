@@ -69,6 +69,7 @@ def seen(**changes: Anything) -> dict[str, Any]:
         "exchange": None,
         "presence": {"d0": "on", "d1": "sleep"},
         "heard": {},
+        "devices": {},
         "names": {"1f": "fesem"},
         **changes,
     }
@@ -109,6 +110,14 @@ def test_of_the_fleet_only_what_has_changed_is_told() -> None:
     assert view.status(seen(unix_ms=2)) == []
     ((kind, told),) = view.status(seen(unix_ms=3, presence={"d0": "on", "d1": "on"}))
     assert (kind, told) == ("fleet", {"states": [[DEVICE_STATES.index("idle"), [1]]]})
+
+
+def test_a_device_that_announces_more_samples_is_shown_with_them() -> None:
+    view = DashboardView()
+    view.event({**joined(0), "n": 0})
+    assert ("fleet", {"facts": [[0, "onnx", 160]]}) in view.status(seen(devices={"d0": ("onnx", 160)}))
+    assert view.snapshot()["fleet"]["samples"] == [160, 0]
+    assert view.status(seen(devices={"d0": ("onnx", 160)})) == []
 
 
 def test_the_open_exchange_is_counted_by_the_name_of_its_run() -> None:

@@ -212,3 +212,16 @@ def test_text_can_be_read_on_its_ground(site: DashboardSite, visit: Open, *, dar
     texts = ("#tiles b, #tiles span, #tiles small", ".quiet, .note, .figure", "button", "#verdict", "th, td, td a")
     for selector in texts:
         assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector
+
+
+def test_before_the_first_round_there_are_no_empty_charts(tmp_path: Path, visit: Open) -> None:
+    with serve_dashboard(tmp_path) as site:
+        site.hub.event(joined(0))
+        page = visit(site.link).page
+        expect(page.locator("#tiles a")).to_have_count(1)
+        for chart in ("#accuracy", "#loss", "#assignment", "#bytes", "#seconds", "#rounds"):
+            expect(page.locator(chart)).to_be_hidden()
+        site.hub.event(round_event(1, [0]))
+        expect(page.locator("#accuracy path")).to_have_count(4)
+        expect(page.locator("#rounds")).to_be_visible()
+        page.close()
