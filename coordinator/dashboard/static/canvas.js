@@ -149,15 +149,16 @@ export class Fleet {
     this.step = step;
     this.columns = Math.floor(width / step);
     const gap = step > 14 ? 4 : step > 6 ? 1.5 : 0.6, side = step - gap;
-    const groups = new Map(); // [fill, pale] -> path
+    const looks = states.map((name) => ({ pale: ABSENT.includes(name), framed: TROUBLED.includes(name) }));
+    const groups = new Map(); // center and pale -> path
     const frames = new Path2D();
     order.forEach((i, at) => {
       const x = (at % this.columns) * step, y = Math.floor(at / this.columns) * step;
-      const name = states[codes[i]], pale = ABSENT.includes(name);
-      const look = `${centerColour(centerOf(i))} ${pale}`;
-      if (!groups.has(look)) groups.set(look, { fill: centerColour(centerOf(i)), pale, path: new Path2D() });
-      groups.get(look).path.rect(x, y, side, side);
-      if (TROUBLED.includes(name)) frames.rect(x + 0.5, y + 0.5, side - 1, side - 1);
+      const { pale, framed } = looks[codes[i]], center = centerOf(i), key = 2 * center + (pale ? 1 : 0);
+      let group = groups.get(key);
+      if (!group) groups.set(key, group = { fill: centerColour(center), pale, path: new Path2D() });
+      group.path.rect(x, y, side, side);
+      if (framed) frames.rect(x + 0.5, y + 0.5, side - 1, side - 1);
     });
     for (const { fill, pale, path } of groups.values()) {
       context.globalAlpha = pale ? 0.35 : 1;

@@ -20,12 +20,24 @@ const COLUMNS = [ // [key, title, value of device i in a run, first click sorts 
 const NUMBERS = ["accuracy", "loss", "heard", "refusals", "samples"];
 const sorting = { key: "accuracy", up: true };
 
-export function order(run, key = "device", up = true) { // device indices; a device without the value comes last
-  const value = COLUMNS.find(([name]) => name === key)[2];
+let named = { ids: null, byName: [], rank: [] }; // kept, for a large fleet is drawn twice a second
+function sortNames() {
   const { ids } = state.fleet;
-  const keys = ids.map((_, i) => value(i, run));
+  if (named.ids === ids && named.rank.length === ids.length) return named;
+  const byName = ids.map((_, i) => i).sort((a, b) => (ids[a] < ids[b] ? -1 : 1));
+  const rank = [];
+  byName.forEach((i, at) => { rank[i] = at; });
+  named = { ids, byName, rank };
+  return named;
+}
+
+export function order(run, key = "device", up = true) { // device indices; a device without the value comes last
+  const { byName, rank } = sortNames();
+  if (key === "device") return up ? byName : byName.toReversed();
+  const value = COLUMNS.find(([name]) => name === key)[2];
+  const keys = rank.map((_, i) => value(i, run));
   const compare = (a, b) => (a === b ? 0 : a === null ? 1 : b === null ? -1 : (a < b) === up ? -1 : 1);
-  return ids.map((_, i) => i).sort((a, b) => compare(keys[a], keys[b]) || (ids[a] < ids[b] ? -1 : 1));
+  return rank.map((_, i) => i).sort((a, b) => compare(keys[a], keys[b]) || rank[a] - rank[b]);
 }
 
 export const seen = (i) => (state.fleet.heard[i] ? `seen ${ago(clock() / 1000 - state.fleet.heard[i])}` : "");
