@@ -144,7 +144,8 @@ class DashboardView:
         kind = event["event"]
         if kind == "start":
             self.facts |= {"federation": event["federation"], "epoch": event["epoch"]}
-            self.facts |= {"rounds": event.get("rounds", {}), "began": self.facts.get("began", event.get("unix_ms"))}
+            self.facts |= {"rounds": event.get("rounds", {}), "needs": event.get("needs")}
+            self.facts |= {"began": self.facts.get("began", event.get("unix_ms"))}
         elif kind == "program":
             self.facts["model"] = event["model"]
         elif kind == "bundle":

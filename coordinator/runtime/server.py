@@ -178,7 +178,9 @@ class Server:
     def _serve(self, session: EventLoop) -> None:
         config, epoch = self._config, session.sender.epoch
         rounds = {run.name: run.rounds for run in config.runs}
-        self._event_log.write("start", epoch=epoch, federation=config.federation, rounds=rounds)
+        self._event_log.write(
+            "start", epoch=epoch, federation=config.federation, rounds=rounds, needs=config.fleet.min_devices
+        )
         session.status.announcer.set("compile", "next-round" if self._store.states.enrolled() else "now")
         session.status.write("compiling")
         prepared = self._prepare(session)

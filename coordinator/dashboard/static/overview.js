@@ -2,7 +2,7 @@
 
 import * as charts from "./charts.js";
 import { byId, bytes, centerColour, duration, el, percent, seconds, setText } from "./dom.js";
-import { bestSoFar, isDone, lastRound, runNamed, state, timing } from "./state.js";
+import { bestSoFar, countReady, isDone, lastRound, runNamed, state, timing } from "./state.js";
 
 const REFERENCE = "fedavg"; // the method that learns one model for all
 const HUES = ["var(--training)", "var(--uploading)", "var(--late)", "var(--answered)", "var(--c3)", "var(--c5)"];
@@ -59,7 +59,8 @@ export function header() {
   const words = isOver() ? "finished" : holdPhase(!state.alive ? "not connected" : phase === "paused" ? "paused" : paused ? "pausing after this exchange" : WORDS[phase] ?? phase);
   setText("phase", words);
   pill.className = `pill ${isOver() ? "done" : !state.alive || phase === "stopped" ? "gone" : paused ? "paused" : "live"}`;
-  setText("doing", exchange ? `${exchange.run}, round ${exchange.round}` : isDone() ? "all runs are done" : "");
+  const waits = phase === "waiting for devices" && !state.runs.length && state.facts.needs;
+  setText("doing", waits ? `${countReady()} of ${waits} devices` : exchange ? `${exchange.run}, round ${exchange.round}` : isDone() ? "all runs are done" : "");
 }
 
 const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);

@@ -75,6 +75,8 @@ export function bestSoFar() {
   return best;
 }
 
+export const countReady = () => // devices that are here with samples
+  state.fleet.ids.filter((_, i) => state.fleet.samples[i] > 0 && !["away", "sleeping"].includes(state.states[state.fleet.state[i]])).length;
 export const countStates = () => {
   const found = state.states.map(() => 0);
   for (const code of state.fleet.state) found[code] += 1;

@@ -225,3 +225,15 @@ def test_before_the_first_round_there_are_no_empty_charts(tmp_path: Path, visit:
         expect(page.locator("#accuracy path")).to_have_count(4)
         expect(page.locator("#rounds")).to_be_visible()
         page.close()
+
+
+def test_while_devices_are_missing_the_header_counts_those_that_came_with_samples(tmp_path: Path, visit: Open) -> None:
+    with serve_dashboard(tmp_path) as site:
+        site.hub.event({"event": "start", "federation": "f", "epoch": 1, "unix_ms": BEGAN_MS, "rounds": {}, "needs": 3})
+        site.hub.event(joined(0))
+        site.hub.event({**joined(1), "n": 0})
+        site.hub.status(seen(phase="waiting for devices", presence={"d0": "on", "d1": "on", "d2": "off"}))
+        page = visit(site.link).page
+        expect(page.locator("#phase")).to_have_text("waiting for devices")
+        expect(page.locator("#doing")).to_have_text("1 of 3 devices")
+        page.close()
