@@ -1,8 +1,9 @@
-# make demo, make test, make check, make bench: each prepares .venv by itself.
+# make test, make check, make bench: each prepares .venv by itself. make demo takes .venv, or prepares the smaller .demo.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := .demo
 READERS := .readers
 READER_PYTHON ?= python3.11
 # uv installs in a third of pip's time; it reads nothing of pip's settings
@@ -18,10 +19,13 @@ help:            ## list the targets
 install: $(STAMP) ## prepare .venv with everything
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "fedcenters needs Python 3.10 or newer; pass PYTHON=python3.12" >&2; exit 3; }
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check uv -c constraints.txt
-	@$(UV) pip install --python $(BIN)/python "torch==2.13.0" -e '.[dev]' -c constraints.txt
+	@echo "installing what the tests and the tools need into $(VENV)"
+	@$(PYTHON) .ci/install.py $(VENV) -e '.[dev]'
+	@touch $@
+
+$(DEMO)/.installed: pyproject.toml constraints.txt
+	@echo "installing what the demo needs into $(DEMO)"
+	@$(PYTHON) .ci/install.py $(DEMO) -e '.[emulator]'
 	@touch $@
 
 constraints: $(STAMP) ## write constraints.txt anew: one resolution of everything for Python 3.10 to 3.14, pins kept where they can be
@@ -30,8 +34,8 @@ constraints: $(STAMP) ## write constraints.txt anew: one resolution of everythin
 web: $(STAMP)    ## the phone page's third-party files into .web, once (33 MB from npm's registry)
 	$(BIN)/fedcenters-coordinator web-files --out .web
 
-demo: $(STAMP)   ## twelve emulated devices, three centers, exported and handed to new devices
-	$(BIN)/fedcenters-emulator demo
+demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)/.installed) ## twelve emulated devices, three centers, exported and handed to new devices
+	$(if $(wildcard $(STAMP)),$(BIN),$(DEMO)/bin)/fedcenters-emulator demo
 
 test: $(STAMP)   ## the tests
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not board"
@@ -110,4 +114,4 @@ boards: $(STAMP) ## two flashed arm64 systems under qemu in a real federation; n
 	$(BIN)/python -m tests.boards.sizes
 
 clean:           ## remove .venv and caches
-	rm -rf $(VENV) $(READERS) $(PEERS) .runtimes .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DEMO) $(READERS) $(PEERS) .runtimes .web build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

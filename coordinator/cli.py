@@ -21,6 +21,7 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from coordinator.identity import cli as provision_cli
+from edge_client import __version__
 from edge_client.errors import handle_errors
 from export.silence import write_stderr
 
@@ -43,8 +44,19 @@ def main() -> None:
     app()
 
 
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way
+    if wanted:
+        print(f"fedcenters {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def add_working_folder() -> None:
+def add_working_folder(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """A reader's own model or method lies in the folder where the command is typed, as for `python -m`."""
     sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
 

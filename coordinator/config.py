@@ -123,15 +123,15 @@ class CoordinatorConfig:
             raise ConfigError(f"teach-newcomers is {self.teach_newcomers!r}", hint="true or false")
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed is {self.seed}", hint="seed is 0 to 2147483647")
-        if self.bundle.formats and "pt2" not in self.model.engines:
-            raise ConfigError(
-                "the bundle's files are made from the program for pt2",
-                hint='add "pt2" to model.engines, or set formats = []',
-            )
         names = [run.name for run in self.runs]
         if not names or len(set(names)) != len(names):
             raise ConfigError(f"runs are named {names}", hint="at least one [[runs]], each with its own name")
         check_some_of("bundle-run", (self.served_run,), names)
+
+    @property
+    def compiled_engines(self) -> tuple[str, ...]:
+        """The engines of the model, and pt2 where the bundle's files are made from it."""
+        return tuple(dict.fromkeys((*self.model.engines, *(("pt2",) if self.bundle.formats else ()))))
 
     @property
     def served_run(self) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from edge_client import __version__
 from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
 from edge_client.nearest import cli as nearest_cli
@@ -52,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedcenters-edge", description="A device of a federation.", epilog=EXAMPLE)
+    parser.add_argument("--version", action="version", version=f"fedcenters {__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     join = commands.add_parser("join", help="train with the federation until stopped", epilog=EXAMPLE)

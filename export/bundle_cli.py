@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -56,6 +57,8 @@ def bundle(  # noqa: PLR0913 - one parameter per option
 
     options = BundleOptions(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
     manifest = bundle_run(run, out, options, method=method, data=data, samples=samples, sign=_signer(key, federation))
+    if not (out / "manifest.sig").exists():
+        print("the bundle is not signed; sign it with --key and --federation", file=sys.stderr)
     _print_written(out, manifest)
 
 

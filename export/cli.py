@@ -18,6 +18,7 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(report_missing_extra(missing)) from None
 
+from edge_client import __version__
 from edge_client.errors import ProgramRefused, UsageError, handle_errors
 from edge_client.protocol.program import Origin
 from export import bundle_cli
@@ -31,6 +32,23 @@ class LossName(str, Enum):
 
     cross_entropy = "cross-entropy"
     mse = "mse"
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way
+    if wanted:
+        print(f"fedcenters {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def add_working_folder(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
 
 
 @app.command(
@@ -186,7 +204,6 @@ def _check_program(
 
 
 def _load(origin: Origin, *, recorded: bool = False) -> Any:  # noqa: ANN401 - a torch module; torch is not imported here
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - as python -m does
     from export.compiler.user_model import load_model
 
     return load_model(origin.model, origin.args, seed=origin.seed, recorded=recorded)

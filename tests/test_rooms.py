@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from edge_client import __version__
+
 ROOT = Path(__file__).parents[1]
 ROOMS = ("edge_client", "coordinator", "export", "emulator")
 BASE = {"numpy", "safetensors", "cryptography", "edge_client"}  # a device's dependencies, paho apart
@@ -112,6 +114,13 @@ def test_every_module_of_the_client_imports_with_the_base_dependencies_alone() -
 @pytest.mark.parametrize("room", ["coordinator", "export", "emulator"])
 def test_help_answers_without_loading_torch(room: str) -> None:
     assert "torch" not in loaded_by(f"import {room}.cli")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_command_prints_the_version(room: str) -> None:
+    command = [sys.executable, "-m", f"{room}.cli", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert told.stdout == f"fedcenters {__version__}\n"
 
 
 def test_no_other_distribution_provides_our_top_level_names() -> None:

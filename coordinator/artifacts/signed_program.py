@@ -82,7 +82,7 @@ def _compile(config: CoordinatorConfig, store: Store, progress: Callable[[str], 
         target=model.output,
         loss=model.loss,
         batch=config.model.batch_size,
-        engines=config.model.engines,
+        engines=config.compiled_engines,
     )
     for data in compiled.files.values():
         store.blobs.put(data)

@@ -15,6 +15,8 @@ from coordinator.identity.join_links import phone_link, qr_svg
 from coordinator.identity.signing_key import trusted_keys
 
 NEAREST_COMMAND = "fedcenters-edge nearest --config client.toml --json"
+# As `provision` names the files of a device's folder.
+TLS_FILES = {"ca": "ca.crt", "certificate": "device.crt", "key": "device.key"}
 
 
 def join_info(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str, Any]:
@@ -28,6 +30,7 @@ def join_info(config: CoordinatorConfig, base: str, *, phone: bool) -> dict[str,
         "data": "data",
         "state": "state",
         "signing-keys": trusted_keys(config.signing_key_folder),
+        **(TLS_FILES if url.startswith(("mqtts://", "wss://")) else {}),
     }
     text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in facts.items())  # such JSON is TOML, too
     here = any(name in url for name in ("127.0.0.1", "localhost", "[::1]"))

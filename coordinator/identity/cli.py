@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ WEB_PORT = 8_884
 RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
 )
+OWNER_HINT = "these files are root's; for a mosquitto of the system, which has a user of its own"
 
 
 @handle_errors
@@ -94,8 +96,8 @@ def provision(  # noqa: PLR0913 - a command line
         work.pin_keys()
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
-    if revoke:
-        typer.echo(RELOAD_HINT, err=True)
+    for hint in _hints(folder, revoked=bool(revoke), made=bool(found["made"])):
+        typer.echo(hint, err=True)
     if check and found["expiring"]:
         raise ConfigError("certificates end soon", hint="provision --renew expiring")
 
@@ -123,6 +125,14 @@ def _listed(path: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="one device id a line") from wrong
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:
+    """What is left to do by hand."""
+    hints = [RELOAD_HINT] if revoked else []
+    if made and os.name == "posix" and os.geteuid() == 0:
+        hints.append(f"{OWNER_HINT}: chown -R mosquitto {folder / 'broker'}")
+    return hints
 
 
 def _expanded(names: list[str] | None, work: Provisioner) -> list[str]:

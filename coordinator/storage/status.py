@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.storage.run_reader import open_database
+from edge_client import __version__
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -65,6 +66,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     last = {event["run"]: event for event in events if event["event"] == "round"}
     live = _live(folder)
     return {
+        "version": __version__,
         "devices": devices,
         **live,
         "federation": lesson.get("federation") or live.get("federation"),
@@ -112,7 +114,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         out.append(f"{found['served']} devices fetched a center")
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
-    return out
+    return [*out, f"fedcenters {found['version']}"]
 
 
 def render_status(found: Mapping[str, Any]) -> RenderableType:

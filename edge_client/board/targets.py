@@ -97,9 +97,9 @@ def write_rootfs(root: Path, entries: Sequence[BoardFile], *, update: bool) -> d
     changes = {e.path: what for e in entries if (what := _difference(root, e, places[e.path]))}
     stale = _stale(root, entries)
     different = [path for path, what in changes.items() if what == "changed"] + stale
+    _check_same_device(root, entries)  # first: --update does not turn one device into another
     if different and not update:
         raise ConfigError(f"{root} has been flashed with something else: {different[0]} differs", hint=UPDATE_HINT)
-    _check_same_device(root, entries)
     for entry in (e for e in entries if e.path in changes):
         _write(entry, places[entry.path], root)
     for path in stale:

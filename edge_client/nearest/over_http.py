@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +124,10 @@ class SiteClient:
             with self._opener.open(request, timeout=TIMEOUT_S) as response:
                 data: bytes = response.read(limit + 1)
         except urllib.error.HTTPError as refused:
-            raise NetworkError(
-                f"{request.full_url} answers {refused.code}", hint="is this a site of centers?"
-            ) from None
+            hint = "is this a site of centers?"
+            if refused.code == HTTPStatus.NOT_FOUND and path.endswith("manifest.sig"):
+                hint = "the bundle is not signed: `fedcenters-export bundle --key` signs it, --unsigned accepts it"
+            raise NetworkError(f"{request.full_url} answers {refused.code}", hint=hint) from None
         except OSError as lost:
             raise NetworkError(f"{request.full_url} cannot be reached: {lost}", hint="check the address") from None
         if len(data) > limit:

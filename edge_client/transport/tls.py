@@ -31,6 +31,11 @@ TLS_ALERTS = (
     ("unknown ca", "the broker does not know the authority of our certificate", "use this federation's certificate"),
     ("bad certificate", "the broker refuses our certificate", "use the certificate made for this federation"),
     ("unsupported certificate", "the broker refuses this kind of certificate", "use the device's own certificate"),
+    (
+        "eof occurred in violation of protocol",
+        "the broker closed the connection in the TLS handshake; it does so when our certificate was revoked",
+        "ask the federation's operator whether this device was revoked; the broker's log has the reason",
+    ),
     ("wrong version number", "what listens there does not speak TLS", "use mqtt:// on loopback, else the TLS port"),
 )
 

@@ -76,7 +76,6 @@ def test_what_is_written_down_is_read_back_as_the_same_configuration(tmp_path: P
         ({"runs": [{"method": "fedavg", "num-rounds": 1, "name": "../x"}]}, "names a folder"),
         ({"runs": [{"method": "fedavg", "num-rounds": 1}] * 2}, "each with its own name"),
         ({"model": {"name": "digits-mlp", "engines": []}}, "model.engines is empty"),
-        ({"model": {"name": "digits-mlp", "engines": ["onnx"]}}, 'add "pt2" to model.engines'),
         ({"model": {"name": "digits-mlp", "batchsize": 3}}, "did you mean model.batch-size?"),
         ({"model": {}}, "name"),
     ],
@@ -145,3 +144,12 @@ def test_who_is_tested_belongs_to_the_lesson_only_where_somebody_is_left_out(tmp
     assert not {"evaluate-every", "fraction-evaluate"} & usual.fingerprint().keys()
     assert (seldom.fingerprint()["evaluate-every"], seldom.fingerprint()["fraction-evaluate"]) == (3, 0.5)
     assert (seldom.round.evaluation.every, seldom.round.evaluation.fraction) == (3, 0.5)
+
+
+@pytest.mark.parametrize(("formats", "compiled"), [(["onnx"], ("onnx", "pt2")), ([], ("onnx",))])
+def test_the_program_for_pt2_is_compiled_where_the_bundle_needs_it(
+    formats: list[str], compiled: tuple[str, ...], tmp_path: Path
+) -> None:
+    given = table(formats=formats, model={"name": "digits-mlp", "engines": ["onnx"]})
+    config = config_from_table(given, base=tmp_path)
+    assert config.compiled_engines == compiled

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from export.cli import app
 from export.compiler.user_model import load_model
 from tests.support.export_cli import run_export
 
@@ -103,6 +105,16 @@ def written(readers_folder: Path) -> Path:
 def _in_the_readers_folder(readers_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(readers_folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize("command", ["cache", "verify", "bundle"])
+def test_every_command_finds_modules_of_the_current_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    CliRunner().invoke(app, [command, "nowhere", "--out", "out"])
+    assert sys.path[0] == str(tmp_path)
 
 
 def test_the_folder_holds_readable_names(written: Path) -> None:

@@ -185,6 +185,13 @@ def test_for_others_to_see_it_is_served_with_tls_and_a_token(tmp_path: Path) -> 
             site.ask("GET", "/")  # not encrypted
 
 
+@pytest.mark.parametrize("scheme", ["mqtt", "mqtts"])
+def test_a_new_device_is_told_of_its_certificate_where_the_broker_speaks_tls(scheme: str, tmp_path: Path) -> None:
+    told = join_info(config(tmp_path, broker=f"{scheme}://127.0.0.1:8883"), "https://fleet.example", phone=False)
+    files = ['ca = "ca.crt"', 'certificate = "device.crt"', 'key = "device.key"']
+    assert [line in told["config"].splitlines() for line in files] == [scheme == "mqtts"] * 3
+
+
 def test_a_page_for_phones_is_offered_with_the_address_by_which_one_came(tmp_path: Path) -> None:
     told = join_info(config(tmp_path, broker="mqtt://127.0.0.1:1883"), "https://fleet.example:8443", phone=True)
     assert told["phone"]["url"] == "https://fleet.example:8443/phone/"

@@ -54,6 +54,16 @@ def test_a_fleet_is_one_command_and_repeating_it_changes_nothing(tmp_path: Path)
     assert snapshot(keys) == before
 
 
+@pytest.mark.parametrize("user", [0, 1000])
+def test_root_is_told_how_mosquitto_can_read_its_files(
+    user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    made, again = (invoke(str(tmp_path / "k"), "--federation", "demo", "--host", "h") for _ in range(2))
+    command = f"chown -R mosquitto {tmp_path / 'k' / 'broker'}"
+    assert (command in made.stderr, command in again.stderr) == (user == 0, False)
+
+
 def test_every_secret_is_for_its_owner_alone_and_is_never_printed(tmp_path: Path) -> None:
     old = os.umask(0)  # the widest
     try:

@@ -101,6 +101,17 @@ def test_an_update_replaces_what_changed_removes_what_is_gone_and_keeps_the_stat
     assert not stale.exists()
 
 
+def test_a_board_of_another_device_is_not_offered_an_update_that_would_be_refused(
+    desk: FlashSetup, card: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert desk.flash("--rootfs", str(card)) == 0
+    config = card / CONFIG_PATH[1:]
+    config.write_text(config.read_text().replace("porch", "attic"))
+    assert desk.flash("--rootfs", str(card)) == 3
+    said = capsys.readouterr().err
+    assert ("attic" in said, "take a fresh image" in said, "--update" in said) == (True, True, False)
+
+
 def _item(line: str) -> dict[str, object]:
     """A line of a lock file as pip reports it."""
     named, _, sha256 = line.partition(" --hash=sha256:")

@@ -237,6 +237,12 @@ def test_a_listener_without_tls_is_told_as_such() -> None:
         MqttTransport(url.replace("mqtt:", "mqtts:"), "x", connect_timeout_s=0.5).connect()
 
 
+def test_a_connection_that_ends_in_the_handshake_may_mean_a_revoked_certificate() -> None:
+    reason, hint = explain_failure(ssl.SSLEOFError(8, "EOF occurred in violation of protocol (_ssl.c:2427)"))
+    assert "our certificate was revoked" in reason
+    assert "revoked" in hint
+
+
 def test_what_is_not_about_tls_is_quoted_as_it_is() -> None:
     assert explain_failure(ConnectionRefusedError(111, "Connection refused")) == ("[Errno 111] Connection refused", "")
 

@@ -177,3 +177,17 @@ def test_a_killed_process_goes_on_from_its_own_file(tmp_path: Path) -> None:
     assert "round 4/4" in done.stderr
     assert "round 2/" not in done.stderr
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
+
+
+def test_other_settings_are_refused_before_the_devices_are_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = replace(ASKED, out=tmp_path, rounds=2)
+    simulate_json(asked)
+
+    def opened(*_: object, **__: object) -> None:
+        raise ProcessEnded
+
+    monkeypatch.setattr("emulator.simulate.open_devices", opened)
+    with pytest.raises(ConfigError, match="local-steps"):
+        simulate_json(replace(asked, settings={"local-steps": 3}), resume=True)
