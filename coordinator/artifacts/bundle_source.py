@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, cast
 
 from coordinator.identity.signing_key import open_signing_key
@@ -99,6 +100,15 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
         "labels_of": "held-out samples",
     }
     return [center_facts(k, devices, **facts) for k, devices in enumerate(members)]
+
+
+def last_test(run: Path, name: str, schema: Schema) -> tuple[dict[ClientId, float], int]:
+    """Device -> its mean loss in the last test, and the median number of held-out samples behind these, 0 of none."""
+    last = last_round(run, name)
+    losses = dict(last.get("loss_per_device", {}))
+    counted = _labels(run, name, int(last["round"]), schema)
+    samples = [sum(counted[cid]) for cid in losses if cid in counted]
+    return losses, int(median(samples)) if samples else 0
 
 
 def last_round(run: Path, name: str) -> RoundRecord:

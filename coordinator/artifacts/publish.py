@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coordinator.artifacts.bundle_source import run_cards
+from coordinator.artifacts.bundle_source import last_test, run_cards
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.nearest.learn_from_replies import learn_from_replies
+from coordinator.nearest.learn_from_replies import MIN_MEASUREMENTS, learn_from_replies, limits_from_tests
 from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.center_tree import SplitTree as TreeOfSplits
+from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.local_sgd import LocalSgd
 from edge_client.protocol import codecs
 from edge_client.protocol.blocks import Manifest, manifest_of
@@ -36,7 +37,6 @@ from edge_client.transport.blobs import write_atomically
 if TYPE_CHECKING:
     from export.bundle.run_source import NewcomerData
 
-MIN_MEASUREMENTS = 3  # devices whose losses a router is fitted to
 CATALOG_FACT = "catalog"  # the key of the catalog's hash in the store's facts
 Event = Mapping[str, Any]
 
@@ -69,7 +69,7 @@ def _make_catalog(
         _write_centers(outcome, config, prepared)
     served = next(outcome for outcome in outcomes if outcome.run.name == config.served_run)
     cards = _cards(served, config, store)
-    newcomers = _newcomers(served, prepared)
+    newcomers = _newcomers(served, config, prepared)
     files = _export(served, cards, config, store, prepared, newcomers) if config.bundle.formats else [{} for _ in cards]
     centers = []
     for k, center in enumerate(served.state.centers):
@@ -89,11 +89,11 @@ def _make_catalog(
     return catalog, [{"event": "bundle", **facts, "folder": "bundle" if config.bundle.formats else None}]
 
 
-def _newcomers(served: RunResult, prepared: CompiledProgram) -> NewcomerData:
+def _newcomers(served: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> NewcomerData:
     """The router, where devices measured every center, and the center tree, where the method made one."""
     from export.bundle.run_source import NewcomerData
 
-    made, router = TreeOfSplits.from_state(served.state), _fit_router(served, prepared)
+    made, router = TreeOfSplits.from_state(served.state), _fit_router(served, config, prepared)
     start = None if router is None or router.round is None else prepared.initial
     if not len(made.models):
         return NewcomerData(router=router, start=start)
@@ -120,19 +120,38 @@ def _router_fields(
     }
 
 
-def _fit_router(served: RunResult, prepared: CompiledProgram) -> Router | None:
-    """The router fitted to the devices' measurements, if there are enough.
+def _fit_router(served: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> Router | None:
+    """The router fitted to the devices' measurements, or else limits of the loss from the last test, if it can be.
 
     A local round's update is compared with the centers' directions from the initial model, which need no measurement.
     """
     if len(served.measurements) < MIN_MEASUREMENTS:
-        return None
+        return _limits_of_last_test(served, config, prepared)
     return learn_from_replies(
         served.measurements,
         served.state.assignment,
         centers=len(served.state.centers),
         round=_local_round(served, prepared),
     )
+
+
+def _limits_of_last_test(served: RunResult, config: CoordinatorConfig, prepared: CompiledProgram) -> Router | None:
+    """From devices that were tested with their own center as it is; None where these are too few."""
+    state, strategy = served.state, served.strategy
+    losses, samples = last_test(config.folder, served.run.name, prepared.program.schema)
+    if strategy.serving.get("buffers", "sent") != "sent":
+        return None
+    own = {}
+    for cid, loss in losses.items():
+        models = [model for _, model in strategy.predictor(state, cid)]
+        center = state.assignment.get(cid)
+        if center is None or len(models) != 1 or isinstance(models[0], OwnModel):
+            continue
+        if label_totals_of(state, models) is None and np.array_equal(models[0], state.centers[center]):
+            own[cid] = loss
+    if len(own) < MIN_MEASUREMENTS or not samples:
+        return None
+    return limits_from_tests(own, samples=samples, centers=len(state.centers))
 
 
 def _local_round(served: RunResult, prepared: CompiledProgram) -> LocalRound | None:

@@ -32,9 +32,9 @@ def answer_near(
         if about is None:
             raise Malformed("bad_field", f"this run taught nothing about near by {how}; ask by loss")
         distances, abstain = _apart(question, schema, about), float("inf")
-    if router is None or how not in router.ways:
+    if router is None:
         return selection_rule.choose_by_distance(distances, abstain).to_json()
-    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n), abstain).to_json()
+    return selection_rule.choose_by_distance(distances, abstain, router.fit_of(how, n)).to_json()
 
 
 def _losses(question: Mapping[str, Any], schema: Schema, n: int, centers: int) -> Array:

@@ -76,7 +76,7 @@ def learn_router(
     bins = tuple(sorted(sizes))
     by_size = [[look for look in looks if look.n == n] for n in bins]
     known = [f for f in FEATURES if any(f in look.distances for look in looks)]
-    usual = {f: _baseline(f, by_size) for f in known}
+    usual = {f: feature_baseline(f, by_size) for f in known}
     ways = {}
     for name, wanted in RULES.items():
         features = tuple(f for f in wanted if f in known)
@@ -85,7 +85,7 @@ def learn_router(
     return Router(centers=centers, sizes=bins, usual=usual, ways=ways, sketch=sketch, round=round, inputs=inputs)
 
 
-def _baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
+def feature_baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]]) -> FeatureBaseline:
     """The median at the own center, how far the upper quantile lies above it, the limits; 1 without measurements."""
     middle, spread, well, none = [], [], [], []
     for looks in by_size:

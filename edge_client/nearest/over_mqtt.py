@@ -1,8 +1,8 @@
 """The nearest center over MQTT: a device that never trained reads the catalog, chooses, and fetches one center.
 
-choose_center.py decides on the device, from its own samples. If the run has no router, the device also sends its losses
-to the coordinator and compares the choices. Then it fetches and runs the center's self-contained file, and reports its
-accuracy. A model trained by `personalise` or by a local round stays on the device.
+choose_center.py decides on the device, from its own samples. If the run has learned no rule, the device also sends
+its losses to the coordinator and compares the choices. Then it fetches and runs the center's self-contained file, and
+reports its accuracy. A model trained by `personalise` or by a local round stays on the device.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class NearestClient:
         source = CatalogCenterSource(self._catalog(), self._runner, self._fetch)
         options, name = self.choice, self.config.device_id
         chosen = choose_center(source, self.local.train, labels=options.labels, by=options.by)
-        if source.router is None and "loss" in chosen.distances:  # with a router the device decides alone
+        if (source.router is None or not source.router.ways) and "loss" in chosen.distances:
             self._compare(chosen, source)
         if chosen.center is None:
             return answers.no_center_answer(name, chosen, fetched=self._bytes, signed_by=self.config.federation)

@@ -57,9 +57,9 @@ def answer_nearest(bundle: Bundle, question: Mapping[str, Any]) -> dict[str, Any
             raise Malformed("bad_field", f"this bundle has nothing to compare a {how} with; ask by loss or by votes")
         distances = selection_rule.sketch_distance(np.asarray(given["sketch"], np.float64), compared.centers)
         abstain = math.inf
-    if router is None or how not in router.ways:
+    if router is None:
         return selection_rule.choose_by_distance(distances, abstain).to_json()
-    return selection_rule.choose_by_prediction(distances, router.predict(how, {how: distances}, n), abstain).to_json()
+    return selection_rule.choose_by_distance(distances, abstain, router.fit_of(how, n)).to_json()
 
 
 def _one_per_center(values: list[Any], centers: int) -> list[Any]:

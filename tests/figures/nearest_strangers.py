@@ -2,8 +2,9 @@
 
 Small fleets train WeCFL with two centers on digits and on WISDM's activities. Devices that never trained then ask for
 their center with `SAMPLES` samples, with and without labels: held-out devices of the fleet's groups, and the same
-devices with their inputs or labels spoilt. Two guides are compared: that of an emulated run (a bundle), and that of a
-coordinator with `teach-newcomers`. A JSON object a line for each fleet, seed and kind; `--table` prints their table.
+devices with their inputs or labels spoilt. Three guides are compared: that of an emulated run (a bundle), that of a
+coordinator with `teach-newcomers` (taught), and that of a coordinator without. A JSON object a line for each fleet,
+seed and kind; `--table FILE` prints their table.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coordinator.nearest.learn_from_replies import LOOK_OF_A_DEVICE, learn_from_replies
+from coordinator.nearest.learn_from_replies import LOOK_OF_A_DEVICE, learn_from_replies, limits_from_tests
 from coordinator.rounds.round import EvaluationPlan
 from coordinator.strategies.wecfl import WeCFL
 from edge_client.data.dataset import Dataset, DeviceData
@@ -190,7 +191,12 @@ def rows_of(name: str, case: StrangersCase, devices: int, *, seed: int, data: Pa
         replies = {c: run_probe(learner, asked, local) for c, local in fleet.devices.items()}
         guides = {
             "bundle": fit_router(ended, seed=seed, by_round=False),
-            "coordinator": learn_from_replies(replies, state.assignment, centers=len(centers), round=None),
+            "taught": learn_from_replies(replies, state.assignment, centers=len(centers), round=None),
+            "coordinator": limits_from_tests(
+                {c: float(np.asarray(reply.losses)[state.assignment[c]]) for c, reply in replies.items()},
+                samples=int(np.median([reply.n for reply in replies.values()])),
+                centers=len(centers),
+            ),
         }
         for guide, router in guides.items():
             source = InProcessSource(

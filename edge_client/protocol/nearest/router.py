@@ -13,7 +13,7 @@ coordinator/nearest/fit_router.py learns a router; devices, the coordinator and 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -199,6 +199,10 @@ class Router:
     def fits(self, distances: Mapping[str, float], n: int) -> dict[str, str]:
         """Feature -> how a center fits that is so far; for the features that can tell."""
         return {f: self._fit(f, d, n) for f, d in distances.items() if f in TESTED and f in self.usual}
+
+    def fit_of(self, feature: str, n: int) -> Callable[[float], str | None]:
+        """A distance by one feature of `n` samples -> how such a center fits, None where the feature cannot tell."""
+        return lambda distance: self.fits({feature: distance}, n).get(feature)
 
     def typical(self, feature: str, n: int) -> float | None:
         """The feature's median on devices that trained, if it was measured."""

@@ -8,14 +8,14 @@ answer. Pure.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edge_client.errors import Malformed
-from edge_client.protocol.nearest.router import FITS, RouterPrediction
+from edge_client.protocol.nearest.router import FITS
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array
 
@@ -43,28 +43,26 @@ def guessing_loss(program: Program) -> float:
     return math.log(program.classes) if program.loss == "cross-entropy" else math.sqrt(np.finfo(np.float32).max)
 
 
-def choose_by_distance(distances: Sequence[float] | Array, abstain: float) -> CenterChoice:
-    """Distances [K] -> the choice. A negative distance is no measurement: it never fits and is left out."""
+def choose_by_distance(
+    distances: Sequence[float] | Array, abstain: float, fit_of: Callable[[float], str | None] = lambda _: None
+) -> CenterChoice:
+    """Distances [K] -> the choice. A negative distance is no measurement: it never fits and is left out.
+
+    Nothing fits above `abstain`. Up to there `fit_of` says how a center at the least distance fits, or None where the
+    run has not learned that.
+    """
     order = [int(k) for k in np.argsort(distances, kind="stable")]
     best = order[0]
-    fits = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
+    near = 0 <= distances[best] <= abstain and math.isfinite(distances[best])
+    fit = fit_of(float(distances[best])) if near else FITS[-1]
+    fits = fit != FITS[-1]
     others = [(k, float(distances[k])) for k in (order[1:] if fits else order) if 0 <= distances[k] < math.inf]
     return CenterChoice(
         center=best if fits else None,
         distance=max(0.0, float(distances[best])),
         alternatives=tuple(others[:MAX_ALTERNATIVES]),
-        fit=None if fits else FITS[-1],
+        fit=fit,
     )
-
-
-def choose_by_prediction(
-    distances: Sequence[float] | Array, prediction: RouterPrediction, abstain: float
-) -> CenterChoice:
-    """Distances [K] and a router's prediction from them -> the choice; none above `abstain`, whatever is predicted."""
-    if np.min(distances) < 0:
-        return choose_by_distance(distances, -1.0)
-    plain = choose_by_distance(distances, abstain if prediction.center is not None else -1.0)
-    return plain if plain.center is None else replace(plain, fit=prediction.fit)
 
 
 def choose_by_votes(votes: Sequence[int] | Array) -> CenterChoice:

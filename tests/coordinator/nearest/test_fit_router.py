@@ -18,6 +18,7 @@ from coordinator.nearest.fit_router import (
     learn_router,
     prediction_limit,
 )
+from coordinator.nearest.learn_from_replies import limits_from_tests
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.nearest import sketch
@@ -164,6 +165,14 @@ def test_a_loss_above_that_of_guessing_fits_no_center_whatever_the_guide_says() 
     assert (answer["center"], answer["fit"]) == (None, "none")
 
 
+def test_losses_of_the_last_test_limit_the_loss_and_teach_nothing_else() -> None:
+    guide = limits_from_tests({"a": 0.2, "b": 0.3, "c": 0.25, "d": 0.2}, samples=20, centers=3)
+    assert Router.from_bytes(guide.to_bytes()).ways == {}
+    for loss, center, fit in ((0.2, 0, "well"), (1.9, None, "none"), (2.5, None, "none")):
+        answer = answer_near(catalog(), question([loss, 3.0, 3.0], n=20), schema(), guide)
+        assert (answer["center"], answer["fit"]) == (center, fit)
+
+
 @pytest.mark.parametrize("centers", [[0, 0], [0, 3], [0]])
 def test_losses_that_name_no_such_centers_are_refused(centers: list[int]) -> None:
     with pytest.raises(Malformed):
@@ -191,10 +200,17 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
         assert catalog is not None
         routers[wanted] = catalog.router
         fed.world.end()
-    assert routers[False] is None
-    router = routers[True]
-    assert router is not None
-    guide = Router.from_bytes((tmp_path / "True" / "run" / "store" / "blobs" / router.sha256).read_bytes())
+    guides = {}
+    for wanted, router in routers.items():
+        assert router is not None
+        blobs = tmp_path / str(wanted) / "run" / "store" / "blobs"
+        guides[wanted] = Router.from_bytes((blobs / router.sha256).read_bytes())
+    plain, guide = guides[False], guides[True]
+    assert (set(plain.ways), set(plain.usual)) == (
+        set(),
+        {"loss"},
+    )  # from the last test, which devices have sent anyway
+    assert (plain.inputs, plain.round, plain.sketch) == (None, None, None)
     assert set(guide.ways) == {"loss"}
     assert guide.inputs is not None
     assert set(guide.usual) == {"loss", "inputs"}
