@@ -192,7 +192,8 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
     with DeferredSignals() as signals, ChildProcesses(tmp_path / "logs", signals) as children:
         testbed = FleetScene(tmp_path / "run", broker, children, (RUN,))
         with served(prepare(testbed)) as url:
-            opened = visit(url, size=PHONE, touch=True)
+            # a name of its own choice would be random, and with it the order and the seeds of the devices
+            opened = visit(f"{url}#id=phone-1", size=PHONE, touch=True)
             page = opened.page
             text(page, "link", "connected")
             page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
@@ -216,7 +217,7 @@ def test_a_phone_trains_beside_python_clients_finds_its_center_and_recognises_a_
             readable(page)
             opened.shot("5-dark")
             page.goto("about:blank")  # before the broker ends
-            other = visit(url, size=PHONE, touch=True)
+            other = visit(f"{url}#id=phone-2", size=PHONE, touch=True)
             other.page.wait_for_selector("#entry:not([hidden])", timeout=PATIENCE_MS)
             load_table(other.page, tmp_path)
             expect(other.page.get_by_role("button", name="Take part")).to_be_enabled()
