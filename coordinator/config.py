@@ -39,6 +39,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "min-devices": ("fleet", "min_devices"),
     "max-devices": ("fleet", "max_devices"),
     "start-timeout-s": ("fleet", "start_timeout_s"),
+    "max-samples-ratio": ("fleet", "max_samples_ratio"),
     "over-select": ("round", "over_select"),
     "fraction-connected": ("round", "fraction_connected"),
     "quorum": ("round", "quorum"),

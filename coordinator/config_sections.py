@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.rounds.round import EvaluationPlan
+from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO, MAX_UPDATE_RMS
 from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import BLOCK_BYTES_STEP, MAX_BLOCK_BYTES
@@ -52,17 +53,23 @@ class RunConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class FleetConfig:
-    """How many devices enrol before the training starts, and how long the coordinator waits for them."""
+    """How many devices enrol before the training starts, how long the coordinator waits, and what a device weighs."""
 
     min_devices: int = 1
     max_devices: int = 10_000
     start_timeout_s: float = math.inf
+    max_samples_ratio: float = MAX_SAMPLES_RATIO  # samples that count of one device, as a multiple of the median
 
     def __post_init__(self) -> None:
         _at_least("min-devices", self.min_devices, 1)
         _at_least("max-devices", self.max_devices, 1)
         if self.start_timeout_s != math.inf:
             _positive("start-timeout-s", self.start_timeout_s)
+        _positive("max-samples-ratio", self.max_samples_ratio)
+        if self.max_samples_ratio < 1:
+            raise ConfigError(
+                f"max-samples-ratio is {self.max_samples_ratio}", hint="1 or more, 10 for ten times the fleet's median"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,13 @@ and the new scales together, so that a replay reads the decision instead of maki
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from coordinator.rounds.buffer_bounds import bounded_buffers
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema, Task
@@ -25,6 +27,9 @@ MAX_UPDATE_RMS = 10.0  # root mean square over the parameters; training does not
 MAX_UPDATE_RATIO = (
     10.0  # times the scale of the run; an honest device that is new or in the wrong center moves a few scales
 )
+MAX_PARAMETER_MOVE = 200.0  # of one parameter; honest ones moved by 22 at most, at five times a usual learning rate
+_MARGINS = {"peak": 2.0, "buffers": 10.0}  # times the ratio
+_MOVED = {"": "moved", "peak": "one parameter moved", "buffers": "buffers moved"}
 MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing
 ZERO_BASE = "zero"  # the base of a delta that is the model itself
 _LOSS = frozenset({"loss"})  # the reply to a fit whose model stays on the device
@@ -36,8 +41,9 @@ class ReplySpec:
     """What one device was asked, and what its reply has to look like.
 
     `base` is the sha256 of the blob that the delta is taken from, or "zero"; `base_vector` [schema.size] float32 is
-    that blob as decoded. `samples` is the number of training samples that the device was
-    enrolled with, which bounds its weight.
+    that blob as decoded. `samples` is the number of training samples that the device was enrolled with, and
+    `max_samples` the most that count of any device (sample_weights.py); both bound its weight. `classes` is the
+    program's number of classes; None: statistics may be of any number.
     """
 
     task: Task
@@ -47,6 +53,8 @@ class ReplySpec:
     base: str
     base_vector: Flat | None
     max_update_rms: float
+    max_samples: float = math.inf
+    classes: int | None = None
 
     @property
     def blob_kind(self) -> str:
@@ -62,9 +70,10 @@ def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:
 
 
 def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
-    """The reply with the `n` that counts. Raises Malformed.
+    """The reply with the `n` that counts, and counts that add up to it. Raises Malformed.
 
-    A reply is weighted by its training samples, so `n` is at most the number that the device was enrolled with.
+    A reply is weighted by its samples. Those that train are at most the number that the device was enrolled with; of
+    them, and of held-out samples, `max_samples` count at most.
     """
     task, schema = question.task, question.schema
     reply = replace(reply, n=_counted(question, reply.n))
@@ -73,15 +82,26 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
             raise Malformed("bad_schema", f"a fit is answered by a model of {schema.size} values")
         if not np.isfinite(reply.update).all():
             raise Malformed("not_finite", "the updated model is not finite")
+        reply = replace(reply, update=bounded_buffers(reply.update, question.base_vector, schema))
     else:
-        _check_stats(task, schema, reply)
-        if reply.labels is not None:  # of a device that has more samples than it joined with, or claims more
-            reply = replace(reply, labels=reply.labels * min(1.0, reply.n / reply.labels.sum()))
-    how_far = update_rms(question, reply)
-    if how_far is not None and how_far[0] != "model" and how_far[1] > question.max_update_rms:
-        said = f"parameters moved by {how_far[1]:.3g} on average, at most {question.max_update_rms:g}"
-        raise Malformed("rejected", said)
-    return reply
+        _check_stats(question, reply)
+    for kind, size in update_moves(question, reply).items():
+        limits = {"": question.max_update_rms, "peak": MAX_PARAMETER_MOVE}
+        what, _, suffix = kind.partition(" ")
+        if what != "model" and size > limits.get(suffix, math.inf):
+            raise Malformed("rejected", f"{_MOVED[suffix]} by {size:.3g}, at most {limits[suffix]:g}")
+    return _weighed(question, reply)
+
+
+def _weighed(question: ReplySpec, reply: Reply) -> Reply:
+    """The reply with at most `max_samples` samples; a matrix and label counts shrink to them, so that shares stay."""
+    n = int(min(reply.n, question.max_samples))
+    confusion, labels = reply.confusion, reply.labels
+    if confusion is not None and n < reply.n:
+        confusion = confusion * (n / reply.n)
+    if labels is not None:  # of a device that has more samples than it joined with, or claims more
+        labels = labels * min(1.0, n / labels.sum())
+    return replace(reply, n=n, confusion=confusion, labels=labels)
 
 
 def delta_base(task: Task) -> tuple[str, Flat | None]:
@@ -97,25 +117,29 @@ def delta_base(task: Task) -> tuple[str, Flat | None]:
     return "zero", None
 
 
-def update_rms(question: ReplySpec, reply: Reply) -> tuple[str, float] | None:
-    """The kind of a reply's vector and its root mean square over the parameters; None for a reply without a vector.
+def update_moves(question: ReplySpec, reply: Reply) -> dict[str, float]:
+    """How far a reply's vector moves, by kind; empty for a reply without a vector.
 
-    The kinds are "delta" (from the base), "model" (without a base) and "grad" (the move of a step of length one).
+    "delta" (from the base), "model" (without a base) and "grad" (the move of a step of length one) are root mean
+    squares over the parameters. With " peak" behind it, a kind is the greatest move of one parameter, and with
+    " buffers" the root mean square over the buffers.
     """
     what, move = "grad", reply.grad
     if reply.update is not None:
         base = question.base_vector
         what, move = ("model", reply.update) if base is None else ("delta", reply.update - base)
     if move is None:
-        return None
-    with np.errstate(over="ignore"):  # an overflow to infinity is refused like any large value
-        return what, float(np.sqrt(np.mean(move[: question.schema.n_params].astype(np.float64) ** 2)))
+        return {}
+    border = question.schema.n_params
+    parameters, buffers = (part.astype(np.float64) for part in np.split(move, [border]))
+    moves = {what: _rms(parameters), f"{what} peak": float(np.abs(parameters).max(initial=0.0))}
+    return moves | ({f"{what} buffers": _rms(buffers)} if buffers.size else {})
 
 
 def outliers(
-    moves: Mapping[ClientId, tuple[str, float]], scales: Mapping[str, float], *, ratio: float
+    moves: Mapping[ClientId, Mapping[str, float]], scales: Mapping[str, float], *, ratio: float
 ) -> tuple[dict[ClientId, str], dict[str, float]]:
-    """-> the devices that moved more than `ratio` times the scale of their kind, with the reason; and the new scales.
+    """-> the devices that moved more than `ratio` times the scale of a kind, with the reason; and the new scales.
 
     A kind's scale is the greatest median of an exchange's moves so far in this run, this exchange included. The median
     of this exchange alone would not do: where nearly all devices have converged, a device that still learns, is new or
@@ -124,14 +148,20 @@ def outliers(
     """
     refused: dict[ClientId, str] = {}
     known = dict(scales)
-    for what in sorted({what for what, _ in moves.values()}):
-        far = {who: rms for who, (kind, rms) in sorted(moves.items()) if kind == what}
+    for what in sorted({what for kinds in moves.values() for what in kinds}):
+        far = {who: kinds[what] for who, kinds in sorted(moves.items()) if what in kinds}
         if len(far) >= MIN_UPDATES_FOR_MEDIAN:
             known[what] = max(known.get(what, 0.0), float(np.median(list(far.values()))))
-        scale = known.get(what, 0.0)
-        reason = f"rejected: moved {{:.3g}} times as far as is usual in this run, at most {ratio:g}"
-        refused |= {who: reason.format(rms / scale) for who, rms in far.items() if 0 < scale < rms / ratio}
+        scale, suffix = known.get(what, 0.0), what.partition(" ")[2]
+        most = ratio * _MARGINS.get(suffix, 1.0)
+        reason = f"rejected: {_MOVED[suffix]} {{:.3g}} times as far as is usual in this run, at most {most:g}"
+        refused |= {who: reason.format(one / scale) for who, one in far.items() if 0 < scale < one / most}
     return refused, known
+
+
+def _rms(move: Flat) -> float:
+    with np.errstate(over="ignore"):  # an overflow to infinity is refused like any large value
+        return float(np.sqrt(np.mean(move**2)))
 
 
 def _counted(question: ReplySpec, n: int) -> int:
@@ -148,8 +178,9 @@ def _updated(question: ReplySpec, data: bytes) -> Flat:
     return update
 
 
-def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
+def _check_stats(question: ReplySpec, reply: Reply) -> None:
     """Require exactly the quantities that were asked for, in the shapes of the task; of a fit, its mean loss."""
+    task, schema = question.task, question.schema
     want, models, rows = _LOSS, 1, 1
     if isinstance(task, Probe):
         want, models = task.want, len(task.models)
@@ -168,24 +199,32 @@ def _check_stats(task: Task, schema: Schema, reply: Reply) -> None:
         raise Malformed("bad_schema", f"statistics hold {sorted(given)}, asked for {sorted(want)}")
     for name in ("loss", "votes", "posterior"):
         value = answers[name]
-        if value is not None and value.shape != (models,):
-            raise Malformed("bad_schema", f"{name} has shape {value.shape}, expected ({models},)")
-    if reply.grad is not None and reply.grad.shape != (schema.n_params,):
-        raise Malformed("bad_schema", f"gradient has shape {reply.grad.shape}, expected ({schema.n_params},)")
-    if reply.confusion is not None:
-        _check_counts(reply.confusion, rows, reply.n)
-    if reply.labels is not None and (reply.labels.ndim != 1 or reply.labels.sum() <= 0):
-        raise Malformed("rejected", "label counts are one positive number of samples of each class")
-    if reply.votes is not None:
-        _check_total(reply.votes[None], reply.n)
+        if value is not None:
+            _check_shape(name, value, (models,))
+    if reply.grad is not None:
+        _check_shape("gradient", reply.grad, (schema.n_params,))
+    _check_counts(question, reply, rows)
     if reply.posterior is not None and abs(float(reply.posterior.sum()) - 1) > _ROUNDING:
         raise Malformed("rejected", f"mean responsibilities sum to {reply.posterior.sum():.6g}, not to 1")
 
 
-def _check_counts(confusion: Array, rows: int, n: int) -> None:
-    if confusion.ndim != 3 or confusion.shape[0] != rows or confusion.shape[1] != confusion.shape[2]:  # noqa: PLR2004
-        raise Malformed("bad_schema", f"confusion has shape {confusion.shape}, expected ({rows}, classes, classes)")
-    _check_total(confusion.reshape(rows, -1), n)
+def _check_counts(question: ReplySpec, reply: Reply, rows: int) -> None:
+    """Require counts of the program's classes, or of one number of classes where the program is not known."""
+    if reply.confusion is not None:
+        classes = question.classes or reply.confusion.shape[-1]
+        _check_shape("confusion", reply.confusion, (rows, classes, classes))
+        _check_total(reply.confusion.reshape(rows, -1), reply.n)
+    if reply.labels is not None:
+        _check_shape("labels", reply.labels, (question.classes or len(reply.labels),))
+        if reply.labels.sum() <= 0:
+            raise Malformed("rejected", "label counts are the samples of each class, and some are positive")
+    if reply.votes is not None:
+        _check_total(reply.votes[None], reply.n)
+
+
+def _check_shape(name: str, value: Array, shape: tuple[int, ...]) -> None:
+    if value.shape != shape:
+        raise Malformed("bad_schema", f"{name} has shape {value.shape}, expected {shape}")
 
 
 def _check_total(counts: Array, n: int) -> None:

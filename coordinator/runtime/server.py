@@ -184,7 +184,13 @@ class Server:
         session.status.announcer.set("compile", "next-round" if self._store.states.enrolled() else "now")
         session.status.write("compiling")
         prepared = self._prepare(session)
-        devices = TrainingFleet(self._store, session.dispatcher.fleet, prepared.program.containers, self._event_log)
+        devices = TrainingFleet(
+            self._store,
+            session.dispatcher.fleet,
+            prepared.program.containers,
+            self._event_log,
+            max_samples_ratio=config.fleet.max_samples_ratio,
+        )
         session.status.write("waiting for devices")
         self._gather(session, devices)
         session.status.write("aggregating")

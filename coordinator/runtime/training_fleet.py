@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO, weighed_fleet
 from coordinator.runtime.presence import DevicePresence, FleetPresence
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.store import Store
@@ -16,20 +17,27 @@ from edge_client.protocol.task import ClientId
 
 
 class TrainingFleet:
-    """`members`: (training samples, engine) of each enrolled device; `engines` are those that the program has."""
+    """`members`: (announced training samples, engine) of each enrolled device; `engines` are those of the program."""
 
     def __init__(
-        self, store: Store, presence: FleetPresence, engines: Mapping[str, object], event_log: EventLog
+        self,
+        store: Store,
+        presence: FleetPresence,
+        engines: Mapping[str, object],
+        event_log: EventLog,
+        *,
+        max_samples_ratio: float = MAX_SAMPLES_RATIO,
     ) -> None:
         self.members = dict(store.states.enrolled())
         self.engines = engines
+        self._max_samples_ratio = max_samples_ratio
         self._store, self._presence, self._event_log = store, presence, event_log
         self._named: set[ClientId] = set()  # devices of which `left-out` was logged
 
     @property
     def fleet(self) -> Fleet:
-        """The number of training samples of each member, sorted by device."""
-        return {cid: n for cid, (n, _) in sorted(self.members.items())}
+        """The training samples that count of each member, sorted by device (sample_weights.py)."""
+        return weighed_fleet({cid: n for cid, (n, _) in sorted(self.members.items())}, self._max_samples_ratio)
 
     def ready(self) -> dict[ClientId, DevicePresence]:
         """The devices that can train now, members or not. A device that cannot is logged once, with the reason."""

@@ -166,13 +166,13 @@ class RunTrainer:
 
     def _late(self, run_id: str, number: int) -> dict[ClientId, Reply]:
         """The decoded late updates of earlier rounds; the newest one of each device."""
-        found = {}
+        found, fleet = {}, self.devices.fleet
         for stored in self.store.late_updates.assign(run_id, number):
             data = self.store.updates(stored.cid).read(stored.sha256)
             delta = codecs.decode_vector(data, self.schema, kind="delta")
             base = None if stored.base == ZERO_BASE else self.store.blobs.read(stored.base)
             start = 0 if base is None else codecs.decode_vector(base, self.schema, kind="model")
-            found[stored.cid] = Reply(n=stored.n, update=start + delta)
+            found[stored.cid] = Reply(n=min(stored.n, fleet[stored.cid]), update=start + delta)
         return found
 
 

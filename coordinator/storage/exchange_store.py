@@ -25,7 +25,10 @@ class ExchangeKey(NamedTuple):
 
 
 class StoredReply(NamedTuple):
-    """A reply on disk. `base` is the sha256 of the blob that a delta was taken from, "zero", or "" for statistics."""
+    """A reply on disk. `n` is what the device claims; decoding bounds it.
+
+    `base` is the sha256 of the blob that a delta was taken from, "zero", or "" for statistics.
+    """
 
     cid: ClientId
     sha256: str

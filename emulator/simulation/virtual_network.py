@@ -26,7 +26,7 @@ from coordinator.rounds.update_validation import (
     ReplySpec,
     delta_base,
     outliers,
-    update_rms,
+    update_moves,
     validate_reply,
 )
 from coordinator.strategies.base import Exchange, Fleet, Replies, notify_reply
@@ -261,7 +261,7 @@ class VirtualNetwork:
 
     def accepted_devices(self, keys: frozenset[ClientId], sent: Mapping[ClientId, AdmittedReply]) -> list[ClientId]:
         """The devices whose replies an exchange closes with, sorted; devices with outlier updates are left out."""
-        moves = {who: far for who in keys if (far := sent[who].moved) is not None}
+        moves = {who: sent[who].moves for who in keys}
         refused, self._scales = outliers(moves, self._scales, ratio=self._ratio)
         self.refused |= refused
         return sorted(keys - refused.keys())
@@ -285,17 +285,17 @@ class VirtualNetwork:
         except Malformed as wrong:
             self.refused[who] = str(wrong)
             return wrong.code
-        return AdmittedReply(reply=reply, size=size, digest=_digest(reply), moved=update_rms(question, reply))
+        return AdmittedReply(reply=reply, size=size, digest=_digest(reply), moves=update_moves(question, reply))
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdmittedReply:
-    """A reply that passed the checks: its size in bytes, its digest, and the RMS of its update."""
+    """A reply that passed the checks: its size in bytes, its digest, and how far it moves."""
 
     reply: Reply
     size: int
     digest: str
-    moved: tuple[str, float] | None
+    moves: Mapping[str, float]
 
 
 class _VirtualExchange:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from coordinator.rounds.update_validation import ReplySpec, outliers, update_rms
+from coordinator.rounds.update_validation import ReplySpec, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
 from coordinator.runtime.sender import RETRY_MS
@@ -73,9 +73,9 @@ class LateUpdates:
 
     def _check_move(self, cid: ClientId, spec: ReplySpec, reply: Reply) -> None:
         """Compare the update's norm with the scale that the exchange closed with, as for an update in time."""
-        move, scales = update_rms(spec, reply), self._context.store.exchanges.scales(self.key.run)
+        moves, scales = {cid: update_moves(spec, reply)}, self._context.store.exchanges.scales(self.key.run)
         ratio = self._context.config.update.max_ratio
-        refused, _ = outliers({} if move is None else {cid: move}, scales, ratio=ratio)
+        refused, _ = outliers(moves, scales, ratio=ratio)
         if refused:
             raise Malformed("rejected", refused[cid].removeprefix("rejected: "))
 

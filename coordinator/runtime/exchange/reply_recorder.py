@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from coordinator.rounds.exchange_rules import Close
-from coordinator.rounds.update_validation import decode_reply, outliers, update_rms
+from coordinator.rounds.update_validation import decode_reply, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from coordinator.storage.store import Store
@@ -29,7 +29,7 @@ class ReplyRecorder:
         self._key, self._tasks, self._prepared = key, tasks, prepared
         self._config, self._store = context.config, context.store
         self._valid: dict[ClientId, tuple[StoredReply, Reply]] = {}
-        self._moves: dict[ClientId, tuple[str, float] | None] = {}
+        self._moves: dict[ClientId, dict[str, float]] = {}
 
     def hold(self, record: StoredReply, reply: Reply) -> None:
         """Remember a valid reply, whose blob is on disk, until it is accepted."""
@@ -39,7 +39,7 @@ class ReplyRecorder:
         """Store that this reply counts, and show it to a method that streams. Raises OSError on a full disk."""
         record, reply = self._valid.pop(cid)
         self._store.exchanges.put_reply(self._key, record)
-        self._moves[cid] = update_rms(self._prepared[cid].reply_spec, reply)
+        self._moves[cid] = update_moves(self._prepared[cid].reply_spec, reply)
         notify_reply(self._tasks, cid, reply)
         if reply.update is None:
             self.replies[cid] = reply
@@ -61,8 +61,8 @@ class ReplyRecorder:
         stored = self._store.exchanges.replies(self._key) if forgotten else {}
         for cid in forgotten:
             asked = self._prepared[cid]
-            self._moves[cid] = update_rms(asked.reply_spec, read_reply(asked, stored[cid], self._store))
-        moves = {cid: move for cid in keys if (move := self._moves[cid]) is not None}
+            self._moves[cid] = update_moves(asked.reply_spec, read_reply(asked, stored[cid], self._store))
+        moves = {cid: self._moves[cid] for cid in keys}
         scales, ratio = self._store.exchanges.scales(self._key.run), self._config.update.max_ratio
         refused, scales = outliers(moves, scales, ratio=ratio)
         self._store.exchanges.close(self._key, set(keys) - refused.keys(), refused=refused, scales=scales)

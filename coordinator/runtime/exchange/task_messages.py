@@ -15,6 +15,7 @@ import numpy as np
 
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
+from coordinator.rounds.sample_weights import max_samples
 from coordinator.rounds.update_validation import ZERO_BASE, ReplySpec, delta_base
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.sender import CoordinatorSender
@@ -69,11 +70,18 @@ def prepare_tasks(
 ) -> dict[ClientId, PreparedTask]:
     """The task messages of one exchange, sorted by device."""
     put = _blob_writer(context)
-    return {cid: _ask(key, cid, tasks[cid], context, put) for cid in sorted(tasks)}
+    most = max_samples([n for n, _ in context.members.values()], context.config.fleet.max_samples_ratio)
+    return {cid: _ask(key, cid, tasks[cid], context, put, max_samples=most) for cid in sorted(tasks)}
 
 
 def _ask(
-    key: ExchangeKey, cid: ClientId, task: Task, context: ExchangeContext, put: Callable[[Flat, str], Manifest]
+    key: ExchangeKey,
+    cid: ClientId,
+    task: Task,
+    context: ExchangeContext,
+    put: Callable[[Flat, str], Manifest],
+    *,
+    max_samples: int,
 ) -> PreparedTask:
     prepared, schema = context.prepared, context.prepared.program.schema
     samples, engine = context.members[cid]
@@ -99,6 +107,8 @@ def _ask(
         base=base,
         base_vector=vector,
         max_update_rms=context.config.update.max_rms,
+        max_samples=max_samples,
+        classes=prepared.program.classes,
     )
     return PreparedTask(
         fields=fields, blobs=tuple(task_codec.task_manifests(fields)), reply_spec=question, max_size=max_size

@@ -151,7 +151,7 @@ class UploadReceiver:
         try:
             sha256 = folder.put(data)
             base = spec.base if spec.blob_kind == "delta" else ""
-            record = StoredReply(cid, sha256, len(data), reply.n, spec.blob_kind, base, said.seconds)
+            record = StoredReply(cid, sha256, len(data), said.n, spec.blob_kind, base, said.seconds)
             self._policy.on_accepted(record, reply)
         except OSError as full:
             self.retry(cid, full.strerror)

@@ -15,7 +15,7 @@ from coordinator.rounds.update_validation import (
     ReplySpec,
     decode_reply,
     outliers,
-    update_rms,
+    update_moves,
     validate_reply,
 )
 from edge_client.errors import Malformed
@@ -205,10 +205,17 @@ def test_an_emulated_model_that_no_device_could_send_is_refused(update: Flat | N
 def test_how_far_a_reply_moves_is_told_by_kind() -> None:
     own = question(Fit(start=OWN_MODEL, init=START, steps=1, lr=0.1, batch=8, seed=0), base=ZERO_BASE, base_vector=None)
     ones = np.ones(SCHEMA.size, np.float32)
-    found = [update_rms(question(), Reply(n=1, update=START + 2 * ones)), update_rms(own, Reply(n=1, update=3 * ones))]
-    assert [(what, round(far, 5)) for what, far in filter(None, found)] == [("delta", 2.0), ("model", 3.0)]
-    assert update_rms(question(probe("grad", models=1)), Reply(n=1, grad=ones[: SCHEMA.n_params])) == ("grad", 1.0)
-    assert update_rms(question(probe("loss")), Reply(n=1, losses=np.zeros(2))) is None
+    peak = ones[: SCHEMA.n_params] * (1 + np.eye(SCHEMA.n_params, dtype=np.float32)[3])
+    found = [
+        update_moves(question(), Reply(n=1, update=START + 2 * ones)),
+        update_moves(own, Reply(n=1, update=3 * ones)),
+    ]
+    assert [{what: round(far, 5) for what, far in each.items()} for each in found] == [
+        {"delta": 2.0, "delta peak": 2.0},
+        {"model": 3.0, "model peak": 3.0},
+    ]
+    assert update_moves(question(probe("grad", models=1)), Reply(n=1, grad=peak))["grad peak"] == 2.0
+    assert update_moves(question(probe("loss")), Reply(n=1, losses=np.zeros(2))) == {}
 
 
 # ---- out of line with the others ----
@@ -216,8 +223,8 @@ def test_how_far_a_reply_moves_is_told_by_kind() -> None:
 MOVES = st.lists(st.floats(0.0, 100.0), min_size=MIN_UPDATES_FOR_MEDIAN, max_size=12)
 
 
-def cohort(*moves: float, what: str = "delta") -> dict[str, tuple[str, float]]:
-    return {f"d{i:02}": (what, far) for i, far in enumerate(moves)}
+def cohort(*moves: float, what: str = "delta") -> dict[str, dict[str, float]]:
+    return {f"d{i:02}": {what: far} for i, far in enumerate(moves)}
 
 
 def test_who_moves_far_more_than_the_cohort_is_named_with_the_reason() -> None:
@@ -244,8 +251,8 @@ def test_a_minority_can_neither_stay_beyond_the_ratio_nor_push_an_honest_device_
     assert 0.5 <= scales["delta"] <= 1.5
     assert set(refused) == {
         who
-        for who, (_, rms) in cohort(*honest, *[far] * ((len(honest) - 1) // 2)).items()
-        if rms > 4.0 * scales["delta"]
+        for who, kinds in cohort(*honest, *[far] * ((len(honest) - 1) // 2)).items()
+        if kinds["delta"] > 4.0 * scales["delta"]
     }
     assert not set(refused) & set(cohort(*honest))
 
@@ -259,7 +266,7 @@ def test_a_fleet_that_has_converged_still_takes_a_newcomer() -> None:
 
 def test_two_updates_have_no_middle_and_kinds_are_not_compared() -> None:
     assert outliers(cohort(1.0, 1e6), {}, ratio=10.0) == ({}, {})
-    mixed = {**cohort(1.0, 1.0, 1.0), "d09": ("model", 1e3)}
+    mixed = {**cohort(1.0, 1.0, 1.0), "d09": {"model": 1e3}}
     assert outliers(mixed, {}, ratio=10.0)[0] == {}
     assert outliers(cohort(0.0, 0.0, 0.0, 1.0), {}, ratio=10.0)[0] == {}  # nobody moved: nothing is usual yet
 
