@@ -52,7 +52,7 @@ class Dispatcher:
         self.unreadable = 0  # messages
         self._clock, self._sender, self._downloads, self._event_log = clock, sender, downloads, event_log
         self._newcomers = newcomers  # when a device takes part that is not enrolled (PROTOCOL.md, `coord`)
-        self._leadership = Leadership(sender, fleet)
+        self._leadership = Leadership(sender, store.states.enrolled)
         self._enrolled = frozenset(store.states.enrolled())  # these devices joined before this start
         self._buckets: dict[ClientId, TokenBucket] = {}
         self._strangers = TokenBucket(REQUESTS_PER_S, REQUESTS_BURST)  # one bucket for all unknown devices

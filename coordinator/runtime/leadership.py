@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from coordinator.runtime.envelope import Envelope
-from coordinator.runtime.presence import FleetPresence
 from coordinator.runtime.sender import CoordinatorSender, Dial
 from edge_client.errors import Malformed, ProtocolError
 from edge_client.protocol import messages
@@ -14,6 +13,8 @@ from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.clock import Clock
 
+DISOWNED_S = 600.0  # how long a device's word that a later coordinator leads counts
+MIN_DISOWNING = 2  # devices
 RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
 
 
@@ -28,11 +29,11 @@ class Superseded(ProtocolError):
 
 
 class Leadership:
-    """Raises Superseded when another coordinator leads."""
+    """Raises Superseded when another coordinator leads. `enrolled` returns the devices whose word counts."""
 
-    def __init__(self, sender: CoordinatorSender, fleet: FleetPresence) -> None:
-        self._sender, self._fleet = sender, fleet
-        self._disowned_by: set[ClientId] = set()
+    def __init__(self, sender: CoordinatorSender, enrolled: Callable[[], Collection[ClientId]]) -> None:
+        self._sender, self._enrolled = sender, enrolled
+        self._disowned_by: dict[ClientId, float] = {}  # when each device last said so, in seconds
 
     def on_record(self, record: Envelope) -> None:
         """The retained record of the leader: a higher epoch supersedes this process, a lower one is overwritten."""
@@ -43,10 +44,15 @@ class Leadership:
         self._sender.publish_record(online=True)
 
     def on_old_epoch(self, nack: Envelope) -> None:
-        """A device has heard a later coordinator. One device could lie; half of the connected devices are believed."""
-        if self._sender.has_sent(nack.fields["re"]):
-            self._disowned_by.add(nack.cid)
-        if self._disowned_by and 2 * len(self._disowned_by) >= len(self._fleet.online()):
+        """A device has heard a later coordinator. One device could lie, so two and half of the enrolled are believed.
+
+        What a device said counts for DISOWNED_S.
+        """
+        enrolled, now_s = self._enrolled(), self._sender.clock.now_s()
+        if self._sender.has_sent(nack.fields["re"]) and nack.cid in enrolled:
+            self._disowned_by[nack.cid] = now_s
+        self._disowned_by = {cid: at_s for cid, at_s in self._disowned_by.items() if now_s < at_s + DISOWNED_S}
+        if len(self._disowned_by) >= max(MIN_DISOWNING, len(enrolled) / 2):
             raise Superseded(self._sender.epoch)
 
 

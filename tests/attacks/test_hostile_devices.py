@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime.leadership import Superseded
+from coordinator.runtime.leadership import DISOWNED_S, Superseded
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest, manifest_of
@@ -20,7 +20,7 @@ from edge_client.protocol.topics import routing_label
 from edge_client.transport.base import Message
 from tests.support.virtual_federation import BALLAST, BLOCK, TOPICS
 from tests.support.virtual_time import VirtualClock
-from tests.support.wired_coordinator import DEVICES, LIMIT, WiredCoordinator
+from tests.support.wired_coordinator import DEVICES, LIMIT, SAMPLES, WiredCoordinator
 
 KEY = ExchangeKey("run1", 1, 0)
 ME, VICTIM = "d0", "d1"
@@ -209,6 +209,27 @@ def test_one_device_cannot_make_it_believe_that_another_coordinator_leads(coordi
         coordinator.hear(VICTIM, "nack", re="c0-1", code="old_epoch")  # about another device's message
     with pytest.raises(Superseded):
         coordinator.hear(VICTIM, "nack", re=f"c{coordinator.sender.epoch}-2", code="old_epoch")
+
+
+def test_one_device_is_not_believed_even_where_no_other_is_online(coordinator: WiredCoordinator) -> None:
+    for cid in DEVICES[1:]:
+        coordinator.hear(cid, "st", s="lost", bd=1)
+    coordinator.hear(ME, "nack", re=f"c{coordinator.sender.epoch}-1", code="old_epoch")
+    coordinator.hear("stranger", "st", s="on", bd=1, caps={"engine": "onnx", "n": SAMPLES})
+    coordinator.hear("stranger", "nack", re=f"c{coordinator.sender.epoch}-1", code="old_epoch")
+
+
+def test_what_a_device_said_of_another_coordinator_expires(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    here = WiredCoordinator(tmp_path, clock, BALLAST, 4)
+    old = {"re": f"c{here.sender.epoch}-1", "code": "old_epoch"}
+    here.hear(ME, "nack", **old)
+    clock.time_s += DISOWNED_S
+    here.hear(VICTIM, "nack", **old)
+    clock.time_s += DISOWNED_S - 1
+    with pytest.raises(Superseded):
+        here.hear(ME, "nack", **old)
+    here.store.close()
 
 
 def test_a_flood_of_requests_is_told_so_once_and_others_are_served(coordinator: WiredCoordinator) -> None:

@@ -67,10 +67,10 @@ def test_a_coordinator_that_the_devices_call_old_ends(tmp_path: Path) -> None:
     """The broker has forgotten the record of a later coordinator, but the devices have not."""
     fed = Federation.of(tmp_path, quorum=0.5)
     for _ in range(3):
-        fed.start(1)
-        fed.world.run(lambda: fed.happened("joined"))
-        fed.world.kill("coordinator.0")
-        fed.world.kill("d00")
+        fed.start(2)
+        fed.world.run(lambda: sum(event["event"] == "joined" for event in fed.events) == 2)
+        for name in ("coordinator.0", "d00", "d01"):
+            fed.world.kill(name)
         fed.events.clear()
     fed.world.broker.retained.clear()
     old = Federation(fed.world, Federation.of(tmp_path / "old", devices=2).config)
