@@ -112,8 +112,9 @@ class _FederationThread:
         if config.dashboard.address:
             self._hub, watch = _hub(store, watch)
         observe = None if self._hub is None else self._hub.status
-        told = {"watch": watch, "observe": observe, "progress": tell}
-        self.server = Server(config, store, dial=dial, clock=SystemClock(), beside=True, **told)
+        self.server = Server(
+            config, store, dial=dial, clock=SystemClock(), beside=True, watch=watch, observe=observe, progress=tell
+        )
         self.thread = threading.Thread(target=self._run, name=config.federation, daemon=True)
 
     def serve_dashboard(self, endpoint: Endpoint) -> DashboardServer:

@@ -157,10 +157,10 @@ class DashboardView:
     def _describe(self, devices: Mapping[ClientId, tuple[str, int]]) -> Messages:
         """Take in the engine and the number of training samples of devices, which may change."""
         told = ((self.devices[cid], *facts) for cid, facts in devices.items() if cid in self.devices)
-        changed = [[i, engine, n] for i, engine, n in told if (engine, n) != (self._engine[i], self._samples[i])]
+        changed = [(i, engine, n) for i, engine, n in told if (engine, n) != (self._engine[i], self._samples[i])]
         for i, engine, n in changed:
             self._engine[i], self._samples[i] = engine, n
-        return [("fleet", {"facts": changed})] if changed else []
+        return [("fleet", {"facts": [list(facts) for facts in changed]})] if changed else []
 
     def _add_devices(self, cids: Iterable[ClientId]) -> Messages:
         """Give new devices an index, up to MAX_DEVICES."""

@@ -218,7 +218,7 @@ def _details(line: RunSummary) -> str:
         drawings = {
             "assignment": plots.make_figure(7, height, lambda axes: plots.draw_assignment(axes, history, line.groups))
         }
-    wide, narrow = [], []
+    wide, narrow = list[str](), list[str]()
     for drawn in drawings.values():
         is_wide = drawn.get_figwidth() > FULL_ROW_INCHES
         (wide if is_wide else narrow).append(html_figure(plots.to_svg(drawn), wide=is_wide))

@@ -234,7 +234,8 @@ def draw_heat(axes: Axes, values: Array, *, low: float) -> None:
     mesh = axes.pcolormesh(*edges, values, cmap=shades, vmin=low, vmax=1.0, edgecolors="face", linewidth=LAP)
     axes.set(aspect="equal", xlim=(-0.5, values.shape[1] - 0.5), ylim=(values.shape[0] - 0.5, -0.5))
     scale = axes.figure.colorbar(mesh, ax=axes, shrink=0.8)  # with at most 50 shades matplotlib draws it as vectors
-    scale.solids.set(edgecolor="face", linewidth=LAP)
+    if scale.solids is not None:
+        scale.solids.set(edgecolor="face", linewidth=LAP)
 
 
 def cosines(vectors: Array) -> Array:

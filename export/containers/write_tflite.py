@@ -48,7 +48,8 @@ def _no_needless_trace() -> AbstractContextManager[object]:
         known = all(isinstance(node.target, torch._ops.OpOverload) or node.target is getitem for node in calls)  # noqa: SLF001 - no public name
         if table and known and not flat and not any(node.target in table for node in calls if node.target != conv):
             return exported
-        return decompose(exported, table, can_skip)
+        decomposed: ExportedProgram = decompose(exported, table, can_skip)
+        return decomposed
 
     return patch.object(fx_infra, "safe_run_decompositions", decompose_if_needed)
 

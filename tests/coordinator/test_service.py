@@ -91,7 +91,12 @@ def test_a_federation_that_fails_leaves_the_others_alone(tmp_path: Path, mosquit
 def test_while_it_compiles_it_says_so_status_knows_the_federation_and_ctrl_c_stops_it(
     tmp_path: Path, free_port: int
 ) -> None:
-    table = {"federation": "home", "broker": f"embedded:{free_port}", "folder": "run", "formats": []}
+    table: dict[str, Any] = {
+        "federation": "home",
+        "broker": f"embedded:{free_port}",
+        "folder": "run",
+        "formats": [],
+    }
     table |= {"model": {"name": "digits-mlp"}, "runs": [{"method": "fedavg", "num-rounds": 1}]}
     (tmp_path / "home.toml").write_text(tomli_w.dumps(table))
     with started("serve", str(tmp_path / "home.toml")) as process:

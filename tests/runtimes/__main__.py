@@ -92,9 +92,9 @@ def devices(rows: Iterable[Row]) -> Iterator[Line]:
         good = "; ".join(
             f"{e}: alone {t.alone:.0%}, nearest {t.nearest:.0%}" for e, t in zip(ENGINES, both, strict=True)
         )
-        failed = said if seen[name].endswith(" passed") else [f"suite: {seen[name]}", *said]
+        faults = said if seen[name].endswith(" passed") else [f"suite: {seen[name]}", *said]
         ran = f"suite ({seen[name]}), doctor, join, nearest"
-        yield _seen((name, had, ran, f"FAIL: {'; '.join(failed)}" if failed else f"ok; {good}"))
+        yield _seen((name, had, ran, f"FAIL: {'; '.join(faults)}" if faults else f"ok; {good}"))
 
 
 def suite(python: Path) -> str:

@@ -117,7 +117,8 @@ def make_profile(parts: Iterable[InputMoments]) -> InputProfile:
     spread = np.sqrt(np.maximum(variance + VARIANCE_FLOOR * variance.mean(), MIN_SPREAD**2))
     correlation = (1 - SHRINKAGE) * covariance / np.outer(spread, spread)
     np.fill_diagonal(correlation, 1.0)
-    return InputProfile(mean=mean, spread=spread, precision=np.linalg.inv(correlation))
+    precision = np.linalg.inv(correlation).astype(np.float64, copy=False)
+    return InputProfile(mean=mean, spread=spread, precision=precision)
 
 
 def leave_one_out(parts: Sequence[InputMoments]) -> list[InputProfile | None]:

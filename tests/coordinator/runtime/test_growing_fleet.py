@@ -24,9 +24,9 @@ class FixedFleet(FedAvg):
     takes_newcomers = False
 
 
-def run_of(method: str, rounds: int = 4, **settings: Any) -> RunConfig:  # noqa: ANN401 - the method's
+def run_of(method: str, **settings: Any) -> RunConfig:  # noqa: ANN401 - the method's
     name = method.rpartition(":")[2].lower()
-    return RunConfig(method=method, rounds=rounds, name=name, settings={"local-steps": 3, "batch-size": 8, **settings})
+    return RunConfig(method=method, rounds=4, name=name, settings={"local-steps": 3, "batch-size": 8, **settings})
 
 
 def start_late(fed: Federation) -> None:
@@ -109,8 +109,8 @@ def test_a_round_that_is_replayed_lets_no_device_in(tmp_path: Path) -> None:
 
 def test_a_method_with_a_fixed_fleet_takes_it_from_the_next_run_and_both_sides_are_told(tmp_path: Path) -> None:
     method = f"{__name__}:FixedFleet"
-    second = replace(run_of(method, rounds=2), name="second")
-    fed = Federation.of(tmp_path, runs=(run_of(method, rounds=3), second))
+    second = replace(run_of(method), rounds=2, name="second")
+    fed = Federation.of(tmp_path, runs=(replace(run_of(method), rounds=3), second))
     spy = Spy(fed.world.broker)
     fed.start_coordinator()
     fed.start_devices(4)

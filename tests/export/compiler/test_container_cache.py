@@ -27,10 +27,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def small(*, frozen: float = 0.5, seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
-    module[0].weight.requires_grad = False
+        first = nn.Linear(6, 4)
+        module = nn.Sequential(first, nn.Linear(4, 3))
+    first.weight.requires_grad = False
     with torch.no_grad():
-        module[0].weight.fill_(frozen)
+        first.weight.fill_(frozen)
     return module
 
 

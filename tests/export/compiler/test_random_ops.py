@@ -19,7 +19,8 @@ from edge_client.errors import ProgramRefused
 from edge_client.protocol.task import Fit
 from edge_client.training.fit_probe import run_fit
 from edge_client.training.learner import EngineLearner
-from export.compiler.program import EXAMPLE_BATCH, compile_program, make_source, vector_of
+from export.compiler.containers import EXAMPLE_BATCH
+from export.compiler.program import compile_program, make_source, vector_of
 from export.compiler.program_functions import function_ports
 from export.compiler.tracing import export_graph, trace_function
 from export.containers.write_pt2 import run_pt2
