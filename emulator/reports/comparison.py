@@ -202,11 +202,15 @@ def _lead(lines: Sequence[RunSummary]) -> str:
     known = [(found, line) for line in lines if (found := line.result("accuracy", "micro")) is not None]
     if not known:
         return "None of these runs was tested."
-    best, line = max(known, key=lambda pair: pair[0])
-    if len(known) == 1:
+    ranked = sorted(known, key=lambda pair: -pair[0])
+    (best, line), *others = ranked
+    if not others:
         return f"{line.method} ends at {best:.1%} of the held-out samples."
-    worst, other = min(known, key=lambda pair: pair[0])
-    return f"{line.name} ({line.method}) ends highest, at {best:.1%}; {other.name} ({other.method}) at {worst:.1%}."
+    second, next_one = others[0]
+    lead = f"{line.name} ({line.method}) ends highest, at {best:.1%}"
+    lead += f", {100 * (best - second):.1f} points above {next_one.name} ({next_one.method})"
+    worst, last = others[-1]
+    return f"{lead}." if len(others) == 1 else f"{lead}; lowest {last.name} ({last.method}), at {worst:.1%}."
 
 
 def _details(line: RunSummary) -> str:

@@ -33,6 +33,16 @@ FLAGS = (
 DESKTOP, PHONE = (1280, 900), (390, 844)  # CSS pixels
 PATIENCE_MS = 30_000
 MIN_CONTRAST = 4.5  # of text, WCAG 2.2 level AA
+MAX_TABS = 200
+_FOCUS = """() => {
+  const node = document.activeElement;
+  if (node === document.body || node.dataset.hadFocus) return ["", true];
+  node.dataset.hadFocus = "yes";
+  const near = [node, node.nextElementSibling, node.parentElement].filter(Boolean);
+  const rings = near.map((each) => getComputedStyle(each));
+  const seen = rings.some((style) => style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 2);
+  return [seen ? "" : node.outerHTML.slice(0, 200), false];
+}"""
 _CONTRAST = """(selector) => {
   const parse = (text) => text.match(/[\\d.]+/g).map(Number);
   const linear = (v) => (v / 255 <= 0.04045 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4);
@@ -60,6 +70,20 @@ def find_chromium() -> str | None:
 def lowest_contrast(page: Page, selector: str) -> float:
     """The least contrast of the text of the visible elements with the ground that they stand on (WCAG 2.2)."""
     found: float = page.evaluate(_CONTRAST, selector)
+    return found
+
+
+def without_focus_ring(page: Page) -> list[str]:
+    """Walks through the page with the Tab key, once round; -> the elements that have the focus without showing it."""
+    page.evaluate("document.activeElement.blur()")
+    found = []
+    for _ in range(MAX_TABS):
+        page.keyboard.press("Tab")
+        missing, again = page.evaluate(_FOCUS)
+        if again:
+            break
+        found += [missing] if missing else []
+    page.evaluate("for (const node of document.querySelectorAll('[data-had-focus]')) delete node.dataset.hadFocus")
     return found
 
 

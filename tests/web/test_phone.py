@@ -20,7 +20,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.protocol.task import Array
 from emulator.testbed import testbed_files as stage
 from emulator.testbed.processes import ChildProcesses, DeferredSignals
-from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast
+from tests.support.browser import MIN_CONTRAST, PHONE, Open, Visit, lowest_contrast, without_focus_ring
 from tests.support.phone_page import PATIENCE_MS, served, text
 from tests.support.process_fleet import FleetScene, until
 
@@ -151,7 +151,8 @@ def load_table(page: Page, tmp_path: Path) -> None:
 
 
 def readable(page: Page) -> None:
-    """Nothing stands outside the window, and each text has contrast."""
+    """Nothing stands outside the window, each text has contrast, and the focus can be seen."""
+    assert without_focus_ring(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE[0]
     for selector in ("p, h1, h2, h3, li, dt, dd, legend", "button:enabled", "label", ".badge"):
         assert lowest_contrast(page, selector) >= MIN_CONTRAST, selector

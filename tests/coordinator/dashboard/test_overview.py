@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
-from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast
+from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast, without_focus_ring
 from tests.support.served_dashboard import DashboardSite, serve_dashboard
 
 pytestmark = pytest.mark.browser
@@ -237,3 +237,9 @@ def test_while_devices_are_missing_the_header_counts_those_that_came_with_sample
         expect(page.locator("#phase")).to_have_text("waiting for devices")
         expect(page.locator("#doing")).to_have_text("1 of 3 devices")
         page.close()
+
+
+def test_whatever_has_the_focus_shows_it(site: DashboardSite, visit: Open) -> None:
+    page = visit(site.link).page
+    expect(page.locator("#devices tbody tr")).to_have_count(4)
+    assert without_focus_ring(page) == []

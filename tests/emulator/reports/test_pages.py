@@ -13,7 +13,7 @@ from emulator.reports.comparison import write_comparison
 from emulator.reports.demo_page import write_report
 from emulator.simulate import simulate_json
 from tests.support import finished_run
-from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast
+from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast, without_focus_ring
 
 pytestmark = pytest.mark.browser
 ASKED = SimulateArgs(engine="lean", devices=6, rounds=2, settings={"local-steps": 3})
@@ -71,3 +71,11 @@ def test_figures_are_vectors_but_for_the_devices_images(pages: dict[str, Path], 
     assert figures.count() > with_images.count() == 2  # a run each
     for text in with_images.all_inner_texts():
         assert "Training images of the devices of each center" in text
+
+
+@pytest.mark.parametrize("name", ["demo", "comparison"])
+def test_whatever_has_the_focus_shows_it(pages: dict[str, Path], visit: Open, name: str) -> None:
+    page = visit(pages[name].as_uri(), size=PHONE).page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement !== document.body")
+    assert without_focus_ring(page) == []
