@@ -11,8 +11,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ def run_service(
         raise ConfigError("--dashboard is for one federation", hint="write `dashboard` with a port into each file")
     endpoints = [dashboard_endpoint(config) if config.dashboard.address else None for config in settings]
     with ExitStack() as stack:
+        stack.enter_context(_private_files())
         stores = [stack.enter_context(closing(_store(config))) for config in settings]
         counter = _DeviceCounter(
             tell, sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
@@ -82,6 +83,16 @@ def run_service(
         )  # an exporter does not survive the interpreter's end
     if came == signal.SIGINT:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _private_files() -> Iterator[None]:
+    """What the process writes is for its user alone: run folders hold the devices' updates."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 def _call_both(first: EventReporter, second: EventReporter) -> EventReporter:

@@ -138,9 +138,9 @@ class RunTrainer:
         if number == run.rounds:
             last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
             events.append({"event": "run-done", "unix_ms": self.event_log.unix_ms(), **last, "rounds": run.rounds})
-        self.store.states.put(run_id, number, after, events)
-        for event in events:
-            self.event_log.append_stored(event)
+        if self.store.states.put(run_id, number, after, events):
+            for event in events:
+                self.event_log.append_stored(event)
         return after
 
     def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:

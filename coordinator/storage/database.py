@@ -23,6 +23,7 @@ SCHEMA_VERSION = "3"
 # version 2 asked for no loss in a test. An empty hash means that a replay cannot compare the task.
 _CLEAR_TASK_HASHES = "update tasks set sha256 = ''"
 UPGRADES = {"1": _CLEAR_TASK_HASHES, "2": _CLEAR_TASK_HASHES}
+_RESTORE = "restore the folder from a backup, or use another folder to begin anew"
 _DISK_ERRORS = ("is full", "disk I/O error")  # parts of SQLite's messages
 
 _TABLES = """
@@ -56,34 +57,51 @@ create table if not exists events (id integer primary key, line text not null);
 class Database:
     """`folder`/coordinator.sqlite, locked against a second coordinator while it is open.
 
-    Raises ConfigError when the folder is in use or holds an unknown schema; an unknown schema is left unchanged.
+    Only its owner may read the folder: it holds the devices' updates. Raises ConfigError when the folder is in use, its
+    database is damaged or lost, or holds an unknown schema; then the folder is left unchanged.
     """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
         self._folder = folder
         self._lock = _lock(folder / "lock")
         self._one_at_a_time = threading.RLock()  # slow work in a thread of its own uses the store too
-        self._connection = sqlite3.connect(folder / DATABASE_FILE, isolation_level=None, check_same_thread=False)
-        self.execute("pragma journal_mode = wal")
-        self.execute("pragma synchronous = full")
-        version = self._version()
-        if version not in (None, SCHEMA_VERSION, *UPGRADES):
-            self.close()
-            raise ConfigError(
-                f"{folder} was written by another version of fedcenters",
-                hint="finish it with that version, or use another folder",
-            )
-        with self.transaction():
-            for statement in _TABLES.split(";"):
-                self.execute(statement)
-            self.execute(UPGRADES.get(version or "", ""))
-            self.put_meta("schema", SCHEMA_VERSION)
+        try:
+            _check_not_lost(folder)
+            self._connection = sqlite3.connect(folder / DATABASE_FILE, isolation_level=None, check_same_thread=False)
+            self._open()
+        except BaseException:
+            self._lock.close()
+            raise
+
+    def _open(self) -> None:
+        """Check the file, and make or upgrade its tables."""
+        try:
+            with refuse_damage(self._folder / DATABASE_FILE):
+                self.execute("pragma journal_mode = wal")
+                self.execute("pragma synchronous = full")
+                check_pages(self._connection)
+                version = self._version()
+            with self.transaction():
+                for statement in _TABLES.split(";"):
+                    self.execute(statement)
+                self.execute(UPGRADES.get(version or "", ""))
+                self.put_meta("schema", SCHEMA_VERSION)
+        except BaseException:
+            self._connection.close()
+            raise
 
     def _version(self) -> str | None:
-        """The version of the schema in the file; None in a new file."""
+        """The version of the schema in the file; None in a new file. Raises ConfigError for an unknown one."""
         has_meta = self.rows("select 1 from sqlite_master where name = 'meta'")
-        return self.meta("schema") if has_meta else None
+        version = self.meta("schema") if has_meta else None
+        if version not in (None, SCHEMA_VERSION, *UPGRADES):
+            raise ConfigError(
+                f"{self._folder} was written by another version of fedcenters",
+                hint="finish it with that version, or use another folder",
+            )
+        return version
 
     def close(self) -> None:
         """Close the file and release the lock. Idempotent."""
@@ -130,6 +148,34 @@ class Database:
     def put_meta(self, key: str, value: str) -> None:
         """Insert or replace one value of the table of facts, within a `transaction`."""
         self.execute("insert or replace into meta values (?, ?)", (key, value))
+
+
+@contextmanager
+def refuse_damage(path: Path) -> Iterator[None]:
+    """Raise ConfigError for what SQLite says of a file that is damaged or no database."""
+    try:
+        yield
+    except sqlite3.DatabaseError as wrong:
+        if isinstance(wrong, sqlite3.OperationalError):  # a lock, a full disk, no rights
+            raise
+        raise ConfigError(f"{path} is damaged ({wrong})", hint=_RESTORE) from wrong
+
+
+def check_pages(connection: sqlite3.Connection) -> None:
+    """Raise sqlite3.DatabaseError when a page of the database is damaged."""
+    found = connection.execute("pragma quick_check(1)").fetchone()[0]
+    if found != "ok":
+        raise sqlite3.DatabaseError(found.splitlines()[-1])
+
+
+def _check_not_lost(folder: Path) -> None:
+    """Refuse blobs without a database: a training that was begun anew would forget them in silence."""
+    path, blobs = folder / DATABASE_FILE, folder / "blobs"
+    if path.exists() and path.stat().st_size:
+        return
+    if blobs.is_dir() and any(file.is_file() for file in blobs.iterdir()):
+        state = "is empty" if path.exists() else "is missing"
+        raise ConfigError(f"{path} {state}, but there are blobs of a training beside it", hint=_RESTORE)
 
 
 def _lock(path: Path) -> IO[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -9,8 +10,11 @@ from coordinator.storage import state_codec
 from coordinator.storage.database import Database
 from coordinator.storage.event_log import insert_events
 from coordinator.strategies.base import State
+from edge_client.errors import Malformed
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
+
+log = logging.getLogger(__name__)
 
 
 class StateStore:
@@ -44,15 +48,32 @@ class StateStore:
     def run_names(self) -> dict[str, str]:
         return dict(self._database.rows("select run, name from runs"))
 
-    def put(self, run: str, number: int, state: State, events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Store the state after round `number` (0: before the first) and the round's events, in one transaction."""
+    def put(self, run: str, number: int, state: State, events: Iterable[Mapping[str, Any]] = ()) -> bool:
+        """Store the state after round `number` (0: before the first) and the round's events, in one transaction.
+
+        -> whether the round is new. The events of a round that is played again, because its state was damaged, are
+        stored already.
+        """
         blob = self._blobs.put(state_codec.encode_state(state))
+        known = self._database.rows("select 1 from states where run = ? and round = ?", (run, number))
         with self._database.transaction():
-            self._database.execute("insert into states values (?, ?, ?)", (run, number, blob))
-            insert_events(self._database, events)
+            self._database.execute("insert or replace into states values (?, ?, ?)", (run, number, blob))
+            insert_events(self._database, () if known else events)
+        return not known
 
     def last(self, run: str) -> tuple[int, State] | None:
-        """The newest (round, state) of a run, or None before its first `put`."""
-        query = "select round, blob from states where run = ? order by round desc limit 1"
-        rows = self._database.rows(query, (run,))
-        return (rows[0][0], state_codec.decode_state(self._blobs.read(rows[0][1]))) if rows else None
+        """The newest (round, state) of a run that can be read, or None without any.
+
+        The rounds after it are then played again from their stored replies.
+        """
+        query = "select round, blob from states where run = ? order by round desc"
+        found = ((number, self._read(number, blob)) for number, blob in self._database.rows(query, (run,)))
+        return next(((number, state) for number, state in found if state is not None), None)
+
+    def _read(self, number: int, blob: str) -> State | None:
+        """The state after round `number`, or None where its blob is damaged or lost."""
+        try:
+            return state_codec.decode_state(self._blobs.read(blob))
+        except Malformed as wrong:
+            log.warning("the state after round %d is lost, so that round is played again: %s", number, wrong.message)
+            return None

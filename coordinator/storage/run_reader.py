@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from coordinator.rounds.update_validation import ZERO_BASE
+from coordinator.storage.database import DATABASE_FILE, refuse_damage
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.messages import parse_json
@@ -73,10 +74,10 @@ def _models(folder: Path, rows: Sequence[tuple[ClientId, str, str]]) -> Iterator
 @contextmanager
 def open_database(folder: Path) -> Iterator[sqlite3.Connection]:
     """The database of a run folder, read-only. Raises ConfigError when there is none."""
-    path = folder / STORE_FOLDER / "coordinator.sqlite"
+    path = folder / STORE_FOLDER / DATABASE_FILE
     if not path.is_file():
         raise ConfigError(f"{folder} is no run folder", hint="pass the `folder` of a coordinator's configuration")
-    with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+    with refuse_damage(path), closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
         if not db.execute("select 1 from sqlite_master where name = 'events'").fetchone():
             raise ConfigError(f"{folder} holds nothing yet", hint="its coordinator is just starting")
         yield db

@@ -2,6 +2,7 @@
 
     folder/<sha256>                  a whole blob; it got this name only after its hash was checked
     folder/partial/<sha256>.<block>  a transfer: the blob's bytes, then one bit per block that has arrived
+    folder/quarantine/<sha256>       a blob whose bytes do not have this hash any more
 
 A power cut at any moment leaves whole blobs whole and a transfer to be continued. One process writes to a folder.
 """
@@ -20,6 +21,7 @@ from edge_client.protocol.blocks import Bitmap, Manifest, body_range
 from edge_client.protocol.topics import check_sha256
 
 CHUNK_BYTES = 1 << 20
+QUARANTINE = "quarantine"  # the folder of damaged blobs
 MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 
 
@@ -67,14 +69,17 @@ class BlobFolder:
         return file
 
     def read(self, sha256: str) -> bytes:
-        """The blob's bytes, hashed again: cards and disks do rot. Malformed: "unknown_blob", or "bad_hash" and gone."""
+        """The blob's bytes, hashed again: cards and disks do rot.
+
+        Raises Malformed: "unknown_blob", or "bad_hash" for a damaged blob, which is then no blob of the folder. A
+        folder without a budget keeps it in quarantine/, because a part of it may be all that is left.
+        """
         try:
             data = self.path(sha256).read_bytes()
         except FileNotFoundError as missing:
             raise Malformed("unknown_blob", f"no blob {sha256}") from missing
         if hashlib.sha256(data).hexdigest() != sha256:
-            self.drop(sha256)
-            raise Malformed("bad_hash", f"blob {sha256} was damaged on disk")
+            raise Malformed("bad_hash", f"blob {sha256} was damaged on disk{self._set_aside(sha256)}")
         return data
 
     def put(self, data: bytes) -> str:
@@ -88,6 +93,16 @@ class BlobFolder:
     def drop(self, sha256: str) -> None:
         """Forget a blob; no error if there is none."""
         self._file(sha256).unlink(missing_ok=True)
+
+    def _set_aside(self, sha256: str) -> str:
+        """Remove a damaged blob; -> where it is kept, for the message, if it is."""
+        if self._budget is not None:
+            self.drop(sha256)
+            return ""
+        kept = self._path / QUARANTINE
+        kept.mkdir(exist_ok=True)
+        self._file(sha256).replace(kept / sha256)
+        return f"; it is kept in {kept}"
 
     def keep_only(self, wanted: Collection[str]) -> None:
         """Forget every whole blob but these."""

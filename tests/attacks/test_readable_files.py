@@ -1,0 +1,47 @@
+"""Another user of the coordinator's machine reads the devices' updates, the metrics or the configuration of a run."""
+
+from __future__ import annotations
+
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from coordinator.config import read_config
+from coordinator.storage.store import Store
+from tests.coordinator.test_service import PATIENCE_S, heard, started, written
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {str(path.relative_to(folder)): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))}
+
+
+@pytest.mark.parametrize("before", [0o755, None])
+def test_a_run_folder_is_for_its_owner_alone(tmp_path: Path, free_port: int, before: int | None) -> None:
+    path = written(tmp_path, "one", f"embedded:{free_port}")
+    folder = read_config(path).folder
+    if before is None:
+        (folder / "store").rename(tmp_path / "kept")
+        folder.rmdir()
+    else:
+        folder.chmod(before)
+        (folder / "store").chmod(before)
+    with started("serve", str(path)) as process:
+        heard(process, "leading one, epoch 1")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+    found = modes(folder)
+    assert found["store"] == 0o700  # nothing below it can be reached by another user
+    assert before is not None or found["."] == 0o700
+    made = {"config.toml", "metrics.jsonl", "status.json", "signing.key"}
+    assert {name: found[name] for name in made} == dict.fromkeys(made, 0o600)
+    if before is None:
+        assert all(mode & 0o077 == 0 for mode in found.values())
+
+
+def test_the_store_of_an_older_version_is_closed_to_others_when_it_is_opened(tmp_path: Path) -> None:
+    Store(tmp_path / "store").close()
+    (tmp_path / "store").chmod(0o755)
+    Store(tmp_path / "store").close()
+    assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o700

@@ -1,0 +1,136 @@
+"""A disk that rots: a damaged blob is kept aside and its round is played again; a lost database is refused."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from coordinator.cli import app
+from coordinator.storage.database import DATABASE_FILE
+from coordinator.storage.store import Store
+from edge_client.errors import ConfigError, Malformed
+from edge_client.transport.blobs import BlobFolder
+from tests.support.virtual_federation import Federation
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+
+
+def state_blobs(fed: Federation, rounds: int) -> list[Path]:
+    """The files of the states after the last `rounds` rounds, newest first."""
+    folder = fed.config.folder / "store"
+    with sqlite3.connect(folder / DATABASE_FILE) as db:
+        rows = db.execute("select blob from states order by round desc limit ?", (rounds,)).fetchall()
+    return [folder / "blobs" / blob for (blob,) in rows]
+
+
+def stopped_after(folder: Path, rounds: int) -> Federation:
+    """A run of three rounds whose coordinator was killed after some of them; its devices have ended."""
+    fed = Federation.of(folder, rounds=3)
+    fed.start()
+    fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == rounds)
+    fed.world.end()
+    return fed
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_a_damaged_state_costs_a_replay_and_no_bit_of_the_outcome(tmp_path: Path, damaged: int) -> None:
+    undisturbed = Federation.of(tmp_path / "undisturbed", rounds=3).play()
+    fed = stopped_after(tmp_path / "rotten", 2)
+    blobs = state_blobs(fed, damaged)
+    for blob in blobs:
+        flip(blob)
+    fed.world.end()
+    again = Federation(type(fed.world)(tmp_path / "rotten"), fed.config)
+    again.play()
+    assert again.outcome() == undisturbed.outcome()
+    assert [record["round"] for record in again.rounds()] == [1, 2, 3]
+    kept = sorted(path.name for path in (blobs[0].parent / "quarantine").iterdir())
+    assert kept == sorted(blob.name for blob in blobs)
+    assert all(blob.exists() for blob in blobs)  # replayed
+
+
+def test_a_damaged_blob_is_kept_aside_and_named(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path)
+    sha256 = folder.put(b"a model")
+    flip(tmp_path / sha256)
+    with pytest.raises(Malformed, match=r"quarantine") as damaged:
+        folder.read(sha256)
+    assert damaged.value.code == "bad_hash"
+    assert (tmp_path / "quarantine" / sha256).read_bytes() == b"a modem"
+    assert not folder.has(sha256)
+
+
+def test_a_device_with_a_small_disk_keeps_no_damaged_copy(tmp_path: Path) -> None:
+    folder = BlobFolder(tmp_path, budget_bytes=100, evict=True)
+    sha256 = folder.put(b"a model")
+    flip(tmp_path / sha256)
+    with pytest.raises(Malformed):
+        folder.read(sha256)
+    assert [path.name for path in tmp_path.iterdir()] == ["partial"]
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def overwrite(path: Path) -> None:
+    path.write_bytes(b"\0" * path.stat().st_size)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "empty": empty,
+    "deleted": Path.unlink,
+    "truncated": truncate,
+    "overwritten": overwrite,
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    fed = Federation.of(tmp_path_factory.mktemp("finished")).play()
+    return fed.config.folder
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_lost_or_damaged_database_is_refused_in_one_line_and_nothing_is_begun_anew(
+    tmp_path: Path, finished: Path, name: str
+) -> None:
+    import shutil
+
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    for beside in (folder / "store").glob(f"{DATABASE_FILE}-*"):
+        beside.unlink()
+    DAMAGES[name](folder / "store" / DATABASE_FILE)
+    blobs = sorted(path.name for path in (folder / "store" / "blobs").iterdir())
+    with pytest.raises(ConfigError, match=r"coordinator\.sqlite") as refused:
+        Store(folder / "store")
+    assert "backup" in (refused.value.hint or "")
+    assert "\n" not in refused.value.message
+    assert sorted(path.name for path in (folder / "store" / "blobs").iterdir()) == blobs
+    shown = CliRunner().invoke(app, ["status", str(folder)])
+    assert shown.exit_code == 3
+    assert "Traceback" not in shown.output
+
+
+def test_a_refused_database_is_not_left_locked(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    (store / "blobs").mkdir(parents=True)
+    (store / DATABASE_FILE).write_bytes(b"no database" * 1_000)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"coordinator\.sqlite"):
+            Store(store)
+    (store / DATABASE_FILE).unlink()
+    Store(store).close()
