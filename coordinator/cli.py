@@ -178,6 +178,8 @@ def format_event(event: Mapping[str, Any]) -> str:
     if kind == "round":
         micro = event["accuracy"]["micro"]
         reached = "not evaluated" if micro is None else f"accuracy {micro:.1%}"
+        if (alone := event.get("centers", {}).get("accuracy", {}).get("micro")) is not None:
+            reached += f" as served, {alone:.1%} with the centers alone"
         return f"{event['run']} round {event['round']}/{event['of']}: {reached}, {event['seconds']:.1f} s"
     if kind == "program":
         return f"program {event['model']} ready for {', '.join(event['parity'])} ({event['seconds']:.1f} s)"

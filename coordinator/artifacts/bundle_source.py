@@ -86,7 +86,8 @@ def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:  # noqa
 def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> list[dict[str, Any]]:
     """The model card facts of each center from the record of the run `name`; `members`: its devices, by center.
 
-    Accuracies are those of the last test; labels are counted in the devices' held-out samples, as that test saw them.
+    `accuracy` is that of the center as it is exported, in the last test; `served` that of the models which its devices
+    are served, where they are others. Labels are counted in the devices' held-out samples, as that test saw them.
     """
     last = last_round(run, name)
     with open_database(run) as db:
@@ -95,7 +96,8 @@ def run_cards(run: Path, name: str, members: Sequence[Sequence[ClientId]]) -> li
         "method": last["method"],
         "rounds": last["of"],
         "samples": samples,
-        "accuracy": last["per_device"],
+        "served": last["per_device"],
+        "centers": None if "centers" not in last else last["centers"]["per_device"],
         "labels": _labels(run, name, int(last["round"]), read_program(run).schema),
         "labels_of": "held-out samples",
     }
@@ -130,7 +132,7 @@ def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId,
         data = (run / STORE_FOLDER / "updates" / check_cid(cid) / check_sha256(sha256)).read_bytes()
         confusion = codecs.decode_stats(data, schema, n).confusion
         if confusion is not None:
-            labels[cid] = confusion.sum(axis=(0, 2)).tolist()  # rows are true classes
+            labels[cid] = confusion[0].sum(axis=1).tolist()  # of any model; rows are true classes
     return labels
 
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from coordinator.dashboard.device_states import DEVICE_STATES, device_states, late_devices
 from coordinator.dashboard.round_history import RunHistory
-from coordinator.rounds.round_record import RoundRecord
+from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from edge_client.protocol.task import ClientId
 
 MAX_EVENTS = 300
@@ -53,7 +53,7 @@ class DashboardView:
             messages += self._add_devices([event["device"]])
             messages += self._describe({event["device"]: (event["engine"], event["n"])})
         elif kind == "round":
-            messages += self._round(cast("RoundRecord", event))
+            messages += self._round(cast("RoundRecord", upgraded_record(event)))
         else:
             messages += self._update_facts(event)
         if kind != "round":  # a round has a table and charts instead of a line in the log

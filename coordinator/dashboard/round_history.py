@@ -20,7 +20,17 @@ MAX_CELLS = 4_000_000  # devices times rounds
 NO_CENTER = -1
 MAX_GRID_ROWS, MAX_GRID_ROUNDS = 200, 300  # of the grid of assignments
 CENTER_MARKS = "0123456789abcdefghijklmnopqrstuvwxyz"  # a center in the grid; "." is none
-COPIED_FIELDS = ("round", "accuracy", "f1", "per_center", "loss", "loss_per_center", "bytes", "seconds")
+COPIED_FIELDS = (
+    "round",
+    "accuracy",
+    "f1_of_devices",
+    "f1_pooled",
+    "per_center",
+    "loss",
+    "loss_per_center",
+    "bytes",
+    "seconds",
+)
 
 Centers = NDArray[np.int16]
 
@@ -46,6 +56,8 @@ class RunHistory:
         for name, told in (("accuracy", event["per_device"]), ("loss", event.get("loss_per_device", {}))):
             self._tested[name] |= {numbers[cid]: round(value, 4) for cid, value in told.items() if cid in numbers}
         line: dict[str, Any] = {key: value for key, value in event.items() if key in COPIED_FIELDS}
+        if (centers_alone := event.get("centers")) is not None:
+            line["centers"] = {key: centers_alone[key] for key in ("accuracy", "per_center")}
         line["sizes"] = np.bincount(centers[centers >= 0], minlength=len(event["per_center"])).tolist()
         line["moved"] = self._moved(centers)
         line["refused"] = len(event.get("refused", {}))

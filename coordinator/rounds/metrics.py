@@ -1,12 +1,14 @@
 """What a round achieved, from one confusion matrix per device (rows true class, columns predicted, counts).
 
-micro-X = sum_i n_i X_i / sum_i n_i and macro-X = mean_i X_i, for X in {accuracy, F1} of each device on its own n_i
-held-out samples with the model that it would be served. A device's F1 is the mean over the classes that occur in its
-labels or its predictions. Pure.
+Accuracy, weighted (micro) sum_i n_i X_i / sum_i n_i and unweighted (macro) mean_i X_i, of each device on its own n_i
+held-out samples with the model that it would be served. F1 of devices: a device's macro F1, the mean over the classes
+that occur in its labels or its predictions, averaged in the same two ways. Pooled F1: the macro F1 of one confusion
+matrix, the sum of all devices'. Pure.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,18 +33,46 @@ class FleetAverage:
 class RoundReport:
     """One round's result. `per_center[k]` pools the samples of the devices of center k; None without any.
 
-    `loss_per_device` is the mean loss on the same samples, of the devices that reported one; `loss` and
-    `loss_per_center` average it.
+    All but `centers` is about the model that a device is served. `f1_of_devices` averages each device's macro F1,
+    `f1_pooled` is the macro F1 of all samples together. `loss_per_device` is the mean loss on these samples, of the
+    devices that reported one; `loss` and `loss_per_center` average it. `centers` is None where every device is
+    served its center as it is exported, and where that was not measured.
     """
 
     accuracy: FleetAverage
-    f1: FleetAverage
+    f1_of_devices: FleetAverage
+    f1_pooled: float | None
     per_device: Mapping[ClientId, float]
     per_center: tuple[float | None, ...]
     assignment: Mapping[ClientId, int]
     loss: FleetAverage
     loss_per_device: Mapping[ClientId, float]
     loss_per_center: tuple[float | None, ...]
+    centers: CenterReport | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CenterReport:
+    """How the centers themselves do, as they are exported: `per_device[k]` is the accuracy of center k on its devices.
+
+    `per_center[k]` pools the samples of these devices, `accuracy` all of them.
+    """
+
+    accuracy: FleetAverage
+    per_center: tuple[float | None, ...]
+    per_device: tuple[Mapping[ClientId, float], ...]
+
+
+def make_center_report(confusions: Mapping[tuple[int, ClientId], Array], *, n_centers: int) -> CenterReport:
+    """From the confusion matrix [C, C] of each center on each of its devices' held-out samples."""
+    known = {key: matrix for key, matrix in sorted(confusions.items()) if matrix.sum() > 0}
+    center, n = np.array([k for k, _ in known]), np.array([m.sum() for m in known.values()], dtype=np.float64)
+    right = np.array([accuracy(matrix) for matrix in known.values()])
+    return CenterReport(
+        accuracy=_average(right, n),
+        per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
+        per_device=tuple({c: accuracy(m) for (at, c), m in known.items() if at == k} for k in range(n_centers)),
+    )
 
 
 def make_report(
@@ -61,7 +91,8 @@ def make_report(
     center = np.array([assignment.get(c, -1) for c in clients])
     return RoundReport(
         accuracy=_average(right, n),
-        f1=_average(np.array([f1(confusions[c]) for c in clients]), n),
+        f1_of_devices=_average(np.array([f1(confusions[c]) for c in clients]), n),
+        f1_pooled=_f1_pooled([confusions[c] for c in clients]),
         per_device={c: float(x) for c, x in zip(clients, right, strict=True)},
         per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
         assignment=dict(sorted(assignment.items())),
@@ -83,6 +114,14 @@ def f1(confusion: Array) -> float:
     occurs = confusion.sum(axis=0) + confusion.sum(axis=1)  # TP + FP + TP + FN
     seen = occurs > 0
     return float(np.mean(2 * np.diag(confusion)[seen] / occurs[seen]))
+
+
+def _f1_pooled(confusions: Sequence[Array]) -> float | None:
+    """The macro F1 of all devices' samples; a device that reports another number of classes than most is left out."""
+    if not confusions:
+        return None
+    shape = Counter(matrix.shape for matrix in confusions).most_common(1)[0][0]
+    return f1(np.sum([matrix for matrix in confusions if matrix.shape == shape], axis=0))
 
 
 def _average(values: Array, n: Array) -> FleetAverage:
@@ -114,10 +153,11 @@ def purity(truth: Sequence[int], found: Sequence[int]) -> float:
     return float(table.max(axis=1).sum() / table.sum())
 
 
-def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str = "micro") -> list[float]:
-    """`quantity` ("accuracy", "f1") of the last three rounds that have a value, as the papers' tables report it."""
-    found = [r[quantity][kind] for r in records if r[quantity][kind] is not None]
-    return found[-LAST_ROUNDS:]
+def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str = "") -> list[float]:
+    """`quantity` ("accuracy" with kind "micro", "f1_pooled") of the last three rounds with a value, as in papers."""
+    values = (record.get(quantity) for record in records)
+    found = [value[kind] if kind and value is not None else value for value in values]
+    return [value for value in found if value is not None][-LAST_ROUNDS:]
 
 
 def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:

@@ -5,20 +5,20 @@ A round is a generator of exchanges; its driver (server, simulation or replay) s
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coordinator.rounds.label_counting import count_labels
-from coordinator.rounds.metrics import RoundReport, make_report
+from coordinator.rounds.metrics import CenterReport, RoundReport, make_center_report, make_report
 from coordinator.rounds.privacy_accounting import count_releases
 from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
-from edge_client.protocol.task import ClientId, Probe, Schema
+from edge_client.protocol.task import MAX_MODELS, ClientId, OwnModel, Probe, Schema
 
 INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1
 
@@ -73,7 +73,50 @@ def run_round(  # noqa: PLR0913 - a round has these
     replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
     matrices = {c: r.confusion[0] for c, r in sorted(replies.items()) if r.confusion is not None}
     losses = {c: float(r.losses[0]) for c, r in sorted(replies.items()) if r.losses is not None}
-    return after, make_report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
+    report = make_report(matrices, after.assignment, n_centers=len(after.centers), losses=losses)
+    if round == of:
+        report = replace(report, centers=(yield from _measure_centers(strategy, after, schema, cohort, batch)))
+    return after, report
+
+
+def _measure_centers(
+    strategy: Strategy, state: State, schema: Schema, cohort: Sequence[ClientId], batch: int
+) -> Generator[Exchange, Replies, CenterReport | None]:
+    """Devices evaluate their centers as they are exported; None where each is served just its center."""
+    members = {c: center_members(state, c) for c in cohort}
+    served = {c: serving_probe(strategy, state, c, batch=batch) for c in cohort}
+    if all(_serves_center(served[c], members[c], schema) for c in cohort):
+        return None
+    tasks = {
+        c: Probe(
+            models=[state.centers[k] for k in ks], want=frozenset({"confusion"}), split="test", batch=batch, seed=0
+        )
+        for c, ks in members.items()
+        if 0 < len(ks) <= MAX_MODELS
+    }
+    replies = (yield tasks) if tasks else {}
+    found = {
+        (k, c): matrix
+        for c, reply in replies.items()
+        if reply.confusion is not None
+        for k, matrix in zip(members[c], reply.confusion, strict=True)
+    }
+    return make_center_report(found, n_centers=len(state.centers))
+
+
+def center_members(state: State, who: ClientId) -> list[int]:
+    """The centers that a device belongs to: its own, or none; all of them where no device is assigned."""
+    if not state.assignment:
+        return list(range(len(state.centers)))
+    return [state.assignment[who]] if who in state.assignment else []
+
+
+def _serves_center(task: Probe, centers: Sequence[int], schema: Schema) -> bool:
+    """Whether a task evaluates one center as it is exported, with its own statistics and without a label prior."""
+    if len(task.models) != 1 or isinstance(task.models[0], OwnModel) or len(centers) > 1:
+        return False
+    sent = task.buffers == "sent" or schema.size == schema.n_params
+    return sent and all(row is None for row in task.label_totals or ())
 
 
 def serving_probe(strategy: Strategy, state: State, who: ClientId, *, batch: int) -> Probe:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 from coordinator.rounds.metrics import FleetAverage, RoundReport
 from edge_client.protocol.task import ClientId
+
+SCORES = ("accuracy", "f1_of_devices", "f1_pooled", "centers")  # the fields of a round that a run is summed up by
 
 
 class AverageRecord(TypedDict):
@@ -14,6 +16,21 @@ class AverageRecord(TypedDict):
 
     micro: float | None
     macro: float | None
+
+
+class DeviceF1Record(TypedDict):
+    """The macro F1 of each device, averaged by samples and with equal weights; None when no device replied."""
+
+    weighted: float | None
+    unweighted: float | None
+
+
+class CentersRecord(TypedDict):
+    """The accuracy of the centers as they are exported, each on its own devices: `per_device[k]` of center k."""
+
+    accuracy: AverageRecord
+    per_center: Sequence[float | None]
+    per_device: Sequence[Mapping[ClientId, float]]
 
 
 class TrafficRecord(TypedDict):
@@ -43,7 +60,8 @@ class _Measured(TypedDict):
     round: int
     of: int
     accuracy: AverageRecord
-    f1: AverageRecord
+    f1_of_devices: DeviceF1Record
+    f1_pooled: float | None
     per_device: Mapping[ClientId, float]
     per_center: Sequence[float | None]
     assignment: Mapping[ClientId, int]
@@ -57,6 +75,7 @@ class RoundRecord(_Measured, total=False):
     loss: AverageRecord  # absent when no device reported its loss
     loss_per_device: Mapping[ClientId, float]
     loss_per_center: Sequence[float | None]
+    centers: CentersRecord  # in the last round of a method that serves other models than its centers
     local_steps: int  # SGD steps of all devices; a driver that counts them
     answered: float | None  # share of the asked devices that replied in time; an emulated fleet
     refused: Mapping[ClientId, str]  # why a reply did not count
@@ -83,7 +102,8 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
         "round": round,
         "of": of,
         "accuracy": _average(report.accuracy),
-        "f1": _average(report.f1),
+        "f1_of_devices": {"weighted": report.f1_of_devices.micro, "unweighted": report.f1_of_devices.macro},
+        "f1_pooled": report.f1_pooled,
         "per_device": dict(report.per_device),
         "per_center": list(report.per_center),
         "loss": _average(report.loss),
@@ -95,9 +115,24 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
     }
     if report.loss.micro is None:
         del record["loss"], record["loss_per_device"], record["loss_per_center"]
+    if report.centers is not None:
+        record["centers"] = {
+            "accuracy": _average(report.centers.accuracy),
+            "per_center": list(report.centers.per_center),
+            "per_device": [dict(devices) for devices in report.centers.per_device],
+        }
     if local_steps is not None:
         record["local_steps"] = local_steps
     return record
+
+
+def upgraded_record(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An event with the present names: a round of an older version has "f1", its micro and macro, and no pooled F1."""
+    old = event.get("f1")
+    if old is None:
+        return dict(event)
+    f1 = {"f1_of_devices": {"weighted": old["micro"], "unweighted": old["macro"]}, "f1_pooled": None}
+    return {key: value for key, value in event.items() if key != "f1"} | f1
 
 
 def _average(average: FleetAverage) -> AverageRecord:

@@ -18,7 +18,7 @@ from coordinator.config_sections import RunConfig
 from coordinator.nearest.learn_from_replies import LOOK_OF_A_DEVICE
 from coordinator.rounds.privacy_accounting import privacy_spent, with_noise_key
 from coordinator.rounds.round import EVERY_ROUND, INITIAL_ROUND, EvaluationPlan, round_rng, run_round
-from coordinator.rounds.round_record import round_record
+from coordinator.rounds.round_record import SCORES, round_record
 from coordinator.rounds.update_validation import ZERO_BASE
 from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
@@ -136,7 +136,7 @@ class RunTrainer:
             record["privacy"] = privacy
         events: list[Mapping[str, Any]] = [record]
         if number == run.rounds:
-            last = {key: events[0][key] for key in ("run", "method", "accuracy", "f1", "assignment")}
+            last = {key: events[0][key] for key in ("run", "method", *SCORES, "assignment") if key in record}
             events.append({"event": "run-done", "unix_ms": self.event_log.unix_ms(), **last, "rounds": run.rounds})
         if self.store.states.put(run_id, number, after, events):
             for event in events:

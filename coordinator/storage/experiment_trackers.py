@@ -35,12 +35,16 @@ class Tracker(Protocol):
 def numeric_fields(event: Event) -> dict[str, float]:
     """The scalar fields of a round's event, centers by number. Devices have none: a tracker cannot show thousands."""
     found: dict[str, float] = {}
-    for name in ("accuracy", "f1", "loss", "bytes"):
+    for name in ("accuracy", "f1_of_devices", "loss", "bytes"):
         if isinstance(value := event.get(name), Mapping):
             found |= {f"{name}/{key}": v for key, v in value.items() if isinstance(v, (int, float))}
     for key, name in (("per_center", "center_accuracy"), ("loss_per_center", "center_loss")):
         found |= {f"{name}/{k}": value for k, value in enumerate(event.get(key, ())) if value is not None}
-    found |= {key: event[key] for key in ("seconds", "local_steps", "answered") if event.get(key) is not None}
+    exported = event.get("centers", {"accuracy": {}})["accuracy"]  # where devices are served other models
+    found |= {f"exported_centers_accuracy/{key}": value for key, value in exported.items() if value is not None}
+    found |= {
+        key: event[key] for key in ("f1_pooled", "seconds", "local_steps", "answered") if event.get(key) is not None
+    }
     return {key: float(value) for key, value in found.items()}
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from coordinator.rounds.round_record import SCORES, upgraded_record
 from coordinator.storage.run_reader import open_database
 from edge_client import __version__
 
@@ -57,7 +58,7 @@ def read_status(folder: Path) -> dict[str, Any]:
         devices = db.execute("select count(*) from devices").fetchone()[0]
         query = "select name, runs.run, max(round) from runs left join states on states.run = runs.run group by name"
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
-        events = [json.loads(line) for (line,) in db.execute("select line from events order by id")]
+        events = [upgraded_record(json.loads(line)) for (line,) in db.execute("select line from events order by id")]
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
     lesson = json.loads(facts.get("lesson", "{}"))
     newest = {event["event"]: event for event in events}
@@ -78,7 +79,7 @@ def read_status(folder: Path) -> dict[str, Any]:
                 "method": run["method"],
                 "round": rounds.get(run["name"], ("", 0))[1] or 0,
                 "of": run["rounds"],
-                **{key: last.get(run["name"], {}).get(key) for key in ("accuracy", "f1", "bytes", "seconds")},
+                **{key: last.get(run["name"], {}).get(key) for key in (*SCORES, "bytes", "seconds")},
                 **refused.get(run["name"], {"refused": {}, "late": []}),
             }
             for run in lesson.get("runs", [])
@@ -96,7 +97,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         micro = (run["accuracy"] or {}).get("micro")
-        reached = "" if micro is None else f", accuracy {micro:.1%}"
+        reached = "" if micro is None else f", accuracy {micro:.1%}{_centers_apart(run)}"
         took = "" if run["seconds"] is None else f", last round {run['seconds']:.1f} s, {_traffic(run['bytes'])}"
         out.append(f"{run['name']} ({run['method']}): round {run['round']}/{run['of']}{reached}{took}")
         out += [f"  {cid} did not count: {reason}" for cid, reason in _first_rows(sorted(run["refused"].items()))]
@@ -115,6 +116,12 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
     return [*out, f"fedcenters {found['version']}"]
+
+
+def _centers_apart(run: Mapping[str, Any]) -> str:
+    """The accuracy of the centers themselves, where devices are served other models."""
+    micro = ((run.get("centers") or {}).get("accuracy") or {}).get("micro")
+    return "" if micro is None else f" as served, {micro:.1%} with the centers alone"
 
 
 def render_status(found: Mapping[str, Any]) -> RenderableType:

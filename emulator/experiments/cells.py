@@ -78,6 +78,9 @@ def read_finished(job: CellRun, place: CellStorage) -> CellResult | None:
         found: CellResult = json.loads(job.path(place).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    for kept in (found["values"], found["curves"]):  # of an older version
+        if "f1" in kept:
+            kept["f1-of-devices"] = kept.pop("f1")
     then, now = found["settings"], method_settings(make_method(job.cell.row.method, **job.cell.settings))
     return found if all(then[name] == now[name] for name in then.keys() & now.keys()) else None
 
@@ -151,7 +154,11 @@ def measure_cell(
         "centers": len(result.state.centers),
         "scores": result.scores(split.groups),
         "holdout_loss": matrix,
-        "curves": {name: [r[name]["micro"] for r in result.records] for name in ("accuracy", "f1")},
+        "curves": {
+            "accuracy": [r["accuracy"]["micro"] for r in result.records],
+            "f1-of-devices": [r["f1_of_devices"]["weighted"] for r in result.records],
+            "f1-pooled": [r["f1_pooled"] for r in result.records],
+        },
         "bytes": {way: sum(r["bytes"][way] for r in result.records) for way in ("down", "up")},
         "local_steps": sum(r["local_steps"] for r in result.records),
         "refused": _reasons(result.records),

@@ -1,6 +1,7 @@
 """The measures of a cell. Each measure takes a finished run and returns the values that are averaged.
 
-Accuracy and F1 are those of the last three rounds, on the devices' own test samples. What is measured against pure
+Accuracy and F1 are those of the last three rounds, on the devices' own test samples: f1-of-devices is the mean of the
+devices' macro F1, weighted by samples, f1-pooled the macro F1 of all samples. What is measured against pure
 distributions uses the fleet's hold-outs: a matrix of centers by distributions.
 """
 
@@ -80,9 +81,16 @@ def _percent(values: list[float]) -> list[float]:
 
 MEASURES: dict[str, Measure] = {
     "accuracy": Measure(
-        title="accuracy %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "accuracy"))
+        title="accuracy %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "accuracy", "micro"))
     ),
-    "f1": Measure(title="F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1"))),
+    "f1-of-devices": Measure(
+        title="F1 of devices %",
+        slack=1.0,
+        values=lambda f: _percent(last_rounds(f.result.records, "f1_of_devices", "weighted")),
+    ),
+    "f1-pooled": Measure(
+        title="pooled F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1_pooled"))
+    ),
     "ari": Measure(title="ARI", slack=0.05, values=lambda f: f.ari),
     "own-error": Measure(
         title="MSE, best center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min(axis=0).mean())]

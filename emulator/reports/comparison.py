@@ -30,7 +30,11 @@ from emulator.reports.html_page import (
     html_verdict,
 )
 
-CURVES = (("accuracy", "micro"), ("f1", "macro"))
+CURVES = {  # quantity and kind of a round's record -> how it is called
+    ("accuracy", "micro"): "Accuracy, micro",
+    ("f1_of_devices", "unweighted"): "F1 of devices, unweighted",
+    ("f1_pooled", ""): "F1, pooled",
+}
 DATA_SET = "data-set"  # a setting
 FLEET_FILE = "fleet.json"
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
@@ -56,7 +60,8 @@ class RunSummary:
         return display_names.method_label(str(self.rounds[0]["method"]))
 
     def curve(self, quantity: str, kind: str) -> list[float | None]:
-        return [event.get(quantity, {}).get(kind) for event in self.rounds]
+        values = [event.get(quantity) for event in self.rounds]
+        return [value.get(kind) if isinstance(value, Mapping) else value for value in values]
 
     def result(self, quantity: str, kind: str) -> float | None:
         """The mean of the last three rounds that were tested."""
@@ -138,7 +143,9 @@ def comparison_page(lines: Sequence[RunSummary]) -> str:
     body = f"""{_verdict(lines)}
 {html_table(TABLE_HEAD, [_row(line) for line in lines])}
 <p class="quiet">Results are means of the last {LAST_ROUNDS} tested rounds, over the devices' held-out samples: micro
-weighs samples alike, macro devices. Worst and median device: the last round.</p>
+weighs samples alike, macro and unweighted devices. F1 of devices is the mean of the devices' macro F1; pooled F1 is the
+macro F1 of all samples. "Centers alone" is the accuracy of the centers as they are exported, in the last round; it
+differs where a device is served another model, such as its own. Worst and median device: the last round.</p>
 <div class="pair three">{curves}</div>
 {differing}
 <h2>How to see this again</h2>
@@ -153,9 +160,11 @@ TABLE_HEAD = (
     "rounds",
     "devices",
     "centers",
-    "accuracy, micro",
+    "accuracy as served, micro",
     "macro",
-    "F1, macro",
+    "centers alone, micro",
+    "F1 of devices, unweighted",
+    "F1, pooled",
     "worst device",
     "median device",
     "ARI",
@@ -172,10 +181,9 @@ def _row(line: RunSummary) -> list[str]:
         f"{last['round']} of {last['of']}",
         str(len(last.get("per_device", ())) or ""),
         str(len(last.get("per_center", ())) or ""),
-        *(
-            format_share(line.result(*which))
-            for which in (("accuracy", "micro"), ("accuracy", "macro"), ("f1", "macro"))
-        ),
+        *(format_share(line.result("accuracy", kind)) for kind in ("micro", "macro")),
+        format_share(last.get("centers", last)["accuracy"]["micro"]),
+        *(format_share(line.result(*which)) for which in (("f1_of_devices", "unweighted"), ("f1_pooled", ""))),
         *(format_share(line.percentile(share)) for share in (0, 50)),
         "" if line.ari is None else f"{line.ari:.3f}",
         f"{down / 1e6:.1f} / {up / 1e6:.1f} MB",
@@ -183,7 +191,7 @@ def _row(line: RunSummary) -> list[str]:
 
 
 def _draw(lines: Sequence[RunSummary], quantity: str, kind: str, axes: Any) -> None:  # noqa: ANN401 - matplotlib's
-    title = f"{'Accuracy' if quantity == 'accuracy' else 'F1'} on held-out samples, {kind}"
+    title = f"{CURVES[quantity, kind]}, on held-out samples"
     plots.draw_curves(axes, {line.name: line.curve(quantity, kind) for line in lines}, title=title)
 
 

@@ -58,14 +58,23 @@ def simulate_table(result: Mapping[str, Any]) -> None:
     rows = [
         ("method", f"{result['method']}, {result['rounds']} rounds, {result['devices']} devices"),
         ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
-        *(
-            (f"{label} (micro, macro)", " ".join(share(result[key][m]) for m in ("micro", "macro")))
-            for key, label in (("accuracy", "accuracy"), ("f1", "F1"))
-        ),
+        *_scores(result),
         ("time", f"{result['seconds']:.1f} s{virtual}"),
         ("run", str(result["run"])),
     ]
     console.print(_pairs(rows))
+
+
+def _scores(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Accuracy, of the centers too where devices are served other models, and F1."""
+    served, centers = result["accuracy"], result["centers_accuracy"]
+    pairs = {"accuracy": served} if centers == served else {"accuracy as served": served, "of the centers": centers}
+    devices = result["f1_of_devices"]
+    return [
+        *((f"{label} (micro, macro)", f"{share(one['micro'])} {share(one['macro'])}") for label, one in pairs.items()),
+        ("F1 of devices (weighted, unweighted)", f"{share(devices['weighted'])} {share(devices['unweighted'])}"),
+        ("F1, pooled", share(result["f1_pooled"])),
+    ]
 
 
 def choice_table(result: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coordinator.rounds.round_record import upgraded_record
 from edge_client.errors import ConfigError
 from emulator.reports import display_names
 from emulator.reports.html_page import (
@@ -56,7 +57,7 @@ class DemoRun:
 def read_events(path: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; a last line that is still being written is left out."""
     whole = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in whole[: whole.rfind("\n") + 1].splitlines() if line]
+    return [upgraded_record(json.loads(line)) for line in whole[: whole.rfind("\n") + 1].splitlines() if line]
 
 
 def read_demo_run(folder: Path) -> DemoRun:

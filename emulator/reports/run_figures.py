@@ -92,10 +92,14 @@ def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     known = {who: group for who, group in groups.items() if group is not None}
     labels = {who: held["labels"] for who, held in run.fleet.items()}
     curves = {
-        f"{word}, {kind}": [event[quantity][kind] for event in run.rounds]
-        for quantity, word in (("accuracy", "accuracy"), ("f1", "F1"))
-        for kind in ("micro", "macro")
+        **{f"accuracy, {kind}": [event["accuracy"][kind] for event in run.rounds] for kind in ("micro", "macro")},
+        **{
+            f"F1 of devices, {kind}": [event["f1_of_devices"][kind] for event in run.rounds]
+            for kind in ("weighted", "unweighted")
+        },
+        "F1, pooled": [event["f1_pooled"] for event in run.rounds],
     }
+    curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     history = [event["assignment"] for event in run.rounds]
     title, tall = (
         f"{display_names.method_label(run.method)} on held-out samples",
@@ -104,7 +108,7 @@ def _shares_pictures(run: RunFolder) -> dict[str, PanelRow | str]:
     return {
         "labels": PanelRow(width=11, height=3.8, panels=[lambda axes: plots.draw_labels(axes, labels, groups)]),
         "curves": PanelRow(width=7, height=4, panels=[lambda axes: plots.draw_curves(axes, curves, title=title)])
-        if any(value is not None for values in curves.values() for value in values)
+        if curves
         else "no round has an accuracy; targets that are no classes have none",
         "assignment": PanelRow(width=7, height=tall, panels=[lambda axes: plots.draw_assignment(axes, history, known)])
         if any(history)

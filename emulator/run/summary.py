@@ -13,7 +13,10 @@ Record = dict[str, Any]
 
 
 def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Mapping[str, Any]) -> Record:
-    """The options of the run, and the scores of `last`, the record of the last round."""
+    """The options of the run, and the scores of `last`, the record of the last round.
+
+    `accuracy` is that of the models that devices are served, `centers_accuracy` of the centers as they are exported.
+    """
     return {
         "method": args.method,
         "data_set": args.data_set,
@@ -22,7 +25,9 @@ def result_summary(args: SimulateArgs, groups: Mapping[ClientId, int], last: Map
         "devices": args.devices,
         "clusters": len(last["per_center"]),
         "accuracy": last["accuracy"],
-        "f1": last["f1"],
+        "f1_of_devices": last["f1_of_devices"],
+        "f1_pooled": last["f1_pooled"],
+        "centers_accuracy": last["centers"]["accuracy"] if "centers" in last else last["accuracy"],
         **clustering_scores(groups, last["assignment"]),
     }
 

@@ -131,7 +131,8 @@ def bundle_run(  # noqa: PLR0913 - what the command asks
     engines = [engine for fmt, engine in ENGINE_OF.items() if fmt in (*options.formats, "pt2")]
     material = find_run_reader(run).bundle_source(run, method=method, engines=engines, data=data)
     reference = material.reference.subsample(samples) if material.reference is not None and samples else None
-    return write_bundle(out, replace(material, reference=reference, sign=sign or material.sign), options)
+    material = replace(material, reference=reference, held_out=material.reference, sign=sign or material.sign)
+    return write_bundle(out, material, options)
 
 
 def quantize_bundle(

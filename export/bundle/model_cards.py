@@ -2,12 +2,13 @@
 
     {"center", "method", "rounds", "devices", "samples"      which center, made how, for how many devices and samples
      "accuracy": {"devices", "mean", "min", "p10", "p25", "median", "p75", "p90", "max"} or null
-                                                             of the devices assigned to it, each on its held-out samples
+                                                             of this file on each of its devices' held-out samples
+     "served": the same, or null                             of the models that devices are served, where others
      "labels": {"of", "counts"} or null                      how often each class occurs: `of` says in which samples
      "model", "input", "output", "loss", "parameters"        what the network takes and gives
      "files": {variant: {"path", "sha256", "size", "parity", ...}}}
 
-The reader of a run gives the first seven (`center_facts`), the bundle adds the others. Other keys are kept as they are.
+The reader of a run gives the first eight (`center_facts`), the bundle adds the others. Other keys are kept as they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId
 
+SERVED = "The method serves devices other models than this file, as their own models or mixtures. These, on"
 QUANTILES = {"min": 0.0, "p10": 0.1, "p25": 0.25, "median": 0.5, "p75": 0.75, "p90": 0.9, "max": 1.0}
 
 
@@ -30,12 +32,17 @@ def center_facts(  # noqa: PLR0913 - the parts of a card
     method: str,
     rounds: int,
     samples: Mapping[ClientId, int],
-    accuracy: Mapping[ClientId, float],
+    served: Mapping[ClientId, float],
+    centers: Sequence[Mapping[ClientId, float]] | None,
     labels: Mapping[ClientId, Sequence[int]],
     labels_of: str,
 ) -> dict[str, Any]:
-    """The part of a card that comes from a run. Each map may lack some devices of `members`."""
+    """The part of a card that comes from a run. Each map may lack some devices of `members`.
+
+    `served` is the accuracy of each device's served model, `centers[k]` that of center k; None: they are the same.
+    """
     names = sorted(members)
+    own = served if centers is None else centers[center]
     counts = [labels[c] for c in names if c in labels]
     return {
         "center": center,
@@ -43,7 +50,8 @@ def center_facts(  # noqa: PLR0913 - the parts of a card
         "rounds": rounds,
         "devices": len(names),
         "samples": sum(samples.get(c, 0) for c in names),
-        "accuracy": quantiles([accuracy[c] for c in names if c in accuracy]),
+        "accuracy": quantiles([own[c] for c in names if c in own]),
+        "served": None if centers is None else quantiles([served[c] for c in names if c in served]),
         "labels": {"of": labels_of, "counts": np.sum(counts, axis=0).tolist()} if counts else None,
     }
 
@@ -71,7 +79,9 @@ def markdown(card: Mapping[str, Any]) -> str:
     """The card as Markdown."""
     lines = [f"# Center {card['center']} of {card['model']}", "", *_method_lines(card), "", *_runs(card), ""]
     if card.get("accuracy"):
-        lines += ["## Accuracy", "", *_accuracy(card["accuracy"]), ""]
+        lines += ["## Accuracy", "", *_accuracy(card["accuracy"], "This center, on"), ""]
+    if card.get("served"):
+        lines += ["## Accuracy of the served models", "", *_accuracy(card["served"], SERVED), ""]
     if card.get("labels"):
         lines += ["## Labels", "", *_labels(card["labels"]), ""]
     if card.get("files"):
@@ -93,10 +103,10 @@ def _runs(card: Mapping[str, Any]) -> list[str]:
     return [f"Input `x` [n, {shape}] float32, output `logits` [n, {out}] float32; TFLite files take one sample."]
 
 
-def _accuracy(found: Mapping[str, float]) -> list[str]:
+def _accuracy(found: Mapping[str, float], of: str) -> list[str]:
     names = ("mean", *QUANTILES)
     return [
-        f"Of the {found['devices']:.0f} devices assigned to it, each on its own held-out samples:",
+        f"{of} the held-out samples of each of the {found['devices']:.0f} devices assigned to it:",
         "",
         f"| {' | '.join(names)} |",
         f"|{'---:|' * len(names)}",

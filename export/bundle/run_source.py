@@ -112,6 +112,7 @@ class BundleSource:
     centers: Sequence[Flat] = field(repr=False)  # [schema.size] each
     cards: Sequence[Card]
     reference: LabelledSamples | None = None  # a part of the bundle; a real device's samples need its owner's consent
+    held_out: LabelledSamples | None = None  # what the cards' accuracies are measured on; not a part of the bundle
     calibration: LabelledSamples | None = None  # training samples, for static quantization; not a part of the bundle
     sign: Signer | None = None  # manifest.json's bytes -> the text of manifest.sig
     made: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # files that exist already, by path in a bundle

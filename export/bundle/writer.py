@@ -29,7 +29,13 @@ from export.bundle.center_files import (
 )
 from export.bundle.reader import FILE_ENDINGS, MANIFEST_FILE, SIGNATURE_FILE, VERSION, BundleManifest, encode_manifest
 from export.bundle.run_source import BundleSource, Signer
-from export.bundle.verify_centers import file_logits, largest_difference, parity_limit, torch_logits
+from export.bundle.verify_centers import (
+    accuracy_by_device,
+    file_logits,
+    largest_difference,
+    parity_limit,
+    torch_logits,
+)
 from export.compiler.program import load_vector
 from export.compiler.program_functions import private_copy
 from export.containers.write_onnx import bake_weights
@@ -128,6 +134,7 @@ class _BundleBuild:
                 made = self._material.made.get(path)
                 data = made or _file(self._program, self._files, network, vector, fmt)
                 files[fmt] = {**put(path, data), "parity": self._checked(network, data, fmt, k)}
+                known = {**known, **self._accuracy(k, data, fmt)}
                 for scheme in quantize.supported_schemes(fmt, self._wish.schemes):
                     files[f"{fmt}-{scheme}"] = self._variant(network, data, fmt, scheme, folder)
         card = {**known, "center": k, **model_cards.program_facts(self._program), "files": files}
@@ -136,6 +143,15 @@ class _BundleBuild:
             "md": put(f"{folder}/card.md", model_cards.markdown(card).encode()),
         }
         return {"center": k, "card": dict(known), "model": model, "files": files, "cards": written}
+
+    def _accuracy(self, k: int, file: bytes, fmt: str) -> dict[str, Any]:
+        """The card's accuracy, measured with this file; nothing where the samples of its devices are not here."""
+        held_out = self._material.held_out
+        if held_out is None or not (held_out.center == k).any():
+            return {}
+        mine = held_out.rows(held_out.center == k)
+        found = model_cards.quantiles(list(accuracy_by_device(file_logits(file, fmt, mine.x), mine).values()))
+        return {} if found is None else {"accuracy": found}
 
     def _variant(self, network: nn.Module, data: bytes, fmt: str, scheme: str, folder: str) -> dict[str, Any]:
         """A quantized file and its difference from torch; `verify` measures the loss of accuracy."""

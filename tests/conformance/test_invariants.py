@@ -128,7 +128,7 @@ def test_exchanging_the_names_of_devices_changes_no_metric(name: str) -> None:
         one, other = first.round(), second.round()
         assert {names[c]: value for c, value in one.per_device.items()} == other.per_device
         assert one.accuracy.micro == pytest.approx(other.accuracy.micro)
-        assert one.f1.macro == pytest.approx(other.f1.macro)
+        assert one.f1_of_devices.macro == pytest.approx(other.f1_of_devices.macro)
         for c in UNEQUAL:
             assert_served_the_same(first, second, c, names[c], atol=1e-9)
 
@@ -153,7 +153,7 @@ def test_exchanging_the_numbers_of_centers_exchanges_them_and_changes_nothing_el
     )
     one, other = first.round(), second.round()
     assert one.per_device == other.per_device
-    assert (one.accuracy, one.f1) == (other.accuracy, other.f1)
+    assert (one.accuracy, one.f1_of_devices) == (other.accuracy, other.f1_of_devices)
     assert {c: int(order[k]) for c, k in first.state.assignment.items()} == second.state.assignment
     scale = np.abs(first.state.centers).max()
     np.testing.assert_allclose(first.state.centers, second.state.centers[order], rtol=0, atol=1e-12 * scale)

@@ -25,9 +25,20 @@ def test_simulate_prints_one_json_object_with_the_promised_fields(tmp_path: Path
     done = RUNNER.invoke(app, [*asked, "--out", str(tmp_path), "-c", "local-steps=10"])
     assert done.exit_code == 0, done.output
     found = json.loads(done.stdout)
-    assert set(found) >= {"method", "rounds", "devices", "clusters", "accuracy", "f1", "ari", "seconds", "run"}
+    assert set(found) >= {
+        "method",
+        "rounds",
+        "devices",
+        "clusters",
+        "accuracy",
+        "f1_of_devices",
+        "f1_pooled",
+        "ari",
+        "seconds",
+        "run",
+    }
     assert (found["method"], found["rounds"], found["devices"], found["clusters"]) == ("fesem", 2, 6, 3)
-    assert set(found["accuracy"]) == set(found["f1"]) == {"micro", "macro"}
+    assert set(found["accuracy"]) == set(found["centers_accuracy"]) == {"micro", "macro"}
     assert len((Path(found["run"]) / "metrics.jsonl").read_text().splitlines()) == 2
 
 

@@ -78,7 +78,8 @@ export function tiles(run, map) {
   showTime();
   setText("t-accuracy", percent(line?.accuracy.micro));
   byId("t-accuracy").dataset.value = line?.accuracy.micro ?? "";
-  setText("t-accuracy-more", line ? `${names(run)}; macro ${percent(line.accuracy.macro)}, F1 ${percent(line.f1.micro)}` : "");
+  const centers = line?.centers ? `as served; the centers alone ${percent(line.centers.accuracy.micro)}; ` : "";
+  setText("t-accuracy-more", line ? `${names(run)}; ${centers}macro ${percent(line.accuracy.macro)}, F1 of devices ${percent(line.f1_of_devices.weighted)}, pooled ${percent(line.f1_pooled)}` : "");
   setText("t-devices", String(state.fleet.ids.length));
   setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`].filter(Boolean).join(", "));
   const k = line?.per_center.length;

@@ -49,7 +49,8 @@ def round_event(
         "round": number,
         "of": 9,
         "accuracy": {"micro": 0.5 + number / 100, "macro": 0.4},
-        "f1": {"micro": 0.3, "macro": 0.2},
+        "f1_of_devices": {"weighted": 0.3, "unweighted": 0.2},
+        "f1_pooled": 0.25,
         "per_device": {cid: i / 10 for i, cid in enumerate(assignment)},
         "per_center": [0.5, 0.25, None],
         "assignment": assignment,
@@ -81,7 +82,7 @@ def test_a_round_is_shown_with_the_numbers_of_its_event() -> None:
     view.event(event := round_event(2, [0, 1, 1, 1, 0, -1]))
     (run,) = view.snapshot()["runs"]
     line = run["lines"][-1]
-    for key in ("round", "accuracy", "f1", "per_center", "bytes", "seconds"):
+    for key in ("round", "accuracy", "f1_of_devices", "f1_pooled", "per_center", "bytes", "seconds"):
         assert line[key] == event[key]
     assert (line["sizes"], line["moved"]) == ([2, 3, 0], 1)
     assert run["centers"] == [0, 1, 1, 1, 0, -1]

@@ -15,12 +15,13 @@ from coordinator.rounds.metrics import (
     ari,
     f1,
     last_rounds,
+    make_center_report,
     make_report,
     mean_and_deviation,
     nmi,
     purity,
 )
-from coordinator.rounds.round_record import round_record
+from coordinator.rounds.round_record import round_record, upgraded_record
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
@@ -38,6 +39,32 @@ def test_micro_pools_samples_and_macro_counts_devices_equally() -> None:
     assert outcome.accuracy == FleetAverage(micro=7 / 8, macro=3 / 4)
     assert outcome.per_device == {"a": 1.0, "b": 0.5}
     assert outcome.per_center == (1.0, 0.5, None)
+
+
+def test_f1_of_devices_averages_each_device_and_pooled_f1_takes_all_samples_together() -> None:
+    matrices = {"a": np.array([[6, 0], [2, 0]]), "b": np.array([[0, 0], [0, 2]])}
+    outcome = make_report(matrices, {}, n_centers=0)
+    alone = (2 * 6 / 14 + 0) / 2, 1.0
+    assert outcome.f1_of_devices == FleetAverage(micro=(8 * alone[0] + 2 * alone[1]) / 10, macro=sum(alone) / 2)
+    truth, found = [0] * 6 + [1] * 4, [0] * 8 + [1] * 2
+    assert outcome.f1_pooled == f1_score(truth, found, average="macro")
+    more = make_report({**matrices, "c": np.diag([1, 1, 1])}, {}, n_centers=0)  # one that claims a third class
+    assert more.f1_pooled == outcome.f1_pooled
+
+
+def test_the_record_of_an_older_version_gets_the_present_names() -> None:
+    old = {"event": "round", "f1": {"micro": 0.5, "macro": 0.25}, "round": 3}
+    new = {"event": "round", "f1_of_devices": {"weighted": 0.5, "unweighted": 0.25}, "f1_pooled": None, "round": 3}
+    assert upgraded_record(old) == new
+    assert upgraded_record(new) == new
+
+
+def test_centers_are_scored_on_their_own_devices() -> None:
+    matrices = {(0, "a"): np.diag([3, 3]), (0, "b"): np.array([[1, 1], [0, 0]]), (1, "c"): np.zeros((2, 2), int)}
+    outcome = make_center_report(matrices, n_centers=2)
+    assert outcome.accuracy == FleetAverage(micro=7 / 8, macro=3 / 4)
+    assert outcome.per_center == (7 / 8, None)
+    assert outcome.per_device == ({"a": 1.0, "b": 0.5}, {})
 
 
 def test_losses_are_averaged_like_accuracies_over_the_devices_that_told_theirs() -> None:
@@ -70,7 +97,12 @@ def test_relabelled_centers_change_no_score_and_permute_per_center() -> None:
     matrices = {c: np.random.default_rng(i).integers(1, 9, (3, 3)) for i, c in enumerate("abcd")}
     first = make_report(matrices, dict(zip("abcd", [0, 1, 1, 0], strict=True)), n_centers=2)
     second = make_report(matrices, dict(zip("abcd", [1, 0, 0, 1], strict=True)), n_centers=2)
-    assert (first.accuracy, first.f1, first.per_device) == (second.accuracy, second.f1, second.per_device)
+    assert (first.accuracy, first.f1_of_devices, first.f1_pooled) == (
+        second.accuracy,
+        second.f1_of_devices,
+        second.f1_pooled,
+    )
+    assert first.per_device == second.per_device
     assert first.per_center == second.per_center[::-1]
 
 
@@ -97,8 +129,8 @@ def test_purity_is_the_share_that_a_majority_vote_in_each_cluster_gets_right(pai
 
 def test_a_tables_figure_is_the_mean_of_the_last_three_rounds_pooled() -> None:
     records = [{"accuracy": {"micro": v, "macro": 0.0}} for v in (0.1, 0.5, 0.6, None, 0.7)]
-    assert last_rounds(records, "accuracy") == [0.5, 0.6, 0.7]
-    assert last_rounds(records[:1], "accuracy") == [0.1]
+    assert last_rounds(records, "accuracy", "micro") == [0.5, 0.6, 0.7]
+    assert last_rounds(records[:1], "accuracy", "micro") == [0.1]
     assert last_rounds(records, "accuracy", "macro") == [0.0, 0.0, 0.0]
     assert mean_and_deviation([1.0, 3.0]) == (2.0, 1.0)
 

@@ -9,8 +9,10 @@ from coordinator.rounds.round import EvaluationPlan, round_rng, run_round, servi
 from coordinator.strategies.base import Exchange, Mixture, Replies, Round, ServingOptions, State, drive
 from coordinator.strategies.baselines.fedavg import FedAvg
 from coordinator.strategies.fesem import FeSEM
+from coordinator.strategies.registry import METHODS
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Flat, Probe
+from edge_client.protocol.task import Flat, OwnModel, Probe
+from tests.support.methods import build, world
 from tests.support.softmax_program import devices_of, grouped_fleet, start_of
 
 DEVICES = devices_of(grouped_fleet(4, 2))
@@ -128,3 +130,30 @@ def test_whom_a_round_tests_is_the_same_for_every_method_and_changes_nothing_abo
 def test_an_evaluation_that_would_never_take_place_is_refused(wrong: dict[str, float], key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         EvaluationPlan(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_the_last_round_scores_the_centers_where_devices_are_served_other_models(method: str) -> None:
+    """As they are exported: each center alone, on the held-out samples of each of its devices."""
+    there = world(build(method), grouped_fleet(4, 2))
+    there.round()
+    report = there.round()
+    served = {c: there.strategy.predictor(there.state, c) for c in there.fleet}
+    if all(len(models) == 1 and not isinstance(models[0][1], OwnModel) for models in served.values()):
+        assert report.centers is None
+        return
+    assert report.centers is not None
+    for k, center in enumerate(there.state.centers):
+        for who, found in report.centers.per_device[k].items():
+            test = there.devices.local[who].test
+            assert test is not None
+            _, logits = there.devices.learner.evaluate([center], test, batch=64)
+            assert found == pytest.approx(float((logits[0].argmax(axis=1) == test.y).mean()))
+    assert sum(map(len, report.centers.per_device)) >= len(there.fleet)
+
+
+def test_a_label_prior_is_not_part_of_an_exported_center() -> None:
+    there = world(build("fedavg", {"label-prior": "device"}), grouped_fleet(4, 2))
+    report = there.round()
+    assert report.centers is not None
+    assert sorted(report.centers.per_device[0]) == sorted(there.fleet)

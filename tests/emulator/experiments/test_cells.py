@@ -19,7 +19,7 @@ from emulator.simulation import virtual_network
 TOML = """
 title = "A table of digits"
 source = "none"
-metrics = ["accuracy", "f1", "ari"]
+metrics = ["accuracy", "f1-of-devices", "ari"]
 rounds = 4
 seeds = 1
 [settings]
@@ -94,11 +94,11 @@ def test_a_stopped_cell_goes_on_and_ends_with_the_same_figures(tmp_path: Path) -
         if record["round"] == 7:
             raise ProcessStopped
 
-    run_cells([job], whole, ["accuracy", "f1"], lambda *_: None)
+    run_cells([job], whole, ["accuracy", "f1-of-devices"], lambda *_: None)
     with pytest.raises(ProcessStopped):
-        run_cells([job], cut, ["accuracy", "f1"], stop)
+        run_cells([job], cut, ["accuracy", "f1-of-devices"], stop)
     assert read_finished(job, cut) is None
-    run_cells([job], cut, ["accuracy", "f1"], lambda _, record: heard.append(record["round"]))
+    run_cells([job], cut, ["accuracy", "f1-of-devices"], lambda _, record: heard.append(record["round"]))
     assert heard == [6, 7, 8]
     expected, found = read_finished(job, whole), read_finished(job, cut)
     assert expected is not None

@@ -21,7 +21,7 @@ every_experiment = pytest.mark.parametrize("name", plan.experiment_names())
 TOML = """
 title = "T"
 source = "S"
-metrics = ["accuracy", "f1"]
+metrics = ["accuracy", "f1-of-devices"]
 rounds = 7
 seeds = 2
 [settings]
@@ -89,7 +89,7 @@ def test_the_papers_tables_are_there_with_their_figures() -> None:
     found = next(c for c in cells if (c.row.method, c.row.k, c.column.name) == ("wecfl", 10, "CIFAR-10 (0.1, 10)"))
     assert found.paper == {
         "accuracy": plan.PaperFigure(mean=70.95, deviation=3.57),
-        "f1": plan.PaperFigure(mean=40.19, deviation=2.88),
+        "f1-of-devices": plan.PaperFigure(mean=40.19, deviation=2.88),
     }
     assert found.settings["local-steps"] == 10
     assert found.settings["clusters"] == 10

@@ -12,7 +12,7 @@ from emulator.experiments.table import render_table, replace_section, verdict
 from tests.emulator.experiments.test_plan import TOML
 
 PLAN = parse_plan("t", TOML)
-FOUND = [{"values": {"accuracy": [85.0, 87.0], "f1": [50.0]}, "note": "lossy pixels"}]
+FOUND = [{"values": {"accuracy": [85.0, 87.0], "f1-of-devices": [50.0]}, "note": "lossy pixels"}]
 
 
 def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
@@ -38,7 +38,7 @@ def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_
 def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
     plan = parse_plan("t", TOML.replace('paper = ["86.08±0.70 -"]', ""))
     head, _, ours, absent = rows_of(render_table(plan, results, command="run it"))
-    assert head == ["data", "K", "method", "accuracy %", "F1 %", "seeds"]
+    assert head == ["data", "K", "method", "accuracy %", "F1 of devices %", "seeds"]
     assert ours == ["A", "1", "FedAvg", "86.00 ± 1.00", "50.00 ± 0.00", "1"]
     assert absent == ["A", "1", "FedSGD", "not run", "not run", "-"]
 

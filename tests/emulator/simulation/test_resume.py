@@ -158,7 +158,7 @@ def test_models_that_lived_with_workers_come_back_wherever_their_devices_live_no
     with pytest.raises(ProcessEnded):
         simulate_json(cut, after(3))
     found = simulate_json(replace(cut, workers=1), resume=True)
-    told = ("accuracy", "f1", "ari", "virtual_seconds")
+    told = ("accuracy", "f1_of_devices", "ari", "virtual_seconds")
     assert [found[key] for key in told] == [expected[key] for key in told]
 
 

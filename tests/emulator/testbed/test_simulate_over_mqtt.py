@@ -52,7 +52,7 @@ def processes(home: Path, word: str = "") -> list[psutil.Process]:
 def rounds(folder: Path) -> list[dict[str, Any]]:
     """What the records of a run's rounds say of its devices and centers."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    keys = ("round", "of", "assignment", "per_device", "per_center", "accuracy", "f1", "loss")
+    keys = ("round", "of", "assignment", "per_device", "per_center", "accuracy", "f1_of_devices", "f1_pooled", "loss")
     return [{key: line.get(key) for key in keys} for line in lines if line["event"] == "round"]
 
 

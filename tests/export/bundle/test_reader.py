@@ -251,18 +251,20 @@ def test_few_samples_are_every_devices_share() -> None:
     assert len(many.subsample(20)) == 9
 
 
-def simulated(folder: Path) -> Path:
+def simulated(folder: Path, method: str = "fesem", **settings: int) -> Path:
     from emulator.options import SimulateArgs
     from emulator.simulate import simulate_json
 
     simulate_json(
-        SimulateArgs(rounds=1, devices=6, settings={"local-steps": 2, "clusters": 2}, engine="lean", out=folder)
+        SimulateArgs(
+            method=method, rounds=1, devices=6, settings={"local-steps": 2, **settings}, engine="lean", out=folder
+        )
     )
-    return folder / "simulate-fesem-0"
+    return folder / f"simulate-{method}-0"
 
 
 def test_a_simulated_run_is_bundled_with_its_devices_samples(tmp_path: Path) -> None:
-    run = simulated(tmp_path)
+    run = simulated(tmp_path, clusters=2)
     bundle_run(run, tmp_path / "b", BundleOptions(formats=("onnx",)), samples=12)
     read = read_bundle(tmp_path / "b")
     cards = [c["card"] for c in read.manifest["centers"]]
@@ -278,16 +280,30 @@ def test_a_simulated_run_is_bundled_with_its_devices_samples(tmp_path: Path) -> 
         bundle_run(run, tmp_path / "never", BundleOptions(), method="ifca")
 
 
-def test_the_files_of_a_bundle_get_right_what_the_run_says(tmp_path: Path) -> None:
-    """The accuracies of the last round are those of the written files, device by device."""
+@pytest.mark.parametrize(
+    ("method", "settings"), [("fesem", {"clusters": 2}), ("ditto", {}), ("fedsoft", {"clusters": 2})]
+)
+def test_a_card_has_the_accuracy_of_its_own_file(tmp_path: Path, method: str, settings: dict[str, int]) -> None:
+    """Not of what devices are served: ditto's and fedsoft's devices are served models of their own."""
     from export.bundle.run_source import find_run_reader
 
-    run = simulated(tmp_path)
+    run = simulated(tmp_path, method, **settings)
     bundle_run(run, tmp_path / "b", BundleOptions(formats=("onnx",)))
-    rows = verify_bundle(tmp_path / "b", find_run_reader(run).held_out(run, data=None))
-    for row, center in zip(rows, read_bundle(tmp_path / "b").manifest["centers"], strict=True):
-        if center["card"]["devices"]:
-            assert row["accuracy"] == pytest.approx(center["card"]["accuracy"])
+    cards = [center["card"] for center in read_bundle(tmp_path / "b").manifest["centers"]]
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    for row, card in zip(
+        verify_bundle(tmp_path / "b", find_run_reader(run).held_out(run, data=None)), cards, strict=True
+    ):
+        if card["devices"]:
+            assert row["accuracy"] == pytest.approx(card["accuracy"])
+    own_models = method != "fesem"
+    assert ("centers" in last) == own_models
+    assert all((card["served"] is not None) == own_models for card in cards if card["devices"])
+    if own_models:
+        measured = sorted(share for devices in last["centers"]["per_device"] for share in devices.values())
+        assert max(card["accuracy"]["max"] for card in cards if card["devices"]) == pytest.approx(measured[-1])
+        served = {card["served"]["max"] for card in cards if card["devices"]}
+        assert max(served) == max(last["per_device"].values())
 
 
 def test_verify_prints_one_json_object(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
