@@ -74,7 +74,9 @@ def serve(
         str, typer.Option(metavar="[HOST:]PORT", help="Show the run in a browser and steer it there; port 0: any.")
     ] = "",
 ) -> None:
-    """Train the runs of a configuration, publish the centers, then serve devices that never trained.
+    """Lead a federation: train, publish, serve newcomers.
+
+    Trains the runs of a configuration, publishes the centers, then serves devices that never trained.
 
     A coordinator that was killed continues where it was when it is started again with the same folder. SIGTERM and
     Ctrl-C end it in good order, with exit codes 0 and 130; a second signal ends it at once (128 + its number).
@@ -93,7 +95,9 @@ def web_files(
     out: Annotated[Path | None, typer.Option(help="The folder; by default one in your cache.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Fetch what the phone's page needs and is not ours (ONNX Runtime Web, MQTT.js), pinned, from npm's registry.
+    """Fetch the third-party files of the phone's page.
+
+    ONNX Runtime Web and MQTT.js, pinned, from npm's registry.
 
     example: fedcenters-coordinator web-files
     """
@@ -121,7 +125,9 @@ def phone(
     certificate: Annotated[Path | None, typer.Option(help="For https, with --key.")] = None,
     key: Annotated[Path | None, typer.Option(help="The certificate's key.")] = None,
 ) -> None:
-    """Serve the page that makes a phone's browser an edge client, alone, and print its link as a QR code.
+    """Serve the page that makes a phone a device.
+
+    The page alone; prints its link as a QR code.
 
     example: fedcenters-coordinator phone coordinator.toml
     """
@@ -140,7 +146,9 @@ def status(
         bool, typer.Option("--watch", help="Again whenever something changes, until it has ended.")
     ] = False,
 ) -> None:
-    """How far a training is, who does what, and what went wrong; beside a coordinator that runs, or long after.
+    """Tell how far a training is and what went wrong.
+
+    Beside a coordinator that runs, or long after.
 
     example: fedcenters-coordinator status coordinator.toml --watch
     """

@@ -82,10 +82,11 @@ def demo(
     out: Annotated[Path, typer.Option(help="The run's own folder is made in here.")] = Path("runs"),
     broker: Annotated[str, typer.Option(help="auto, mosquitto, embedded, or a URL like mqtt://host:1883.")] = "auto",
 ) -> None:
-    """Twelve devices over MQTT, three centers, exported files, three new devices; half a minute.
+    """Play the whole chain once: twelve devices, three centers.
 
     Starts a broker, a coordinator and twelve emulated devices that train with ONNX Runtime, LiteRT and torch. FeSEM
-    finds their groups; FedAvg runs for comparison. Leaves runs/<name>/ with report.html, and nothing running.
+    finds their groups; FedAvg runs for comparison. The centers are exported and handed to three new devices. Leaves
+    runs/<name>/ with report.html, and nothing running.
 
     example: fedcenters-emulator demo --seed 1 --rounds 5
     """
@@ -120,7 +121,10 @@ def simulate(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """A whole run in this process, in virtual time; with --broker the same over MQTT, by real processes in real time.
+    """Simulate a run in this process and in virtual time.
+
+    With --broker the same run goes over MQTT, by real processes in real time. `fedcenters-emulator list` has the names
+    of methods, data sets, models and partitions.
 
     example: fedcenters-emulator simulate --method fesem -c local-steps=40 -c learning-rate=0.05
     """
@@ -162,6 +166,25 @@ def _in_process(args: SimulateArgs, progress: ConsoleProgress, *, resume: bool) 
         progress.close()
 
 
+@app.command("list")
+@handle_errors
+def list_names(*, as_json: AsJson = False) -> None:
+    """List methods, data sets, models, partitions, engines.
+
+    Also the tables of `experiment`, and what installed packages have registered.
+
+    example: fedcenters-emulator list
+    """
+    from emulator.names import known_names
+
+    names = known_names()
+    if as_json:
+        print(json.dumps(names))
+        return
+    for kind, known in names.items():
+        print(f"{kind}: {', '.join(known)}")
+
+
 @app.command()
 @handle_errors
 def init(
@@ -171,7 +194,9 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented configuration for `simulate`, with every key at its default.
+    """Write a commented configuration for `simulate`.
+
+    Every key has its default.
 
     example: fedcenters-emulator init run.toml --method wecfl
     """
@@ -207,9 +232,10 @@ def fleet(  # noqa: PLR0913 - a command line
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Thousands of real clients on this machine, over MQTT, for a coordinator on this machine.
+    """Run thousands of real clients on this machine.
 
-    The code is that of fedcenters-edge; one thread takes thousands of lives step by step. Stays until stopped.
+    They train over MQTT for a coordinator on this machine. The code is that of fedcenters-edge; one thread takes
+    thousands of lives step by step. Stays until stopped.
 
     example: fedcenters-emulator fleet coordinator.toml --devices 1000 --until-done
     """
@@ -244,9 +270,10 @@ def experiment(  # noqa: PLR0913 - a command line
     picture: Annotated[Path | None, typer.Option(help="Also draw accuracy by round, as .png or .svg.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a paper's table, cell by cell, and print it beside the paper's figures. Goes on where it was stopped.
+    """Run a paper's table and print it beside the paper's.
 
-    Devices train with the engine that is the fastest here.
+    Goes cell by cell, and on where it was stopped. `fedcenters-emulator list` has the names of the tables. Devices
+    train with the engine that is the fastest here.
 
     example: fedcenters-emulator experiment wecfl-table2 --data DIR --seeds 1 --only fedavg,wecfl
     """
@@ -280,7 +307,9 @@ def figures(
     out: Annotated[Path | None, typer.Option(help="Where the pictures go; run/figures.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Draw what the papers show of a run, as .png: labels, curves, assignments, centers, devices, weights, images.
+    """Draw a run as .png files, as the papers show it.
+
+    Labels, curves, assignments, centers, devices, weights, images.
 
     example: fedcenters-emulator figures runs/simulate-fesem-0
     """
@@ -304,9 +333,10 @@ def choose_k(  # noqa: PLR0913 - a command line
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How many centers? Three rounds for each number on a sample of the fleet; testing samples are not looked at.
+    """Try how many centers suit a fleet.
 
-    For methods with a setting `clusters`.
+    Three rounds for each number on a sample of the fleet; testing samples are not looked at. For methods with a
+    setting `clusters`.
 
     example: fedcenters-emulator choose-k --devices 12 --most 5 --picture choice.png
     """
@@ -340,7 +370,7 @@ def report(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write one self-contained page about a run, or about several side by side.
+    """Write one page about a run, or several side by side.
 
     example: fedcenters-emulator report runs/simulate-fesem-0 runs/simulate-fedavg-0
     """

@@ -60,7 +60,7 @@ class SimulateArgs:
     An empty model or partition, and no number of devices, mean those that suit the data set (data/registry.py).
     """
 
-    method: str = field(default="fesem", metadata=_row("A method by name, or package.module:Class.", fingerprint=True))
+    method: str = field(default="fesem", metadata=_row("A name (`list`), or package.module:Class.", fingerprint=True))
     data_set: str = field(
         default="digits",
         metadata=_row("What the devices hold: a data set by name, or package.module:ENTRY.", fingerprint=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,13 +49,15 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     key: Key = None,
     federation: Federation = "",
 ) -> None:
-    """Write the centers of a finished run as files that anyone can use: one per center and format, cards, a manifest.
+    """Write the centers of a finished run as files.
 
-    Every file is compared with torch before the folder gets its name. A coordinator's bundle is signed with its key.
+    One per center and format, with cards and a manifest, which anyone can use. Every file is compared with torch
+    before the folder gets its name. A coordinator's bundle is signed with its key.
     """
     from export.bundle.commands import bundle_run
     from export.bundle.writer import BundleOptions
 
+    _show_progress()
     options = BundleOptions(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
     manifest = bundle_run(run, out, options, method=method, data=data, samples=samples, sign=_signer(key, federation))
     if not (out / "manifest.sig").exists():
@@ -78,9 +81,10 @@ def verify(  # noqa: PLR0913 - one parameter per option
     public_key: PublicKeys = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every hash, compare every file with torch, and say what it gets right, its size and how long it takes.
+    """Check every hash and compare every file with torch.
 
-    Measures on the bundle's own samples if neither --run nor --samples is given, and on noise where it has none.
+    Says what each file gets right, its size and how long it takes. Measures on the bundle's own samples if neither
+    --run nor --samples is given, and on noise where it has none.
     """
     from export.bundle.commands import verify_bundle
     from export.bundle.reader import read_bundle
@@ -116,7 +120,7 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     federation: Federation = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write smaller files of a bundle's centers, and measure what they lose."""
+    """Write smaller files, and measure what they lose."""
     from export.bundle.commands import quantize_bundle, verify_bundle
     from export.bundle.run_source import LabelledSamples, find_run_reader
 
@@ -182,7 +186,10 @@ def serve(  # noqa: PLR0913 - one parameter per option
     key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key")] = None,
     public_key: PublicKeys = None,
 ) -> None:
-    """Serve a bundle over HTTP: files, which center is nearest, reports. /openapi.json describes it."""
+    """Serve a bundle over HTTP: files, nearest, reports.
+
+    /openapi.json describes it.
+    """
     from export.serve.rollout import RolloutPlan
     from export.serve.server import ServeOptions, run_server
 
@@ -190,6 +197,13 @@ def serve(  # noqa: PLR0913 - one parameter per option
     where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
     guard = {"rate": rate, "token": token, "certificate": certificate, "key": key, "trusted": keys}
     run_server(ServeOptions(**where, **guard, plan=RolloutPlan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
+
+
+def _show_progress() -> None:
+    """What takes long is told on stderr: the containers that are compiled, the centers that are written."""
+    told = logging.getLogger("export")
+    told.addHandler(logging.StreamHandler())
+    told.setLevel(logging.INFO)
 
 
 def _listed(text: str) -> list[str]:

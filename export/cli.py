@@ -86,9 +86,10 @@ def program(  # noqa: PLR0913 - one parameter per option
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:
-    """Compile a torch model into files that train it without torch; or check such files against the model.
+    """Compile a torch model, or check compiled files.
 
-    Writes program.json, step, evaluate and infer for each runtime asked for, and weights.npz into --out.
+    The files train it without torch. Writes program.json, step, evaluate and infer for each runtime asked for, and
+    weights.npz into --out.
     """
     if (out is None) == (check is None):
         raise UsageError("give either --out or --check", hint="--out DIR compiles into DIR, --check DIR checks DIR")

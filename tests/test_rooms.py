@@ -116,6 +116,13 @@ def test_help_answers_without_loading_torch(room: str) -> None:
     assert "torch" not in loaded_by(f"import {room}.cli")
 
 
+@pytest.mark.parametrize("room", ["coordinator", "export", "emulator"])
+def test_the_help_of_a_room_cuts_no_summary(room: str) -> None:
+    command = [sys.executable, "-m", f"{room}.cli", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "..." not in told.stdout.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize("room", ROOMS)
 def test_every_command_prints_the_version(room: str) -> None:
     command = [sys.executable, "-m", f"{room}.cli", "--version"]

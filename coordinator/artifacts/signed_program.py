@@ -71,7 +71,7 @@ def _compile(config: CoordinatorConfig, store: Store, progress: Callable[[str], 
     """Build the model, trace it for each engine, store every file; -> the fact that names them."""
     from coordinator.models.registry import build_model
 
-    progress(f"model {config.model.name} for {', '.join(config.model.engines)}")
+    progress(f"model {config.model.name} for {', '.join(config.compiled_engines)}")
     from export.compiler.program import compile_program, vector_of
 
     model = build_model(config.model.name, seed=config.seed)
@@ -83,6 +83,7 @@ def _compile(config: CoordinatorConfig, store: Store, progress: Callable[[str], 
         loss=model.loss,
         batch=config.model.batch_size,
         engines=config.compiled_engines,
+        progress=progress,
     )
     for data in compiled.files.values():
         store.blobs.put(data)

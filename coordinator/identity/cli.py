@@ -57,7 +57,9 @@ def provision(  # noqa: PLR0913 - a command line
     check: Annotated[bool, typer.Option(help="Make nothing; fail when a certificate ends within 30 days.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Make the authority, certificates, join files and the broker's configuration; repeating it changes nothing.
+    """Write a federation's keys and its broker's files.
+
+    The authority, certificates, join files and the broker's configuration; repeating it changes nothing.
 
     example: fedcenters-coordinator provision keys --federation demo --host broker.example --devices 12
     """
@@ -108,7 +110,9 @@ def enrol(
     *,
     listen: Annotated[str, typer.Option(help="The address to listen on.")] = "0.0.0.0",  # noqa: S104 - devices are elsewhere
 ) -> None:
-    """Give each device that shows its one-time token a certificate, over HTTPS, until stopped.
+    """Turn one-time tokens of devices into certificates.
+
+    Over HTTPS, until stopped.
 
     example: fedcenters-coordinator enrol keys
     """

@@ -6,6 +6,7 @@ says otherwise every sample is used exactly once. Sources: WeCFL (Ma 2022), FedS
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -20,7 +21,14 @@ from emulator.data import share_matrices, wecfl_compat
 from emulator.data.fleet_split import FleetData, PartitionIndices, label_permutation_groups, make_fleet_data
 from emulator.data.loaders.samples import DataSet
 from emulator.data.mixtures import MixtureScheme
+from emulator.data.window_overlap import windows_overlap
 from export.plugins import find_by_name, nearest_name_hint
+
+log = logging.getLogger(__name__)
+OVERLAP_WARNING = (
+    "consecutive samples of a user overlap in time, and a random fifth of them tests: test accuracy is too high. "
+    "Give the data set a test part that is cut by time, or windows that do not overlap"
+)
 
 
 class PartitionScheme(Protocol):
@@ -196,6 +204,8 @@ class ByUser:
             raise ConfigError(
                 f"{devices} devices, but only {len(able)} users have {self.least} samples", hint="use fewer devices"
             )
+        if test is None and windows_overlap(data.train.x, (train[u] for u in able)):
+            log.warning(OVERLAP_WARNING)
         chosen = sorted(rng.choice(np.array(able), size=devices or len(able), replace=False).tolist())
         cut = PartitionIndices(
             train=[train[u] for u in chosen],

@@ -16,7 +16,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError
 from edge_client.protocol import signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.center_tree import CenterTree
@@ -152,14 +152,14 @@ class RunReader(Protocol):
 
 
 def find_run_reader(run: Path) -> RunReader:
-    """The reader of this folder. Raises UsageError for a folder of no known kind."""
+    """The reader of this folder. Raises ConfigError for a folder of no known kind."""
     kinds = {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
     for name in sorted(kinds):
         kind = cast("RunReader", kinds[name].load())
         if kind.is_run_folder(run):
             return kind
     what = "does not exist" if not run.exists() else "is no run folder that can be read here"
-    raise UsageError(
+    raise ConfigError(
         f"{run} {what}",
         hint=f"give the folder of a finished run; this installation reads: {', '.join(kinds) or 'none'}",
     )

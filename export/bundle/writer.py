@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,8 @@ from export.bundle.verify_centers import (
 from export.compiler.program import load_vector
 from export.compiler.program_functions import private_copy
 from export.containers.write_onnx import bake_weights
+
+log = logging.getLogger(__name__)
 
 DEFAULT_FORMATS = ("onnx", "tflite")
 NOISE_SAMPLES = 8  # compared on noise where no reference is given
@@ -123,6 +126,7 @@ class _BundleBuild:
         }
 
     def _center(self, k: int, vector: Flat, known: Mapping[str, Any]) -> dict[str, Any]:
+        log.info("writing center %d of %d", k + 1, len(self._material.centers))
         folder, put = f"centers/center-{k}", self.writer.put
         blob = codecs.encode_vector(vector, self._program.schema, codec="f32", kind="model")
         model = put(f"{folder}/model.safetensors", blob)

@@ -6,6 +6,7 @@ A container is cached when it is ready, so a run that is killed goes on where it
 from __future__ import annotations
 
 import gc
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -25,6 +26,12 @@ from export.diagnostics import converter_missing, first_sentence
 
 EXAMPLE_BATCH = 13  # where the batch is dynamic; a size that layers and sequences seldom have
 Progress = Callable[[str], None]  # called with the container that is worked on, like "onnx step"
+log = logging.getLogger(__name__)
+
+
+def log_progress(what: str) -> None:
+    """The progress of a compiler that has no other listener."""
+    log.info("compiling %s", what)
 
 
 def make_containers(

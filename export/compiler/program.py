@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin, Program
 from edge_client.protocol.task import Flat, Schema, TensorSpec
-from export.compiler.containers import EXAMPLE_BATCH, Progress, make_containers, refusal_context
+from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.program_functions import (
     Loss,
@@ -64,7 +64,7 @@ def compile_program(  # noqa: PLR0913 - the facts of a model
     batch: int = 32,
     engines: Sequence[str] = ENGINES,
     origin: Origin | None = None,
-    progress: Progress = lambda _: None,
+    progress: Progress = log_progress,
 ) -> CompilerOutput:
     """Trace, convert and measure. `batch` is the batch size of engines that need a fixed one (LiteRT).
 

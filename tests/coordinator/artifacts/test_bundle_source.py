@@ -30,6 +30,11 @@ def test_the_folder_is_known_by_what_it_holds(run: Path, tmp_path: Path) -> None
     assert not bundle_source.is_run_folder(tmp_path / "elsewhere")
 
 
+def test_a_folder_that_is_not_there_is_told_as_verify_and_report_tell_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        find_run_reader(tmp_path / "nowhere")
+
+
 def test_every_center_has_a_card_of_its_devices(run: Path) -> None:
     found = bundle_source.bundle_source(run, method="", engines=(), data=None)
     assert found.program == read_program(run)
