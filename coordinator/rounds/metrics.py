@@ -158,8 +158,3 @@ def last_rounds(records: Sequence[Mapping[str, Any]], quantity: str, kind: str =
     values = (record.get(quantity) for record in records)
     found = [value[kind] if kind and value is not None else value for value in values]
     return [value for value in found if value is not None][-LAST_ROUNDS:]
-
-
-def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation of values pooled over seeds and rounds, as WeCFL's tables have them."""
-    return float(np.mean(values)), float(np.std(values))

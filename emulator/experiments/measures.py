@@ -92,6 +92,10 @@ MEASURES: dict[str, Measure] = {
         title="pooled F1 %", slack=1.0, values=lambda f: _percent(last_rounds(f.result.records, "f1_pooled"))
     ),
     "ari": Measure(title="ARI", slack=0.05, values=lambda f: f.ari),
+    "one-center": Measure(
+        title="all devices on one center, % of seeds",
+        values=lambda f: [100.0 * (len(set(f.result.state.assignment.values())) == 1)],
+    ),
     "own-error": Measure(
         title="MSE, best center", relative_slack=0.15, values=lambda f: [float(f.holdouts[0].min(axis=0).mean())]
     ),

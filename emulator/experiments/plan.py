@@ -33,13 +33,17 @@ class TableColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class TableRow:
-    """What is tried: a method with its settings; `k` centers, for the reader. `paper` has one text per column."""
+    """What is tried: a method with its settings; `k` centers, for the reader. `paper` has one text per column.
+
+    `against` names the row of ours that this one is compared with, seed by seed; "": none.
+    """
 
     name: str
     method: str
     k: int = 1
     settings: Mapping[str, Any] = field(default_factory=dict)
     paper: tuple[str, ...] = ()
+    against: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +143,7 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
         metrics, rounds = tuple(raw["metrics"]), rounds or int(raw["rounds"])
         columns = [TableColumn(**_snake(entry)) for entry in raw["columns"]]
         rows = [TableRow(**{**_snake(entry), "paper": tuple(entry.get("paper", ()))}) for entry in raw["rows"]]
+        _check_against(rows)
         cells = tuple(
             _cell(column, row, i, rounds, raw.get("settings", {}), metrics)
             for i, column in enumerate(columns)
@@ -156,6 +161,11 @@ def parse_plan(name: str, text: str, *, rounds: int | None = None) -> Experiment
         )
     except (KeyError, TypeError, ValueError) as wrong:
         raise ConfigError(f"experiment {name}: {wrong!r}", hint="compare it with the other files beside it") from wrong
+
+
+def _check_against(rows: Sequence[TableRow]) -> None:
+    if unknown := {row.against for row in rows} - {"", *(row.name for row in rows)}:
+        raise ValueError(f"no row is called {', '.join(sorted(unknown))}")
 
 
 def _cell(

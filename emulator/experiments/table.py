@@ -1,10 +1,12 @@
-"""The finished cells of a plan as Markdown: the paper's figure, ours with its deviation, a verdict.
+"""The finished cells of a plan as Markdown: the paper's figure, ours, a verdict, and a comparison between our rows.
 
-A plan without any figure of a paper shows ours alone.
+A plan without any figure of a paper shows ours alone. A seed's figure is the mean over its last rounds. Ours is the
+mean over seeds ± their standard deviation (n - 1 in the denominator); one seed has no ±.
 
-Ours is the mean over seeds and rounds pooled, ± their standard deviation. The verdict is the difference, ours less the
-paper's; "agrees" before it means within two standard deviations of both or within the measure's slack, whichever is
-wider. The difference is always printed, since a wide deviation agrees with many figures.
+The verdict is the difference, ours less the paper's. "agrees" before it: the difference is at most two of the paper's
+deviations and at most twice the measure's slack, or at most its slack. Our own deviation plays no part: a wide one
+agrees with anything. Rows that name another row `against` which they are read have their difference to it, paired by
+seed, with Student's 95 % interval.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coordinator.rounds.metrics import mean_and_deviation
+import numpy as np
+
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
 Results = Callable[[TableCell], Sequence[Mapping[str, Any]]]  # a cell's finished seeds
 NOT_RUN = "not run"
+CONFIDENCE = 0.95
 
 
 def render_table(
@@ -26,9 +30,11 @@ def render_table(
 ) -> str:
     """The whole section under its heading, without one. `reasons` says why a column or a method could not be run."""
     known = any(cell.paper for cell in plan.cells)
+    compared = any(cell.row.against for cell in plan.cells)
     titles = [MEASURES[name].title for name in plan.metrics]
     shown = [f"{t}: {what}" for t in titles for what in ("paper", "ours", "verdict")] if known else titles
-    head = ["data", "K", "method", *shown, "seeds"]
+    pairs = [f"{titles[0]} against another row, paired"] if compared else []
+    head = ["data", "K", "method", *shown, *pairs, "seeds"]
     lines = [f"{plan.title}. {plan.source}.", "", f"`{command}`", ""]
     lines += [_line(head), _line(["---"] * len(head))]
     notes: set[str] = set()
@@ -37,22 +43,48 @@ def render_table(
         notes |= {f"{cell.column.name}: {one['note']}" for one in found if one["note"]}
         parts = [_three(cell, name, found) for name in plan.metrics]
         figures = [part for three in parts for part in (three if known else three[1:2])]
+        figures += [_against(plan, cell, found, results)] if compared else []
         lines.append(_line([cell.column.name, str(cell.row.k), cell.row.name, *figures, str(len(found) or "-")]))
     said = [*plan.notes, *sorted(notes), *(f"{what} was not run: {why}" for what, why in (reasons or {}).items())]
     lines += ["", *(f"* {note}." for note in said)] if said else []
     return "\n".join(lines)
 
 
-def verdict(measure: Measure, paper: PaperFigure | None, ours: tuple[float, float]) -> str:
+def verdict(measure: Measure, paper: PaperFigure | None, ours: float) -> str:
     """By how much ours is higher or lower, as "+2.5", or as "agrees (-0.4)"; "" without a figure of the paper's."""
     if paper is None:
         return ""
-    mean, deviation = ours
-    spread = 2 * ((paper.deviation or 0.0) ** 2 + deviation**2) ** 0.5
-    difference = mean - paper.mean
+    difference, slack = ours - paper.mean, max(measure.slack, measure.relative_slack * abs(paper.mean))
     said = f"{difference:+.1f}" if round(difference, 1) else "0.0"
-    agrees = abs(difference) <= max(spread, measure.slack, measure.relative_slack * abs(paper.mean))
-    return f"agrees ({said})" if agrees else said
+    range_ = 2 * (paper.deviation or 0.0)
+    if abs(difference) <= max(slack, min(range_, 2 * slack)):
+        return f"agrees ({said})"
+    return f"{said}, within 2 sd" if abs(difference) <= range_ else said
+
+
+def seed_figures(found: Sequence[Mapping[str, Any]], name: str) -> dict[int, float]:
+    """Seed -> the mean of a measure's values in that seed."""
+    return {int(one["seed"]): float(np.mean(values)) for one in found if (values := one["values"].get(name))}
+
+
+def mean_and_deviation(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean over seeds, and the standard deviation between them (n - 1); None for one seed."""
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else None
+
+
+def paired_difference(ours: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, float | None, int]:
+    """The mean of ours less the other over common seeds, half of Student's 95 % interval, and the number of seeds.
+
+    The interval is None for one seed; the mean is NaN without any.
+    """
+    from scipy import stats
+
+    differences = [ours[seed] - other[seed] for seed in sorted(ours.keys() & other.keys())]
+    n = len(differences)
+    if n < 2:  # noqa: PLR2004 - a spread needs two
+        return float(np.mean(differences)) if n else float("nan"), None, n
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * np.std(differences, ddof=1) / n**0.5
+    return float(np.mean(differences)), float(half), n
 
 
 def replace_section(path: Path, name: str, section: str) -> None:
@@ -73,11 +105,28 @@ def _three(cell: TableCell, name: str, found: Sequence[Mapping[str, Any]]) -> tu
     printed = (
         "" if paper is None else f"{paper.mean:g}" + ("" if paper.deviation is None else f" ± {paper.deviation:g}")
     )
-    values = [value for one in found for value in one["values"].get(name, ())]
+    values = list(seed_figures(found, name).values())
     if not values:
         return printed, NOT_RUN, ""
-    ours = mean_and_deviation(values)
-    return printed, f"{ours[0]:.2f} ± {ours[1]:.2f}", verdict(MEASURES[name], paper, ours)
+    mean, deviation = mean_and_deviation(values)
+    return printed, f"{mean:.2f}{_plus_minus(deviation)}", verdict(MEASURES[name], paper, mean)
+
+
+def _against(plan: ExperimentPlan, cell: TableCell, found: Sequence[Mapping[str, Any]], results: Results) -> str:
+    """The difference to the row that this one is read against, which has as many centers as this one, or the most."""
+    others = [one for one in plan.cells if (one.row.name, one.column) == (cell.row.against, cell.column)]
+    others.sort(key=lambda one: (one.row.k != cell.row.k, -one.row.k))
+    if not others:
+        return ""
+    mean, half, n = paired_difference(
+        seed_figures(found, plan.metrics[0]), seed_figures(results(others[0]), plan.metrics[0])
+    )
+    other = f"{cell.row.against}{'' if others[0].row.k == cell.row.k else f' (K = {others[0].row.k})'}"
+    return f"{mean:+.2f}{_plus_minus(half)} to {other}, n = {n}" if n else ""
+
+
+def _plus_minus(deviation: float | None) -> str:
+    return "" if deviation is None else f" ± {deviation:.2f}"
 
 
 def _line(cells: Sequence[str]) -> str:

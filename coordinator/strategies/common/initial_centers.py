@@ -47,7 +47,7 @@ class MultiStartSgd(LocalSgd):
     """
 
     clusters: int = 3
-    start: str = "groups"  # IFCA on FedSoft's regression: no collapse in 12 seeds, 7 with "redraw"
+    start: str = "groups"  # "redraw" may leave all devices with one center (experiment ifca-starts)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,6 @@ from coordinator.rounds.metrics import (
     last_rounds,
     make_center_report,
     make_report,
-    mean_and_deviation,
     nmi,
     purity,
 )
@@ -132,7 +131,6 @@ def test_a_tables_figure_is_the_mean_of_the_last_three_rounds_pooled() -> None:
     assert last_rounds(records, "accuracy", "micro") == [0.5, 0.6, 0.7]
     assert last_rounds(records[:1], "accuracy", "micro") == [0.1]
     assert last_rounds(records, "accuracy", "macro") == [0.0, 0.0, 0.0]
-    assert mean_and_deviation([1.0, 3.0]) == (2.0, 1.0)
 
 
 def test_local_steps_are_in_a_record_when_somebody_counts_them() -> None:

@@ -8,11 +8,14 @@ import pytest
 
 from emulator.experiments.measures import Measure
 from emulator.experiments.plan import PaperFigure, TableCell, parse_plan
-from emulator.experiments.table import render_table, replace_section, verdict
+from emulator.experiments.table import mean_and_deviation, paired_difference, render_table, replace_section, verdict
 from tests.emulator.experiments.test_plan import TOML
 
 PLAN = parse_plan("t", TOML)
-FOUND = [{"values": {"accuracy": [85.0, 87.0], "f1-of-devices": [50.0]}, "note": "lossy pixels"}]
+FOUND = [
+    {"seed": 0, "values": {"accuracy": [85.0, 86.0], "f1-of-devices": [50.0]}, "note": "lossy pixels"},
+    {"seed": 1, "values": {"accuracy": [86.0, 87.0]}, "note": "lossy pixels"},
+]
 
 
 def results(cell: TableCell) -> Sequence[Mapping[str, Any]]:
@@ -28,7 +31,7 @@ def test_each_cell_shows_the_papers_figure_ours_and_a_verdict_and_an_absent_one_
     head, line, ours, absent = rows_of(text)
     assert head[3:6] == ["accuracy %: paper", "accuracy %: ours", "accuracy %: verdict"]
     assert set(line) == {"---"}
-    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 1.00", "agrees (-0.1)", "", "50.00 ± 0.00", "", "1"]
+    assert ours == ["A", "1", "FedAvg", "86.08 ± 0.7", "86.00 ± 0.71", "agrees (-0.1)", "", "50.00", "", "2"]
     assert absent == ["A", "1", "FedSGD", "", "not run", "", "", "not run", "", "-"]
     assert "`run it`" in text
     assert "* A: lossy pixels." in text
@@ -39,33 +42,54 @@ def test_a_table_without_any_figure_of_a_paper_has_no_columns_for_one() -> None:
     plan = parse_plan("t", TOML.replace('paper = ["86.08±0.70 -"]', ""))
     head, _, ours, absent = rows_of(render_table(plan, results, command="run it"))
     assert head == ["data", "K", "method", "accuracy %", "F1 of devices %", "seeds"]
-    assert ours == ["A", "1", "FedAvg", "86.00 ± 1.00", "50.00 ± 0.00", "1"]
+    assert ours == ["A", "1", "FedAvg", "86.00 ± 0.71", "50.00", "2"]
     assert absent == ["A", "1", "FedSGD", "not run", "not run", "-"]
 
 
 @pytest.mark.parametrize(
     ("paper", "ours", "said"),
     [
-        (PaperFigure(mean=80.0), (80.9, 0.0), "agrees (+0.9)"),  # within the slack of 1
-        (PaperFigure(mean=80.0), (79.96, 0.0), "agrees (0.0)"),
-        (PaperFigure(mean=80.0), (80.04, 0.0), "agrees (0.0)"),
-        (PaperFigure(mean=80.0), (82.5, 0.0), "+2.5"),
-        (PaperFigure(mean=80.0, deviation=1.0), (78.1, 0.0), "agrees (-1.9)"),  # two deviations of the paper's
-        (PaperFigure(mean=80.0, deviation=0.1), (78.0, 1.1), "agrees (-2.0)"),  # two of ours
-        (PaperFigure(mean=88.96, deviation=1.36), (80.85, 3.92), "agrees (-8.1)"),  # far, where both deviate much
-        (PaperFigure(mean=80.0, deviation=0.1), (70.0, 1.0), "-10.0"),
-        (None, (1.0, 1.0), ""),
+        (PaperFigure(mean=80.0), 80.9, "agrees (+0.9)"),  # within the slack of 1
+        (PaperFigure(mean=80.0), 79.96, "agrees (0.0)"),
+        (PaperFigure(mean=80.0), 80.04, "agrees (0.0)"),
+        (PaperFigure(mean=80.0), 82.5, "+2.5"),
+        (PaperFigure(mean=80.0, deviation=1.0), 78.1, "agrees (-1.9)"),  # two deviations of the paper's
+        (PaperFigure(mean=80.0, deviation=5.0), 86.4, "+6.4, within 2 sd"),  # a wide deviation alone does not agree
+        (PaperFigure(mean=80.0, deviation=0.1), 70.0, "-10.0"),
+        (None, 1.0, ""),
     ],
 )
-def test_a_verdict_is_a_distance_in_deviations(paper: PaperFigure | None, ours: tuple[float, float], said: str) -> None:
+def test_a_verdict_is_a_distance_in_the_papers_deviations(paper: PaperFigure | None, ours: float, said: str) -> None:
     assert verdict(Measure(title="t", values=lambda _: [], slack=1.0), paper, ours) == said
 
 
 def test_errors_may_differ_by_a_share_of_themselves() -> None:
     measure = Measure(title="t", values=lambda _: [], relative_slack=0.15)
-    assert verdict(measure, PaperFigure(mean=100.0), (114.0, 0.0)) == "agrees (+14.0)"
-    assert verdict(measure, PaperFigure(mean=100.0), (116.0, 0.0)) == "+16.0"
-    assert verdict(Measure(title="t", values=lambda _: []), PaperFigure(mean=1.0), (0.97, 0.0)) == "0.0"
+    assert verdict(measure, PaperFigure(mean=100.0), 114.0) == "agrees (+14.0)"
+    assert verdict(measure, PaperFigure(mean=100.0), 116.0) == "+16.0"
+    assert verdict(Measure(title="t", values=lambda _: []), PaperFigure(mean=1.0), 0.97) == "0.0"
+
+
+def test_a_deviation_is_that_between_seeds_and_one_seed_has_none() -> None:
+    assert mean_and_deviation([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert mean_and_deviation([2.0]) == (2.0, None)
+
+
+def test_rows_are_compared_over_their_common_seeds_with_students_interval() -> None:
+    ours, other = {0: 3.0, 1: 5.0, 2: 4.0, 9: 0.0}, {0: 1.0, 1: 2.0, 2: 3.0, 5: 7.0}
+    mean, half, n = paired_difference(ours, other)
+    assert (mean, n) == (2.0, 3)
+    assert half == pytest.approx(4.303 * 1.0 / 3**0.5, rel=1e-3)  # t of 0.975 with two degrees of freedom
+    assert paired_difference({0: 3.0}, other) == (2.0, None, 1)
+
+
+def test_a_row_shows_its_difference_to_the_row_that_it_is_read_against() -> None:
+    plan = parse_plan("t", TOML.replace('method = "fedsgd"', 'method = "fedsgd"\nagainst = "FedAvg"'))
+    other = [{"seed": s, "values": {"accuracy": [84.5 + 2 * s]}, "note": ""} for s in range(2)]
+    head, _, first, second = rows_of(render_table(plan, lambda cell: other if cell.row.against else FOUND, command=""))
+    assert head[-2] == "accuracy % against another row, paired"
+    assert first[-2] == ""
+    assert second[-2] == "-0.50 ± 6.35 to FedAvg, n = 2"
 
 
 def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: Path) -> None:
