@@ -199,6 +199,7 @@ def format_event(event: Mapping[str, Any]) -> str:
         "waiting": "waiting: {here} of {needed} devices",
         "compiling": "compiling the training program: {part}",
         "joined": "{device} joined: {engine}, {n} samples",
+        "serving": "all runs were done before; serving devices that ask for a center",
         "let-in": "{device} takes part from round {round} of {run}",
         "left-out": "{device} is left out: {why}",
         "run-done": "{run} is done after {rounds} rounds",

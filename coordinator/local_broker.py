@@ -32,6 +32,7 @@ EMBEDDED_MAX_DEVICES = 200  # amqtt takes 55 KB and milliseconds for each; a fle
 CLOSING_LOOP_PASSES = 4  # passes of the embedded broker's loop before it is closed
 START_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 5.0
+SHUTDOWN_TIMEOUT_S = 1.0  # of the embedded broker
 PORT_ATTEMPTS = 3
 SYSTEM_FOLDERS = ("/usr/sbin", "/usr/local/sbin", "/opt/homebrew/sbin")  # not on the PATH of every user
 MOSQUITTO_CONF = """\
@@ -269,7 +270,8 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
         started.append(None)
         ready.set()
         await leave.wait()
-        await broker.shutdown()
+        with contextlib.suppress(asyncio.TimeoutError):  # amqtt waits for its clients, and keeps nothing
+            await asyncio.wait_for(broker.shutdown(), SHUTDOWN_TIMEOUT_S)
 
     def run() -> None:
         asyncio.set_event_loop(loop)

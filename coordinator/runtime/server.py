@@ -305,6 +305,8 @@ class Server:
             done = {"event": "done", "unix_ms": self._clock.unix_ms(), "seconds": seconds}
             self._store.facts.put("done", "yes", [done])
             self._event_log.append_stored(done)
+        else:
+            self._progress({"event": "serving"})
 
     @staticmethod
     def _leave(session: EventLoop, *, leading: bool) -> None:

@@ -191,7 +191,8 @@ def _doing(found: Mapping[str, Any]) -> str:
         phase = found["phase"]
         if phase == "waiting for devices" and "here" in found:
             phase = f"waiting: {found['here']} of {found['needed']} devices"
-        part = f" the training program: {found['working_on']}" if found.get("working_on") else ""
+        part = found.get("working_on", "") if phase == "compiling" else ""
+        part = f" the training program: {part}" if part else ""
         return f"{phase}{part}{', all runs are done' if found['done'] else ''}"
     return f"no sign of life for {found['silent_s']:.0f} s; it was {found['phase']}"
 

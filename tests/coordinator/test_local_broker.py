@@ -13,6 +13,8 @@ import pytest
 from coordinator import local_broker as brokers
 from coordinator.local_broker import Broker, start_broker
 from edge_client.errors import NetworkError, RuntimeMissing, UsageError
+from edge_client.transport.base import Connected, Will
+from edge_client.transport.mqtt import MqttTransport
 
 CONNECT = bytes.fromhex("10 10 00 04 4d 51 54 54 04 02 00 3c 00 04 74 65 73 74".replace(" ", ""))  # 3.1.1, id "test"
 
@@ -100,3 +102,16 @@ def test_an_unreachable_url_is_a_network_error(free_port: int, tmp_path: Path) -
 def test_a_broker_that_does_not_exist_is_a_usage_error(wrong: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="hint: "):
         start_broker(tmp_path, wrong)
+
+
+def test_an_embedded_broker_ends_although_devices_are_connected(tmp_path: Path, free_port: int) -> None:
+    broker = start_broker(tmp_path, "embedded", port=free_port)
+    device = MqttTransport(broker.url, "demo.pi-1", will=Will("fc/v1/demo/st/pi-1", b"lost"))
+    device.connect()
+    assert device.receive(10) == Connected()
+    device.subscribe("fc/v1/demo/#")
+    device.publish("fc/v1/demo/st/pi-1", b"on", retain=True)
+    assert device.drain(0, 10)
+    broker.stop()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "amqtt"] == []
+    device.close()

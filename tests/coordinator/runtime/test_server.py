@@ -113,6 +113,7 @@ def test_the_catalog_is_not_made_twice(tmp_path: Path) -> None:
     again = fed.world.broker.retained[TOPICS.catalog()]
     assert messages.read_message(first, "cat")["catalog"] == messages.read_message(again, "cat")["catalog"]
     assert [event["event"] for event in fed.events].count("bundle") == 1
+    assert fed.progress[-1] == {"event": "serving"}
 
 
 def test_more_devices_are_asked_than_wanted_and_those_who_come_too_late_are_stopped(tmp_path: Path) -> None:
