@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
+from export.progress import show_progress, tell
 
 PublicKeys = Annotated[
     list[Path] | None, typer.Option(help="file with a public key in hex that must have signed; may be repeated")
@@ -54,6 +55,8 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     One per center and format, with cards and a manifest, which anyone can use. Every file is compared with torch
     before the folder gets its name. A coordinator's bundle is signed with its key.
     """
+    show_progress()
+    tell("reading the run")
     from export.bundle.commands import bundle_run
     from export.bundle.writer import BundleOptions
 

@@ -306,6 +306,14 @@ def test_a_card_has_the_accuracy_of_its_own_file(tmp_path: Path, method: str, se
         assert max(served) == max(last["per_device"].values())
 
 
+def test_bundling_a_run_says_what_it_works_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = simulated(tmp_path)
+    assert run_export("bundle", str(run), "--out", str(tmp_path / "b"), "--formats", "onnx") == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[:2] == ["reading the run", "compiling pt2 step"]
+    assert [line for line in told if line.startswith("center")] == ["center 1 of 2: onnx", "center 2 of 2: onnx"]
+
+
 def test_verify_prints_one_json_object(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_export("verify", str(bundle), "--json") == 0
     told = json.loads(capsys.readouterr().out)
