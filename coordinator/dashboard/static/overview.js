@@ -154,6 +154,8 @@ const EVENT_TEXTS = {
   start: (e) => `the coordinator leads ${e.federation}, epoch ${e.epoch}`,
   program: (e) => `training program of ${e.model} compiled, ${seconds(e.seconds)}`,
   joined: (e) => (e.devices > 1 ? `${e.devices} devices joined, ${e.device} last` : `${e.device} joined: ${e.engine}, ${e.n} samples`),
+  "let-in": (e) => `${e.device} takes part from round ${e.round} of ${e.run}`,
+  "left-out": (e) => `${e.device} is left out: ${e.why}`,
   "run-done": (e) => `${e.run} is done after ${e.rounds} rounds`,
   bundle: () => "the centers are published",
   served: (e) => `${e.device} took center ${e.center} as ${e.format}`,
@@ -161,7 +163,7 @@ const EVENT_TEXTS = {
   refused: (e) => `${e.run}, round ${e.round}: ${e.count > 1 ? `${e.count} answers` : `the answer of ${e.device}`} did not count (${e.reason})`,
   error: (e) => e.message,
 };
-const SEVERITY = { error: "error", refused: "warning" };
+const SEVERITY = { error: "error", refused: "warning", "left-out": "warning" };
 
 export function eventList() {
   const node = byId("events");
