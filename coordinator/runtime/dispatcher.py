@@ -102,7 +102,8 @@ class Dispatcher:
             return
         device = self.fleet.devices[cid]
         if new:
-            when = {} if self._newcomers() == "now" else {"takes_part": self._newcomers()}
+            late = device.n > 0 and self._newcomers() != "now"  # without samples it only asks for a center
+            when = {"takes_part": self._newcomers()} if late else {}
             self._event_log.write("joined", device=cid, engine=device.engine, n=device.n, **when)
         if device.is_online:
             self.exchange.on_connected(cid)

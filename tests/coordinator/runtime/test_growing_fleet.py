@@ -134,10 +134,12 @@ def test_after_the_last_round_a_new_device_is_told_that_it_came_too_late(tmp_pat
     fed.start_devices(4)
     fed.finish()
     start_late(fed)
-    fed.world.run(lambda: any(e.get("device") == LATE for e in fed.events))
+    fed.start_mute_device("visitor", n=0)  # it asks for a center and has nothing to train on
+    fed.world.run(lambda: {LATE, "visitor"} <= {e.get("device") for e in fed.events})
     fed.world.run(lambda: "state" in spy.records()[-1] and spy.records()[-1]["state"]["doing"] == "serve")
     fed.world.end()
-    assert [e["takes_part"] for e in fed.events if e.get("device") == LATE] == ["no"]
+    told = {e["device"]: e.get("takes_part") for e in fed.events if e["event"] == "joined"}
+    assert (told[LATE], told["visitor"]) == ("no", None)
 
 
 def test_a_device_whose_engine_the_program_lacks_is_named_with_the_reason(tmp_path: Path) -> None:
