@@ -71,6 +71,7 @@ DOWN: dict[str, dict[str, Any]] = {
         "block": 65_536,
         "window": 4,
         "src": ["mqtt", "https://models.example/blobs"],
+        "state": {"doing": "gather", "newcomers": "now", "here": 1, "needed": 3},
     },
     "cat": {"ver": 1, "catalog": manifest_of(BLOB, "catalog").to_json()},
     "task": FIT,
