@@ -307,7 +307,7 @@ def test_a_card_has_the_accuracy_of_its_own_file(tmp_path: Path, method: str, se
 
 
 def test_bundling_a_run_says_what_it_works_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = simulated(tmp_path)
+    run = simulated(tmp_path, clusters=2)
     assert run_export("bundle", str(run), "--out", str(tmp_path / "b"), "--formats", "onnx") == 0
     told = capsys.readouterr().err.splitlines()
     assert told[:2] == ["reading the run", "compiling pt2 step"]
