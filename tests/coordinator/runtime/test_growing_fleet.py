@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.config_sections import RunConfig
+from coordinator.identity.signing_key import open_signing_key
+from coordinator.local_broker import Broker
+from coordinator.runtime.server import Server
 from coordinator.storage.status import read_status
+from coordinator.storage.store import Store
 from coordinator.strategies.baselines.fedavg import FedAvg
+from edge_client.config import ClientConfig
+from edge_client.runtime.client import Client
+from edge_client.runtime.progress import format_event
+from edge_client.transport.base import Will
+from edge_client.transport.clock import SystemClock
+from edge_client.transport.mqtt import MqttTransport
 from tests.support import softmax_program
-from tests.support.virtual_federation import Federation, Spy
+from tests.support.virtual_federation import FEDERATION, Federation, Spy, config, seed_program
 
 LATE = "a04"  # the first in the order of the virtual world's turns, so that it is heard at once
 
@@ -151,3 +165,53 @@ def test_a_device_whose_engine_the_program_lacks_is_named_with_the_reason(tmp_pa
     fed.world.end()
     (told,) = [e for e in fed.events if e["event"] == "left-out"]
     assert (told["device"], told["why"]) == ("d09", "the program has no file for litert; it has onnx")
+
+
+@pytest.mark.broker
+def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Path, mosquitto: Broker) -> None:
+    made = config(tmp_path / "run", devices=2, rounds=1_000)
+    key, locals_ = open_signing_key(made.folder).public, softmax_program.grouped_fleet(3, 2)
+    clients: dict[str, Client] = {}
+    events: list[Mapping[str, Any]] = []
+    told: list[str] = []
+
+    def start(cid: str) -> None:
+        where = {"data": tmp_path / cid, "state": tmp_path / cid / "state", "broker": mosquitto.url}
+        asked = ClientConfig(federation=FEDERATION, device_id=cid, signing_keys=(key,), min_battery_percent=0, **where)
+        clients[cid] = Client(
+            asked,
+            lambda will: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
+            local=locals_[cid],
+            clock=SystemClock(),
+            rng=np.random.default_rng(int(cid[1:])),
+            open_engine=lambda *_, **__: softmax_program.SoftmaxEngine(),
+            tell=lambda event: told.append(f"{cid}: {format_event(event)}"),
+        )
+        threading.Thread(target=clients[cid].run, daemon=True).start()
+
+    def watch(event: Mapping[str, Any]) -> None:
+        events.append(event)
+        rounds = [e["round"] for e in events if e["event"] == "let-in"]
+        if event["event"] == "round" and event["round"] == 1:
+            start("d02")
+        elif event["event"] == "round" and rounds and event["round"] > rounds[0]:
+            server.stop()
+
+    with closing(Store(made.folder / "store")) as store:
+        seed_program(store)
+
+        def dial(will: Will | None) -> MqttTransport:
+            return MqttTransport(mosquitto.url, f"{FEDERATION}.coordinator.0", will=will)
+
+        server = Server(made, store, dial=dial, clock=SystemClock(), watch=watch)
+        for cid in ("d00", "d01"):
+            start(cid)
+        server.run()
+    for client in clients.values():
+        client.stop()
+    (first,) = [e["round"] for e in events if e["event"] == "let-in"]
+    (joined,) = [e for e in events if e["event"] == "joined" and e["device"] == "d02"]
+    assert joined["takes_part"] == "next-round"
+    tested = {e["round"]: sorted(e["per_device"]) for e in events if e["event"] == "round"}
+    assert (tested[first - 1], tested[first]) == (["d00", "d01"], ["d00", "d01", "d02"])
+    assert f"d02: round {first} of 1000: trains on {len(locals_['d02'].train)} samples" in told
