@@ -37,6 +37,7 @@ CURVES = {  # quantity and kind of a round's record -> how it is called
 }
 DATA_SET = "data-set"  # a setting
 FLEET_FILE = "fleet.json"
+THREE = 3  # figures share a row
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
 LAST_ROUNDS = 3  # rounds whose mean is a run's result, as the papers' tables have it
 
@@ -146,7 +147,7 @@ def comparison_page(lines: Sequence[RunSummary]) -> str:
 weighs samples alike, macro and unweighted devices. F1 of devices is the mean of the devices' macro F1; pooled F1 is the
 macro F1 of all samples. "Centers alone" is the accuracy of the centers as they are exported, in the last round; it
 differs where a device is served another model, such as its own. Worst and median device: the last round.</p>
-<div class="pair three">{curves}</div>
+<div class="pair{" three" if len(drawings) == THREE else ""}">{curves}</div>
 {differing}
 <h2>How to see this again</h2>
 <pre tabindex="0">{html_text(chr(10).join(dict.fromkeys(_command(line) for line in lines)))}</pre>

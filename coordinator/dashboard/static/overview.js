@@ -65,6 +65,12 @@ export function header() {
 
 const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);
 
+function scores(run, { accuracy, centers, f1_of_devices, f1_pooled }) {
+  const alone = centers ? ` as served; the centers alone ${percent(centers.accuracy.micro)}` : "";
+  const pooled = f1_pooled === null ? "" : `, pooled ${percent(f1_pooled)}`;
+  return `${names(run)}${alone}; macro ${percent(accuracy.macro)}, F1 of devices ${percent(f1_of_devices.weighted)}${pooled}`;
+}
+
 function showTime() {
   const { elapsed, left } = timing();
   const spent = elapsed === null ? "" : `${duration(elapsed)}${isDone() ? " in all" : " so far"}`;
@@ -78,8 +84,7 @@ export function tiles(run, map) {
   showTime();
   setText("t-accuracy", percent(line?.accuracy.micro));
   byId("t-accuracy").dataset.value = line?.accuracy.micro ?? "";
-  const centers = line?.centers ? `as served; the centers alone ${percent(line.centers.accuracy.micro)}; ` : "";
-  setText("t-accuracy-more", line ? `${names(run)}; ${centers}macro ${percent(line.accuracy.macro)}, F1 of devices ${percent(line.f1_of_devices.weighted)}, pooled ${percent(line.f1_pooled)}` : "");
+  setText("t-accuracy-more", line ? scores(run, line) : "");
   setText("t-devices", String(state.fleet.ids.length));
   setText("t-devices-more", [isOver() ? "" : `${state.now.connected} connected`, `${run?.centers.filter((k) => k >= 0).length ?? 0} with a center`].filter(Boolean).join(", "));
   const k = line?.per_center.length;
