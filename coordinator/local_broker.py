@@ -310,9 +310,13 @@ def _log_exception(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any])
 
 def terminate_process(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
     """Send SIGTERM, and after `timeout_s` SIGKILL to the process's session; return when the process has ended."""
-    if process.poll() is not None:
-        return
-    process.terminate()
+    if process.poll() is None:
+        process.terminate()
+    wait_or_kill(process, timeout_s=timeout_s)
+
+
+def wait_or_kill(process: subprocess.Popen[bytes], *, timeout_s: float) -> None:
+    """Wait for a process that was asked to leave; after `timeout_s` send SIGKILL to its session."""
     try:
         process.wait(timeout_s)
     except subprocess.TimeoutExpired:

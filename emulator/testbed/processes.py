@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from coordinator.local_broker import terminate_process
+from coordinator.local_broker import wait_or_kill
 from edge_client.errors import ConfigError, FedcentersError, NetworkError, ProtocolError, UsageError
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -172,7 +172,7 @@ class ChildProcesses:
         self.ask_to_leave(self.running)
         deadline, wrong = time.monotonic() + timeout_s, list[str]()
         for child in self._leaving:
-            terminate_process(child.process, timeout_s=max(0.0, deadline - time.monotonic()))
+            wait_or_kill(child.process, timeout_s=max(0.0, deadline - time.monotonic()))
             if child.process.returncode != 0:
                 wrong.append(
                     f"{child.name} {_ending(child.process.returncode)} instead of leaving when it was asked to"

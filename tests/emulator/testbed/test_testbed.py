@@ -22,6 +22,10 @@ time.sleep(1000)
 STAYS = PROGRAM.format(handler="signal.SIG_IGN")
 FAILS = PROGRAM.format(handler="lambda *_: sys.exit(3)")
 INTERRUPTS = PROGRAM.format(handler="lambda *_: os.kill(os.getppid(), signal.SIGINT) or sys.exit(0)")
+# Like the coordinator: it takes a moment to leave, and a second signal ends it at once with an error.
+LEAVES = PROGRAM.format(
+    handler="lambda *_: signal.signal(signal.SIGTERM, lambda *_: os._exit(3)) and time.sleep(0.5) or sys.exit(0)"
+)
 PATIENCE_S = 60.0
 
 
@@ -57,6 +61,17 @@ def test_results_come_before_the_end_of_the_processes_and_one_that_stays_is_a_wa
     assert "The results are complete" in said.getvalue()
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"summary.json", "logs"}
     assert (tmp_path / "run" / "logs" / "coordinator.log").read_text() == "up\n"
+
+
+def test_a_process_that_is_leaving_gets_no_second_signal(tmp_path: Path) -> None:
+    said = io.StringIO()
+
+    def play(it: testbed.Testbed) -> None:
+        started(it, "devices-onnx", LEAVES)
+        started(it, "coordinator", LEAVES.replace("0.5", "2"))  # still leaving when the other has left
+
+    run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=said), play, federation="test")
+    assert "warning" not in said.getvalue()
 
 
 def test_a_signal_after_the_results_does_not_delete_them(tmp_path: Path) -> None:
