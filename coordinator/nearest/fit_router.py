@@ -11,7 +11,8 @@ weight is one over a temperature.
 The limits for a good fit and for none are upper prediction limits for the distance of one more device, from those of m
 devices to their own centers: on the logarithm y of the distance, mean(y) + t sd(y) sqrt(1 + 1 / m), with the quantile t
 of Student's distribution with m - 1 degrees of freedom (Hahn 1970). A distribution-free limit would need 49 devices to
-reject one known device in fifty; with this one, five devices already have a limit, a wide one.
+reject one known device in fifty; with this one, five devices already have a limit, a wide one. The limit for none is
+never below the largest distance of the fleet, whose logarithms need not be normal.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def feature_baseline(feature: str, by_size: Sequence[Sequence[CenterMeasurement]
 
 
 def prediction_limit(distances: Array, devices: int, share: float) -> float:
-    """The distance that one more device exceeds with the probability `share`, from measurements of so many devices.
+    """The distance that one more device exceeds with at most the probability `share`, from those of so many devices.
+
+    The limit for none is never below the largest of them, in case their logarithms are not normal.
 
     Measurements of one device count as one when the limit's degrees of freedom are counted, since they are alike. From
     one device nothing can be told: then the limit is 0 for a good fit and the largest number for none.
@@ -113,7 +116,8 @@ def prediction_limit(distances: Array, devices: int, share: float) -> float:
     floor = DISTANCE_FLOOR * float(distances.mean()) + MIN_SPREAD
     y = np.log(distances + floor)
     wide = float(stdtrit(devices - 1, 1 - share)) * np.sqrt(1 + 1 / devices)
-    return min(float(np.exp(min(y.mean() + wide * y.std(ddof=1), MAX_LOG)) - floor), float(MAX_SAFE_INTEGER))
+    limit = min(float(np.exp(min(y.mean() + wide * y.std(ddof=1), MAX_LOG)) - floor), float(MAX_SAFE_INTEGER))
+    return limit if share == FALSE_BADS else max(limit, float(distances.max()))
 
 
 def _rule(

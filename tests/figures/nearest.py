@@ -22,7 +22,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.nearest import features
 from edge_client.nearest.choose_center import CANDIDATE_PROBABILITY, MAX_CANDIDATES
 from edge_client.protocol.nearest import selection_rule
-from edge_client.protocol.nearest.router import Router, RouterPrediction
+from edge_client.protocol.nearest.router import NEED_LABELS, Router, RouterPrediction
 from edge_client.protocol.task import Array, ClientId
 from emulator.router_training import MEASUREMENTS_BY_SIZE, FinishedTraining, fit_router
 from tests.figures.nearest_fleets import SETTINGS, FinishedFleet, fleet
@@ -54,6 +54,8 @@ def looks(
                 found["round"] = selection_rule.sketch_distance(point, router.round.centers)
             if (far := features.norm_distances(learner, centers, few)) is not None:
                 found["norms"] = far
+            if router.inputs is not None:
+                found["inputs"] = features.input_distance(few, router.inputs, router.centers)
             for way in router.ways:
                 if way in BOUNDED or router.ways[way].features[0] in found:
                     yield way, n, *believed(router, way, found, n)
@@ -61,6 +63,8 @@ def looks(
 
 def believed(router: Router, way: str, found: Mapping[str, Array], n: int) -> tuple[RouterPrediction, int]:
     """A bounded way sees the models of the sketch's candidates only; -> what it believes, and how many models."""
+    wanted = {*router.ways[way].features, "inputs"}
+    found = {f: d for f, d in found.items() if f in wanted or (f == "loss" and wanted & NEED_LABELS)}
     fetched = 0 if way in ("sketch", "round") else router.centers
     if way in BOUNDED:
         left = router.predict("sketch", found, n).candidates(MAX_CANDIDATES, CANDIDATE_PROBABILITY)

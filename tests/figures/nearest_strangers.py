@@ -253,6 +253,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="the folder of data sets; else FEDCENTERS_DATA")
     parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--fleets", type=int, nargs="+", default=FLEETS)
     parser.add_argument("--development", action="store_true", help="the sets that the rule was chosen on")
     parser.add_argument("--table", type=Path, help="a file of lines: print their table and train nothing")
@@ -266,7 +267,7 @@ def main() -> None:
         for devices in asked.fleets:
             if (devices > FLEETS[1]) != (name == "WISDM, all users") and case.data_set == "wisdm":
                 continue  # half of the users are too few for a larger fleet
-            for seed in range(asked.seeds):
+            for seed in range(asked.first, asked.first + asked.seeds):
                 began = process_time()
                 for row in rows_of(name, case, devices, seed=seed, data=asked.data):
                     sys.stdout.write(json.dumps(row) + "\n")

@@ -34,11 +34,11 @@ def read(paths: Sequence[Path]) -> Rows:
 def table(rows: Rows) -> str:
     """Markdown: a line for each setting and way, its four numbers of samples side by side."""
     head = (
-        "| fleet | way | right %: 1 | 5 | 20 | 100 | points below the oracle: 1 | 5 | 20 | 100 | confidence's error, "
-        "20 | none %, 20: known | other inputs | other labels | kB down, 20 | seeds |"
+        "| fleet | way | right %: 1 | 5 | 20 | 100 | points below the oracle: 1 | 5 | 20 | 100 | probability's error, "
+        "20 | kB down, 20 | seeds |"
     )
     known = [(s, w) for s in dict.fromkeys(key[0] for key in rows) for w in WAYS if (s, w, SIZES[-1]) in rows]
-    lines = [head, "| --- | --- |" + " ---: |" * 14, *(_line(rows, setting, way) for setting, way in known)]
+    lines = [head, "| --- | --- |" + " ---: |" * 11, *(_line(rows, setting, way) for setting, way in known)]
     return "\n".join(lines)
 
 
@@ -48,8 +48,7 @@ def _line(rows: Rows, setting: str, way: str) -> str:
 
     right = [f"{100 * of('right', n):.0f}" if (setting, way, n) in rows else "" for n in SIZES]
     lost = [f"{100 * (of('oracle', n) - of('accuracy', n)):.1f}" if (setting, way, n) in rows else "" for n in SIZES]
-    nones = [f"{100 * of(f'none_{kind}', 20):.0f}" for kind in ("known", "inputs", "labels")]
-    cells = [setting, way, *right, *lost, f"{of('ece', 20):.2f}", *nones, f"{of('bytes', 20) / 1e3:.0f}"]
+    cells = [setting, way, *right, *lost, f"{of('ece', 20):.2f}", f"{of('bytes', 20) / 1e3:.0f}"]
     return "| " + " | ".join([*cells, str(len(rows[setting, way, 20]))]) + " |"
 
 

@@ -90,12 +90,20 @@ def test_a_fit_is_where_no_small_step_is_better(seed: int, features: int) -> Non
 
 @pytest.mark.parametrize("devices", [3, 5, 20, 50])
 @pytest.mark.parametrize("share", [FALSE_NONES, FALSE_BADS])
-def test_one_more_device_is_beyond_a_limit_as_often_as_meant(devices: int, share: float) -> None:
+def test_one_more_device_is_beyond_a_limit_about_as_often_as_meant(devices: int, share: float) -> None:
     rng = np.random.default_rng(devices)
     draws = np.exp(0.5 * rng.normal(size=(4000, devices + 1)))
     beyond = [one[-1] > prediction_limit(one[:-1], devices, share) for one in draws]
-    # Four standard errors, and the floor below the logarithm, which makes limits a little higher or lower.
-    assert np.mean(beyond) == pytest.approx(share, abs=4 * np.sqrt(share / 4000) + 0.1 * share)
+    # Four standard errors; the floor below the logarithm moves limits a little. The largest distance of a large fleet
+    # is above the limit for none, which then rejects less.
+    chance = 4 * np.sqrt(share / 4000) + 0.1 * share
+    assert np.mean(beyond) < share + chance
+    assert np.mean(beyond) > (share if share == FALSE_BADS else 0.5 * share) - chance
+
+
+@given(st.lists(st.floats(0, 100), min_size=2, max_size=50))
+def test_no_distance_of_the_fleets_own_devices_is_beyond_the_limit(distances: list[float]) -> None:
+    assert max(distances) <= prediction_limit(np.array(distances), len(distances), FALSE_NONES)
 
 
 @given(st.lists(st.floats(0, 100), min_size=2, max_size=50))
