@@ -117,7 +117,7 @@ def make_profile(parts: Iterable[InputMoments]) -> InputProfile:
     spread = np.sqrt(np.maximum(variance + VARIANCE_FLOOR * variance.mean(), MIN_SPREAD**2))
     correlation = (1 - SHRINKAGE) * covariance / np.outer(spread, spread)
     np.fill_diagonal(correlation, 1.0)
-    precision = np.linalg.inv(correlation).astype(np.float64, copy=False)
+    precision: F64 = np.asarray(np.linalg.inv(correlation), np.float64)
     return InputProfile(mean=mean, spread=spread, precision=precision)
 
 

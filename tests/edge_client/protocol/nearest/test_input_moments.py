@@ -26,8 +26,9 @@ def waves(seed: int, n: int = 30) -> np.ndarray:
     rng = np.random.default_rng(seed)
     phase, speed = rng.uniform(0, 2 * np.pi, (n, 1, 1)), rng.uniform(0.1, 0.3, (n, 1, 1))
     level, height = np.array([[0.0], [1.0], [4.0]]), np.array([[2.0], [0.5], [1.0]])
-    noise = 0.1 * rng.normal(size=(n, CHANNELS, TIMES))
-    return np.asarray(level + height * np.sin(phase + speed * np.arange(TIMES)) + noise)
+    wave = height * np.sin(phase + speed * np.arange(TIMES))
+    found: np.ndarray = level + wave + 0.1 * rng.normal(size=(n, CHANNELS, TIMES))
+    return found
 
 
 FLEET = [moments_of(waves(seed)) for seed in range(5)]
