@@ -31,7 +31,7 @@ from edge_client.protocol.task import F64, Array
 VERSION = 2
 MIN_SPREAD = 1e-12
 FEATURES = ("loss", "votes", "entropy", "norms", "sketch", "round", "inputs")
-TESTED = frozenset({"loss", "norms", "sketch", "round", "inputs"})  # votes and entropy can be low on any samples
+TESTED = frozenset(FEATURES) - {"votes"}  # some center always has most votes
 FITS = ("well", "badly", "none")  # best first
 NEED_LABELS = frozenset({"loss", "votes", "round"})
 Distances = Mapping[str, Sequence[float] | Array]  # feature -> [centers]

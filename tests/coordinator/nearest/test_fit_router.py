@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -125,10 +126,11 @@ def test_fewer_samples_than_any_device_had_scatter_more() -> None:
     assert guide.fits({"loss": just_too_far}, 5) != {"loss": "none"}
 
 
-def test_votes_and_entropies_do_not_tell_whether_a_center_fits() -> None:
-    guide = learn_router(looks(), sizes=[20], centers=3)
-    assert guide.fits({"entropy": 1e6}, 20) == {}
-    assert guide.predict("entropy", {"entropy": [1e6, 2e6, 2e6]}, 20).fit is None
+def test_votes_do_not_tell_whether_a_center_fits() -> None:
+    voted = [replace(look, distances={"votes": look.distances["loss"] / 3}) for look in looks()]
+    guide = learn_router(voted, sizes=[20], centers=3)
+    assert guide.fits({"votes": 1.0}, 20) == {}
+    assert guide.predict("votes", {"votes": [0.8, 1.0, 1.0]}, 20).fit is None
 
 
 # -- what a coordinator answers with it
