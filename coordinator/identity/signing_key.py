@@ -41,6 +41,10 @@ class SigningKey:
     def sign_manifest(self, manifest: Manifest, federation: str) -> Manifest:
         return signing.sign_manifest(manifest, self.private, federation)
 
+    def sign_record(self, boot: str, epoch: int, federation: str) -> dict[str, str]:
+        """The fields `key` and `sig` of a coordinator's record."""
+        return signing.sign_record(boot, epoch, self.private, federation)
+
 
 def open_signing_key(folder: Path) -> SigningKey:
     """The key in `folder`, created there if there is none. Raises ConfigError for a file that others can read."""

@@ -1,18 +1,23 @@
-"""Which coordinator leads a federation: the one with the highest epoch."""
+"""Which coordinator leads a federation: the one with the highest epoch in a record that the federation's key signed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import logging
+from collections.abc import Callable, Collection, Sequence
 
 from coordinator.runtime.envelope import Envelope
+from coordinator.runtime.presence import TokenBucket
 from coordinator.runtime.sender import CoordinatorSender, Dial
 from edge_client.errors import Malformed, ProtocolError
-from edge_client.protocol import messages
+from edge_client.protocol import messages, signing
 from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Connected, Message
 from edge_client.transport.clock import Clock
 
+log = logging.getLogger(__name__)
+
+CORRECTIONS_PER_S, CORRECTIONS_BURST = 1.0, 3.0  # records of ours in answer to those of a stranger
 DISOWNED_S = 600.0  # how long a device's word that a later coordinator leads counts
 MIN_DISOWNING = 2  # devices
 RECORD_WAIT_S = 1.0  # how long the retained record of an earlier coordinator may take to arrive
@@ -34,14 +39,28 @@ class Leadership:
     def __init__(self, sender: CoordinatorSender, enrolled: Callable[[], Collection[ClientId]]) -> None:
         self._sender, self._enrolled = sender, enrolled
         self._disowned_by: dict[ClientId, float] = {}  # when each device last said so, in seconds
+        self._corrections = TokenBucket(CORRECTIONS_PER_S, CORRECTIONS_BURST)
 
     def on_record(self, record: Envelope) -> None:
-        """The retained record of the leader: a higher epoch supersedes this process, a lower one is overwritten."""
-        if record.fields["boot"] == self._sender.boot:
+        """The retained record of the leader: a higher epoch supersedes this process, a lower one is overwritten.
+
+        So is a record that the federation's key did not sign, at a pace that two coordinators with different keys
+        cannot exceed.
+        """
+        sender = self._sender
+        if record.fields["boot"] == sender.boot:
             return
-        if record.fields["epoch"] >= self._sender.epoch:
-            raise Superseded(self._sender.epoch)
-        self._sender.publish_record(online=True)
+        try:
+            federation = sender.topics.federation
+            epoch = signing.verify_record(record.fields, sender.trusted, federation, known=sender.epoch)
+        except Malformed as wrong:
+            log.warning("overwriting a record that is not of this federation: %s", wrong.message)
+            if self._corrections.allow(sender.clock.now_s()):
+                sender.publish_record(online=True)
+            return
+        if epoch >= sender.epoch:
+            raise Superseded(sender.epoch)
+        sender.publish_record(online=True)
 
     def on_old_epoch(self, nack: Envelope) -> None:
         """A device has heard a later coordinator. One device could lie, so two and half of the enrolled are believed.
@@ -56,8 +75,19 @@ class Leadership:
             raise Superseded(self._sender.epoch)
 
 
-def seen_epoch(dial: Dial, topics: Topics, clock: Clock, stopping: Callable[[], bool]) -> int:
-    """The epoch of the retained record, else 0; on a connection of its own, because the will needs the new epoch."""
+def seen_epoch(
+    dial: Dial,
+    topics: Topics,
+    clock: Clock,
+    stopping: Callable[[], bool],
+    *,
+    trusted: Sequence[bytes],
+    known: int,
+) -> int:
+    """The epoch of the retained record, 0 without one that a `trusted` key signed; `known` is the stored epoch.
+
+    It takes a connection of its own, because the will needs the new epoch.
+    """
     transport = dial(None)
     transport.connect()
     try:
@@ -67,14 +97,15 @@ def seen_epoch(dial: Dial, topics: Topics, clock: Clock, stopping: Callable[[], 
             if isinstance(event, Connected):
                 transport.subscribe(topics.coord())
             elif isinstance(event, Message) and event.topic == topics.coord():
-                return _epoch_in(event.payload)
+                return _epoch_in(event.payload, trusted, topics.federation, known)
         return 0
     finally:
         transport.close()
 
 
-def _epoch_in(payload: bytes) -> int:
+def _epoch_in(payload: bytes, trusted: Sequence[bytes], federation: str, known: int) -> int:
     try:
-        return int(messages.read_message(payload, "coord")["epoch"])
-    except Malformed:
+        return signing.verify_record(messages.read_message(payload, "coord"), trusted, federation, known=known)
+    except Malformed as wrong:
+        log.warning("ignored the record at the broker: %s", wrong.message)
         return 0

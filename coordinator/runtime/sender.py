@@ -36,6 +36,8 @@ class CoordinatorSender:
     spread_ms: int
     transport: Transport | None = None
     release: Mapping[str, Any] | None = None  # the client release for boards: version and signed manifest
+    trusted: tuple[bytes, ...] = ()  # public keys of which one has signed every record of this federation
+    signature: Mapping[str, str] = field(default_factory=dict)  # `key` and `sig` of epoch and boot
     state: Mapping[str, Any] | None = None  # what the federation does now (announcer.py)
     bytes_down: int = 0
     _count: int = field(default=0, repr=False)
@@ -82,6 +84,7 @@ class CoordinatorSender:
             "src": list(SOURCES),
             "release": self.release,
             "state": self.state if online else None,
+            **self.signature,
         }
         return self._write("coord", fields)
 

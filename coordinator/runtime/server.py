@@ -17,7 +17,7 @@ from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
 from coordinator.config import CoordinatorConfig
-from coordinator.identity.signing_key import open_signing_key
+from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
@@ -125,7 +125,10 @@ class Server:
     def _lead(self) -> EventLoop:
         """Take a higher epoch than every coordinator before, and open a connection whose will carries it."""
         config, store, clock, topics = self._config, self._store, self._clock, Topics(self._config.federation)
-        epoch = store.facts.next_epoch(seen_epoch(self._dial, topics, clock, lambda: self._controls.stopping))
+        trusted = tuple(bytes.fromhex(public) for public in trusted_keys(config.signing_key_folder))
+        known, stopping = int(store.facts.get("epoch") or 0), lambda: self._controls.stopping
+        seen = seen_epoch(self._dial, topics, clock, stopping, trusted=trusted, known=known)
+        epoch, boot = store.facts.next_epoch(seen), secrets.token_hex(8)
         release = None
         if config.release is not None:  # boards read in the record that there is a newer client, and fetch it
             release = offer_release(
@@ -139,10 +142,12 @@ class Server:
             topics=topics,
             clock=clock,
             epoch=epoch,
-            boot=secrets.token_hex(8),
+            boot=boot,
             block=config.transfer.block,
             spread_ms=SPREAD_PER_DEVICE_MS * len(store.states.enrolled()),
             release=release,
+            trusted=trusted,
+            signature=self._key.sign_record(boot, epoch, config.federation),
         )
         announcer = StateAnnouncer(sender)
         downloads = BlockServer(store.blobs, sender, config.transfer.in_flight_bytes)

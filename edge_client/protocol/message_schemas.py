@@ -194,6 +194,8 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     | optional(
         release=record(required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release"))),
         state=_STATE,
+        key=matching(r"[0-9a-f]{16}"),
+        sig=matching(r"[0-9a-f]{128}"),
     ),
     "cat": required(ver=_COUNT, catalog=manifest("catalog")),
     "st": required(s=one_of("on", "off", "sleep", "lost"), bd=_U32) | optional(sw=text(64), caps=_CAPS),

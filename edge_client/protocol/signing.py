@@ -1,4 +1,6 @@
-"""Signatures of blobs: Ed25519 over a short text that names the blob, its kind and the federation.
+"""Signatures: Ed25519 over a short text that names a blob, its kind and the federation, or a coordinator's record.
+
+A record is signed as a blob of the kind "coord" whose hash is its boot and whose size is its epoch.
 
 Keys are raw bytes: 32 private, 32 public. The public keys that a device trusts come with its configuration, never over
 MQTT. Making a key needs randomness, so that is the caller's.
@@ -7,8 +9,9 @@ MQTT. Making a key needs randomness, so that is the caller's.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -20,6 +23,8 @@ from edge_client.protocol.messages import parse_json
 from edge_client.protocol.topics import check_federation
 
 BUNDLE_KIND = "bundle"  # the kind under which a bundle's manifest is signed
+RECORD_KIND = "coord"  # the kind under which a coordinator's record is signed
+MAX_EPOCH_JUMP = 1_000_000  # starts of a coordinator that a device or a restored backup may have missed
 MAX_SIGNATURE_BYTES = 1024
 
 
@@ -60,11 +65,35 @@ def sign_manifest(manifest: Manifest, private: bytes, federation: str) -> Manife
 
 def verify_manifest(manifest: Manifest, trusted: Sequence[bytes], federation: str) -> None:
     """Return if one of the `trusted` public keys signed this manifest for this federation; Malformed otherwise."""
+    _verify_signature(manifest.to_json(), trusted, federation, manifest.kind, manifest.sha256, manifest.size)
+
+
+def sign_record(boot: str, epoch: int, private: bytes, federation: str) -> dict[str, str]:
+    """The fields `key` and `sig` of a `coord` with this boot and epoch."""
+    return {"key": key_id(public_key(private)), "sig": sign(private, federation, RECORD_KIND, boot, epoch)}
+
+
+def verify_record(record: Mapping[str, Any], trusted: Sequence[bytes], federation: str, *, known: int) -> int:
+    """The epoch of a `coord` that one of the `trusted` keys signed; `known` is the highest epoch so far.
+
+    Raises Malformed("bad_signature"), and Malformed("bad_field") for an epoch more than MAX_EPOCH_JUMP above `known`.
+    """
+    epoch = int(record["epoch"])
+    _verify_signature(record, trusted, federation, RECORD_KIND, record["boot"], epoch)
+    if epoch > known + MAX_EPOCH_JUMP:
+        raise Malformed("bad_field", f"epoch {epoch} is more than {MAX_EPOCH_JUMP} above {known}")
+    return epoch
+
+
+def _verify_signature(
+    signed: Mapping[str, Any], trusted: Sequence[bytes], federation: str, kind: str, sha256: str, size: int
+) -> None:
+    """Return if the fields `key` and `sig` are one of the `trusted` keys and its signature of the other arguments."""
     for public in trusted:
-        if manifest.sig is not None and manifest.key == key_id(public):
-            verify(public, federation, manifest.kind, manifest.sha256, manifest.size, manifest.sig)
+        if "sig" in signed and signed.get("key") == key_id(public):
+            verify(public, federation, kind, sha256, size, signed["sig"])
             return
-    raise Malformed("bad_signature", f"{manifest.kind} {manifest.sha256:.16} is signed by no key that is trusted here")
+    raise Malformed("bad_signature", f"{kind} {sha256:.16} is signed by no key that is trusted here")
 
 
 def verify_bundle(manifest: bytes, signature: bytes, trusted: Sequence[bytes]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edge_client.config import ClientConfig
 from edge_client.errors import Malformed, ProtocolError
-from edge_client.protocol import messages
+from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.message_schemas import MAX_DETAIL_CHARS
 from edge_client.protocol.topics import Topics
@@ -113,11 +113,23 @@ class Session:
             if takes_tasks:
                 self._refuse_unreadable(event.payload, wrong)
             return
-        if self.state.see_epoch(message["epoch"]):
+        if self._is_current(message):
             self._dispatch(message)
         elif takes_tasks and route.kind == "t":
             detail = f"epoch {message['epoch']}; {self.state.epoch} was seen before"
             self.sender.send("nack", re=message["id"], code="old_epoch", detail=detail)
+
+    def _is_current(self, message: Mapping[str, Any]) -> bool:
+        """Whether no later coordinator is known. Only the epoch of a signed record is stored."""
+        if message["k"] != "coord":
+            return bool(message["epoch"] >= self.state.epoch)
+        try:
+            keys, federation = self.config.signing_keys, self.config.federation
+            epoch = signing.verify_record(message, keys, federation, known=self.state.epoch)
+        except Malformed as wrong:
+            log.warning("ignored a coordinator's record: %s", wrong.message)
+            return False
+        return self.state.see_epoch(epoch)
 
     def _refuse_unreadable(self, payload: bytes, wrong: Malformed) -> None:
         """Answer a message that breaks a rule, if its id can be read."""

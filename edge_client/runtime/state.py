@@ -78,7 +78,7 @@ class DeviceState:
         self.pending_result = _open_folder(folder / "kept")
         self._lock = threading.Lock()
         raw, self.result = self._load()
-        self.epoch: int = raw.get("epoch", 0)  # the highest seen
+        self.epoch: int = raw.get("signed_epoch", 0)  # the highest of a signed record
         self._own: dict[str, list[str]] = raw.get("own", {})  # run/slot -> [sha256, schema]
         self._residuals: dict[str, list[Any]] = raw.get("residuals", {})  # run/center/schema -> [sha256, round]
         self._posterior: list[Any] | None = raw.get("posterior")  # [sha256, run, round]
@@ -93,7 +93,7 @@ class DeviceState:
             return self.birth
 
     def see_epoch(self, epoch: int) -> bool:
-        """Note a coordinator's epoch; False when a later one has spoken already."""
+        """Note the epoch of a coordinator's verified record; False when a later one has spoken already."""
         if epoch > self.epoch:
             self.epoch = epoch
             self._save()
@@ -193,7 +193,7 @@ class DeviceState:
 
     def _save(self) -> None:
         result = self.result.to_json() if self.result else None
-        raw = {"epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
+        raw = {"signed_epoch": self.epoch, "result": result, "own": self._own, "residuals": self._residuals}
         write_atomically(self._file, canonical_json({"v": VERSION, "posterior": self._posterior} | self._owner | raw))
 
     def _sweep(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from coordinator.identity.signing_key import open_signing_key
 from coordinator.runtime.leadership import Superseded
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
@@ -18,6 +20,14 @@ TOPICS = Topics(FEDERATION)
 def record(fed: Federation) -> dict[str, object]:
     """The retained record of who leads."""
     return messages.read_message(fed.world.broker.retained[TOPICS.coord()], "coord")
+
+
+def copy_keys(one: Federation, other: Federation) -> None:
+    """Give the other coordinator the federation's signing key."""
+    open_signing_key(one.config.folder)
+    other.config.folder.mkdir(parents=True)
+    for name in ("signing.key", "signing.pub"):
+        shutil.copy2(one.config.folder / name, other.config.folder / name)
 
 
 def test_every_start_takes_a_higher_epoch_and_a_new_boot(tmp_path: Path) -> None:
@@ -37,6 +47,7 @@ def test_every_start_takes_a_higher_epoch_and_a_new_boot(tmp_path: Path) -> None
 
 def test_a_restored_backup_leads_with_an_epoch_above_what_the_fleet_has_seen(tmp_path: Path) -> None:
     new, restored = Federation.of(tmp_path / "new"), Federation.of(tmp_path / "restored")
+    copy_keys(new, restored)
     restored.world.broker = new.world.broker
     for _ in range(4):
         new.start_coordinator()
@@ -52,6 +63,7 @@ def test_a_restored_backup_leads_with_an_epoch_above_what_the_fleet_has_seen(tmp
 def test_the_second_coordinator_leads_and_the_first_ends(tmp_path: Path) -> None:
     first = Federation.of(tmp_path)
     second = Federation(first.world, Federation.of(tmp_path / "second").config)
+    copy_keys(first, second)
     first.start(3)
     first.start_mute_device("d03")
     first.world.run(lambda: first.live_since(10.0))
@@ -74,10 +86,7 @@ def test_a_coordinator_that_the_devices_call_old_ends(tmp_path: Path) -> None:
         fed.events.clear()
     fed.world.broker.retained.clear()
     old = Federation(fed.world, Federation.of(tmp_path / "old", devices=2).config)
-    (old.config.folder).mkdir(parents=True)
-    for name in ("signing.key", "signing.pub"):
-        (old.config.folder / name).write_bytes((fed.config.folder / name).read_bytes())
-    (old.config.folder / "signing.key").chmod(0o600)
+    copy_keys(fed, old)
     old.start_coordinator(name="coordinator.1")
     fed.start_devices(2)
     with pytest.raises(Superseded):

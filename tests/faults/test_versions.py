@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.identity.signing_key import open_signing_key
 from edge_client.errors import ProtocolError
 from edge_client.protocol import messages
 from edge_client.protocol.messages import canonical_json
@@ -68,15 +69,16 @@ def test_a_device_that_is_told_so_ends_with_what_to_do(tmp_path: Path) -> None:
     fed.world.end()
 
 
-def record(proto: list[int]) -> bytes:
+def record(fed: Federation, proto: list[int]) -> bytes:
     """A coordinator's, which speaks these versions."""
-    fields = {"boot": "0" * 16, "online": True, "spread_ms": 0, "block": 4096, "window": 4, "src": ["mqtt"]}
+    fields: dict[str, Any] = {"boot": "0" * 16, "online": True, "spread_ms": 0, "block": 4096, "window": 4}
+    fields |= {"src": ["mqtt"], **open_signing_key(fed.config.folder).sign_record("0" * 16, 9, FEDERATION)}
     return messages.write_message("coord", ident="x", t_ms=0, epoch=9, proto=proto, **fields)
 
 
 def test_a_device_leaves_a_coordinator_that_no_longer_speaks_its_version(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.world.broker.retained[TOPICS.coord()] = record([2, 3])
+    fed.world.broker.retained[TOPICS.coord()] = record(fed, [2, 3])
     fed.start_devices(1)
     with pytest.raises(ProtocolError, match=r"speaks version \[2, 3\] of the protocol, not 1"):
         fed.world.run(lambda: False)
@@ -85,7 +87,7 @@ def test_a_device_leaves_a_coordinator_that_no_longer_speaks_its_version(tmp_pat
 
 def test_a_coordinator_that_speaks_this_version_and_later_ones_is_fine(tmp_path: Path) -> None:
     fed = Federation.of(tmp_path)
-    fed.world.broker.retained[TOPICS.coord()] = record([1, 2])
+    fed.world.broker.retained[TOPICS.coord()] = record(fed, [1, 2])
     fed.start_devices(1)
     fed.world.run(lambda: fed.world.clock.time_s > 100.0)
     assert not fed.world.participants["d00"].ended

@@ -108,6 +108,15 @@ class World {
     return id;
   }
 
+  /** The retained record of a coordinator, signed; `changes` replace some of its fields. */
+  async lead(epoch, changes = {}) {
+    const boot = epoch.toString(16).padStart(16, "0");
+    const sig = sign(null, signedText(FEDERATION, { kind: "coord", sha256: boot, size: epoch }), SECRET).toString("hex");
+    const about = { online: true, proto: [1], spread_ms: 0, block: BLOCK, window: 16, src: ["mqtt"] };
+    const fields = { boot, ...about, key: "56475aa75463474c", sig, ...changes };
+    this.link.emit("message", TOPICS.coord(), writeMessage("coord", { id: `c-${epoch}`, t: 0, epoch, ...fields }));
+  }
+
   async blob(data, kind, signed = false) {
     const manifest = await manifestOf(data, kind, { block: BLOCK });
     this.blobs.set(manifest.sha256, data);
@@ -264,7 +273,12 @@ test("what is not signed, not listed, or of an old coordinator is refused before
       assert.equal(fetched.some((hash) => [evil.sha256, good.start.sha256].includes(hash)), false);
     }
   }
+  await world.lead(5, { sig: "0".repeat(128) });
+  await world.lead(2 ** 53 - 1);
+  world.epoch = 2 ** 53 - 1;
+  world.say("rebirth", {});
   world.epoch = 5;
+  await world.lead(5);
   world.say("rebirth", {});
   world.epoch = 4;
   const re = world.say("task", { ...good, round: 90 });

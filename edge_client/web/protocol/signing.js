@@ -5,6 +5,8 @@ import { fromHex, sha256 } from "./bytes.js";
 import { Malformed } from "./errors.js";
 import { checkName } from "./topics.js";
 
+const MAX_EPOCH_JUMP = 1_000_000;
+
 /** What is signed. */
 export function signedText(federation, manifest) {
   const { kind, sha256: hash, size } = manifest;
@@ -35,6 +37,15 @@ export async function verifyManifest(manifest, trusted, federation) {
     }
   }
   throw new Malformed("bad_signature", `${manifest.kind} ${manifest.sha256.slice(0, 16)} is signed by no key that is trusted here`);
+}
+
+/**
+ * Return if one of the `trusted` keys signed the epoch and boot of this `coord`; `known` is the highest epoch so far.
+ * A record is signed as a blob whose hash is its boot and whose size is its epoch.
+ */
+export async function verifyRecord({ boot, epoch, key, sig }, trusted, federation, known) {
+  await verifyManifest({ kind: "coord", sha256: boot, size: epoch, key, sig }, trusted, federation);
+  if (epoch > known + MAX_EPOCH_JUMP) throw new Malformed("bad_field", `epoch ${epoch} is more than ${MAX_EPOCH_JUMP} above ${known}`);
 }
 
 async function isValidSignature(key, manifest, federation) {

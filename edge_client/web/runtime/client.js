@@ -12,6 +12,7 @@ import { parseJson } from "../protocol/json.js";
 import { CODECS, MAX_DETAIL_CHARS, NACK_CODES } from "../protocol/message_schemas.js";
 import { MAX_MESSAGE_BYTES, readMessage, VERSION } from "../protocol/messages.js";
 import { containerFunctions, taskManifests, initSlots, withoutUnneededInits } from "../protocol/task.js";
+import { verifyRecord } from "../protocol/signing.js";
 import { Topics } from "../protocol/topics.js";
 import { Blobs } from "./store.js";
 import { isBefore, keyOf, sameKey, State } from "./state.js";
@@ -158,12 +159,25 @@ export class Client {
       this.refuseUnreadable(payload, wrong);
       return;
     }
-    if (await this.state.seeEpoch(message.epoch)) {
+    if (await this.isCurrent(message)) {
       await this.dispatch(message);
     } else if (route.kind === "t") {
       const detail = `epoch ${message.epoch}; ${this.state.epoch} was seen before`;
       this.sender.send("nack", { re: message.id, code: "old_epoch", detail });
     }
+  }
+
+  /** Whether no later coordinator is known. Only the epoch of a signed record is stored. */
+  async isCurrent(message) {
+    if (message.k !== "coord") return message.epoch >= this.state.epoch;
+    try {
+      const { keys, federation } = this.taskRunner;
+      await verifyRecord(message, keys, federation, this.state.epoch);
+    } catch (wrong) {
+      console.warn("ignored a coordinator's record:", wrong.message);
+      return false;
+    }
+    return this.state.seeEpoch(message.epoch);
   }
 
   /** A message that breaks a rule is answered if it can be named, so that the coordinator does not wait for its task. */

@@ -22,7 +22,7 @@ export class State {
     const state = new State();
     state.store = store;
     const kept = (await store.get(NAME)) ?? {};
-    state.epoch = kept.epoch ?? 0;
+    state.epoch = kept.signedEpoch ?? 0; // the highest of a signed record
     state.birth = kept.birth ?? 0;
     state.result = kept.result ?? null;
     state.done = kept.done ?? 0; // fits, for people
@@ -36,7 +36,7 @@ export class State {
     return this.birth;
   }
 
-  /** Note a coordinator's epoch; false when a later one has spoken already. */
+  /** Note the epoch of a coordinator's verified record; false when a later one has spoken already. */
   async seeEpoch(epoch) {
     if (epoch > this.epoch) {
       this.epoch = epoch;
@@ -112,7 +112,7 @@ export class State {
 
   async save(put = {}, gone = []) {
     const { epoch, birth, result, done } = this;
-    await this.store.write({ ...put, [NAME]: { epoch, birth, result, done } }, gone);
+    await this.store.write({ ...put, [NAME]: { signedEpoch: epoch, birth, result, done } }, gone);
   }
 }
 

@@ -161,7 +161,6 @@ def test_a_coordinator_with_an_old_epoch_is_told_so_and_ignored_even_after_a_res
 
     stage.play(script())
     stage.epoch = 4
-
     stage.play_turns(lambda: stage.ask(stage.fit()))
     assert stage.last("nack")["code"] == "old_epoch"
     assert stage.said("rdy") == []
