@@ -32,8 +32,7 @@ from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
-from export.progress import show_progress
-from export.silence import write_stderr
+from export.silence import show_progress, write_stderr
 
 if TYPE_CHECKING:
     from coordinator.dashboard.event_hub import Hub
@@ -51,7 +50,7 @@ def run_service(
 
     After SIGINT raises KeyboardInterrupt. `broker` replaces that of every file, `dashboard` that of the only one.
     """
-    show_progress()
+    show_progress("export.bundle")
     flags: dict[str, Any] = {key: text for key, text in (("broker", broker), ("dashboard", dashboard)) if text}
     settings = [read_config(path, **flags) for path in paths]
     _check_apart(settings)

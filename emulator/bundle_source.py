@@ -21,7 +21,6 @@ from edge_client.protocol.task import Array, ClientId
 from edge_client.toml_files import read_toml
 from emulator import config
 from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
-from export.progress import tell
 
 if TYPE_CHECKING:
     from emulator.data.fleet_split import FleetData
@@ -44,10 +43,7 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
         raise ConfigError(f"run {run} has no centers of {method}", hint=f"it has {asked['method']}")
     model = build_model(asked["model"], seed=asked["seed"])
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
-    batch = int(asked["batch-size"])
-    made = compile_program(
-        model.module, **facts, batch=batch, engines=engines, progress=lambda part: tell(f"compiling {part}")
-    )
+    made = compile_program(model.module, **facts, batch=int(asked["batch-size"]), engines=engines)
     folder = run / "centers" / last["method"]
     paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
     centers = [codecs.decode_vector(path.read_bytes(), made.program.schema, kind="model") for path in paths]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
-from export.progress import show_progress, tell
+from export.silence import show_progress
 
 PublicKeys = Annotated[
     list[Path] | None, typer.Option(help="file with a public key in hex that must have signed; may be repeated")
@@ -55,12 +54,10 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     One per center and format, with cards and a manifest, which anyone can use. Every file is compared with torch
     before the folder gets its name. A coordinator's bundle is signed with its key.
     """
-    show_progress()
-    tell("reading the run")
     from export.bundle.commands import bundle_run
     from export.bundle.writer import BundleOptions
 
-    _show_progress()
+    show_progress("export")
     options = BundleOptions(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
     manifest = bundle_run(run, out, options, method=method, data=data, samples=samples, sign=_signer(key, federation))
     if not (out / "manifest.sig").exists():
@@ -200,13 +197,6 @@ def serve(  # noqa: PLR0913 - one parameter per option
     where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
     guard = {"rate": rate, "token": token, "certificate": certificate, "key": key, "trusted": keys}
     run_server(ServeOptions(**where, **guard, plan=RolloutPlan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
-
-
-def _show_progress() -> None:
-    """What takes long is told on stderr: the containers that are compiled, the centers that are written."""
-    told = logging.getLogger("export")
-    told.addHandler(logging.StreamHandler())
-    told.setLevel(logging.INFO)
 
 
 def _listed(text: str) -> list[str]:

@@ -37,6 +37,19 @@ def write_stderr(text: str) -> None:
         os.write(copy, f"{text}\n".encode())
 
 
+def show_progress(logger: str) -> None:
+    """From now on what takes long is told on stderr: the messages of this logger and of those below it."""
+    told = logging.getLogger(logger)
+    if not any(isinstance(handler, _StderrLines) for handler in told.handlers):
+        told.addHandler(_StderrLines())
+        told.setLevel(logging.INFO)
+
+
+class _StderrLines(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        write_stderr(self.format(record))
+
+
 @contextmanager
 def suppress_output() -> Iterator[None]:
     """Silence Python warnings, CHATTY_LOGGERS, and C++ libraries that write to descriptors 1 and 2 directly."""

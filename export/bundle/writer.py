@@ -40,7 +40,6 @@ from export.bundle.verify_centers import (
 from export.compiler.program import load_vector
 from export.compiler.program_functions import private_copy
 from export.containers.write_onnx import bake_weights
-from export.progress import tell
 
 log = logging.getLogger(__name__)
 
@@ -134,7 +133,6 @@ class _BundleBuild:
         files: dict[str, Any] = {}
         if self._network is not None:
             network = self._network(vector)
-            tell(f"center {k + 1} of {len(self._material.centers)}: {', '.join(self._wish.formats)}")
             for fmt in self._wish.formats:
                 path = f"{folder}/model.{fmt}"
                 made = self._material.made.get(path)
@@ -166,7 +164,7 @@ class _BundleBuild:
         return {**self.writer.put(f"{folder}/model.{scheme}.{fmt}", small), "parity": parity}
 
     def _stacked(self, fmt: str) -> dict[str, Any]:
-        tell(f"all centers in one file: {fmt}")
+        log.info("writing all centers into one %s file", fmt)
         centers = np.stack(self._material.centers)
         infer = self._files[_pt2_infer(self._program)]
         made = self._material.made.get(f"stacked/centers.{fmt}")

@@ -310,8 +310,8 @@ def test_bundling_a_run_says_what_it_works_on(tmp_path: Path, capsys: pytest.Cap
     run = simulated(tmp_path, clusters=2)
     assert run_export("bundle", str(run), "--out", str(tmp_path / "b"), "--formats", "onnx") == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[:2] == ["reading the run", "compiling pt2 step"]
-    assert [line for line in told if line.startswith("center")] == ["center 1 of 2: onnx", "center 2 of 2: onnx"]
+    assert told.count("compiling pt2 step") == 1
+    assert [line for line in told if "center" in line] == ["writing center 1 of 2", "writing center 2 of 2"]
 
 
 def test_verify_prints_one_json_object(bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
