@@ -15,6 +15,7 @@ import numpy as np
 
 from edge_client.data import readers
 from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.program import Program
 from edge_client.protocol.task import I64, Array
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,29 @@ class DeviceData:
 
     train: Dataset
     test: Dataset | None = None
+
+
+def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> str:
+    """Why the program cannot read these samples, and what to correct; "" if it can. Without `labels` y is ignored."""
+    if len(data) == 0:
+        return "no samples on this device"
+    if data.x.shape[1:] != program.input:
+        return _misshapen("x", "samples", data.x, program.input)
+    if not labels:
+        return ""
+    if not np.issubdtype(data.y.dtype, np.integer):
+        return "" if data.y.shape[1:] == program.target else _misshapen("y", "targets", data.y, program.target)
+    if program.loss == "squared-error":
+        return "y holds class labels, the program predicts numbers: save y as floating point targets"
+    most, classes = int(data.y.max()), program.classes
+    return (
+        "" if most < classes else f"y holds the label {most}, the program has {classes} classes: use 0 to {classes - 1}"
+    )
+
+
+def _misshapen(name: str, what: str, values: Array, wanted: tuple[int, ...]) -> str:
+    has, reads, whole = list(values.shape[1:]), list(wanted), ", ".join(["n", *map(str, wanted)])
+    return f"{name} has {what} of shape {has}, the program reads {reads}: save {name} with shape [{whole}]"
 
 
 def load_folder(folder: Path, *, limit: int = 0) -> DeviceData:

@@ -148,6 +148,8 @@ class Client:
             self._tell({"event": "dropped", **self._place(task.key)})
         except Exception as wrong:  # noqa: BLE001 - the coordinator waits for an answer, whatever went wrong
             code, detail = task.refuse(wrong)
+            if code == "no_data" and self.state.posterior(task.key) is None:
+                self._round = None  # the round may be repeated, with samples that were corrected
             self._tell({"event": "refused", **self._place(task.key), "code": code, "detail": detail})
         else:
             sent = {"what": result.what, "bytes": len(result.data), "seconds": round(seconds, 3)}
@@ -160,7 +162,10 @@ class Client:
                 self._task = None
 
     def _reload_samples(self, now: tuple[str, int]) -> None:
-        """Look for new samples between two rounds: a probe's responsibilities belong to the samples of its round."""
+        """Look for new samples before a round, and after a refusal for want of samples.
+
+        Within a round nothing else changes them: a probe's responsibilities belong to the samples of its round.
+        """
         if self._samples is None or now == self._round:
             return
         self._round, fresh = now, self._samples.reload_if_changed()

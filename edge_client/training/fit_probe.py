@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from edge_client.data.dataset import Dataset, DeviceData, batches
+from edge_client.data.dataset import Dataset, DeviceData, batches, describe_misfit
 from edge_client.errors import Malformed
 from edge_client.protocol.nearest.input_moments import InputMoments, moments_of
 from edge_client.protocol.program import Program
@@ -221,17 +221,8 @@ def responsibilities(losses: F64, prior: Sequence[float] | None = None) -> F64:
 
 
 def _check_data(program: Program, data: Dataset) -> None:
-    if len(data) == 0:
-        raise Malformed("no_data", "no samples on this device")
-    if data.x.shape[1:] != program.input:
-        raise Malformed("bad_program", f"the program reads samples of shape {program.input}, not {data.x.shape[1:]}")
-    if np.issubdtype(data.y.dtype, np.integer):
-        if program.loss == "squared-error":
-            raise Malformed("bad_program", "the program predicts numbers, but the device holds class labels")
-        if data.y.max() >= program.classes:
-            raise Malformed("bad_program", f"label {data.y.max()}, but the program has {program.classes} classes")
-    elif data.y.shape[1:] != program.target:
-        raise Malformed("bad_program", f"the program has targets of shape {program.target}, not {data.y.shape[1:]}")
+    if misfit := describe_misfit(program, data):
+        raise Malformed("no_data", misfit)
 
 
 def _row_weights(task: Fit, data: Dataset, posterior: Array | None) -> F64:

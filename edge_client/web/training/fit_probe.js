@@ -180,14 +180,14 @@ async function recalibrate(learner, model, data, batch) {
 function checkData(program, data) {
   if (!data || data.n === 0) throw new Malformed("no_data", "no samples on this device");
   if (data.x.length !== data.n * sizeOf(program.input)) {
-    throw new Malformed("bad_program", `the program reads samples of shape [${program.input}]; those here are others`);
+    throw new Malformed("no_data", `these samples have another shape than the program reads, which is [${program.input}]: take samples of that shape`);
   }
   if (data.labels) {
-    if (program.loss === "squared-error") throw new Malformed("bad_program", "the program predicts numbers, but the device holds class labels");
+    if (program.loss === "squared-error") throw new Malformed("no_data", "the samples have class labels, the program predicts numbers: take samples with targets");
     const most = data.labels.reduce((a, b) => Math.max(a, b), 0);
-    if (most >= program.classes) throw new Malformed("bad_program", `label ${most}, but the program has ${program.classes} classes`);
+    if (most >= program.classes) throw new Malformed("no_data", `a sample has the label ${most}, the program has ${program.classes} classes: use 0 to ${program.classes - 1}`);
   } else if (data.targets.length !== data.n * sizeOf(program.target)) {
-    throw new Malformed("bad_program", `the program has targets of shape [${program.target}]; those here are others`);
+    throw new Malformed("no_data", `these targets have another shape than the program predicts, which is [${program.target}]: take targets of that shape`);
   }
 }
 

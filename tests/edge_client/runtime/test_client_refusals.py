@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from edge_client.config import ClientConfig
+from edge_client.data.dataset import DataFolder
 from edge_client.errors import DeviceRefused
 from edge_client.protocol import signing
 from edge_client.protocol.task import OWN_MODEL, Fit, Probe
 from edge_client.runtime import client as client_module
 from edge_client.training import fit_probe
+from tests.support import softmax_program
 from tests.support.scripted_coordinator import DEVICE, FEDERATION, DeviceStage, Script, program
 
 
@@ -90,6 +92,22 @@ def test_a_program_without_this_engine_is_refused(stage: DeviceStage, tmp_path: 
     )
     (tmp_path / "b").mkdir()
     assert refusal(other, other.fit()) == "no_engine"
+
+
+def test_samples_that_are_corrected_serve_the_next_task_of_the_same_round(tmp_path: Path) -> None:
+    """The coordinator repeats a round that failed; the file was corrected in between."""
+    x, y = np.ones((8, softmax_program.FEATURES), np.float32), np.arange(8) % softmax_program.CLASSES
+    np.savez(tmp_path / "train.npz", x=x[:, :, None], y=y)
+    stage = DeviceStage(tmp_path, samples=DataFolder(tmp_path))
+
+    def correct() -> None:
+        np.savez(tmp_path / "train.npz", x=x, y=y)
+
+    stage.play_turns(lambda: stage.ask(stage.fit(), exchange=0), correct, lambda: stage.ask(stage.fit(), exchange=1))
+    nack = stage.last("nack")
+    assert (nack["exchange"], nack["code"]) == (0, "no_data")
+    assert nack["detail"] == "x has samples of shape [5, 1], the program reads [5]: save x with shape [n, 5]"
+    assert [m["exchange"] for m in stage.said("rdy")] == [1]
 
 
 def test_a_low_battery_is_unavailable_with_a_time_to_ask_again(

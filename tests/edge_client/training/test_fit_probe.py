@@ -189,8 +189,9 @@ def test_buffers_are_trained_along_and_come_back_at_the_end_of_the_vector() -> N
         ("no_data", TASK, Dataset(DATA.x[:5], DATA.y[:5]), SoftmaxEngine(fixed_batch=8)),
         ("no_data", TASK, Dataset(DATA.x[:0], DATA.y[:0]), ENGINE),
         ("bad_schema", replace(TASK, start=np.zeros(3)), DATA, ENGINE),
-        ("bad_program", TASK, Dataset(np.ones((2, FEATURES + 1)), np.zeros(2, int)), ENGINE),
-        ("bad_program", TASK, Dataset(DATA.x[:1], np.array([CLASSES])), ENGINE),
+        ("no_data", TASK, Dataset(np.ones((2, FEATURES + 1)), np.zeros(2, int)), ENGINE),
+        ("no_data", TASK, Dataset(DATA.x[:1], np.array([CLASSES])), ENGINE),
+        ("no_data", TASK, Dataset(DATA.x[:1], np.ones((1, CLASSES + 1))), ENGINE),
         (
             "not_finite",
             replace(TASK, start=np.full(SCHEMA.size, 1e308), linear=np.full(SCHEMA.size, 1e308)),
