@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coordinator.rounds.round_record import upgraded_record
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.nearest.center_tree import CenterTree
@@ -168,6 +169,6 @@ def _last(run: Path) -> dict[str, Any]:
     """The last round, which tested every device."""
     try:
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return dict(json.loads(lines[-1]))
+        return upgraded_record(json.loads(lines[-1]))
     except (OSError, ValueError, IndexError) as wrong:
         raise ConfigError(f"{run}/metrics.jsonl: {wrong!r}", hint="simulate again") from wrong

@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any, cast
 
 from coordinator.identity.signing_key import open_signing_key
-from coordinator.rounds.round_record import RoundRecord
+from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage.run_reader import STORE_FOLDER, open_database, read_program
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
@@ -116,7 +116,9 @@ def last_test(run: Path, name: str, schema: Schema) -> tuple[dict[ClientId, floa
 def last_round(run: Path, name: str) -> RoundRecord:
     """The event of the newest round of the run `name`. Raises ConfigError when there is none."""
     with open_database(run) as db:
-        events = [json.loads(line) for (line,) in db.execute("select line from events order by id desc")]
+        events = [
+            upgraded_record(json.loads(line)) for (line,) in db.execute("select line from events order by id desc")
+        ]
     for event in events:
         if event["event"] == "round" and event["run"] == name:
             return cast("RoundRecord", event)

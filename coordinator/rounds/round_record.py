@@ -127,12 +127,22 @@ def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields
 
 
 def upgraded_record(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An event with the present names: a round of an older version has "f1", its micro and macro, and no pooled F1."""
+    """An event with the present names: a round of an older version has "f1", its micro and macro.
+
+    Its pooled F1 and the accuracies of its centers are not known.
+    """
     old = event.get("f1")
     if old is None:
         return dict(event)
-    f1 = {"f1_of_devices": {"weighted": old["micro"], "unweighted": old["macro"]}, "f1_pooled": None}
-    return {key: value for key, value in event.items() if key != "f1"} | f1
+    k = len(event.get("per_center", ()))
+    found = {key: value for key, value in event.items() if key != "f1"}
+    found |= {"f1_of_devices": {"weighted": old["micro"], "unweighted": old["macro"]}, "f1_pooled": None}
+    unknown: dict[str, Any] = {
+        "accuracy": {"micro": None, "macro": None},
+        "per_center": [None] * k,
+        "per_device": [{}] * k,
+    }
+    return found | {"centers": unknown}
 
 
 def _average(average: FleetAverage) -> AverageRecord:

@@ -13,11 +13,11 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
-from coordinator.rounds.round_record import RoundRecord
+from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage import state_codec
 from coordinator.strategies.base import State
 from edge_client.errors import ConfigError, Malformed
@@ -91,7 +91,7 @@ def checkpoint_records(place: Path) -> Iterator[RoundRecord]:
     """The records of a checkpoint, one at a time."""
     with (place / "records.jsonl").open(encoding="utf-8") as lines:
         for line in lines:
-            yield json.loads(line)
+            yield cast("RoundRecord", upgraded_record(json.loads(line)))
 
 
 def read_checkpoint(folder: Path) -> tuple[Path, Checkpoint] | None:

@@ -52,9 +52,11 @@ def test_f1_of_devices_averages_each_device_and_pooled_f1_takes_all_samples_toge
 
 
 def test_the_record_of_an_older_version_gets_the_present_names() -> None:
-    old = {"event": "round", "f1": {"micro": 0.5, "macro": 0.25}, "round": 3}
-    new = {"event": "round", "f1_of_devices": {"weighted": 0.5, "unweighted": 0.25}, "f1_pooled": None, "round": 3}
-    assert upgraded_record(old) == new
+    old = {"event": "round", "f1": {"micro": 0.5, "macro": 0.25}, "round": 3, "per_center": [0.5]}
+    new = upgraded_record(old)
+    assert (new["f1_of_devices"], new["f1_pooled"]) == ({"weighted": 0.5, "unweighted": 0.25}, None)
+    unknown = {"accuracy": {"micro": None, "macro": None}, "per_center": [None], "per_device": [{}]}
+    assert (new["centers"], new["round"], "f1" in new) == (unknown, 3, False)
     assert upgraded_record(new) == new
 
 
