@@ -66,7 +66,7 @@ export function header() {
 const names = (run) => (run.run === run.method ? run.run : `${run.run} (${run.method})`);
 
 function scores(run, { accuracy, centers, f1_of_devices, f1_pooled }) {
-  const alone = centers ? ` as served; the centers alone ${percent(centers.accuracy.micro)}` : "";
+  const alone = centers?.accuracy.micro != null ? ` as served; the centers alone ${percent(centers.accuracy.micro)}` : "";
   const pooled = f1_pooled === null ? "" : `, pooled ${percent(f1_pooled)}`;
   return `${names(run)}${alone}; macro ${percent(accuracy.macro)}, F1 of devices ${percent(f1_of_devices.weighted)}${pooled}`;
 }
