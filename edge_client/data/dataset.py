@@ -73,6 +73,16 @@ def describe_misfit(program: Program, data: Dataset, *, labels: bool = True) -> 
     )
 
 
+def require_fit(program: Program, local: DeviceData, *, labels: bool) -> None:
+    """Raises ConfigError, with what to correct, where the program cannot read the training or the held-out samples."""
+    for split, data in (("train", local.train), ("test", local.test if labels else None)):
+        if data is not None and (misfit := describe_misfit(program, data, labels=labels)):
+            raise ConfigError(
+                misfit,
+                hint=f"correct {split}.npz, or the files in {split}/; docs/bring-your-own-data.md describes them",
+            )
+
+
 def _misshapen(name: str, what: str, values: Array, wanted: tuple[int, ...]) -> str:
     has, reads, whole = list(values.shape[1:]), list(wanted), ", ".join(["n", *map(str, wanted)])
     return f"{name} has {what} of shape {has}, the program reads {reads}: save {name} with shape [{whole}]"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import DeviceData
+from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError, UsageError
 from edge_client.nearest import result as answers
@@ -247,6 +247,7 @@ def find_nearest(
         raise UsageError("no key is trusted", hint="give --signing-key, the federation's signing.pub, or --unsigned")
     site = SiteClient(url, open_cache(config), device=config.device_id)
     offer = SiteCenterSource(site, keys, config)
+    require_fit(offer.program, local, labels=choice.labels)
     chosen = choose_center(offer, local.train, labels=choice.labels, by=choice.by)
     told = {"signed_by": offer.signed_by}
     if chosen.center is None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.config import ClientConfig
-from edge_client.data.dataset import DeviceData
+from edge_client.data.dataset import DeviceData, require_fit
 from edge_client.engines.base import open_engine
 from edge_client.errors import Malformed, NetworkError
 from edge_client.nearest import result as answers
@@ -81,7 +81,10 @@ class NearestClient:
         self._until_s = self.clock.now_s() + VISIT_TIMEOUT_S
 
     def run(self) -> NearestAnswer:
-        """Raises NetworkError when no answer comes in time, ProtocolError when what comes is not right."""
+        """Raises NetworkError when no answer comes in time, ProtocolError when what comes is not right.
+
+        Raises ConfigError for samples that the centers cannot read.
+        """
         try:
             self._session.transport.connect()
             return self._visit()
@@ -92,6 +95,7 @@ class NearestClient:
         self._wait(lambda: self._pointer is not None, "its catalog of centers")
         source = CatalogCenterSource(self._catalog(), self._runner, self._fetch)
         options, name = self.choice, self.config.device_id
+        require_fit(source.program, self.local, labels=options.labels)
         chosen = choose_center(source, self.local.train, labels=options.labels, by=options.by)
         if (source.router is None or not source.router.ways) and "loss" in chosen.distances:
             self._compare(chosen, source)

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from edge_client.config import ClientConfig
-from edge_client.errors import Malformed, NetworkError, UsageError
+from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.errors import ConfigError, Malformed, NetworkError, UsageError
 from edge_client.nearest.over_http import SiteCenterSource, SiteClient, TrustedKeys, find_nearest
+from edge_client.nearest.over_mqtt import NearestOptions
 from edge_client.protocol import codecs, signing
 from edge_client.protocol.messages import canonical_json
 from edge_client.transport.blobs import BlobFolder
@@ -122,6 +124,13 @@ def test_a_signature_of_an_untrusted_key_is_refused(place: StaticSite) -> None:
     with pytest.raises(NetworkError, match=r"404\s+hint: the bundle is not signed"):
         place.offer()
     assert place.offer(TrustedKeys(unsigned=True)).signed_by is None
+
+
+def test_samples_of_another_shape_are_a_matter_of_the_data(place: StaticSite) -> None:
+    place.publish()
+    local = DeviceData(train=Dataset(np.ones((4, 7)), np.zeros(4, np.int64)))
+    with pytest.raises(ConfigError, match=r"^x has samples of shape \[7\], the program reads \[5\]: save x"):
+        find_nearest(place.url, KEYS, place.config(), local, NearestOptions(file_format="onnx"))
 
 
 def test_a_changed_file_is_refused(place: StaticSite) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from coordinator.nearest.answer import answer_near
 from edge_client.data.dataset import Dataset
 from edge_client.engines.center_file import run_file
-from edge_client.errors import Malformed, NetworkError, ProgramRefused
+from edge_client.errors import ConfigError, Malformed, NetworkError, ProgramRefused
 from edge_client.nearest.result import score
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
@@ -25,6 +26,7 @@ from tests.support.scripted_coordinator import (
     Script,
     program,
 )
+from tests.support.softmax_program import FEATURES
 
 
 @pytest.fixture
@@ -139,6 +141,20 @@ def test_a_catalog_that_does_not_come_is_told_with_a_hint(stage: DeviceStage) ->
     with pytest.raises(NetworkError, match="did not send its catalog of centers") as wrong:
         stage.visit(iter(()))
     assert "when training is done" in wrong.value.hint
+
+
+@pytest.mark.parametrize(("split", "labels"), [("train", True), ("train", False), ("test", True)])
+def test_samples_of_another_shape_are_a_matter_of_the_data(
+    stage: DeviceStage,
+    split: str,
+    labels: bool,  # noqa: FBT001 - a parameter of the case
+) -> None:
+    wrong = Dataset(np.ones((4, FEATURES, 1)), np.zeros(4, np.int64))
+    stage.local = replace(stage.local, **{split: wrong})
+    catalog = catalog_of(stage, [stage.model(1)])
+    with pytest.raises(ConfigError, match=r"^x has samples of shape \[5, 1\], the program reads \[5\]: save x") as told:
+        stage.visit(answering(stage, catalog), labels=labels)
+    assert f"{split}.npz" in told.value.hint
 
 
 def test_an_unsigned_program_in_a_catalog_is_refused(stage: DeviceStage) -> None:
