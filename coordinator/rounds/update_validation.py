@@ -27,7 +27,7 @@ MAX_UPDATE_RMS = 10.0  # root mean square over the parameters; training does not
 MAX_UPDATE_RATIO = (
     10.0  # times the scale of the run; an honest device that is new or in the wrong center moves a few scales
 )
-MAX_PARAMETER_MOVE = 200.0  # of one parameter; honest ones moved by 22 at most, at five times a usual learning rate
+MAX_PARAMETER_MOVE = 200.0  # of one parameter; honest ones moved by 22 at most (docs/hostile-devices.md)
 _MARGINS = {"peak": 2.0, "buffers": 10.0}  # times the ratio
 _MOVED = {"": "moved", "peak": "one parameter moved", "buffers": "buffers moved"}
 MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing
