@@ -126,8 +126,9 @@ class Server:
         """Take a higher epoch than every coordinator before, and open a connection whose will carries it."""
         config, store, clock, topics = self._config, self._store, self._clock, Topics(self._config.federation)
         trusted = tuple(bytes.fromhex(public) for public in trusted_keys(config.signing_key_folder))
-        known, stopping = int(store.facts.get("epoch") or 0), lambda: self._controls.stopping
-        seen = seen_epoch(self._dial, topics, clock, stopping, trusted=trusted, known=known)
+        seen = seen_epoch(
+            self._dial, topics, clock, lambda: self._controls.stopping, trusted=trusted, known=store.facts.epoch
+        )
         epoch, boot = store.facts.next_epoch(seen), secrets.token_hex(8)
         release = None
         if config.release is not None:  # boards read in the record that there is a newer client, and fetch it

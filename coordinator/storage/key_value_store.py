@@ -8,6 +8,8 @@ from typing import Any
 from coordinator.storage.database import Database
 from coordinator.storage.event_log import insert_events
 
+MAX_EPOCH = 2**32  # versions that did not check a record's signature stored any epoch, and then could not start
+
 
 class KeyValueStore:
     """Named strings, each of which survives a restart."""
@@ -32,8 +34,14 @@ class KeyValueStore:
             self.put(key, known)
         return known
 
+    @property
+    def epoch(self) -> int:
+        """The stored epoch, or 0. A number that no coordinator reaches by starting is not one: see MAX_EPOCH."""
+        stored = int(self.get("epoch") or 0)
+        return stored if stored <= MAX_EPOCH else 0
+
     def next_epoch(self, seen: int) -> int:
         """Store and return an epoch greater than the stored one and than `seen`, the newest at the broker."""
-        epoch = max(int(self.get("epoch") or 0), seen) + 1
+        epoch = max(self.epoch, seen) + 1
         self.put("epoch", str(epoch))
         return epoch

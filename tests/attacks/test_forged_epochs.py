@@ -105,6 +105,21 @@ def test_two_coordinators_with_different_keys_do_not_answer_each_other_without_e
     one.world.end()
 
 
+def test_a_coordinator_that_stored_a_forged_epoch_before_it_checked_signatures_goes_on(
+    tmp_path: Path, calm: Federation
+) -> None:
+    fed = Federation.of(tmp_path, devices=3)
+    fed.start_coordinator()
+    fed.world.run(lambda: fed.happened("program"))
+    fed.world.kill("coordinator.0")
+    store = Store(fed.config.folder / "store")
+    store.facts.put("epoch", str(HIGHEST))
+    store.close()
+    fed.play(3)
+    assert fed.outcome() == calm.outcome()
+    assert epochs(fed) == ("2", {2})
+
+
 def test_an_epoch_of_a_version_that_did_not_sign_is_forgotten(tmp_path: Path) -> None:
     kept = {"v": 1, "device": "d0", "federation": FEDERATION, "epoch": HIGHEST, "own": {}, "residuals": {}}
     (tmp_path / "state.json").write_bytes(messages.canonical_json(kept | {"posterior": None, "result": None}))
