@@ -175,6 +175,19 @@ class CoordinatorConfig:
         return out | {"model": decided["model"], "runs": runs}
 
 
+def changed_settings(before: Any, now: Any, where: str = "") -> list[str]:  # noqa: ANN401 - JSON values
+    """Each value that differs between two fingerprints, as "runs.0.clusters = 2, now 3"."""
+    if isinstance(before, list) and isinstance(now, list):
+        before, now = (dict(enumerate(values)) for values in (before, now))
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [f"{where} = {before}, now {now}"]
+    parts = [
+        changed_settings(before.get(key, "unset"), now.get(key, "unset"), f"{where}.{key}" if where else str(key))
+        for key in dict.fromkeys([*before, *now])
+    ]
+    return [line for lines in parts for line in lines]
+
+
 def read_config(path: Path, *, environ: Mapping[str, str] = os.environ, **overrides: str) -> CoordinatorConfig:
     """Read and check one file. `overrides` (command-line flags) win over the environment, which wins over the file."""
     hint, syntax_hint = "pass the path of a TOML file", "see coordinator/config.py for the keys"

@@ -58,7 +58,11 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     join = commands.add_parser("join", help="train with the federation until stopped", epilog=EXAMPLE)
     join.add_argument(
-        "--config", type=Path, action="append", required=True, help="TOML file; several for several devices"
+        "--config",
+        type=Path,
+        action="append",
+        required=True,
+        help="TOML file of a device; repeat it for several devices",
     )
     join.add_argument("--json", action="store_true", help="one JSON object on stdout for each event")
     join.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")

@@ -117,7 +117,7 @@ def simulate(
         list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A key of the file: the run's or the method's.")
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the run's checkpoint; with more --rounds, to more.")
+        bool, typer.Option("--resume", help="Go on from the run's checkpoint; more --rounds than before add rounds.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -223,7 +223,9 @@ def fleet(  # noqa: PLR0913 - a command line
     ] = "digits",
     samples: Annotated[int, typer.Option(min=1, help="Training samples of each device.")] = 40,
     seed: Annotated[int, typer.Option(min=0, help="Draws the samples.")] = 0,
-    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
+    ] = None,
     state: Annotated[
         Path | None, typer.Option(help="Where devices keep their state; else in memory, and removed.")
     ] = None,
@@ -255,9 +257,13 @@ def fleet(  # noqa: PLR0913 - a command line
 def experiment(  # noqa: PLR0913 - a command line
     name: Annotated[str, typer.Argument(help="A paper's table, as wecfl-table2.")],
     *,
-    data: Annotated[Path | None, typer.Option(help="The folder of data sets; else FEDCENTERS_DATA.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Runs of each cell; the experiment's own number.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run; the paper's.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of each cell. Default: as the experiment says.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of each run. Default: as in the paper.")] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(help="Methods, rows, columns or numbers of centers, as fedavg,wecfl and K=10; else all."),
@@ -304,7 +310,7 @@ def experiment(  # noqa: PLR0913 - a command line
 def figures(
     run: Annotated[Path, typer.Argument(help="A folder that `simulate` wrote.")],
     *,
-    out: Annotated[Path | None, typer.Option(help="Where the pictures go; run/figures.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the pictures go. Default: RUN/figures.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Draw a run as .png files, as the papers show it.
@@ -364,7 +370,7 @@ def choose_k(  # noqa: PLR0913 - a command line
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders that simulate, serve or demo wrote.")],
     *,
-    out: Annotated[Path | None, typer.Option(help="The page; report.html in the run's folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The page. Default: report.html in the run's folder.")] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Of one demo: also its pictures side by side, as .png or .svg.")
     ] = None,

@@ -66,14 +66,20 @@ class SimulateArgs:
         metadata=_row("What the devices hold: a data set by name, or package.module:ENTRY.", fingerprint=True),
     )
     model: str = field(
-        default="", metadata=_row("A model by name, or package.module:factory; the data set's own.", fingerprint=True)
+        default="",
+        metadata=_row(
+            "A model by name, or package.module:factory. Default: what suits the data set.", fingerprint=True
+        ),
     )
     partition: str = field(
         default="",
-        metadata=_row("How the devices share the data, as dirichlet:alpha=0.1; the data set's own.", fingerprint=True),
+        metadata=_row(
+            "How the devices share the data, as dirichlet:alpha=0.1. Default: what suits the data set.",
+            fingerprint=True,
+        ),
     )
     devices: int | None = field(
-        default=None, metadata=_row("How many devices; as many as suit the data set.", low=1, fingerprint=True)
+        default=None, metadata=_row("How many devices. Default: as many as suit the data set.", low=1, fingerprint=True)
     )
     groups: int | None = field(
         default=None, metadata=_row("How many true groups the partition makes.", low=1, fingerprint=True)
@@ -87,7 +93,9 @@ class SimulateArgs:
         ),
     )
     settings: Mapping[str, Setting] = field(default_factory=dict)
-    data: Path | None = field(default=None, metadata=_row("The folder of data sets; else FEDCENTERS_DATA."))
+    data: Path | None = field(
+        default=None, metadata=_row("The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
+    )
     workers: int = field(default=1, metadata=_row("Processes that share the devices' work.", low=1))
     broker: str = field(
         default="",
@@ -100,7 +108,7 @@ class SimulateArgs:
     )
     profiles: Path | None = field(
         default=None,
-        metadata=_row("A TOML file of kinds of devices; see emulator/simulation/profile_files.py.", fingerprint=True),
+        metadata=_row("A TOML file of kinds of devices; docs/emulate-a-fleet.md has the keys.", fingerprint=True),
     )
     codec: str = field(
         default="f32", metadata=_row("How updates travel: f32, f16, or i8 as over MQTT.", fingerprint=True)
@@ -121,7 +129,9 @@ class SimulateArgs:
         default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.")
     )
     out: Path = field(default=Path("runs"), metadata=_row("The run's own folder is made in here."))
-    name: str = field(default="", metadata=_row("Of the run's folder; made from the method and the seed."))
+    name: str = field(
+        default="", metadata=_row("The name of the run's folder. Default: made from the method and the seed.")
+    )
 
     @property
     def folder(self) -> Path:

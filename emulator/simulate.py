@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 
 from coordinator.storage.experiment_trackers import open_trackers
 from coordinator.strategies.registry import method_name, method_settings
+from edge_client.errors import ConfigError
 from emulator.config import fingerprint, resolved_table
 from emulator.options import SimulateArgs
 from emulator.parallel.process_pool import start_forkserver
@@ -26,8 +26,8 @@ def simulate_json(
 ) -> Record:
     """Run, write the run's folder, and give the JSON object that the command prints.
 
-    `resume`: start from the folder's checkpoint, if it has one; the run may then have more rounds than before. `say` is
-    told of a run that was there before.
+    `resume`: start from the folder's checkpoint, where the run may have more rounds than before; ConfigError when there
+    is none. `say` is told of a run that was there before.
     """
     began = time.perf_counter()
     run = resolve_run(args)
@@ -36,7 +36,11 @@ def simulate_json(
     fleet = load_fleet(run)
     table = resolved_table(fleet.args, method_settings(run.strategy))
     with open_run_folder(args, table, resume=resume, say=say) as folder:
-        result = _execute(run, fleet, progress, folder, table, resume=resume)
+        every, lesson = fleet.args.checkpoint_every, fingerprint(table)
+        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=lesson)
+        if resume:
+            _tell_where_it_goes_on(checkpoints, say)
+        result = _execute(run, fleet, progress, table, checkpoints)
         write_run(folder, method_name(run.strategy), result, fleet.split)
     last, attackers = result.records[-1], fleet.attackers
     attacked = {"hostile": sorted(attackers), "honest_accuracy": honest_accuracy(last, attackers)} if attackers else {}
@@ -52,11 +56,10 @@ def simulate_json(
 
 
 def _execute(
-    run: ResolvedRun, fleet: LoadedFleet, progress: Progress, folder: Path, table: Record, *, resume: bool
+    run: ResolvedRun, fleet: LoadedFleet, progress: Progress, table: Record, checkpoints: Checkpoints
 ) -> SimulationResult:
     """Open the devices and the trackers, and run every round."""
     args, settings = fleet.args, replace(run.settings, attack=run.attack.make_attack(fleet.attackers, fleet.args.seed))
-    checkpoints = Checkpoints(folder=folder, every=args.checkpoint_every, resume=resume, lesson=fingerprint(table))
     with (
         open_devices(
             args.model,
@@ -67,7 +70,7 @@ def _execute(
             workers=args.workers,
             ray=args.ray,
         ) as (devices, start),
-        open_trackers(args.loggers, folder, table) as track,
+        open_trackers(args.loggers, checkpoints.folder, table) as track,
     ):
 
         def report(record: Record) -> None:
@@ -75,3 +78,11 @@ def _execute(
             progress(record)
 
         return run_simulation(run.strategy, start, devices, settings, progress=report, checkpoints=checkpoints)
+
+
+def _tell_where_it_goes_on(checkpoints: Checkpoints, say: Say) -> None:
+    found = checkpoints.latest()
+    if found is None:
+        hint = "leave out --resume; `checkpoint-every` says after how many rounds a run writes one"
+        raise ConfigError(f"{checkpoints.folder} has no checkpoint to resume from", hint=hint)
+    say(f"going on after round {found[1].round}")

@@ -19,7 +19,9 @@ PublicKeys = Annotated[
     list[Path] | None, typer.Option(help="file with a public key in hex that must have signed; may be repeated")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
-Data = Annotated[Path | None, typer.Option(help="the folder of data sets; else FEDCENTERS_DATA")]
+Data = Annotated[
+    Path | None, typer.Option(help="the folder of data sets; default: the folder that FEDCENTERS_DATA names")
+]
 Key = Annotated[Path | None, typer.Option(help="a private signing key to sign the bundle with; needs --federation")]
 Federation = Annotated[str, typer.Option(help="whose bundle this is, in the signature")]
 

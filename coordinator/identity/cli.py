@@ -33,8 +33,12 @@ def provision(  # noqa: PLR0913 - a command line
     host: Annotated[
         list[str] | None, typer.Option(help="How devices dial the broker; the first is used. Needed once.")
     ] = None,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="The broker's TLS port; 8883.")] = 0,
-    enrol_port: Annotated[int, typer.Option(min=0, max=65_535, help="The port for tokens; 8443.")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, show_default=False, help="The broker's TLS port; at first 8883.")
+    ] = 0,
+    enrol_port: Annotated[
+        int, typer.Option(min=0, max=65_535, show_default=False, help="The port for tokens; at first 8443.")
+    ] = 0,
     broker_folder: Annotated[str, typer.Option(help="Where the broker will find its files; FOLDER/broker.")] = "",
     devices: Annotated[int, typer.Option(min=0, max=1_000_000, help="A whole fleet: device-0000 and on.")] = 0,
     device: Annotated[list[str] | None, typer.Option(metavar="ID", help="One device; may be repeated.")] = None,
@@ -46,7 +50,9 @@ def provision(  # noqa: PLR0913 - a command line
     web_device: Annotated[
         list[str] | None, typer.Option(metavar="ID", help="One phone with a link; may be repeated.")
     ] = None,
-    web_port: Annotated[int, typer.Option(min=0, max=65_535, help="The broker's port for browsers; 8884.")] = 0,
+    web_port: Annotated[
+        int, typer.Option(min=0, max=65_535, show_default=False, help="The broker's port for browsers; at first 8884.")
+    ] = 0,
     page: Annotated[str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.")] = "",
     revoke: Annotated[list[str] | None, typer.Option(metavar="ID", help="Refuse a device or a phone for ever.")] = None,
     renew: Annotated[

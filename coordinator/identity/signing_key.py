@@ -84,7 +84,11 @@ def switch_key(folder: Path) -> None:
 
 
 def coordinator_credentials(config: CoordinatorConfig) -> Credentials:
-    """The coordinator's credentials at the broker. Raises ConfigError for a certificate of another name."""
+    """The coordinator's credentials at the broker. Raises ConfigError for no file, or a certificate of another name."""
+    for path in (config.tls.ca, config.tls.certificate, config.tls.key):
+        if path is not None and not path.is_file():
+            hint = "`fedcenters-coordinator provision FOLDER` makes the certificates; docs/security.md"
+            raise ConfigError(f"there is no {path}", hint=hint)
     if config.tls.certificate is not None:
         check_subject(config.tls.certificate, name=COORDINATOR_CLIENT_ID, federation=config.federation)
     return Credentials(ca=config.tls.ca, certificate=config.tls.certificate, key=config.tls.key)

@@ -16,7 +16,7 @@ from coordinator.artifacts.client_release import offer_release
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
 from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.runtime.announcer import StateAnnouncer, training_state
 from coordinator.runtime.block_server import BlockServer
@@ -325,10 +325,12 @@ class Server:
 
 def _check_fingerprint(config: CoordinatorConfig, store: Store) -> None:
     """Refuse a folder that holds a training with other settings."""
-    if store.facts.get("lesson") not in (None, _fingerprint(config)):
+    stored = store.facts.get("lesson")
+    if stored not in (None, _fingerprint(config)):
+        changed = "; ".join(changed_settings(json.loads(stored), json.loads(_fingerprint(config))))
         raise ConfigError(
-            f"{config.folder} holds a training with other settings",
-            hint="choose another folder, or restore the settings in its config.toml",
+            f"{config.folder} holds a training with other settings: {changed}",
+            hint="restore them, or choose another `folder` for a training with the new ones",
         )
 
 

@@ -106,7 +106,7 @@ def read_runs(folder: Path) -> list[RunSummary]:
         config = parse_toml((folder / "config.toml").read_text(encoding="utf-8"))
     except (OSError, ValueError) as wrong:
         hint = "pass a folder that simulate, serve or demo wrote; one that was interrupted has to be resumed first"
-        raise ConfigError(f"{folder} holds no run: {wrong}", hint=hint) from wrong
+        raise ConfigError(demo_page.no_run(folder, wrong), hint=hint) from wrong
     found = {str(e["run"]): str(e["method"]) for e in events}
     if not found:
         raise ConfigError(f"{folder} holds no round yet", hint="wait for its first round")

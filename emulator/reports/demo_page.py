@@ -60,15 +60,26 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return [upgraded_record(json.loads(line)) for line in whole[: whole.rfind("\n") + 1].splitlines() if line]
 
 
+def no_run(folder: Path, wrong: Exception, kind: str = "run") -> str:
+    """Why `folder` holds no run of this kind, from the error of reading its files."""
+    if not folder.is_dir():
+        return f"{folder} does not exist"
+    why = str(wrong)
+    if isinstance(wrong, FileNotFoundError):
+        why = f"it has no {Path(wrong.filename).name}"
+    elif isinstance(wrong, IndexError):
+        why = "it has no round yet"
+    return f"{folder} holds no {kind}: {why}"
+
+
 def read_demo_run(folder: Path) -> DemoRun:
     """Read a run folder. Raises ConfigError when it is no finished demo."""
     try:
         events = read_events(folder / "metrics.jsonl")
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as wrong:
-        raise ConfigError(
-            f"{folder} holds no finished run: {wrong}", hint="pass a folder that `fedcenters-emulator demo` wrote"
-        ) from wrong
+        hint = "pass a folder that `fedcenters-emulator demo` wrote"
+        raise ConfigError(no_run(folder, wrong, "finished run"), hint=hint) from wrong
     return DemoRun(
         rounds=round_events(events, summary["method"]),
         baseline=round_events(events, summary["baseline"]),

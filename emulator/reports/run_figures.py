@@ -18,7 +18,7 @@ from matplotlib.axes import Axes
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.reports import display_names, plots
-from emulator.reports.demo_page import read_events, round_events
+from emulator.reports.demo_page import no_run, read_events, round_events
 from emulator.reports.pictures import device_map, image_grid, records, share_plots
 
 DPI = 110
@@ -241,7 +241,7 @@ def read_run_folder(run: Path) -> RunFolder:
         )
     except (OSError, ValueError, IndexError, KeyError) as wrong:
         raise ConfigError(
-            f"{run} holds no simulated run: {wrong!r}",
+            no_run(run, wrong, "simulated run"),
             hint="pass a folder that `fedcenters-emulator simulate` wrote",
         ) from wrong
 

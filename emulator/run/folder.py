@@ -18,6 +18,7 @@ FILE = "config.toml"
 NOT_COMPARED = frozenset({"out", "name", "data", "workers", "ray", "loggers", "checkpoint-every"})
 Table = Mapping[str, Any]
 Say = Callable[[str], None]
+_NAME = "give the run's own --out and --name, or its config.toml"
 
 
 @contextmanager
@@ -47,6 +48,8 @@ def open_run_folder(args: SimulateArgs, table: Table, *, resume: bool, say: Say)
 def _find(args: SimulateArgs, table: Table, *, resume: bool, say: Say) -> tuple[Path, bool]:
     """-> the run's folder, and whether it was made here. mkdir decides between runs that begin at the same time."""
     folder, number, taken = args.folder, 1, ""
+    if resume and not folder.exists():
+        raise ConfigError(f"{folder} is not there: there is no run to resume", hint=f"leave out --resume, or {_NAME}")
     while True:
         if taken and resume and not folder.exists():
             raise ConfigError(taken, hint="set it as it was, give the run another --name, or leave out --resume")

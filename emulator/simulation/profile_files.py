@@ -57,7 +57,7 @@ PROFILE_KEYS: Mapping[str, ProfileKey] = {
 
 def read_profiles(path: Path) -> tuple[DeviceProfile, ...]:
     """The profiles of a file. Raises ConfigError with the key that is wrong and what to write instead."""
-    hint, syntax_hint = "pass the path of a TOML file", "emulator/simulation/profile_files.py has an example"
+    hint, syntax_hint = "pass the path of a TOML file", "docs/emulate-a-fleet.md has an example"
     return profiles_from_table(read_toml(path, hint=hint, syntax_hint=syntax_hint))
 
 

@@ -40,6 +40,7 @@ def written(tmp_path: Path, **changes: Anything) -> str:
         ({"runs": [{"method": "fedavg", "num-rounds": 1, "batch-size": 8}]}, 3, "LiteRT's program is compiled for 16"),
         ({"folder": "/proc/nowhere"}, 3, "cannot write to /proc/nowhere"),
         ({"broker": "http://x"}, 3, "is not an MQTT address"),
+        ({"certificate": "keys/coordinator.crt", "key": "keys/coordinator.key"}, 3, "fedcenters-coordinator provision"),
     ],
 )
 def test_what_is_wrong_with_a_configuration_is_one_message_with_a_hint(

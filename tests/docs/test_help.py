@@ -32,3 +32,17 @@ def commands() -> Iterator[tuple[str, str]]:
 def test_a_command_has_an_example_of_itself(name: str, text: str) -> None:
     flat = " ".join(text.split())
     assert f"xample: {name}" in flat
+
+
+def test_help_names_no_source_file_and_no_default_of_0_that_stands_for_another() -> None:
+    texts = {name: " ".join(text.split()) for name, text in commands()}
+    provision = texts["fedcenters-coordinator provision"]
+    for port in ("8883", "8443", "8884"):
+        assert f"at first {port}" in provision
+    assert "port; at first 8883. [default: 0" not in provision
+    assert "profile_files.py" not in texts["fedcenters-emulator simulate"]
+    assert "docs/emulate-a-fleet.md" in texts["fedcenters-emulator simulate"].replace(
+        " ", ""
+    )  # a line ends at a hyphen
+    assert "; the data set's own" not in "".join(texts.values())
+    assert "repeat it for several devices" in texts["fedcenters-edge join"]

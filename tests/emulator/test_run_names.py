@@ -104,3 +104,13 @@ def test_the_command_keeps_both_runs_and_refuses_a_name_that_is_taken(tmp_path: 
     assert done.exit_code == 2
     assert "mine has a run with seed = 0, not 1" in done.stderr
     assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_resume_without_a_run_or_without_its_checkpoint_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    asked = replace(ASKED, out=tmp_path, name="never")
+    with pytest.raises(ConfigError, match=r"never is not there: there is no run to resume\n\nhint: leave out --resume"):
+        simulate_json(asked, resume=True)
+    assert list(tmp_path.iterdir()) == []
+    simulate_json(replace(asked, checkpoint_every=0))
+    with pytest.raises(ConfigError, match=r"never has no checkpoint to resume from\n\nhint: leave out --resume"):
+        simulate_json(replace(asked, checkpoint_every=0), resume=True)

@@ -168,7 +168,7 @@ def test_other_settings_do_not_continue_a_training(tmp_path: Path) -> None:
     fed.world.run(lambda: victim.ended)
     changed = federation(tmp_path, seed=99)
     changed.start_coordinator()
-    with pytest.raises(Exception, match="holds a training with other settings"):
+    with pytest.raises(Exception, match="holds a training with other settings: seed = 3, now 99\n"):
         changed.world.run(lambda: False)
     fed.world.end()
 

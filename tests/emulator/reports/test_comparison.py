@@ -83,8 +83,10 @@ def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match=r"holds no run: it has no metrics\.jsonl\n"):
         comparison.read_runs(tmp_path)
+    with pytest.raises(ConfigError, match=r"nofolder does not exist\n"):
+        comparison.read_runs(tmp_path / "nofolder")
 
 
 def test_runs_over_the_same_fleet_are_ranked(two: list[Path]) -> None:

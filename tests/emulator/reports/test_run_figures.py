@@ -145,3 +145,10 @@ def test_a_damaged_file_of_pictures_is_named(tmp_path: Path) -> None:
     (run / PICTURES_FILE).write_bytes(b"junk")
     with pytest.raises(ConfigError, match=PICTURES_FILE):
         draw_run(run, tmp_path / "pictures")
+
+
+def test_a_folder_without_a_run_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nofolder does not exist\n"):
+        read_run_folder(tmp_path / "nofolder")
+    with pytest.raises(ConfigError, match=r"holds no simulated run: it has no metrics\.jsonl\n"):
+        read_run_folder(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -174,6 +175,7 @@ def test_a_killed_process_goes_on_from_its_own_file(tmp_path: Path) -> None:
     (folder,) = tmp_path.iterdir()
     again = [*command, str(folder / "config.toml"), "--resume", "--rounds", "4"]
     done = subprocess.run(again, capture_output=True, text=True, check=True)
+    assert re.search("going on after round [23]\n", done.stderr)  # the kill comes before or after the checkpoint of 3
     assert "round 4/4" in done.stderr
     assert "round 2/" not in done.stderr
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == 4
