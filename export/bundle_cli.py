@@ -39,7 +39,9 @@ def register_commands(app: typer.Typer) -> None:
 def bundle(  # noqa: PLR0913 - one parameter per option
     run: Annotated[Path, typer.Argument(help="folder of a run: of the coordinator, or of simulate")],
     *,
-    out: Annotated[Path, typer.Option(help="folder to write; an older bundle there is replaced")],
+    out: Annotated[
+        Path, typer.Option(help="folder to write; an older bundle there is replaced, anything else refused")
+    ],
     method: Annotated[str, typer.Option(help="whose centers; default: the run's only or first method")] = "",
     formats: Annotated[str, typer.Option(help="some of onnx,tflite,pt2")] = "onnx,tflite",
     quantize: Annotated[str, typer.Option(help="also smaller files: some of fp16,int8,int8-static")] = "",
@@ -56,6 +58,9 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     One per center and format, with cards and a manifest, which anyone can use. Every file is compared with torch
     before the folder gets its name. A coordinator's bundle is signed with its key.
     """
+    from export.bundle.reader import check_replaceable
+
+    check_replaceable(out)  # before the run is read and exported, which takes a while
     from export.bundle.commands import bundle_run
     from export.bundle.writer import BundleOptions
 
@@ -123,6 +128,9 @@ def quantize(  # noqa: PLR0913 - one parameter per option
     as_json: AsJson = False,
 ) -> None:
     """Write smaller files, and measure what they lose."""
+    from export.bundle.reader import check_replaceable
+
+    check_replaceable(out)
     from export.bundle.commands import quantize_bundle, verify_bundle
     from export.bundle.run_source import LabelledSamples, find_run_reader
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from emulator.experiments import plan as plans
 from emulator.experiments.cells import CellRun, CellStorage, cell_runs, read_finished, run_cells
 from emulator.experiments.plan import TableCell
@@ -41,7 +41,8 @@ class ExperimentArgs:
 def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
     """Run it; -> what is finished, what could not be run and why, and the table in Markdown.
 
-    Raises UsageError, before anything is run, for an unknown experiment or cell, or a picture of another format.
+    Raises UsageError, before anything is run, for an unknown experiment or cell, or a picture of another format; after
+    it where a figure of the file to write would be lost. Raises ConfigError if no cell could be run.
     """
     if prepared.picture is not None and prepared.picture.suffix not in PICTURES:
         raise UsageError(f"{prepared.picture} ends with neither {' nor '.join(PICTURES)}", hint="name it curves.svg")
@@ -58,6 +59,9 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
         return [one for one in held if one is not None]
 
     section = render_table(plan, results, command=command_of(prepared, plan.rounds, seeds), reasons=reasons)
+    done = sum(read_finished(job, place) is not None for job in todo)
+    if reasons and not done:
+        raise ConfigError(f"no cell of {prepared.name} could be run", hint="; ".join(sorted(set(reasons.values()))))
     if prepared.write is not None:
         replace_section(prepared.write, prepared.name, section)
     if prepared.picture is not None:
@@ -65,7 +69,6 @@ def run_experiment(prepared: ExperimentArgs, say: Report) -> dict[str, Any]:
 
         if not draw_table_curves(plan, results, prepared.picture):
             say(f"{prepared.picture} is left out: no finished cell has an accuracy")
-    done = sum(read_finished(job, place) is not None for job in todo)
     return {"experiment": prepared.name, "finished": done, "of": len(todo), "reasons": reasons, "table": section}
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edge_client.errors import UsageError
 from emulator.experiments.measures import MEASURES, Measure
 from emulator.experiments.plan import ExperimentPlan, PaperFigure, TableCell
 
@@ -87,13 +88,32 @@ def paired_difference(ours: Mapping[int, float], other: Mapping[int, float]) -> 
     return float(np.mean(differences)), float(half), n
 
 
+def lost_rows(old: str, new: str) -> list[str]:
+    """The rows of a table that have fewer figures in its `new` text than in the `old`, as "data, K, method"."""
+
+    def figures(text: str) -> dict[str, int]:
+        lines = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")]
+        return {", ".join(cells[:3]): sum(cell.strip() != NOT_RUN for cell in cells) for cells in lines}
+
+    now = figures(new)
+    return [row for row, held in figures(old).items() if now.get(row, held) < held]
+
+
 def replace_section(path: Path, name: str, section: str) -> None:
-    """Replace what stands between the markers of `name` in a Markdown file; without markers it is added at the end."""
+    """Replace what stands between the markers of `name` in a Markdown file; without markers it is added at the end.
+
+    Raises UsageError, and leaves the file, where a figure would become "not run".
+    """
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     block = f"{begin}\n{section}\n{end}"
     before, found, rest = text.partition(begin)
     if found and end in rest:
+        if lost := lost_rows(rest.partition(end)[0], section):
+            raise UsageError(
+                f"{path} has figures that were not run here ({'; '.join(lost[:3])}); it stays as it is",
+                hint="give the folder of its finished cells as --out, or another file as --write",
+            )
         text = before + block + rest.partition(end)[2]
     else:
         text = f"{text.rstrip()}\n\n## {name}\n\n{block}\n".lstrip()

@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol import codecs, signing, validators
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.nearest.catalog import MAX_CENTERS
@@ -142,6 +142,14 @@ def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
             "bad_field", f"a guide to {bundle.router.centers} centers, there are {len(manifest['centers'])}"
         )
     return bundle
+
+
+def check_replaceable(out: Path) -> None:
+    """Raises UsageError unless a bundle may take the place of `out`: nothing, an empty folder, or an older bundle."""
+    if out.is_file() or (out.is_dir() and any(out.iterdir()) and not (out / MANIFEST_FILE).is_file()):
+        raise UsageError(
+            f"{out} exists and is not a bundle", hint="give --out a new folder, or that of an older bundle"
+        )
 
 
 def check_signature(path: Path, manifest: bytes, trusted: Sequence[bytes]) -> str:

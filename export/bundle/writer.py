@@ -28,7 +28,15 @@ from export.bundle.center_files import (
     load_infer_module,
     name_batch_dimension,
 )
-from export.bundle.reader import FILE_ENDINGS, MANIFEST_FILE, SIGNATURE_FILE, VERSION, BundleManifest, encode_manifest
+from export.bundle.reader import (
+    FILE_ENDINGS,
+    MANIFEST_FILE,
+    SIGNATURE_FILE,
+    VERSION,
+    BundleManifest,
+    check_replaceable,
+    encode_manifest,
+)
 from export.bundle.run_source import BundleSource, Signer
 from export.bundle.verify_centers import (
     accuracy_by_device,
@@ -65,11 +73,12 @@ class BundleOptions:
 def write_bundle(
     out: Path, material: BundleSource, options: BundleOptions | None = None, *, module: nn.Module | None = None
 ) -> BundleManifest:
-    """Write the folder `out`, replacing an older one when the new one is complete. -> manifest.json's content.
+    """Write the folder `out`, replacing an older bundle when the new one is complete. -> manifest.json's content.
 
     `module`: the model in torch, which is not changed; without it, the program's infer graph. Raises UsageError,
-    ConfigError, or ProgramRefused for a file that differs from torch.
+    also where `out` is no bundle, ConfigError, or ProgramRefused for a file that differs from torch.
     """
+    check_replaceable(out)
     if len(material.cards) != len(material.centers) or not material.centers:
         told = f"{len(material.centers)} centers and {len(material.cards)} cards"
         raise UsageError(told, hint="give one card per center")

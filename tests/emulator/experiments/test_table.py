@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from edge_client.errors import UsageError
 from emulator.experiments.measures import Measure
 from emulator.experiments.plan import PaperFigure, TableCell, parse_plan
 from emulator.experiments.table import mean_and_deviation, paired_difference, render_table, replace_section, verdict
@@ -90,6 +91,15 @@ def test_a_row_shows_its_difference_to_the_row_that_it_is_read_against() -> None
     assert head[-2] == "accuracy % against another row, paired"
     assert first[-2] == ""
     assert second[-2] == "-0.50 ± 6.35 to FedAvg, n = 2"
+
+
+def test_a_table_that_lacks_figures_of_the_file_leaves_it_and_names_a_row(tmp_path: Path) -> None:
+    path = tmp_path / "RESULTS.md"
+    replace_section(path, "t", render_table(PLAN, results, command="run it"))
+    held = path.read_text()
+    with pytest.raises(UsageError, match=r"figures that were not run here \(A, 1, FedAvg\); it stays[\s\S]*hint: "):
+        replace_section(path, "t", render_table(PLAN, lambda _: [], command="run it"))
+    assert path.read_text() == held
 
 
 def test_a_table_replaces_itself_between_its_markers_and_nothing_else(tmp_path: Path) -> None:

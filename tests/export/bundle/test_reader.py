@@ -225,6 +225,16 @@ def test_a_new_bundle_takes_the_place_of_an_older_one_and_leaves_nothing_else(tm
     assert [p.name for p in tmp_path.iterdir()] == ["b"]
 
 
+@pytest.mark.parametrize("theirs", ["b/client.toml", "b/state/state.json", "b"])
+def test_a_bundle_takes_the_place_of_nothing_but_a_bundle(theirs: str, tmp_path: Path) -> None:
+    path = tmp_path / theirs
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("a user's work")
+    with pytest.raises(UsageError, match=r"is not a bundle[\s\S]*hint: give --out a new folder"):
+        write_bundle(tmp_path / "b", material(), BundleOptions(formats=()))
+    assert path.read_text() == "a user's work"
+
+
 def test_the_signature_vouches_for_the_manifest_and_so_for_all(bundle: Path, copied: Path) -> None:
     read_bundle(bundle, [public_key(bytes(32)), public_key(KEY)])
     with pytest.raises(Malformed, match="not trusted"):
