@@ -176,8 +176,15 @@ def test_over_mosquitto_a_late_device_trains_and_both_sides_say_so(tmp_path: Pat
     told: list[str] = []
 
     def start(cid: str) -> None:
-        where = {"data": tmp_path / cid, "state": tmp_path / cid / "state", "broker": mosquitto.url}
-        asked = ClientConfig(federation=FEDERATION, device_id=cid, signing_keys=(key,), min_battery_percent=0, **where)
+        asked = ClientConfig(
+            federation=FEDERATION,
+            device_id=cid,
+            broker=mosquitto.url,
+            data=tmp_path / cid,
+            state=tmp_path / cid / "state",
+            signing_keys=(key,),
+            min_battery_percent=0,
+        )
         clients[cid] = Client(
             asked,
             lambda will: MqttTransport(mosquitto.url, f"{FEDERATION}.{cid}", will=will),
