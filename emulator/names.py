@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 
 from coordinator.models.registry import MODELS
@@ -14,7 +15,12 @@ from emulator.experiments.plan import experiment_names
 
 def known_names() -> dict[str, list[str]]:
     """Kind -> its names, each as the command line takes it."""
-    ours = {"methods": METHODS, "data-sets": DATA_SETS, "models": MODELS, "partitions": PARTITION_SCHEMES}
+    ours: Mapping[str, Iterable[str]] = {
+        "methods": METHODS,
+        "data-sets": DATA_SETS,
+        "models": MODELS,
+        "partitions": PARTITION_SCHEMES,
+    }
     found = {
         kind: [*names, *(p.name for p in entry_points(group=f"fedcenters.{kind}"))] for kind, names in ours.items()
     }

@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
                     multiple[kind] = max(multiple[kind], size / known[kind])
         return refused, known
 
-    virtual_network.outliers = spy  # type: ignore[assignment]
+    vars(virtual_network)["outliers"] = spy
     app(["simulate", *arguments], standalone_mode=False)
     for kind in sorted(greatest):
         sys.stdout.write(f"{kind:15} at most {greatest[kind]:9.3g}, {multiple[kind]:5.2f} times the usual\n")

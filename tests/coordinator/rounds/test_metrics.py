@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections import Counter
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -55,7 +56,7 @@ def test_the_record_of_an_older_version_gets_the_present_names() -> None:
     old = {"event": "round", "f1": {"micro": 0.5, "macro": 0.25}, "round": 3, "per_center": [0.5]}
     new = upgraded_record(old)
     assert (new["f1_of_devices"], new["f1_pooled"]) == ({"weighted": 0.5, "unweighted": 0.25}, None)
-    unknown = {"accuracy": {"micro": None, "macro": None}, "per_center": [None], "per_device": [{}]}
+    unknown: dict[str, Any] = {"accuracy": {"micro": None, "macro": None}, "per_center": [None], "per_device": [{}]}
     assert (new["centers"], new["round"], "f1" in new) == (unknown, 3, False)
     assert upgraded_record(new) == new
 
