@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
 from edge_client.runtime.progress import Event, Tell, format_event
+from edge_client.runtime.state import lock_state
 
 STOP_TIMEOUT_S = 2.0  # for a task under way, after a signal to stop
 INSECURE_HELP = "speak plain mqtt:// to a broker on another machine: everything can be read and changed on the way"
@@ -106,10 +108,13 @@ def _workstation(commands: Any) -> list[argparse.ArgumentParser]:  # noqa: ANN40
 def _join(options: argparse.Namespace) -> int:
     configs = [enrolment.load_enrolled(path) for path in options.config]
     how = {"quiet": options.quiet, "as_json": options.json}
-    return run_clients(
-        [make_client(c, insecure=options.insecure, tell=reporter(c.device_id, **how)) for c in configs],
-        quiet=options.quiet,
-    )
+    with ExitStack() as locks:
+        for config in configs:
+            locks.enter_context(lock_state(config.state))
+        return run_clients(
+            [make_client(c, insecure=options.insecure, tell=reporter(c.device_id, **how)) for c in configs],
+            quiet=options.quiet,
+        )
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -7,15 +7,15 @@ ends: the write-ahead log is synchronised at every commit.
 from __future__ import annotations
 
 import errno
-import fcntl
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from edge_client.errors import ConfigError
+from edge_client.transport.folder_lock import lock_folder
 
 DATABASE_FILE = "coordinator.sqlite"
 SCHEMA_VERSION = "3"
@@ -65,7 +65,7 @@ class Database:
         folder.mkdir(parents=True, exist_ok=True)
         folder.chmod(0o700)
         self._folder = folder
-        self._lock = _lock(folder / "lock")
+        self._lock = lock_folder(folder, by="coordinator")
         self._one_at_a_time = threading.RLock()  # slow work in a thread of its own uses the store too
         try:
             _check_not_lost(folder)
@@ -176,16 +176,3 @@ def _check_not_lost(folder: Path) -> None:
     if blobs.is_dir() and any(file.is_file() for file in blobs.iterdir()):
         state = "is empty" if path.exists() else "is missing"
         raise ConfigError(f"{path} {state}, but there are blobs of a training beside it", hint=_RESTORE)
-
-
-def _lock(path: Path) -> IO[str]:
-    """Lock a file until it is closed; the kernel releases the lock when the process dies."""
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as taken:
-        file.close()
-        raise ConfigError(
-            f"{path.parent} is in use by another coordinator", hint="stop that one, or use another folder"
-        ) from taken
-    return file

@@ -1,5 +1,6 @@
 """What survives a power cut: the last result until it is acknowledged, own models, a probe's posterior, residuals.
 
+    state/lock           one `join` at a time uses the folder
     state/birth          counts connections
     state/state.json     everything small, replaced as a whole; it names the blobs that belong to it
     state/kept/<sha256>  the last update, own models, residuals, responsibilities; written before state.json names them
@@ -12,10 +13,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -25,6 +27,7 @@ from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.task import Array, Flat, Schema
 from edge_client.transport.blobs import BlobFolder, write_atomically
+from edge_client.transport.folder_lock import lock_folder
 
 log = logging.getLogger(__name__)
 
@@ -212,9 +215,21 @@ class DeviceState:
             return 0
 
 
+def lock_state(folder: Path) -> IO[str]:
+    """Keep the state folder for this process until the file is closed. Raises ConfigError."""
+    with _refuse_unwritable():
+        return lock_folder(folder, by="join")
+
+
 def _open_folder(path: Path) -> BlobFolder:
-    try:
+    with _refuse_unwritable():
         return BlobFolder(path)
+
+
+@contextmanager
+def _refuse_unwritable() -> Iterator[None]:
+    try:
+        yield
     except OSError as wrong:
         raise ConfigError(
             f"cannot write to the state folder: {wrong}", hint="set `state` to a folder that this user may write to"

@@ -29,6 +29,7 @@ from edge_client.errors import (
 from edge_client.protocol import messages
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Connected, Message
+from edge_client.transport.folder_lock import lock_folder
 from edge_client.transport.mqtt import MqttTransport
 
 ROOT = Path(__file__).parents[2]
@@ -211,6 +212,32 @@ def test_a_state_folder_that_cannot_be_written_is_a_matter_of_configuration(
     path = write_device(tmp_path, state="file/state")
     assert main(["join", "--config", str(path)]) == 3
     assert "cannot write to the state folder" in capsys.readouterr().err
+
+
+def test_a_state_folder_serves_one_join_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither a second process nor a second configuration of the same process may use it."""
+    path = write_device(tmp_path)
+    with lock_folder(tmp_path / "state-dev-1", by="join"):
+        assert main(["join", "--config", str(path)]) == 3
+    told = capsys.readouterr().err
+    assert "state-dev-1 is in use by another join" in told
+    assert "hint: stop that one, or use another folder" in told
+    assert main(["join", "--config", str(path), "--config", str(path)]) == 3
+    assert "state-dev-1 is in use by another join" in capsys.readouterr().err
+
+
+@pytest.mark.broker
+def test_a_second_join_leaves_the_first_one_alone(
+    tmp_path: Path, mosquitto: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_device(tmp_path, broker=mosquitto.url)
+    with watching(mosquitto.url) as watcher, process("join", "--config", str(path)) as first:
+        assert next_state(watcher) == ("dev-1", "on")
+        assert main(["join", "--config", str(path)]) == 3
+        first.send_signal(signal.SIGTERM)
+        assert next_state(watcher) == ("dev-1", "off")
+        assert first.wait(30) == 0
+    assert "is in use by another join" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,27 @@
+"""A lock on a folder that one process at a time may use: a device's state, the coordinator's store."""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from edge_client.errors import ConfigError
+
+
+def lock_folder(folder: Path, *, by: str) -> IO[str]:
+    """Lock `folder`/lock until the file is closed; the kernel releases the lock when the process dies.
+
+    Makes the folder. Raises ConfigError when it is locked already, by another `by`; OSError when it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as taken:
+        file.close()
+        raise ConfigError(f"{folder} is in use by another {by}", hint="stop that one, or use another folder") from taken
+    except OSError:
+        file.close()
+        raise
+    return file
