@@ -129,9 +129,10 @@ class Client:
 
     def _take(self, event: Event | None) -> None:
         self._watchdog.notify_alive(self._clock.now_s())
+        if isinstance(event, Connected):  # told before the presence message, which may bring a stop
+            self._tell({"event": "connected", "broker": self.config.broker})
         self._session.handle(event)
         if isinstance(event, Connected):
-            self._tell({"event": "connected", "broker": self.config.broker})
             self._uploader.link_up()
         elif isinstance(event, Disconnected):
             self._tell({"event": "lost", "reason": event.reason})
