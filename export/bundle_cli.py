@@ -56,7 +56,8 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     """Write the centers of a finished run as files.
 
     One per center and format, with cards and a manifest, which anyone can use. Every file is compared with torch
-    before the folder gets its name. A coordinator's bundle is signed with its key.
+    before the folder gets its name. A coordinator's bundle is signed with the key of its
+    signing-folder, where that can be read.
     """
     from export.bundle.reader import check_replaceable
 
@@ -68,7 +69,8 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     options = BundleOptions(formats=_listed(formats), schemes=_listed(quantize), stacked=stacked)
     manifest = bundle_run(run, out, options, method=method, data=data, samples=samples, sign=_signer(key, federation))
     if not (out / "manifest.sig").exists():
-        print("the bundle is not signed; sign it with --key and --federation", file=sys.stderr)
+        unsigned = "warning: the bundle is NOT signed, and devices refuse it"
+        print(f"{unsigned}; --key SIGNING.KEY --federation NAME signs it", file=sys.stderr)
     _print_written(out, manifest)
 
 

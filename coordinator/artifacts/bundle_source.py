@@ -7,12 +7,13 @@ Devices' samples never leave them, so the only samples are the configured refere
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
-from coordinator.identity.signing_key import open_signing_key
+from coordinator.identity.signing_key import read_signing_key
 from coordinator.rounds.round_record import RoundRecord, upgraded_record
 from coordinator.storage.run_reader import STORE_FOLDER, open_database, read_program
 from edge_client.errors import ConfigError
@@ -21,9 +22,11 @@ from edge_client.protocol.nearest.center_tree import CenterTree
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Schema
 from edge_client.protocol.topics import check_cid, check_sha256
+from edge_client.toml_files import parse_toml
 from export.bundle.model_cards import center_facts
-from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, make_signer
+from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData, Signer, make_signer
 
+log = logging.getLogger(__name__)
 _LAST_TEST = """
     select cid, sha256, n from replies join runs on replies.run = runs.run
     where name = :name and what = 'stats' and (round, exchange) = (
@@ -46,15 +49,13 @@ def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path 
     members = [[c for c, at in sorted(assignment.items()) if at == k] for k in range(len(centers))]
     if not assignment and len(centers) == 1:
         members = [sorted(last_round(run, name)["per_device"])]
-    federation = _federation(run)
-    signs = (run / "signing.key").is_file()
     return BundleSource(
         program=program,
         files=_containers(run, program),
         centers=centers,
         cards=run_cards(run, name, members),
         reference=held_out(run, data=None),
-        sign=make_signer(open_signing_key(run).private, federation) if federation and signs else None,
+        sign=_signer(run),
         newcomers=_newcomers(run),
     )
 
@@ -141,6 +142,18 @@ def _labels(run: Path, name: str, rounds: int, schema: Schema) -> dict[ClientId,
 def _containers(run: Path, program: Program) -> dict[str, bytes]:
     hashes = {c.sha256 for functions in program.containers.values() for c in functions.values()}
     return {sha256: (run / STORE_FOLDER / "blobs" / check_sha256(sha256)).read_bytes() for sha256 in sorted(hashes)}
+
+
+def _signer(run: Path) -> Signer | None:
+    """What signs with the key of the run's `signing-folder`; None, with a warning, where that cannot be read."""
+    federation, file = _federation(run), run / "config.toml"
+    settings = parse_toml(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        key = read_signing_key(Path(settings.get("signing-folder") or run))
+    except ConfigError as wrong:
+        log.warning("%s", wrong.message)
+        return None
+    return make_signer(key.private, federation) if federation else None
 
 
 def _federation(run: Path) -> str | None:

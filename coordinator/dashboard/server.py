@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,6 +21,7 @@ from coordinator.dashboard.side_panels import SidePanels
 from coordinator.http_settings import uvicorn_config
 from coordinator.phone.routes import phone_routes
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
+from export.serve.http_gate import open_listener
 
 log = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 2.0
@@ -48,14 +48,13 @@ class DashboardServer:
         settings = uvicorn_config(app, endpoint.host, endpoint.port, certificate=endpoint.certificate, key=endpoint.key)
         try:
             settings.load()
-            family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-            self._socket = socket.create_server((endpoint.host, endpoint.port), family=family)
+            self._socket = open_listener(endpoint.host, endpoint.port, what="the dashboard", option="--dashboard")
         except OSError as wrong:
             map_worker.close()
-            raise NetworkError(
-                f"the dashboard cannot listen on {endpoint.host}:{endpoint.port}: {wrong}",
-                hint="is the port in use, is the certificate right? choose another with --dashboard",
-            ) from None
+            raise NetworkError(f"the dashboard cannot speak TLS: {wrong}", hint="is the certificate right?") from None
+        except NetworkError:
+            map_worker.close()
+            raise
         self.port: int = self._socket.getsockname()[1]
         self.link = endpoint.link(self.port)
         self._server = uvicorn.Server(settings)

@@ -55,6 +55,15 @@ def open_signing_key(folder: Path) -> SigningKey:
     return key
 
 
+def read_signing_key(folder: Path) -> SigningKey:
+    """The key in `folder`; writes nothing. Raises ConfigError where it cannot be read, or where others can read it."""
+    try:
+        return _read(folder / CURRENT_KEY_FILE)
+    except OSError as wrong:
+        hint = "run this as the coordinator's user, on its machine"
+        raise ConfigError(f"{folder / CURRENT_KEY_FILE} cannot be read: {wrong.strerror}", hint=hint) from wrong
+
+
 def trusted_keys(folder: Path) -> list[str]:
     """The public keys [hex] that devices must trust: the one in use, then the announced one if there is one."""
     keys = [open_signing_key(folder)]

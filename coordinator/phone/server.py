@@ -12,7 +12,7 @@ from coordinator.http_settings import uvicorn_config
 from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
-from export.serve.http_gate import create_gated_app
+from export.serve.http_gate import create_gated_app, open_listener
 
 
 def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
@@ -27,11 +27,9 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     settings = uvicorn_config(app, host, int(port), certificate=certificate, key=key)
     try:
         settings.load()
-        opened = settings.bind_socket()
-    except (OSError, SystemExit) as wrong:
-        raise NetworkError(
-            f"the page cannot be served on {listen}: {wrong}", hint="choose another port with --listen"
-        ) from None
+    except OSError as wrong:
+        raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
+    opened = open_listener(host, int(port), what="the phone's page", option="--listen")
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
     sys.stderr.write(join_links.qr_terminal(link))

@@ -60,19 +60,20 @@ def read_status(folder: Path) -> dict[str, Any]:
         rounds = {name: (run, number) for name, run, number in db.execute(query).fetchall()}
         events = [upgraded_record(json.loads(line)) for (line,) in db.execute("select line from events order by id")]
         refused = {name: _refusals(db, run) for name, (run, _) in rounds.items()}
+        live = _live(folder)
+        exchange = _without_refused(db, live["exchange"])
     lesson = json.loads(facts.get("lesson", "{}"))
     newest = {event["event"]: event for event in events}
     starts = [place for place, event in enumerate(events) if event["event"] == "start"]
     errors = [event["message"] for event in events[starts[-1] if starts else 0 :] if event["event"] == "error"]
     last = {event["run"]: event for event in events if event["event"] == "round"}
-    live = _live(folder)
     return {
         "version": __version__,
         "devices": devices,
         **live,
         "federation": lesson.get("federation") or live.get("federation"),
         "epoch": int(facts.get("epoch", 0)),
-        "exchange": _named(live["exchange"], {run: name for name, (run, _) in rounds.items()}),
+        "exchange": _named(exchange, {run: name for name, (run, _) in rounds.items()}),
         "runs": [
             {
                 "name": run["name"],
@@ -93,7 +94,8 @@ def read_status(folder: Path) -> dict[str, Any]:
 def status_lines(found: Mapping[str, Any]) -> list[str]:
     """The status as lines of text, the most important first."""
     out = [f"federation {found['federation'] or '(not known yet)'}, epoch {found['epoch']}: {_doing(found)}"]
-    out.append(f"{found['devices']} devices enrolled, {found['connected']} connected; {_traffic(found['bytes'])}")
+    connected = "" if found["phase"] == "stopped" else f", {found['connected']} connected"
+    out.append(f"{found['devices']} devices enrolled{connected}; {_traffic(found['bytes'])}")
     out += [f"  {cid}: {reason}" for cid, reason in _first_rows(sorted(found["runtimes"].items()))]
     for run in found["runs"]:
         micro = (run["accuracy"] or {}).get("micro")
@@ -151,21 +153,30 @@ def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterato
 
 
 def _live(folder: Path) -> dict[str, Any]:
-    """The content of status.json, or zeros where there is none."""
-    nothing: dict[str, Any] = {
-        "phase": "not started",
-        "unix_ms": 0,
-        "connected": 0,
-        "bytes": {"down": 0, "up": 0},
-        "exchange": None,
-        "runtimes": {},
-    }
+    """The content of status.json, or zeros where there is none; of a stopped coordinator nothing of its last moment."""
+    moment: dict[str, Any] = {"connected": 0, "exchange": None, "runtimes": {}}
+    nothing: dict[str, Any] = {"phase": "not started", "unix_ms": 0, "bytes": {"down": 0, "up": 0}, **moment}
     try:
         left = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
         silent_s = max(0.0, time.time() - (folder / STATUS_FILE).stat().st_mtime)
     except (OSError, ValueError):
         return {**nothing, "silent_s": 0.0}
-    return {**nothing, **left, "silent_s": round(silent_s, 1)}
+    over = moment if left.get("phase") == "stopped" else {}
+    return {**nothing, **left, **over, "silent_s": round(silent_s, 1)}
+
+
+def _without_refused(db: Any, exchange: Mapping[str, Any] | None) -> Mapping[str, Any] | None:  # noqa: ANN401 - as `_refusals`
+    """The exchange of status.json, where devices whose refusal was stored after that file are not `open` any more."""
+    if exchange is None:
+        return None
+    key = tuple(exchange[name] for name in ("run", "round", "exchange"))
+    rows = db.execute("select cid from refusals where run = ? and round = ? and exchange = ?", key).fetchall()
+    refused = {cid for (cid,) in rows} & set(exchange["open"])
+    return {
+        **exchange,
+        "open": [cid for cid in exchange["open"] if cid not in refused],
+        "refused": sorted({*exchange["refused"], *refused}),
+    }
 
 
 def _named(exchange: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, Any] | None:

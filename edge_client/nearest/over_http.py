@@ -124,10 +124,11 @@ class SiteClient:
             with self._opener.open(request, timeout=TIMEOUT_S) as response:
                 data: bytes = response.read(limit + 1)
         except urllib.error.HTTPError as refused:
-            hint = "is this a site of centers?"
+            what, hint = f"{request.full_url} answers {refused.code}", "is this a site of centers?"
             if refused.code == HTTPStatus.NOT_FOUND and path.endswith("manifest.sig"):
-                hint = "the bundle is not signed: `fedcenters-export bundle --key` signs it, --unsigned accepts it"
-            raise NetworkError(f"{request.full_url} answers {refused.code}", hint=hint) from None
+                what = f"this bundle is not signed: {self._base} has no manifest.sig of it"
+                hint = "`fedcenters-export bundle --key --federation` signs it, --unsigned accepts it"
+            raise NetworkError(what, hint=hint) from None
         except OSError as lost:
             raise NetworkError(f"{request.full_url} cannot be reached: {lost}", hint="check the address") from None
         if len(data) > limit:

@@ -13,6 +13,7 @@ import uvicorn
 from edge_client.errors import ConfigError, NetworkError
 from export.serve.app import create_serve_app
 from export.serve.generations import GenerationManager
+from export.serve.http_gate import open_listener
 from export.serve.rate_limits import RateLimiter
 from export.serve.rollout import RolloutPlan
 
@@ -61,13 +62,11 @@ def run_server(options: ServeOptions) -> None:
     )
     try:
         config.load()
-        socket = config.bind_socket()
-        socket.listen(SOCKET_BACKLOG)  # now: a reader of the line below may connect at once
-    except (OSError, SystemExit) as wrong:
-        raise NetworkError(
-            f"cannot serve on {options.host}:{options.port}: {wrong}",
-            hint="is the port in use, is the certificate right?",
-        ) from None
+    except OSError as wrong:
+        raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
+    socket = open_listener(  # it listens now: a reader of the line below may connect at once
+        options.host, options.port, what="the server of centers", option="--host or --port", backlog=SOCKET_BACKLOG
+    )
     port = socket.getsockname()[1]
     scheme = "http" if options.certificate is None else "https"
     sys.stderr.write(f"serving {options.bundle} at {scheme}://{options.host}:{port}/centers; Ctrl-C ends it\n")

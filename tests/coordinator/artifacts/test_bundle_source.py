@@ -64,3 +64,21 @@ def test_devices_samples_stayed_with_them(run: Path) -> None:
 def test_a_run_that_is_not_there_is_named_with_those_that_are(run: Path) -> None:
     with pytest.raises(ConfigError, match=r"no centers of ifca[\s\S]*fesem"):
         bundle_source.bundle_source(run, method="ifca", engines=(), data=None)
+
+
+def test_a_bundle_is_signed_with_the_key_of_the_runs_signing_folder(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    (run / "signing.key").rename(keys / "signing.key")
+    (run / "config.toml").write_text(f'signing-folder = "{keys}"\n')
+    found = bundle_source.bundle_source(run, method="", engines=(), data=None)
+    key = public_key(bytes.fromhex((keys / "signing.key").read_text().strip()))
+    assert found.sign is not None
+    assert verify_bundle(b"manifest", found.sign(b"manifest").encode(), [key]) == "test"
+    assert not caplog.messages
+    (keys / "signing.key").unlink()
+    assert bundle_source.bundle_source(run, method="", engines=(), data=None).sign is None
+    assert f"{keys / 'signing.key'} cannot be read: No such file" in caplog.text
+    assert list(keys.iterdir()) == []

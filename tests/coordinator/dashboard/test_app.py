@@ -139,7 +139,7 @@ def test_a_taken_port_is_told_with_what_to_do(tmp_path: Path, free_port: int) ->
     with socket.create_server(("127.0.0.1", free_port)) as taken:
         assert taken
         with (
-            pytest.raises(NetworkError, match="is the port in use"),
+            pytest.raises(NetworkError, match=r"cannot listen on .*: the port is in use"),
             serve_dashboard(tmp_path, dashboard=str(free_port)),
         ):
             raise AssertionError("it listens")

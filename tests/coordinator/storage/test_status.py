@@ -176,3 +176,41 @@ def test_runtimes_that_compute_wrongly_are_told_with_their_versions_and_such_a_d
     }
     assert f"  d04: {said}; no other engine is left" in status_lines(found)
     assert found["devices"] == 4
+
+
+def test_a_coordinator_that_stopped_in_a_round_shows_nothing_of_that_moment(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start_devices(2)
+    fed.start_mute_device("d02")
+    fed.start_mute_device("d03")
+    process = fed.start_coordinator()
+    fed.world.run(lambda: fed.live_since(3.0))
+    assert "\nnow: " in "\n".join(status_lines(read_status(fed.config.folder)))
+    assert fed.server is not None
+    fed.server.stop()
+    fed.world.run(lambda: process.ended)
+    found = read_status(fed.config.folder)
+    assert (found["phase"], found["connected"], found["exchange"], found["runtimes"]) == ("stopped", 0, None, {})
+    text = "\n".join(status_lines(found))
+    assert "connected" not in text
+    assert "now: " not in text
+    assert "4 devices enrolled; " in text
+    fed.world.end()
+
+
+def test_a_device_that_refused_is_not_also_shown_as_training(tmp_path: Path) -> None:
+    fed = Federation.of(tmp_path, quorum=0.5)
+    spy = Spy(fed.world.broker)
+    fed.start(3)
+    fed.start_mute_device("d03")
+    fed.world.run(lambda: len(spy.said("ack")) == 3 and fed.live_since(3.0))
+    before = (fed.config.folder / STATUS_FILE).read_text()  # as written up to two seconds before a refusal
+    task = spy.said("task", cid="d03")[0]
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    spy.say("d03", "nack", re=task["id"], **key, code="unavailable", detail="hot", retry_ms=120_000)
+    fed.world.run(lambda: read_status(fed.config.folder)["runs"][0]["refused"] != {})
+    (fed.config.folder / STATUS_FILE).write_text(before)
+    found = read_status(fed.config.folder)["exchange"]
+    assert json.loads(before)["exchange"]["open"] == ["d03"]
+    assert (found["open"], found["refused"]) == ([], ["d03"])
+    fed.world.end()

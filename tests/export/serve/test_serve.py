@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import socket
 import ssl
 import subprocess
 import sys
@@ -240,7 +241,7 @@ def test_a_token_is_needed_where_one_is_set_and_tls_is_spoken(tmp_path: Path) ->
         (("b", "--token", "open"), "chmod 600"),
         (("b", "--token", "short"), "16 characters"),
         (("b", "--certificate", "open"), "certificate and its key"),
-        (("b", "--host", "203.0.113.1"), "cannot serve on"),
+        (("b", "--host", "203.0.113.1"), "cannot listen on"),
     ],
 )
 def test_what_cannot_be_served_is_said_before_anything_listens(
@@ -301,3 +302,14 @@ def certificate(folder: Path) -> None:
     names = ["-subj", "/CN=127.0.0.1", "-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2", "-noenc"]
     subprocess.run(["openssl", "req", "-x509", *kind, *names], check=True, capture_output=True)
+
+
+def test_a_port_in_use_is_said_in_words(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "b", "one")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "export.cli", "serve", str(tmp_path / "b"), "--port", str(port)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 4
+    assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in done.stderr
+    assert "--port" in done.stderr
