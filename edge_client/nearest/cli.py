@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from types import FrameType
@@ -88,6 +89,7 @@ def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, 
         clock=SystemClock(),
         rng=np.random.default_rng(time.time_ns()),
         choice=choice,
+        tell=lambda text: print(f"{config.device_id}: {text}", file=sys.stderr, flush=True),
     ).run()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from edge_client.protocol.task import MAX_MODELS, Reply
 from edge_client.runtime.golden_results import FILE, GoldenResults
 from edge_client.runtime.session import Session
 from edge_client.runtime.task_runner import OpenEngine, TaskRunner
-from edge_client.transport.base import Dial
+from edge_client.transport.base import Dial, Message
 from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import Clock
 
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 
 VISIT_TIMEOUT_S = 120.0  # for the whole session
 REQUEST_RETRY_S = 8.0
+SILENCE_S = 5.0  # an answer takes less
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,7 @@ class NearestClient:
     rng: np.random.Generator
     choice: NearestOptions
     open_engine: OpenEngine = open_engine
+    tell: Callable[[str], None] = lambda _: None  # called with a line of text after SILENCE_S without a message
     _pointer: Mapping[str, Any] | None = field(default=None, init=False)  # the `cat` message
     _answer: Mapping[str, Any] | None = field(default=None, init=False)  # the `near` answer
     _bytes: int = field(default=0, init=False)  # of the blobs that this session fetched
@@ -79,6 +82,7 @@ class NearestClient:
             config, session.cache, self.local, self.open_engine, GoldenResults(config.state / FILE)
         )
         self._until_s = self.clock.now_s() + VISIT_TIMEOUT_S
+        self._tell_at_s = 0.0  # when to tell that nothing comes
 
     def run(self) -> NearestAnswer:
         """Raises NetworkError when no answer comes in time, ProtocolError when what comes is not right.
@@ -154,17 +158,23 @@ class NearestClient:
 
     def _fetch(self, manifests: list[Manifest]) -> None:
         has = self._session.cache.has
+        self._expect()
         self._bytes += sum(m.size for m in {m.sha256: m for m in manifests}.values() if not has(m.sha256))
         for wait_s in self._session.fetch(manifests):
             self._check_patience("the blobs of the catalog")
             self._pump(wait_s)
 
     def _wait(self, done: Callable[[], bool], what: str, *, at_most_s: float = VISIT_TIMEOUT_S) -> None:
+        self._expect()
         until_s = self.clock.now_s() + at_most_s
         while not done() and self.clock.now_s() < until_s:
             self._pump(until_s - self.clock.now_s())
         if not done():
             self._check_patience(what)
+
+    def _expect(self) -> None:
+        """From now on a message may come: what the device computed before is no silence of the coordinator."""
+        self._tell_at_s = max(self._tell_at_s, self.clock.now_s() + SILENCE_S)
 
     def _check_patience(self, what: str) -> None:
         if self.clock.now_s() >= self._until_s:
@@ -174,8 +184,18 @@ class NearestClient:
             )
 
     def _pump(self, timeout_s: float) -> None:
-        left_s = max(0.0, self._until_s - self.clock.now_s())
-        self._session.handle(self._session.transport.receive(min(timeout_s, left_s)))
+        now_s = self.clock.now_s()
+        event = self._session.transport.receive(
+            max(0.0, min(timeout_s, self._until_s - now_s, self._tell_at_s - now_s))
+        )
+        now_s = self.clock.now_s()
+        if isinstance(event, Message):
+            self._tell_at_s = now_s + SILENCE_S
+        elif now_s >= self._tell_at_s:
+            self._tell_at_s = inf  # once, until something comes
+            left_s = max(0.0, self._until_s - now_s)
+            self.tell(f"waiting for the coordinator of {self.config.federation}, at most {left_s:.0f} s more")
+        self._session.handle(event)
         self._session.raise_failure()
 
     def _on_catalog(self, message: Mapping[str, Any]) -> None:

@@ -188,7 +188,7 @@ class DeviceStage:
 
         return self.play(script())
 
-    def visit(self, script: Script, **wish: Any) -> NearestAnswer:  # noqa: ANN401 - of Wish
+    def visit(self, script: Script, *, tell: Callable[[str], None] = lambda _: None, **wish: Any) -> NearestAnswer:  # noqa: ANN401 - of NearestOptions
         """One visit of a device that only asks which center is nearest."""
         self.playing, self.script, self.left_s = None, script, 0.0
         self.lead(1)
@@ -200,6 +200,7 @@ class DeviceStage:
                 clock=self.clock,
                 rng=np.random.default_rng(1),
                 choice=NearestOptions(**{"file_format": "onnx", **wish}),
+                tell=tell,
                 open_engine=self.open_engine,
             ).run()
         finally:

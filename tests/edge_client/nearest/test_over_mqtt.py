@@ -137,6 +137,32 @@ def test_a_lost_question_is_asked_again(stage: DeviceStage) -> None:
     assert stage.visit(script()).center == 0
 
 
+def test_a_coordinator_that_is_silent_is_told_before_the_time_is_over(stage: DeviceStage) -> None:
+    """Also where the broker has the catalog: its blobs come from the coordinator."""
+    stage.serve = False
+    told: list[tuple[float, str]] = []
+
+    def tell(text: str) -> None:
+        told.append((stage.clock.now_s(), text))
+
+    def catalog_only() -> Script:
+        publish(stage, catalog_of(stage, [stage.model(1)]))
+        yield
+
+    for script in (iter(()), catalog_only()):
+        began_s = stage.clock.now_s()
+        with pytest.raises((NetworkError, Malformed)):
+            stage.visit(script, tell=tell)
+        assert told == [(began_s + 5, f"waiting for the coordinator of {FEDERATION}, at most 115 s more")]
+        told.clear()
+
+
+def test_an_answer_in_time_is_not_announced_as_waiting(stage: DeviceStage) -> None:
+    told: list[str] = []
+    stage.visit(answering(stage, catalog_of(stage, [good_model(stage)])), tell=told.append)
+    assert told == []
+
+
 def test_a_catalog_that_does_not_come_is_told_with_a_hint(stage: DeviceStage) -> None:
     with pytest.raises(NetworkError, match="did not send its catalog of centers") as wrong:
         stage.visit(iter(()))
