@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coordinator import config as coordinator_config
@@ -63,3 +64,18 @@ def test_each_command_and_each_of_its_options_exists(command: str) -> None:
 def test_each_make_target_exists(command: str) -> None:
     target = command.split()[1]
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+
+
+def test_the_script_for_devices_without_samples_leaves_a_provisioned_client_as_it_is(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "quick-start.md").read_text(encoding="utf-8")
+    script = next(text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "# two_devices.py" in text)
+    assert "`two_devices.py`" in README
+    for name in ("pi-1", "pi-2"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "device.key").touch()
+        (tmp_path / name / "client.toml").write_text("as provisioned")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+    for name in ("pi-1", "pi-2"):
+        assert (tmp_path / name / "client.toml").read_text() == "as provisioned"
+        for file in ("train.npz", "test.npz"):
+            assert np.load(tmp_path / name / "data" / file)["x"].shape[1:] == (1, 8, 8)
