@@ -141,7 +141,8 @@ def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:
     """What is left to do by hand."""
     hints = [RELOAD_HINT] if revoked else []
     if made and os.name == "posix" and os.geteuid() == 0:
-        hints.append(f"{OWNER_HINT}: chown -R mosquitto {folder / 'broker'}")
+        through = f"chgrp mosquitto {folder} && chmod g+x {folder}"
+        hints.append(f"{OWNER_HINT}: chown -R mosquitto {folder / 'broker'} && {through}")
     return hints
 
 

@@ -60,7 +60,8 @@ def test_root_is_told_how_mosquitto_can_read_its_files(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
     made, again = (invoke(str(tmp_path / "k"), "--federation", "demo", "--host", "h") for _ in range(2))
-    command = f"chown -R mosquitto {tmp_path / 'k' / 'broker'}"
+    keys = tmp_path / "k"  # for its owner alone, so mosquitto must get through it too
+    command = f"chown -R mosquitto {keys / 'broker'} && chgrp mosquitto {keys} && chmod g+x {keys}"
     assert (command in made.stderr, command in again.stderr) == (user == 0, False)
 
 
