@@ -43,6 +43,7 @@ def show_progress(logger: str) -> None:
     if not any(isinstance(handler, _StderrLines) for handler in told.handlers):
         told.addHandler(_StderrLines())
         told.setLevel(logging.INFO)
+        told.propagate = False  # litert's libraries give the root logger a handler, which would repeat each line
 
 
 class _StderrLines(logging.Handler):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -46,3 +48,12 @@ def test_two_threads_that_export_at_once_leave_the_descriptors_as_they_were(capf
         thread.join()
     os.write(1, b"afterwards\n")
     assert capfd.readouterr().out == "afterwards\n"
+
+
+def test_progress_is_told_once_also_where_a_library_gave_the_root_logger_a_handler() -> None:
+    code = (
+        "import logging; from export.silence import show_progress; show_progress('export');"
+        "logging.basicConfig(); logging.getLogger('export.bundle.writer').info('writing center 1 of 2')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == "writing center 1 of 2\n"
