@@ -39,7 +39,6 @@ DATA_SET = "data-set"  # a setting
 FLEET_FILE = "fleet.json"
 THREE = 3  # figures share a row
 FULL_ROW_INCHES = 8  # inches: a picture that wide has a row of its own
-LAST_ROUNDS = 3  # rounds whose mean is a run's result, as the papers' tables have it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +64,8 @@ class RunSummary:
         return [value.get(kind) if isinstance(value, Mapping) else value for value in values]
 
     def result(self, quantity: str, kind: str) -> float | None:
-        """The mean of the last three rounds that were tested."""
-        known = [value for value in self.curve(quantity, kind) if value is not None][-LAST_ROUNDS:]
-        return float(np.mean(known)) if known else None
+        """The value of the last round that was tested: what `simulate` prints, and what the exported centers have."""
+        return next((value for value in reversed(self.curve(quantity, kind)) if value is not None), None)
 
     @property
     def accuracies(self) -> list[float]:
@@ -143,7 +141,7 @@ def comparison_page(lines: Sequence[RunSummary]) -> str:
     differing = f"<h2>Where they differ</h2>{html_table(head, rows)}" if (rows := _differing(lines)) else ""
     body = f"""{_verdict(lines)}
 {html_table(TABLE_HEAD, [_row(line) for line in lines])}
-<p class="quiet">Results are means of the last {LAST_ROUNDS} tested rounds, over the devices' held-out samples: micro
+<p class="quiet">Results are those of the last tested round, over the devices' held-out samples: micro
 weighs samples alike, macro and unweighted devices. F1 of devices is the mean of the devices' macro F1; pooled F1 is the
 macro F1 of all samples. "Centers alone" is the accuracy of the centers as they are exported, in the last round; it
 differs where a device is served another model, such as its own. Worst and median device: the last round.</p>
