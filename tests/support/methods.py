@@ -52,8 +52,8 @@ class MethodWorld:
     number: int = 0
     exchanges: list[Exchange] = field(default_factory=list)  # of the last round, that of evaluation included
 
-    def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None) -> RoundReport:
-        """One more round and its evaluation; the devices in `silent` answer neither."""
+    def round(self, *, silent: Collection[ClientId] = (), fleet: Fleet | None = None, last: bool = True) -> RoundReport:
+        """One more round and its evaluation, as the last one of its run or not; devices in `silent` answer neither."""
         self.number, self.exchanges = self.number + 1, []
         self.devices.posterior.clear()
 
@@ -62,7 +62,9 @@ class MethodWorld:
             return {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
 
         rng, present = round_rng(self.seed, self.number), self.fleet if fleet is None else fleet
-        self.state, report = drive(run_round(self.strategy, self.state, self.schema, present, rng, batch=64), ask)
+        rounds = {"round": self.number, "of": self.number + (not last)}
+        made = run_round(self.strategy, self.state, self.schema, present, rng, batch=64, **rounds)
+        self.state, report = drive(made, ask)
         return report
 
     @property
