@@ -62,9 +62,10 @@ def _no_needless_trace() -> AbstractContextManager[object]:
     def decompose_if_needed(exported: ExportedProgram, registry: Any) -> ExportedProgram:  # noqa: ANN401 - torch's own
         known = set(_decomp.get_onnx_implemented_overloads(registry))
         table = _decomp.create_onnx_friendly_decomposition_table(known)
-        calls = [node.target for node in exported.graph.nodes if node.op == "call_function"]
-        written = [op for op in calls if isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable]  # noqa: SLF001 - no public name
-        return decompose(exported, registry) if written or any(op in table for op in calls) else exported
+        calls = {node.target for node in exported.graph.nodes if node.op == "call_function"}
+        ops = {op for op in calls if isinstance(op, torch._ops.OpOverload)}  # noqa: SLF001 - no public name
+        ready = ops <= known and not any(op in table or op._schema.is_mutable for op in ops)  # noqa: SLF001 - no public name
+        return exported if ready else decompose(exported, registry)
 
     return patch.object(_fx_passes, "decompose_with_registry", decompose_if_needed)
 

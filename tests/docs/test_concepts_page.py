@@ -24,7 +24,7 @@ def told(method: str) -> list[float]:
 @pytest.mark.parametrize("method", ["nonfed", "fedavg", "fesem"])
 def test_the_first_table_is_what_the_commands_print(reader: PageReader, method: str) -> None:
     printed = [text for command, text in reader.printed.items() if f"--method {method} " in command]
-    seen = [float(re.findall(r"accuracy \(micro, macro\) +([\d.]+)%", text)[0]) for text in printed]
+    seen = [float(re.findall(r"accuracy(?: as served)? \(micro, macro\) +([\d.]+)%", text)[0]) for text in printed]
     assert seen == pytest.approx(told(method), abs=POINTS)
 
 

@@ -62,8 +62,8 @@ class MethodWorld:
             return {c: self.devices.answer(c, task) for c, task in exchange.items() if c not in silent}
 
         rng, present = round_rng(self.seed, self.number), self.fleet if fleet is None else fleet
-        rounds = {"round": self.number, "of": self.number + (not last)}
-        made = run_round(self.strategy, self.state, self.schema, present, rng, batch=64, **rounds)
+        of = self.number + (not last)
+        made = run_round(self.strategy, self.state, self.schema, present, rng, batch=64, round=self.number, of=of)
         self.state, report = drive(made, ask)
         return report
 

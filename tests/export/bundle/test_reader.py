@@ -344,7 +344,7 @@ def test_verify_takes_other_samples(bundle: Path, tmp_path: Path, capsys: pytest
         (("verify", "nowhere"), 3, "hint: "),
         (("verify",), 2, "Missing argument"),
         (("polish",), 2, "No such command"),
-        (("bundle", "nowhere", "--out", "x"), 2, "hint: "),
+        (("bundle", "nowhere", "--out", "x"), 3, "hint: "),
     ],
 )
 def test_a_foreseen_error_ends_with_its_code_and_no_traceback(

@@ -84,7 +84,7 @@ def test_a_device_trains_towards_targets_of_that_shape_and_refuses_others(grid: 
         for model in (start, run_fit(EngineLearner(engine, program), task, data).vector)
     )
     assert after < 0.5 * before
-    with pytest.raises(Malformed, match=r"targets of shape \(3, 4\), not \(12,\)"):
+    with pytest.raises(Malformed, match=r"targets of shape \[12\], the program reads \[3, 4\]"):
         run_fit(EngineLearner(engine, program), task, Dataset(x, data.y.reshape(32, 12)))
 
 
