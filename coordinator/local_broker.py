@@ -270,8 +270,7 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
         started.append(None)
         ready.set()
         await leave.wait()
-        with contextlib.suppress(asyncio.TimeoutError):  # amqtt waits for its clients, and keeps nothing
-            await asyncio.wait_for(broker.shutdown(), SHUTDOWN_TIMEOUT_S)
+        await _shut_down(broker)
 
     def run() -> None:
         asyncio.set_event_loop(loop)
@@ -301,6 +300,15 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
             hint="install mosquitto (apt install mosquitto), or pass the URL of a broker",
         ) from (started[0] if started else None)
     return Broker(url=f"mqtt://127.0.0.1:{chosen}", kind="embedded", web=_web_url(web_port), _stop=stop)
+
+
+async def _shut_down(broker: Any) -> None:  # noqa: ANN401 - amqtt's, which may be missing
+    """End amqtt's broker within `SHUTDOWN_TIMEOUT_S`: it waits for its clients, and keeps nothing."""
+    try:
+        await asyncio.wait_for(broker.shutdown(), SHUTDOWN_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        for server in broker._servers.values():  # noqa: SLF001 - no public name; its listeners are still open
+            server.instance.close()
 
 
 def _log_exception(_loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
