@@ -19,6 +19,7 @@ from edge_client.protocol.task import Array, ClientId
 
 MIN_MEASUREMENTS = 3  # devices behind a router
 LOOK_OF_A_DEVICE = frozenset({"loss", "inputs"})  # what the probe asks for
+MAX_LOSS = 1e6  # that counts of a device; a larger one is taken as this one, so that limits stay finite
 MIN_INPUTS = 3  # devices of an inputs' profile; it would show too much of fewer
 
 
@@ -38,7 +39,7 @@ def learn_from_replies(
     typical = int(np.median([reply.n for reply in replies.values()]))
     looks = []
     for device, (c, reply) in enumerate(sorted(replies.items())):
-        distances: dict[str, Array] = {"loss": cast("Array", reply.losses)}
+        distances: dict[str, Array] = {"loss": _bounded(cast("Array", reply.losses))}
         if (apart := others.get(c)) is not None:
             distances["inputs"] = np.full(centers, apart.distance(moments[c]))
         looks.append(CenterMeasurement(device=device, n=typical, distances=distances, own_center=assignment[c]))
@@ -57,7 +58,11 @@ def limits_from_tests(losses: Mapping[ClientId, float], *, samples: int, centers
     This needs nothing that devices have not sent. No rule is learned: the center of least loss is the nearest.
     """
     looks = [
-        CenterMeasurement(device=device, n=samples, distances={"loss": np.full(centers, loss)}, own_center=0)
+        CenterMeasurement(device=device, n=samples, distances={"loss": _bounded(np.full(centers, loss))}, own_center=0)
         for device, (_, loss) in enumerate(sorted(losses.items()))
     ]
     return Router(centers=centers, sizes=(samples,), usual={"loss": feature_baseline("loss", [looks])}, ways={})
+
+
+def _bounded(losses: Array) -> Array:
+    return np.clip(losses, 0.0, MAX_LOSS)

@@ -21,6 +21,7 @@ import numpy as np
 from coordinator.rounds.buffer_bounds import bounded_buffers
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs
+from edge_client.protocol.nearest.input_moments import InputMoments
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Reply, Schema, Task
 
 MAX_UPDATE_RMS = 10.0  # root mean square over the parameters; training does not move a model so far
@@ -94,14 +95,17 @@ def validate_reply(question: ReplySpec, reply: Reply) -> Reply:
 
 
 def _weighed(question: ReplySpec, reply: Reply) -> Reply:
-    """The reply with at most `max_samples` samples; a matrix and label counts shrink to them, so that shares stay."""
+    """The reply with at most `max_samples` samples; counts and moments shrink to them, shares and means stay."""
     n = int(min(reply.n, question.max_samples))
-    confusion, labels = reply.confusion, reply.labels
+    confusion, labels, inputs = reply.confusion, reply.labels, reply.inputs
     if confusion is not None and n < reply.n:
         confusion = confusion * (n / reply.n)
     if labels is not None:  # of a device that has more samples than it joined with, or claims more
         labels = labels * min(1.0, n / labels.sum())
-    return replace(reply, n=n, confusion=confusion, labels=labels)
+    if inputs is not None:
+        moments = InputMoments.from_vector(inputs)
+        inputs = moments.at_most(int(min(moments.n, question.max_samples))).to_vector()
+    return replace(reply, n=n, confusion=confusion, labels=labels, inputs=inputs)
 
 
 def delta_base(task: Task) -> tuple[str, Flat | None]:

@@ -27,6 +27,8 @@ SHRINKAGE = 0.002  # of the correlations towards 0; more would hide values that 
 VARIANCE_FLOOR = 0.001  # of the mean variance of the features, added to each: a pixel may be empty in a small fleet
 MIN_SPREAD = 1e-6  # of a feature
 MIN_VARIANCE = 1e-9  # of the values of a sample
+MAX_FEATURE = 1e7  # of a mean: arcsinh of a float32 is below 90, and a hundred thousand values may share a place
+ROUNDING = 1e-9  # of a variance, in parts of all mean squares together
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +61,24 @@ class InputMoments:
         second = np.zeros((features, features))
         second[np.triu_indices(features)] = values[1 + features :]
         second += np.triu(second, 1).T
-        return InputMoments(n=int(n), first=np.asarray(values[1 : 1 + features], np.float64), second=second)
+        moments = InputMoments(n=int(n), first=np.asarray(values[1 : 1 + features], np.float64), second=second)
+        if not moments.is_possible():
+            raise Malformed("bad_schema", "no samples have these moments")
+        return moments
+
+    def is_possible(self) -> bool:
+        """Whether samples could have these sums: no mean is too large, and no direction has a negative variance."""
+        mean, square = self.first / self.n, self.second / self.n
+        if np.abs(mean).max() > MAX_FEATURE or np.abs(square).max() > MAX_FEATURE**2:
+            return False
+        least = np.linalg.eigvalsh(square - np.outer(mean, mean))[0]
+        return bool(least >= -ROUNDING * np.trace(square))
+
+    def at_most(self, n: int) -> InputMoments:
+        """The same means of `n` samples at most."""
+        if self.n <= n:
+            return self
+        return InputMoments(n=n, first=self.first * (n / self.n), second=self.second * (n / self.n))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,11 +19,12 @@ from coordinator.nearest.fit_router import (
     learn_router,
     prediction_limit,
 )
-from coordinator.nearest.learn_from_replies import limits_from_tests
+from coordinator.nearest.learn_from_replies import learn_from_replies, limits_from_tests
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import manifest_of
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.router import InputSketch, LocalRound, Router
+from edge_client.protocol.task import Reply
 from tests.coordinator.nearest.test_answer import catalog, question
 from tests.support.softmax_program import schema
 from tests.support.virtual_federation import Federation
@@ -227,3 +228,12 @@ def test_a_fleet_teaches_newcomers_only_where_that_is_wanted(tmp_path: Path) -> 
     assert guide.sketch is None
     assert guide.round is not None
     np.testing.assert_allclose(np.linalg.norm(guide.round.centers, axis=1), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("loss", [1e300, 1e9, 0.0])
+def test_no_loss_that_a_device_reports_keeps_the_guide_from_being_written(loss: float) -> None:
+    losses = {"a": 0.2, "b": 0.3, "c": 0.25, "liar": loss}
+    assert Router.from_bytes(limits_from_tests(losses, samples=20, centers=3).to_bytes()).centers == 3
+    replies = {c: Reply(n=20, losses=np.array([at, at + 1])) for c, at in losses.items()}
+    taught = learn_from_replies(replies, dict.fromkeys(losses, 0), centers=2, round=None)
+    assert Router.from_bytes(taught.to_bytes()).centers == 2

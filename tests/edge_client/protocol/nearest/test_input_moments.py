@@ -95,6 +95,35 @@ def test_a_vector_is_read_back_and_checked() -> None:
             InputMoments.from_vector(wrong)
 
 
+@pytest.mark.parametrize("lie", ["a sum", "a product", "no variance", "one direction"])
+def test_moments_that_no_samples_have_are_refused(lie: str) -> None:
+    n, first, second = FLEET[0].n, FLEET[0].first.copy(), FLEET[0].second.copy()
+    if lie == "a sum":
+        first[0] = 1e200
+    elif lie == "a product":
+        second[0, 1] = second[1, 0] = 1e200
+    elif lie == "no variance":  # the mean square is below the square of the mean
+        far = int(np.abs(first).argmax())
+        second[far, far] = 0.5 * first[far] ** 2 / n
+    else:  # each pair could be, all together could not
+        second = np.outer(first, first) / n + np.eye(len(first)) - 0.9 * (1 - np.eye(len(first)))
+    with pytest.raises(Malformed, match="samples"):
+        InputMoments.from_vector(InputMoments(n=n, first=first, second=second).to_vector())
+
+
+def test_moments_of_too_many_samples_keep_their_means() -> None:
+    many = InputMoments(n=2**30, first=FLEET[0].first, second=FLEET[0].second)
+    few = many.at_most(300)
+    assert few.n == 300
+    np.testing.assert_allclose(few.first / few.n, many.first / many.n, rtol=1e-12)  # float64's rounding
+    assert few.at_most(1_000) is few
+
+
+@pytest.mark.parametrize("x", [np.zeros((3, 5)), np.full((40, 9), 3e38), np.eye(6), np.full((2, 3, 4), 7.0)])
+def test_moments_of_extreme_samples_are_taken(x: np.ndarray) -> None:
+    assert InputMoments.from_vector(moments_of(x).to_vector()).n == len(x)
+
+
 def test_inputs_of_another_form_are_refused_or_left_out() -> None:
     small = moments_of(np.ones((4, 5)))
     with pytest.raises(Malformed, match="features"):
