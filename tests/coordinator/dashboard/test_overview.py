@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from tests.coordinator.dashboard.test_displayed_metrics import EXCHANGE, joined, round_event, seen
 from tests.support.browser import DESKTOP, MIN_CONTRAST, PHONE, Open, lowest_contrast, without_focus_ring
@@ -58,9 +58,10 @@ def finished(tmp_path: Path) -> Iterator[DashboardSite]:
         yield found
 
 
-def on_first_screen(page: Page, selector: str, height: int) -> bool:
-    boxes = [node.bounding_box() for node in page.locator(selector).all()]
-    return bool(boxes) and all(box is not None and box["y"] + box["height"] <= height for box in boxes)
+ON_FIRST_SCREEN = """(selector) => {
+  const nodes = [...document.querySelectorAll(selector)];
+  return nodes.length > 0 && nodes.every((node) => node.getBoundingClientRect().bottom <= window.innerHeight);
+}"""
 
 
 @pytest.mark.parametrize("size", [DESKTOP, PHONE])
@@ -70,8 +71,8 @@ def test_the_curves_and_the_five_figures_are_on_the_first_screen(
     page = visit(site.link, size=size, touch=size == PHONE).page
     expect(page.locator("#methods path.line")).to_have_count(2)
     assert page.locator(".figure").count() == 5
-    assert on_first_screen(page, "#methods svg", size[1])
-    assert on_first_screen(page, ".figure", size[1])
+    for shown in ("#methods svg", ".figure"):
+        page.wait_for_function(ON_FIRST_SCREEN, arg=shown)  # every event draws the page again
 
 
 def test_every_run_is_on_one_axis_with_fedavg_and_the_best_so_far_marked(site: DashboardSite, visit: Open) -> None:
