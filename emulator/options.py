@@ -86,6 +86,9 @@ class SimulateArgs:
     )
     rounds: int = field(default=10, metadata=_row("Training rounds.", key="num-rounds", low=1))
     seed: int = field(default=0, metadata=_row("Cuts the data and draws every random number.", low=0, fingerprint=True))
+    data_seed: int | None = field(
+        default=None, metadata=_row("Cuts the data. Default: the seed of the run.", low=0, flag=False, fingerprint=True)
+    )
     engine: str = field(
         default="auto",
         metadata=_row(

@@ -258,6 +258,19 @@ def parse_scheme(text: str, **overrides: int | None) -> PartitionScheme:
     return cast("PartitionScheme", scheme(**values))
 
 
+def describe_scheme(scheme: PartitionScheme) -> str:
+    """The text that `parse_scheme` reads, with the settings that are not the defaults; else the scheme's repr."""
+    name = next((name for name, kind in PARTITION_SCHEMES.items() if type(scheme) is kind), "")
+    if not name or not is_dataclass(scheme):
+        return repr(scheme)
+    changed = [
+        f"{f.name.replace('_', '-')}={int(value) if isinstance(value, bool) else value}"
+        for f in fields(scheme)
+        if (value := getattr(scheme, f.name)) != f.default
+    ]
+    return name + (f":{','.join(changed)}" if changed else "")
+
+
 def _rng(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(seed))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat
-from emulator.data import partition_schemes, registry
+from emulator.data.fleet import Fleet, named_fleet
 from emulator.data.fleet_split import FleetData
 from emulator.engines.engine_spec import EngineSpec
 from emulator.options import SimulateArgs
@@ -29,26 +29,32 @@ class LoadedFleet:
     attackers: frozenset[ClientId]
 
 
-def load_fleet(run: ResolvedRun) -> LoadedFleet:
-    """Read the data set and share it among the devices. Raises UsageError, ConfigError."""
-    args, split = make_fleet(run.args)
+def load_fleet(run: ResolvedRun, fleet: Fleet | None = None) -> LoadedFleet:
+    """Cut the fleet, or the one that the run's options describe. Raises UsageError, ConfigError."""
+    args, split = make_fleet(run.args, fleet)
     attackers = run.attack.attackers(split.devices, args.seed)
     split = replace(split, devices=run.attack.poison_data(split.devices, attackers))
     return LoadedFleet(args=args, split=split, attackers=attackers)
 
 
-def make_fleet(args: SimulateArgs) -> tuple[SimulateArgs, FleetData]:
-    """-> the options with the data set's defaults filled in, and the fleet that the options describe."""
-    entry = registry.find_data_set(args.data_set)
-    model, partition = args.model or entry.model, args.partition or entry.partition
+def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[SimulateArgs, FleetData]:
+    """-> the options with the fleet's filled in, and its devices; None is the fleet that the options describe."""
+    if fleet is None:
+        fleet = named_fleet(
+            args.data_set,
+            devices=args.devices,
+            partition=args.partition,
+            groups=args.groups,
+            data=args.data,
+            seed=args.data_seed,
+        )
+    model = args.model or fleet.model
     if not model:
-        raise UsageError(f"no model of ours suits {args.data_set}", hint="name yours: --model package.module:Factory")
-    scheme = partition_schemes.parse_scheme(partition, groups=args.groups)
-    devices = entry.devices if args.devices is None else args.devices
-    split = scheme.split(
-        registry.load_data_set(args.data_set, args.data, seed=args.seed), devices=devices, seed=args.seed
-    )
-    return replace(args, model=model, partition=partition, devices=len(split.devices)), split
+        raise UsageError(
+            f"no model of ours suits {fleet.options['data_set']}", hint="name yours: --model package.module:Factory"
+        )
+    split = fleet.cut(args.seed)
+    return replace(args, **fleet.options, model=model, devices=len(split.devices)), split
 
 
 @contextmanager

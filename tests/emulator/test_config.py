@@ -20,7 +20,19 @@ def test_every_field_has_a_row_with_an_explanation() -> None:
 
 
 def test_a_checkpoint_is_bound_to_what_decides_the_numbers() -> None:
-    decides = {"method", "data-set", "model", "partition", "devices", "groups", "seed", "profiles", "codec", "hostile"}
+    decides = {
+        "method",
+        "data-set",
+        "model",
+        "partition",
+        "devices",
+        "groups",
+        "seed",
+        "data-seed",
+        "profiles",
+        "codec",
+    }
+    decides |= {"hostile"}
     table = resolved_table(SimulateArgs(devices=4, workers=2), {"learning-rate": 0.1})
     assert {key for key, row in OPTIONS.items() if row.fingerprint} == decides
     assert fingerprint(table) == {key: table[key] for key in table.keys() & {*decides, "learning-rate"}}
