@@ -1,0 +1,111 @@
+"""Federated learning that learns several models for one fleet of devices: `import fedcenters as fc`.
+
+This package has names only. Each is fetched from its own module when it is first used, so that the import takes
+milliseconds and loads neither numpy nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__all__ = [
+    "CFL",
+    "FLHC",
+    "IFCA",
+    "TKM",
+    "Ditto",
+    "FeSEM",
+    "FeSEMMA",
+    "FedAvg",
+    "FedAvgLate",
+    "FedAvgPlus",
+    "FedDANE",
+    "FedDWS",
+    "FedDist",
+    "FedEM",
+    "FedGroup",
+    "FedProx",
+    "FedProxPlus",
+    "FedSGD",
+    "FedSoft",
+    "Fleet",
+    "HypCluster",
+    "NonFed",
+    "PFedMe",
+    "ServerOptions",
+    "WeCFL",
+    "__version__",
+    "fleets",
+]
+
+_STRATEGIES = "coordinator.strategies"
+_MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
+    "CFL": f"{_STRATEGIES}.cfl",
+    "Ditto": f"{_STRATEGIES}.baselines.ditto",
+    "FLHC": f"{_STRATEGIES}.flhc",
+    "FeSEM": f"{_STRATEGIES}.fesem",
+    "FeSEMMA": f"{_STRATEGIES}.fesem_ma",
+    "FedAvg": f"{_STRATEGIES}.baselines.fedavg",
+    "FedAvgLate": f"{_STRATEGIES}.baselines.fedavg_late",
+    "FedAvgPlus": f"{_STRATEGIES}.baselines.fedavg_plus",
+    "FedDANE": f"{_STRATEGIES}.baselines.feddane",
+    "FedDWS": f"{_STRATEGIES}.baselines.feddist",
+    "FedDist": f"{_STRATEGIES}.baselines.feddist",
+    "FedEM": f"{_STRATEGIES}.fedem",
+    "FedGroup": f"{_STRATEGIES}.fedgroup",
+    "FedProx": f"{_STRATEGIES}.baselines.fedprox",
+    "FedProxPlus": f"{_STRATEGIES}.baselines.fedavg_plus",
+    "FedSGD": f"{_STRATEGIES}.baselines.fedsgd",
+    "FedSoft": f"{_STRATEGIES}.fedsoft",
+    "Fleet": "emulator.data.fleet",
+    "HypCluster": f"{_STRATEGIES}.ifca",
+    "IFCA": f"{_STRATEGIES}.ifca",
+    "NonFed": f"{_STRATEGIES}.baselines.nonfed",
+    "PFedMe": f"{_STRATEGIES}.baselines.pfedme",
+    "ServerOptions": f"{_STRATEGIES}.common.server_options",
+    "TKM": f"{_STRATEGIES}.robust_tkm",
+    "WeCFL": f"{_STRATEGIES}.wecfl",
+    "__version__": "edge_client",
+    "fleets": "emulator.api.fleets",
+}
+
+if TYPE_CHECKING:
+    from coordinator.strategies.baselines.ditto import Ditto
+    from coordinator.strategies.baselines.fedavg import FedAvg
+    from coordinator.strategies.baselines.fedavg_late import FedAvgLate
+    from coordinator.strategies.baselines.fedavg_plus import FedAvgPlus, FedProxPlus
+    from coordinator.strategies.baselines.feddane import FedDANE
+    from coordinator.strategies.baselines.feddist import FedDist, FedDWS
+    from coordinator.strategies.baselines.fedprox import FedProx
+    from coordinator.strategies.baselines.fedsgd import FedSGD
+    from coordinator.strategies.baselines.nonfed import NonFed
+    from coordinator.strategies.baselines.pfedme import PFedMe
+    from coordinator.strategies.cfl import CFL
+    from coordinator.strategies.common.server_options import ServerOptions
+    from coordinator.strategies.fedem import FedEM
+    from coordinator.strategies.fedgroup import FedGroup
+    from coordinator.strategies.fedsoft import FedSoft
+    from coordinator.strategies.fesem import FeSEM
+    from coordinator.strategies.fesem_ma import FeSEMMA
+    from coordinator.strategies.flhc import FLHC
+    from coordinator.strategies.ifca import IFCA, HypCluster
+    from coordinator.strategies.robust_tkm import TKM
+    from coordinator.strategies.wecfl import WeCFL
+    from edge_client import __version__
+    from emulator.api import fleets
+    from emulator.data.fleet import Fleet
+else:
+
+    def __getattr__(name: str) -> object:
+        """Fetch a name of `__all__` from its module, once."""
+        if name not in _MODULES:
+            raise AttributeError(f"module 'fedcenters' has no attribute {name!r}")
+        where = import_module(_MODULES[name])
+        value = where if where.__name__.endswith(f".{name}") else getattr(where, name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

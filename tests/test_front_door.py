@@ -1,0 +1,56 @@
+"""`import fedcenters as fc`: its names, what the import loads, and `python -m fedcenters`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedcenters as fc
+from coordinator.strategies.registry import METHODS
+from edge_client import __version__
+from edge_client.toml_files import parse_toml
+from fedcenters.__main__ import COMMANDS
+
+ROOT = Path(__file__).parents[1]
+NAMES = """
+    CFL Ditto FLHC FeSEM FeSEMMA FedAvg FedAvgLate FedAvgPlus FedDANE FedDWS FedDist FedEM FedGroup FedProx FedProxPlus
+    FedSGD FedSoft Fleet HypCluster IFCA NonFed PFedMe ServerOptions TKM WeCFL __version__ fleets
+"""
+
+
+def printed(*command: str) -> str:
+    return subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True, cwd=ROOT).stdout
+
+
+def test_the_names_are_those_that_users_were_promised() -> None:
+    assert sorted(fc.__all__) == sorted(NAMES.split()) == dir(fc)
+
+
+@pytest.mark.parametrize("name", fc.__all__)
+def test_every_name_is_there(name: str) -> None:
+    assert getattr(fc, name) is not None
+
+
+def test_every_method_of_the_command_line_is_a_class_here() -> None:
+    assert set(METHODS.values()) == {getattr(fc, kind.__name__) for kind in METHODS.values()}
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        fc.simulat  # noqa: B018
+
+
+def test_the_import_loads_nothing_that_is_slow() -> None:
+    loaded = printed("-c", "import sys, fedcenters; print(*sys.modules)").split()
+    heavy = {"numpy", "torch", "pandas", "scipy", "sklearn", "matplotlib", "edge_client", "coordinator", "emulator"}
+    assert not {name.partition(".")[0] for name in loaded} & heavy
+
+
+def test_the_module_prints_the_version_and_the_commands_that_are_installed() -> None:
+    said = printed("-m", "fedcenters")
+    assert said.startswith(f"fedcenters {__version__}\n")
+    assert all(name in said for name in COMMANDS)
+    assert set(COMMANDS) == set(parse_toml((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
