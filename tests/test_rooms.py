@@ -130,6 +130,14 @@ def test_every_command_prints_the_version(room: str) -> None:
     assert told.stdout == f"fedcenters {__version__}\n"
 
 
+def test_the_top_level_has_no_folder_but_the_rooms_the_tests_and_the_documents() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("no checkout: only git knows which folders are the project's")
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    folders = {path.partition("/")[0] for path in tracked if "/" in path}
+    assert folders == {*ROOMS, "tests", "docs", ".ci"}
+
+
 def test_no_other_distribution_provides_our_top_level_names() -> None:
     owners = importlib.metadata.packages_distributions()
     for room in ROOMS:

@@ -1,6 +1,6 @@
 """Federated learning that learns several models for one fleet of devices: `import fedcenters as fc`.
 
-This package has names only. Each is fetched from its own module when it is first used, so that the import takes
+This module has names only. Each is fetched from its own module when it is first used, so that the import takes
 milliseconds and loads neither numpy nor torch.
 """
 
@@ -109,3 +109,25 @@ else:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+_COMMANDS = {
+    "fedcenters-edge": "a device: train, find the nearest center, diagnose",
+    "fedcenters-coordinator": "the server: clusters the devices and trains one center per cluster",
+    "fedcenters-emulator": "a fleet on this machine: demo, simulate, experiment, report",
+    "fedcenters-export": "a torch model, or a run's centers, as files for other runtimes",
+}
+
+
+def _main() -> None:
+    """`python -m fedcenters`: the version, and the commands of this installation."""
+    from edge_client import __version__
+
+    print(f"fedcenters {__version__}\n\nIn Python: import fedcenters as fc\n\nCommands:")
+    width = max(map(len, _COMMANDS))
+    for name, words in _COMMANDS.items():
+        print(f"  {name:{width}}  {words}")
+
+
+if __name__ == "__main__":
+    _main()
