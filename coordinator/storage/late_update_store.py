@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator.storage.database import Database
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
+from edge_client.protocol.task import ClientId
 
 
 class LateUpdateStore:
@@ -21,6 +22,11 @@ class LateUpdateStore:
             values = (*key, *reply, 0)
             self._database.execute("insert or ignore into late values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             self._database.execute("insert or replace into refusals values (?, ?, ?, ?, 'late')", (*key, reply.cid))
+
+    def find(self, key: ExchangeKey, cid: ClientId) -> str | None:
+        """The sha256 of this device's late update of an exchange."""
+        query = "select sha256 from late where run = ? and round = ? and exchange = ? and cid = ?"
+        return next((sha256 for (sha256,) in self._database.rows(query, (*key, cid))), None)
 
     def assign(self, run: str, number: int) -> list[StoredReply]:
         """The late updates of round `number`: at the first call all that have no round; a replay gets the same."""

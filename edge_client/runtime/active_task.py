@@ -101,8 +101,8 @@ class ActiveTask:
     def _fetch(self, manifests: list[Manifest]) -> ClientLoop:
         """Take events until the blobs are here, the task is dropped, or its time is over."""
         for wait_s in self.session.fetch(manifests):
-            self.take((yield min(wait_s, max(0.0, self.until_s - self.session.clock.now_s()))))
-            self._check_wanted()
+            self.take((yield min(wait_s, self.left_s())))
+            self.check_wanted()
 
     def _poll(self) -> None:
         """Between two training steps: take in at most one event, without waiting."""
@@ -110,9 +110,14 @@ class ActiveTask:
         if self.session.stopping.is_set() or now_s >= self._next_poll_s:
             self._next_poll_s = now_s + POLL_INTERVAL_S
             self.take(self.session.transport.receive(0.0))
-            self._check_wanted()
+            self.check_wanted()
 
-    def _check_wanted(self) -> None:
+    def left_s(self) -> float:
+        """Seconds until a result is useless."""
+        return max(0.0, self.until_s - self.session.clock.now_s())
+
+    def check_wanted(self) -> None:
+        """Raise TaskDropped or Malformed("deadline") when no result is wanted any more."""
         if self.dropped or self.session.stopping.is_set():
             raise TaskDropped
         if self.session.clock.now_s() >= self.until_s:

@@ -143,6 +143,7 @@ class Client:
         try:
             check_may_train(self.config)
             self._reload_samples((task.key.run, task.key.round))
+            yield from self._deliver_last(task)
             result, seconds = yield from task.execute()
             task.store(result, seconds, block=self._block)
         except TaskDropped:
@@ -161,6 +162,15 @@ class Client:
             self._session.downloads.pause()
             if self._task is task:
                 self._task = None
+
+    def _deliver_last(self, task: ActiveTask) -> ClientLoop:
+        """Learn first whether the last update was taken: it decides which residual the next one adds."""
+        if self.state.owes_answer:
+            self._uploader.announce()
+        while self.state.owes_answer:
+            self._uploader.step()
+            self._take((yield min(self._uploader.wait_s() or 0.0, task.left_s())))
+            task.check_wanted()
 
     def _reload_samples(self, now: tuple[str, int]) -> None:
         """Look for new samples before a round, and after a refusal for want of samples.
@@ -233,7 +243,8 @@ class Client:
             n = len(self._local.train)
             self._tell({"event": "task", "run": key.run, **self._place(key), "job": message["job"], "n": n})
             self._task = ActiveTask(key, message, until_s, self._session, self._runner, self._take)
-            self._uploader.cancel()  # an earlier result is late now
+            if not self.state.owes_answer:
+                self._uploader.cancel()  # an earlier result is late now
 
     def _on_ack(self, message: Mapping[str, Any]) -> None:
         result = self.state.result

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 VERSION = 1
 MAX_STATE_BYTES = 1 << 20  # of state.json
 U32_RANGE = 2**32
+TAKEN = ("ok", "dup")  # answers that say that the coordinator has stored an update
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -155,12 +156,20 @@ class DeviceState:
         """Store a residual that no acknowledgement has committed yet; returns its sha256 for `StoredResult`."""
         return self.pending_result.put(codecs.encode_vector(residual, schema, codec="f32", kind="model"))
 
+    @property
+    def owes_answer(self) -> bool:
+        """Whether the residual of the next update depends on an answer that has not come."""
+        return self.result is not None and self.result.status is None and self.result.residual is not None
+
     def commit_acknowledgement(self, status: str) -> None:
-        """Record the coordinator's answer: commit the residual if it took the update, else keep the earlier one."""
+        """Record the coordinator's answer: commit the residual if it took the update, else keep the earlier one.
+
+        An update that was refused may be announced again, to a later try of its exchange, and be taken then.
+        """
         result = self.result
-        if result is None or result.status is not None:
+        if result is None or result.status in (status, *TAKEN):
             return
-        if status in ("ok", "dup") and result.residual is not None:
+        if status in TAKEN and result.residual is not None:
             run = result.residual.split("/")[0]
             of_this_run = {name: kept for name, kept in self._residuals.items() if name.split("/")[0] == run}
             self._residuals = of_this_run | {result.residual: [result.residual_sha256, result.key.round]}

@@ -218,6 +218,22 @@ test("a finished update is announced again after the tab was closed, and not com
   await second.leave();
 });
 
+test("the next task waits for the answer that decides which residual its update adds", async () => {
+  const [world, store] = [new World(), new MemoryStore()];
+  const { leave } = await phone(world, store);
+  const task = await world.task();
+  world.say("task", task);
+  const first = await world.heard((m) => m.k === "rdy");
+  const from = world.said.length;
+  world.say("task", { ...task, round: 2 }); // the answer to the first update was lost
+  const again = await world.heard((m) => m.k === "rdy", from);
+  assert.deepEqual([again.round, again.update.sha256], [1, first.update.sha256]);
+  world.say("ack", { run: "r1", round: 1, exchange: 0, attempt: 0, sha256: first.update.sha256, status: "dup" });
+  await world.heard((m) => m.k === "rdy" && m.round === 2, from);
+  assert.equal((await store.get(`residual/r1/-/${program.schema.sha256}`)).round, 1);
+  await leave();
+});
+
 test("a tab closed during a download asks for the missing blocks only", async () => {
   const [world, store] = [new World(), new MemoryStore()];
   const first = await phone(world, store);
@@ -394,7 +410,8 @@ test("the golden run is made once for each version of the runtime", async () => 
     const { leave } = await phone(world, store, { runtime });
     const from = world.said.length;
     world.say("task", await world.task({ round: round + 1 }));
-    await world.heard((m) => m.k === "rdy" && m.round === round + 1, from);
+    const { update, ...key } = await world.heard((m) => m.k === "rdy" && m.round === round + 1, from);
+    world.say("ack", { run: key.run, round: key.round, exchange: key.exchange, attempt: 0, sha256: update.sha256, status: "ok" });
     counts.push(runtime.steps);
     await leave();
   }

@@ -58,14 +58,21 @@ class CurrentExchange:
             self._answer_closed(said)
 
     def _answer_closed(self, said: Announcement) -> None:
-        """Answer from the store an update that no exchange takes."""
-        stored = self._store.exchanges.replies(said.key).get(said.cid)
-        if stored is not None:
-            status = "dup" if stored.sha256 == said.update.sha256 else "superseded"
-        elif said.cid in self._store.exchanges.task_hashes(said.key):
+        """Answer from the store an update that no exchange takes. The answer is final: it counts, or never will.
+
+        Raises Malformed: "closed" for an unknown exchange, "busy" for one that was open when the last process ended.
+        """
+        exchanges = self._store.exchanges
+        stored = exchanges.replies(said.key).get(said.cid)
+        sha256 = self._store.late_updates.find(said.key, said.cid) if stored is None else stored.sha256
+        if sha256 is not None:
+            status = "dup" if sha256 == said.update.sha256 else "superseded"
+        elif said.cid in exchanges.task_hashes(said.key):
+            if exchanges.closed_with(said.key) is None:
+                raise Malformed("busy", "this exchange has not begun again yet")
             status = "late"
-            if said.cid not in self._store.exchanges.refusals(said.key.run, said.key.round):
-                self._store.exchanges.put_refusal(said.key, said.cid, "late")
+            if said.cid not in exchanges.refusals(said.key.run, said.key.round):
+                exchanges.put_refusal(said.key, said.cid, "late")
         else:
             raise Malformed("closed", "no such exchange")
         self._sender.send(said.cid, "ack", **said.ack_fields(), status=status)

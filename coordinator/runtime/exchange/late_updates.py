@@ -1,8 +1,9 @@
 """Updates that come after their exchange has closed, kept for methods that can use them.
 
-A late update is validated like any other, stored apart, and answered `late`: the round that it was meant for keeps its
-result. The next round of the run is given the late updates (training_loop.py). Only updates of the exchange that closed
-last are taken, one per device, within the credits and the bytes of an exchange.
+A late update is validated like any other, stored apart, and answered `ok`, because the device's next update has to add
+the residual of this one. The round that it was meant for keeps its result; the next round of the run is given the late
+updates (training_loop.py). Only updates of the exchange that closed last are taken, one per device, within the credits
+and the bytes of an exchange.
 """
 
 from __future__ import annotations
@@ -82,4 +83,4 @@ class LateUpdates:
     def _keep(self, record: StoredReply, _reply: Reply) -> None:
         self._context.store.late_updates.put(self.key, record)
         del self._prepared[record.cid]
-        self._receiver.ack(record.cid, "late")
+        self._receiver.ack(record.cid, "ok")

@@ -238,7 +238,7 @@ export class Client {
     else if (this.task !== null && sameKey(this.task.key, key)) Object.assign(this.task, { message, until }); // maybe with more time
     else {
       this.task = { key, message, until };
-      this.uploader.cancel(); // whatever came before is late now
+      if (!this.state.owesAnswer) this.uploader.cancel(); // whatever came before is late now
     }
   }
 
@@ -269,6 +269,7 @@ export class Client {
 
   async work(task) {
     try {
+      await this.deliverLast(task);
       const { outcome, seconds } = await this.execute(task);
       await this.storeResult(task, outcome, seconds);
       this.uploader.announce();
@@ -278,6 +279,16 @@ export class Client {
       this.downloader.clear();
       if (this.task === task) this.task = null;
       this.tell({ what: "rest", owes: this.uploader.againAt !== null });
+    }
+  }
+
+  /** Learn first whether the last update was taken: it decides which residual the next one adds. */
+  async deliverLast(task) {
+    if (this.state.owesAnswer) this.uploader.announce();
+    while (this.state.owesAnswer) {
+      await this.uploader.step();
+      await this.handle(await this.inbox.next(Math.min(this.uploader.waitMs(), 1000)));
+      this.checkWanted(task);
     }
   }
 

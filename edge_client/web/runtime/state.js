@@ -9,6 +9,7 @@ const OWN = "own/";
 const RESIDUAL = "residual/";
 const UPDATE = "update";
 const POSTERIOR = "posterior";
+const TAKEN = ["ok", "dup"]; // answers that say that the coordinator has stored an update
 
 /** Which task: unique on one device. */
 export const keyOf = ({ run, round, exchange }) => ({ run, round, exchange });
@@ -96,13 +97,21 @@ export class State {
     await this.save(put, gone);
   }
 
-  /** The coordinator has answered: commit the residual if it took the update, else keep the one of before. */
+  /** Whether the residual of the next update depends on an answer that has not come. */
+  get owesAnswer() {
+    return Boolean(this.result?.residual) && this.result.status === null;
+  }
+
+  /**
+   * The coordinator has answered: commit the residual if it took the update, else keep the one of before. An update that
+   * was refused may be announced again, to a later try of its exchange, and be taken then.
+   */
   async commitAcknowledgement(status) {
     const { result } = this;
-    if (!result || result.status !== null) return;
+    if (!result || [status, ...TAKEN].includes(result.status)) return;
     const put = {};
-    const gone = [UPDATE, "pending"];
-    if ((status === "ok" || status === "dup") && result.residual) {
+    const gone = TAKEN.includes(status) ? [UPDATE, "pending"] : [];
+    if (TAKEN.includes(status) && result.residual) {
       put[result.residual] = await this.store.get("pending");
       gone.push(...(await this.store.names(RESIDUAL)).filter((name) => name.split("/")[1] !== result.key.run));
     }

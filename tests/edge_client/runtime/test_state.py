@@ -122,14 +122,19 @@ def test_a_residual_is_halved_for_each_round_that_the_device_sat_out(tmp_path: P
     assert [rest[0] for rest in rests if rest is not None] == [1.0, 0.5, 0.25]
 
 
-def test_an_acknowledgement_counts_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("answers", "status"), [(("ok", "late"), "ok"), (("late", "ok"), "ok"), (("dup", "ok"), "dup")]
+)
+def test_an_update_that_was_taken_stays_taken_also_after_an_earlier_try_refused_it(
+    tmp_path: Path, answers: tuple[str, str], status: str
+) -> None:
     state = open_state(tmp_path)
     finish(state, 1)
-    state.commit_acknowledgement("late")
-    state.commit_acknowledgement("ok")
+    for answer in answers:
+        state.commit_acknowledgement(answer)
     assert state.result is not None
-    assert state.result.status == "late"
-    assert state.residual(TaskKey(run="r1", round=2, exchange=0), 0, SCHEMA) is None
+    assert state.result.status == status
+    assert state.residual(TaskKey(run="r1", round=2, exchange=0), 0, SCHEMA) is not None
 
 
 def test_a_folder_belongs_to_one_device(tmp_path: Path) -> None:
