@@ -14,6 +14,7 @@ __all__ = [
     "FLHC",
     "IFCA",
     "TKM",
+    "Bundle",
     "Ditto",
     "FeSEM",
     "FeSEMMA",
@@ -34,13 +35,17 @@ __all__ = [
     "NonFed",
     "PFedMe",
     "ServerOptions",
+    "TrainingProgram",
     "WeCFL",
     "__version__",
+    "compile",
     "fleets",
+    "read_bundle",
 ]
 
 _STRATEGIES = "coordinator.strategies"
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
+    "Bundle": "export.bundle.reader",
     "CFL": f"{_STRATEGIES}.cfl",
     "Ditto": f"{_STRATEGIES}.baselines.ditto",
     "FLHC": f"{_STRATEGIES}.flhc",
@@ -65,9 +70,12 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "PFedMe": f"{_STRATEGIES}.baselines.pfedme",
     "ServerOptions": f"{_STRATEGIES}.common.server_options",
     "TKM": f"{_STRATEGIES}.robust_tkm",
+    "TrainingProgram": "emulator.api.training_program",
     "WeCFL": f"{_STRATEGIES}.wecfl",
     "__version__": "edge_client",
+    "compile": "emulator.api.training_program",
     "fleets": "emulator.api.fleets",
+    "read_bundle": "export.bundle.reader",
 }
 
 if TYPE_CHECKING:
@@ -94,7 +102,9 @@ if TYPE_CHECKING:
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
     from emulator.api import fleets
+    from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`
     from emulator.data.fleet import Fleet
+    from export.bundle.reader import Bundle, read_bundle
 else:
 
     def __getattr__(name: str) -> object:

@@ -32,6 +32,7 @@ TORCH_MAY_BE_NAMED_IN = (
     "coordinator/clustering/",
     "coordinator/aggregation/centers.py",
     "export/",
+    "emulator/api/",
     "emulator/engines/",
     "emulator/parallel/preload.py",
     "edge_client/engines/pt2.py",

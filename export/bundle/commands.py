@@ -19,6 +19,7 @@ from export.bundle.reader import BundleManifest, file_entries, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, Signer, find_run_reader
 from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, latency_ms, open_model, torch_logits
 from export.bundle.writer import ENGINE_OF, MAX_COMPARED_SAMPLES, BundleOptions, noise_samples, write_bundle
+from export.compiler.program import weights_of
 from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
 from export.compiler.user_model import compile_model
 
@@ -31,13 +32,7 @@ def write_program(out: Path, module: nn.Module, shape: tuple[int, ...], **facts:
     check_unused(out)
     made = compile_model(module, shape, **facts)
     program = made.program
-    state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    weights = {
-        port.name: state[port.name.partition("/")[2]].detach().cpu().numpy()
-        for port in program.functions["infer"].inputs
-        if port.name != "x"
-    }
-    sizes = write_folder(out, program, made.files, weights)
+    sizes = write_folder(out, program, made.files, weights_of(module, program.schema))
     rows: list[dict[str, Any]] = [
         {
             "file": f.name,

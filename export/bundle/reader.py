@@ -124,11 +124,13 @@ class Bundle:
         return None if entry is None else LabelledSamples.read(self.root / entry["path"])
 
 
-def read_bundle(path: Path, trusted: Sequence[bytes] = ()) -> Bundle:
+def read_bundle(path: str | Path, trusted: Sequence[bytes] = ()) -> Bundle:
     """Check every hash, then read; with public keys also the signature.
 
-    Raises ConfigError for a folder that is no bundle, Malformed for a changed one.
+    `module(k)` of the result is center k in torch, `vector(k)` its weights, `manifest` what is known of it. Raises
+    ConfigError for a folder that is no bundle, Malformed for a changed one.
     """
+    path = Path(path)
     raw = _manifest_bytes(path)
     if trusted:
         check_signature(path, raw, trusted)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from edge_client.errors import ProgramRefused, UsageError
 from edge_client.protocol.program import FUNCTIONS, BatchSize, Container, Origin, Program
-from edge_client.protocol.task import Flat, Schema, TensorSpec
+from edge_client.protocol.task import Array, Flat, Schema, TensorSpec
 from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, make_containers, refusal_context
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.program_functions import (
@@ -238,8 +238,13 @@ def _last_layer(module: nn.Module) -> list[str]:
 
 def vector_of(module: nn.Module, schema: Schema) -> Flat:
     """The module's weights and buffers as one vector [schema.size], float32 unless the module is float64."""
+    return schema.join(weights_of(module, schema))
+
+
+def weights_of(module: nn.Module, schema: Schema) -> dict[str, Array]:
+    """Copies of the module's weights and buffers, under the names of the schema."""
     state = tensors_of(module)
-    return schema.join({t.name: state[t.name].cpu().numpy().copy() for t in schema.tensors})
+    return {t.name: state[t.name].cpu().numpy().copy() for t in schema.tensors}
 
 
 def load_vector(module: nn.Module, schema: Schema, flat: Flat) -> None:

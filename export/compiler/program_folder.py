@@ -23,9 +23,10 @@ import numpy as np
 from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import FUNCTIONS, MAX_PROGRAM_BYTES, Program
-from edge_client.protocol.task import Array
+from edge_client.protocol.task import Array, Schema
 
 MANIFEST_FILE, WEIGHTS_FILE = "program.json", "weights.npz"
+PREFIXES = {"p": "w", "b": "buffers"}  # of the ports, by the role of a tensor
 FILE_ENDINGS = {"onnx": "onnx", "litert": "tflite", "pt2": "pt2"}
 
 
@@ -73,11 +74,14 @@ def check_unused(out: Path) -> None:
 def write_folder(
     out: Path, program: Program, containers: Mapping[str, bytes], weights: Mapping[str, Array]
 ) -> dict[str, int]:
-    """`containers`: sha256 -> bytes. -> name -> size in bytes. program.json is written last."""
+    """`containers`: sha256 -> bytes; `weights` under the schema's names. -> name -> size in bytes.
+
+    program.json is written last.
+    """
     check_unused(out)
     out.mkdir(parents=True, exist_ok=True)
     blobs = {f.name: containers[f.sha256] for f in container_files(program)}
-    blobs[WEIGHTS_FILE] = _npz(weights)
+    blobs[WEIGHTS_FILE] = _npz({f"{PREFIXES[t.role]}/{t.name}": weights[t.name] for t in program.schema.tensors})
     blobs[MANIFEST_FILE] = canonical_json(program.to_json())
     for name, data in blobs.items():
         (out / name).write_bytes(data)
@@ -105,6 +109,21 @@ def read_folder(path: Path) -> ProgramFolder:
         ) from None
     program = Program.from_json(parse_json(raw, MAX_PROGRAM_BYTES))
     return ProgramFolder(program=program, blobs={f.name: _container(path, f) for f in container_files(program)})
+
+
+def read_weights(path: Path, schema: Schema) -> dict[str, Array]:
+    """The model's own weights in a folder, under the names of the schema.
+
+    Raises ConfigError where there are none, Malformed for those of another model.
+    """
+    try:
+        with np.load(path / WEIGHTS_FILE, allow_pickle=False) as held:
+            found = {name.partition("/")[2]: held[name] for name in held.files}
+    except (OSError, ValueError) as wrong:
+        raise ConfigError(f"{path / WEIGHTS_FILE} cannot be read: {wrong}", hint="compile the program again") from None
+    if {name: value.shape for name, value in found.items()} != {t.name: t.shape for t in schema.tensors}:
+        raise Malformed("bad_schema", f"{WEIGHTS_FILE} holds the weights of another model than {MANIFEST_FILE} names")
+    return found
 
 
 def _container(path: Path, file: ContainerFile) -> bytes:

@@ -1,0 +1,222 @@
+"""A torch module as a training program that stands alone: `compile`, one step on arrays, a folder on disk and back.
+
+A program that was opened again needs numpy and one runtime (ONNX Runtime by default), and no torch.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from edge_client.data.dataset import Dataset, describe_misfit
+from edge_client.engines.base import ENGINES, Engine, open_engine, run_step
+from edge_client.errors import UsageError
+from edge_client.protocol.program import Program
+from edge_client.protocol.task import F64, Array, Tensors
+from edge_client.training.learner import EngineLearner, one_hot
+from edge_client.training.noise import step_noise
+from export.compiler.program_folder import PREFIXES, container_files, read_folder, read_weights, write_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+LOSSES = {"cross-entropy": "cross-entropy", "squared-error": "squared-error", "mse": "squared-error"}
+EVALUATED_AT_ONCE = 256  # samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """A model between two steps.
+
+    `weights`: parameters and buffers under the module's own names; `velocity`: momentum of the parameters, zero at the
+    start; `loss`: of the last step, before it moved the weights (None at the start); `steps`: how many were made.
+    """
+
+    weights: Tensors = field(repr=False)
+    velocity: Tensors = field(repr=False)
+    loss: float | None = None
+    steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingProgram:
+    """A module's training step as files for stock runtimes; `fc.compile` makes it, `TrainingProgram.open` reads it.
+
+    `manifest` is program.json, `files` the containers by sha256, `weights` the module's own weights, `engine` the
+    runtime that runs it here: one of those it was compiled for. No method changes the program or its arguments.
+    """
+
+    manifest: Program = field(repr=False)
+    files: Mapping[str, bytes] = field(repr=False)
+    weights: Tensors = field(repr=False)
+    engine: str = "onnx"
+
+    def __repr__(self) -> str:
+        """The model, its shapes and its runtimes."""
+        m = self.manifest
+        shapes = f"{tuple(m.input)} -> {tuple(m.target)}, {m.loss}"
+        return f"TrainingProgram({m.model}: {shapes}, {m.schema.n_params} parameters, for {', '.join(sorted(m.batch))})"
+
+    @staticmethod
+    def open(folder: str | Path, *, engine: str = "") -> TrainingProgram:
+        """Read what `save`, or `fedcenters-export program`, wrote; every file is checked against its hash.
+
+        `engine`: "onnx", "litert" or "pt2"; by default the first of these that the program was compiled for. Raises
+        ConfigError for a folder without a program, Malformed for a changed one, UsageError for another engine.
+        """
+        read = read_folder(Path(folder))
+        files = {f.sha256: read.blobs[f.name] for f in container_files(read.program)}
+        weights = read_weights(Path(folder), read.program.schema)
+        return TrainingProgram(
+            manifest=read.program, files=files, weights=weights, engine=_chosen(read.program, engine)
+        )
+
+    def save(self, folder: str | Path) -> Path:
+        """Write program.json, one file per function and runtime, and weights.npz into a new folder.
+
+        Raises UsageError for a folder that holds something.
+        """
+        write_folder(Path(folder), self.manifest, self.files, self.weights)
+        return Path(folder)
+
+    def start(self, weights: Tensors | None = None) -> TrainingState:
+        """The state before the first step, from the module's own weights or from `weights`."""
+        mine = self.weights if weights is None else weights
+        params = [t for t in self.manifest.schema.tensors if t.role == "p"]
+        return TrainingState(weights=mine, velocity={t.name: np.zeros(t.shape, self.manifest.dtype) for t in params})
+
+    def step(  # noqa: PLR0913 - the inputs of a proximal step
+        self,
+        state: TrainingState,
+        x: Array,
+        y: Array,
+        *,
+        lr: float = 0.01,
+        momentum: float = 0.0,
+        anchor: Tensors | None = None,
+        mu: float = 0.0,
+        seed: int = 0,
+    ) -> TrainingState:
+        """One step of SGD on the mean loss of a batch, with momentum and a proximal term; -> the next state.
+
+        g = gradient + mu (weights - anchor); velocity' = momentum velocity + g; weights' = weights - lr velocity'.
+        `x` [n, ...], `y` [n] class labels or [n, ...] targets. `anchor`: parameters under the module's names. `seed`
+        draws dropout's numbers, together with the number of the step. Raises UsageError for samples that do not fit.
+        """
+        data, m = self._samples(x, y), self.manifest
+        zero = {name: np.zeros_like(value) for name, value in state.velocity.items()}
+        width = self._engine.fixed_batch
+        if width is not None and len(data) != width:
+            raise UsageError(f"{len(data)} samples; {self.engine} takes batches of {width}", hint=f"give {width}")
+        mine = self._complete(state.weights)
+        feeds = {f"{PREFIXES[t.role]}/{t.name}": mine[t.name] for t in m.schema.tensors}
+        groups = {"velocity": state.velocity, "anchor": zero if anchor is None else anchor, "linear": zero}
+        feeds |= {f"{group}/{name}": values[name] for group, values in groups.items() for name in zero}
+        feeds |= {name: np.asarray(value, m.dtype) for name, value in (("lr", lr), ("momentum", momentum), ("mu", mu))}
+        feeds |= {"x": data.x.astype(m.dtype), "y": one_hot(m, data.y)}
+        feeds |= {"q": np.full(len(data), 1 / len(data), m.dtype)} | step_noise(m, seed, state.steps, len(data))
+        moved = run_step(self._engine, {name: np.asarray(value, order="C") for name, value in feeds.items()})
+        return TrainingState(
+            weights={t.name: moved[f"{PREFIXES[t.role]}/{t.name}"] for t in m.schema.tensors},
+            velocity={name: moved[f"velocity/{name}"] for name in zero},
+            loss=float(moved["loss"]),
+            steps=state.steps + 1,
+        )
+
+    def evaluate(self, weights: Tensors, x: Array, y: Array) -> tuple[F64, Array]:
+        """-> the loss of each sample [n], float64, and the outputs [n, ...], in inference mode."""
+        learner = EngineLearner(self._engine, self.manifest)
+        vector = self.manifest.schema.join(self._complete(weights))
+        losses, outputs = learner.evaluate([vector], self._samples(x, y), batch=EVALUATED_AT_ONCE)
+        return losses[0], outputs[0]
+
+    def predict(self, weights: Tensors, x: Array) -> Array:
+        """The module's outputs [n, ...]: logits of a classifier, in inference mode."""
+        m = self.manifest
+        unknown = np.zeros(len(x), np.int64) if m.loss == "cross-entropy" else np.zeros((len(x), *m.target), m.dtype)
+        return self.evaluate(weights, x, unknown)[1]
+
+    def _complete(self, weights: Tensors) -> dict[str, Array]:
+        """The weights in the schema's order. Raises UsageError when one is missing or has another shape."""
+        shapes = {t.name: t.shape for t in self.manifest.schema.tensors}
+        if wrong := [name for name, shape in shapes.items() if np.shape(weights.get(name)) != shape]:
+            hint = "give arrays under the names and with the shapes of program.weights"
+            raise UsageError(f"no weights of the right shape for {', '.join(wrong)}", hint=hint)
+        return {name: np.asarray(weights[name]) for name in shapes}
+
+    def _samples(self, x: Array, y: Array) -> Dataset:
+        try:
+            data = Dataset(np.asarray(x), np.asarray(y))
+        except ValueError as wrong:
+            raise UsageError(str(wrong), hint="give x [n, ...] and y [n] as arrays") from None
+        if misfit := describe_misfit(self.manifest, data):
+            raise UsageError(misfit, hint=f"the program was compiled for samples of shape {self.manifest.input}")
+        return data
+
+    @cached_property
+    def _engine(self) -> Engine:
+        """The opened runtime; it has read its files when it is there."""
+        with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
+            paths = {}
+            for function, container in self.manifest.containers[self.engine].items():
+                paths[function] = Path(name) / f"{container.sha256}-{function}"
+                paths[function].write_bytes(self.files[container.sha256])
+            return open_engine(self.engine, self.manifest, paths)
+
+
+def compile(  # noqa: A001 - `fc.compile`
+    module: nn.Module,
+    example_input: Tensor | Array | Sequence[int],
+    loss: str = "cross-entropy",
+    *,
+    engines: Sequence[str] = ("onnx",),
+    batch: int = 32,
+) -> TrainingProgram:
+    """Trace one training step of a torch module, forward, backward and update, into files for stock runtimes.
+
+    `example_input`: a batch of samples [n, ...], of which only the shape counts, or the shape of one sample. `loss`:
+    "cross-entropy" of class labels, or "squared-error" ("mse") of float targets. `engines`: some of "onnx" (ONNX
+    Runtime), "litert" (TFLite) and "pt2" (torch); the first one runs the program here. `batch`: the batch size of
+    LiteRT, which needs a fixed one. The module itself is not changed; of a Lightning module its `forward` is taken.
+
+    Raises ProgramRefused, with the operator and the layer, for a module that cannot be expressed.
+
+    >>> import numpy as np, torch, fedcenters as fc
+    >>> x = np.eye(4, dtype=np.float32)
+    >>> program = fc.compile(torch.nn.Linear(4, 4), x)
+    >>> state = program.start()
+    >>> for _ in range(20):
+    ...     state = program.step(state, x, np.arange(4), lr=1.0)
+    >>> program.predict(state.weights, x).argmax(axis=1).tolist()
+    [0, 1, 2, 3]
+    """
+    from torch import nn
+
+    from export.compiler.program import weights_of
+    from export.compiler.user_model import compile_model
+
+    if not isinstance(module, nn.Module):
+        raise UsageError(f"{type(module).__name__} is no torch module", hint="give the module itself, as Net()")
+    if loss not in LOSSES:
+        raise UsageError(f"unknown loss {loss!r}", hint=f"use one of {', '.join(LOSSES)}")
+    shape = getattr(example_input, "shape", None)
+    shape = tuple(example_input) if shape is None else tuple(shape)[1:]
+    facts: dict[str, Any] = {"name": type(module).__name__, "loss": LOSSES[loss], "engines": engines, "batch": batch}
+    made = compile_model(module, shape, **facts)
+    weights = weights_of(module, made.program.schema)
+    return TrainingProgram(manifest=made.program, files=made.files, weights=weights, engine=engines[0])
+
+
+def _chosen(program: Program, engine: str) -> str:
+    known = [name for name in ENGINES if name in program.containers]
+    if not (known if not engine else engine in known):
+        raise UsageError(
+            f"no files for {engine or 'any engine'}", hint=f"this program has {', '.join(known) or 'none'}"
+        )
+    return engine or known[0]
