@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import suppress
 from importlib import resources
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from coordinator.dashboard.access import AccessControl
 from coordinator.dashboard.event_hub import Hub, PageStream
@@ -35,7 +34,6 @@ from export.serve.http_gate import create_gated_app, read_json, require_json_typ
 
 MAX_BODY_BYTES = 4 << 10
 HEARTBEAT_S = 10.0  # between two comments on a stream without events
-SEND_TIMEOUT_S = 20.0  # a page that reads nothing for so long is disconnected
 MAX_NAME_CHARS = 128
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 HEADERS = {
@@ -176,15 +174,6 @@ class _Events(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._hub.unsubscribe(self._page)
-
-    async def stream_response(self, send: Send) -> None:
-        """Close the connection of a page that reads nothing for SEND_TIMEOUT_S; a living page connects again."""
-
-        async def send_in_time(message: Message) -> None:
-            await asyncio.wait_for(send(message), SEND_TIMEOUT_S)
-
-        with suppress(asyncio.TimeoutError):
-            await super().stream_response(send_in_time)
 
     async def _lines(self, page: PageStream) -> AsyncIterator[bytes]:
         while (text := await page.next(HEARTBEAT_S)) is not None:

@@ -18,13 +18,14 @@ from coordinator.dashboard.event_hub import Hub
 from coordinator.dashboard.join import join_info
 from coordinator.dashboard.map_worker import MapWorker
 from coordinator.dashboard.side_panels import SidePanels
-from coordinator.http_settings import uvicorn_config
 from coordinator.phone.routes import phone_routes
 from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
-from export.serve.http_gate import open_listener
+from export.serve.listener import ConnectionSlots, open_listener
+from export.serve.uvicorn_settings import uvicorn_config
 
 log = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 2.0
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 512, 64
 
 
 class DashboardServer:
@@ -45,10 +46,16 @@ class DashboardServer:
             extra_routes=phone or (),
             panels=SidePanels(config.folder, map_worker, lambda base: join_info(config, base, phone=phone is not None)),
         )
-        settings = uvicorn_config(app, endpoint.host, endpoint.port, certificate=endpoint.certificate, key=endpoint.key)
+        settings = uvicorn_config(app, certificate=endpoint.certificate, key=endpoint.key)
         try:
             settings.load()
-            self._socket = open_listener(endpoint.host, endpoint.port, what="the dashboard", option="--dashboard")
+            self._socket = open_listener(
+                endpoint.host,
+                endpoint.port,
+                what="the dashboard",
+                option="--dashboard",
+                slots=ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS),
+            )
         except OSError as wrong:
             map_worker.close()
             raise NetworkError(f"the dashboard cannot speak TLS: {wrong}", hint="is the certificate right?") from None

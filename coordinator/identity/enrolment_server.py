@@ -31,11 +31,12 @@ from coordinator.identity.tokens import TokenRefused, TokenStore
 from edge_client.errors import ConfigError, Malformed, NetworkError
 from edge_client.protocol.messages import parse_json
 from edge_client.transport.tls import check_private_file
+from export.serve.listener import ConnectionSlots
 
 MAX_BODY_BYTES = 16_384
 MAX_TOKEN_CHARS = 128
 REQUEST_TIMEOUT_S = 20.0  # from the first byte of the handshake to the last of the answer
-MAX_OPEN_REQUESTS = 32
+MAX_OPEN_REQUESTS, MAX_OPEN_REQUESTS_PER_ADDRESS = 32, 8
 
 Report = Callable[[str], None]
 WallClock = Callable[[], dt.datetime]
@@ -94,13 +95,14 @@ class EnrolmentServer(ThreadingHTTPServer):
 
     def __init__(self, address: tuple[str, int], tls: ssl.SSLContext, registrar: Registrar) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        self.registrar, self._slots = registrar, threading.BoundedSemaphore(MAX_OPEN_REQUESTS)
+        self.registrar = registrar
+        self._slots = ConnectionSlots(total=MAX_OPEN_REQUESTS, per_address=MAX_OPEN_REQUESTS_PER_ADDRESS)
         super().__init__(address, _Handler)
         # The handshake runs in the request's own thread: a silent client cannot block the listener.
         self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
-        if self._slots.acquire(blocking=False):
+        if self._slots.take(client_address[0]):
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -113,7 +115,7 @@ class EnrolmentServer(ThreadingHTTPServer):
             super().process_request_thread(request, client_address)
         finally:
             watch.cancel()
-            self._slots.release()
+            self._slots.release(client_address[0])
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as socketserver says
         """Log nothing of a client that disconnects or speaks no TLS."""

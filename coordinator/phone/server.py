@@ -8,11 +8,14 @@ from pathlib import Path
 import uvicorn
 
 from coordinator.config import read_config
-from coordinator.http_settings import uvicorn_config
 from coordinator.identity import join_links
 from coordinator.phone import routes
 from edge_client.errors import NetworkError, UsageError
-from export.serve.http_gate import create_gated_app, open_listener
+from export.serve.http_gate import create_gated_app
+from export.serve.listener import ConnectionSlots, open_listener
+from export.serve.uvicorn_settings import uvicorn_config
+
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 512, 64
 
 
 def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | None, key: Path | None) -> None:
@@ -24,12 +27,13 @@ def run_phone_server(path: Path, listen: str, *, url: str, certificate: Path | N
     if (certificate is None) != (key is None):
         raise UsageError("https needs a certificate and its key", hint="give --certificate and --key together")
     app = create_gated_app(routes.phone_routes(read_config(path)))
-    settings = uvicorn_config(app, host, int(port), certificate=certificate, key=key)
+    settings = uvicorn_config(app, certificate=certificate, key=key)
     try:
         settings.load()
     except OSError as wrong:
         raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
-    opened = open_listener(host, int(port), what="the phone's page", option="--listen")
+    slots = ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS)
+    opened = open_listener(host, int(port), what="the phone's page", option="--listen", slots=slots)
     base = url or f"{'http' if certificate is None else 'https'}://{host}:{opened.getsockname()[1]}"
     link = join_links.phone_link(base)
     sys.stderr.write(join_links.qr_terminal(link))

@@ -9,9 +9,7 @@ What differs between the services (who may read, how many requests a second) is 
 from __future__ import annotations
 
 import asyncio
-import errno
 import hmac
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 
-from edge_client.errors import Malformed, NetworkError
+from edge_client.errors import Malformed
 from edge_client.protocol.messages import parse_json
 
 BODY_TIMEOUT_S = 10.0  # for the whole body
@@ -168,16 +166,3 @@ async def _on_http_exception(_: Request, wrong: HTTPException) -> Response:
 
 async def _on_malformed(_: Request, wrong: Malformed) -> Response:
     return _error(413 if wrong.code == "too_big" else 400, wrong.message)
-
-
-def open_listener(host: str, port: int, *, what: str, option: str, backlog: int | None = None) -> socket.socket:
-    """A listening TCP socket. Raises NetworkError with `what` cannot listen, why, and the `option` that moves it."""
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=backlog)
-    except OSError as wrong:
-        in_use = wrong.errno == errno.EADDRINUSE
-        raise NetworkError(
-            f"{what} cannot listen on {host}:{port}: {'the port is in use' if in_use else wrong.strerror or wrong}",
-            hint=f"choose another with {option}" + (", or end the program that uses it" if in_use else ""),
-        ) from None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from export.serve.listener import client_network
+
 MAX_CLIENTS = 10_000
 
 
@@ -22,6 +24,7 @@ class RateLimiter:
         """Take one request and return 0, or return the seconds until there is one to take."""
         if self.per_s <= 0:
             return 0.0
+        client = client_network(client)
         left, then_s = self._buckets.pop(client, (self.burst, now_s))
         left = min(self.burst, left + (now_s - then_s) * self.per_s)
         wait_s = 0.0 if left >= 1 else (1 - left) / self.per_s

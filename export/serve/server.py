@@ -13,13 +13,13 @@ import uvicorn
 from edge_client.errors import ConfigError, NetworkError
 from export.serve.app import create_serve_app
 from export.serve.generations import GenerationManager
-from export.serve.http_gate import open_listener
+from export.serve.listener import ConnectionSlots, open_listener
 from export.serve.rate_limits import RateLimiter
 from export.serve.rollout import RolloutPlan
+from export.serve.uvicorn_settings import uvicorn_config
 
-MAX_CONNECTIONS = 4_096  # beyond this many at once the answer is 503
+MAX_CONNECTIONS, MAX_CONNECTIONS_PER_ADDRESS = 4_096, 512
 SOCKET_BACKLOG = 1_024
-IDLE_TIMEOUT_S = 15  # an open connection without a request is closed
 MIN_TOKEN_CHARS = 16
 
 
@@ -47,25 +47,18 @@ def run_server(options: ServeOptions) -> None:
     app = create_serve_app(
         manager, rate=RateLimiter(options.rate), token=None if options.token is None else read_token(options.token)
     )
-    config = uvicorn.Config(
-        app,
-        host=options.host,
-        port=options.port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        limit_concurrency=MAX_CONNECTIONS,
-        backlog=SOCKET_BACKLOG,
-        timeout_keep_alive=IDLE_TIMEOUT_S,
-        ssl_certfile=options.certificate,
-        ssl_keyfile=None if options.key is None else str(options.key),
-    )
+    config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True)
     try:
         config.load()
     except OSError as wrong:
         raise NetworkError(f"cannot speak TLS: {wrong}", hint="is the certificate right, is it the key's?") from None
     socket = open_listener(  # it listens now: a reader of the line below may connect at once
-        options.host, options.port, what="the server of centers", option="--host or --port", backlog=SOCKET_BACKLOG
+        options.host,
+        options.port,
+        what="the server of centers",
+        option="--host or --port",
+        slots=ConnectionSlots(total=MAX_CONNECTIONS, per_address=MAX_CONNECTIONS_PER_ADDRESS),
+        backlog=SOCKET_BACKLOG,
     )
     port = socket.getsockname()[1]
     scheme = "http" if options.certificate is None else "https"

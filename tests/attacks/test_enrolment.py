@@ -18,7 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.identity.certificate_authority import read_request
-from coordinator.identity.enrolment_server import MAX_BODY_BYTES, MAX_OPEN_REQUESTS, EnrolmentServer, Registrar
+from coordinator.identity.enrolment_server import (
+    MAX_BODY_BYTES,
+    MAX_OPEN_REQUESTS,
+    MAX_OPEN_REQUESTS_PER_ADDRESS,
+    EnrolmentServer,
+    Registrar,
+)
 from coordinator.identity.provisioning import Provisioner
 from edge_client.config import load_config
 from edge_client.errors import Malformed
@@ -131,8 +137,11 @@ def talk(work: Provisioner, server: EnrolmentServer, said: bytes) -> bytes:
     return b""
 
 
-def dial(server: EnrolmentServer) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.server_address[1])), timeout=PATIENCE_S)
+def dial(server: EnrolmentServer, number: int = 0) -> socket.socket:
+    """A connection from an address that a few numbers share."""
+    source = f"127.0.0.{1 + number // MAX_OPEN_REQUESTS_PER_ADDRESS}"
+    target = ("127.0.0.1", int(server.server_address[1]))
+    return socket.create_connection(target, PATIENCE_S, source_address=(source, 0))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +169,7 @@ def test_bytes_that_are_no_request_get_an_error(
 def test_silent_connections_do_not_keep_a_device_out(work: Provisioner, server: EnrolmentServer) -> None:
     """Silent clients take all connections but one; the listener accepts further ones."""
     work.add_token("patient")
-    silent = [dial(server) for _ in range(MAX_OPEN_REQUESTS - 1)]
+    silent = [dial(server, 1 + i) for i in range(MAX_OPEN_REQUESTS - 1)]
     try:
         enrolment.enrol(config_of(work, "patient", server))
     finally:
@@ -171,9 +180,9 @@ def test_silent_connections_do_not_keep_a_device_out(work: Provisioner, server: 
 
 def test_connections_beyond_the_limit_are_closed_at_once(work: Provisioner) -> None:
     with listening(work, []) as server:
-        held = [dial(server) for _ in range(MAX_OPEN_REQUESTS)]
+        held = [dial(server, i) for i in range(MAX_OPEN_REQUESTS)]
         try:
-            with closing(dial(server)) as late:
+            with closing(dial(server, MAX_OPEN_REQUESTS)) as late:
                 late.sendall(b"\x16\x03\x01")
                 with suppress(ConnectionError):
                     assert late.recv(1) == b""

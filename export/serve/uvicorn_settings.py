@@ -1,0 +1,83 @@
+"""Settings of every uvicorn server of the project: bounds on headers and on time; TLS if given.
+
+uvicorn closes a connection that is idle between two requests, but none that is in the middle of a request's head, none
+whose client sends a byte now and then, and none whose client does not read. `BoundedProtocol` does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_HEADER_BYTES = 16 << 10
+TIMEOUT_S = 20.0
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection that is aborted when `timeout_s` pass without a whole request head, or with an answer not read."""
+
+    timeout_s = TIMEOUT_S
+    _head_timer: asyncio.TimerHandle | None = None
+    _write_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._await_request()
+
+    def on_response_complete(self) -> None:
+        self._await_request()  # first: a request that has come already begins in the call below
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.timeout_s, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._head_timer, self._write_timer):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _await_request(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+        self._head_timer = self.loop.call_later(self.timeout_s, self._abort_without_request)
+
+    def _abort_without_request(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
+
+
+def uvicorn_config(
+    app: ASGIApp,
+    *,
+    certificate: Path | None = None,
+    key: Path | None = None,
+    lifespan: bool = False,
+    timeout_s: float = TIMEOUT_S,
+) -> uvicorn.Config:
+    """The settings of a server for `app` on sockets that are open; `certificate` and `key` are PEM files."""
+    return uvicorn.Config(
+        app,
+        loop="asyncio",
+        http=type("Protocol", (BoundedProtocol,), {"timeout_s": timeout_s}),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+        ws="none",
+        lifespan="on" if lifespan else "off",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        timeout_keep_alive=round(timeout_s),
+        timeout_graceful_shutdown=1,
+        ssl_certfile=certificate,
+        ssl_keyfile=None if key is None else str(key),
+    )

@@ -1,0 +1,160 @@
+"""Attacks on the HTTP servers by connections that are held: half a request, no request, an answer that is not read."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from coordinator.identity.enrolment_server import open_enrolment_server
+from export.serve.http_gate import create_gated_app
+from export.serve.listener import ConnectionSlots, open_listener
+from export.serve.uvicorn_settings import uvicorn_config
+from tests.support.guarded_broker import provision_federation
+from tests.support.served_dashboard import serve_dashboard
+
+PATIENCE_S = 30.0  # of a wait for what must come
+HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
+LARGE = 32 << 20  # bytes; more than the buffers of both kernels hold
+
+
+async def _small(_: Request) -> Response:
+    return PlainTextResponse("here")
+
+
+async def _large(_: Request) -> Response:
+    return Response(bytes(LARGE))
+
+
+@contextmanager
+def _serve(*, total: int = 64, per_address: int = 8, timeout_s: float = 0.5) -> Iterator[tuple[int, uvicorn.Server]]:
+    app = create_gated_app([Route("/", _small), Route("/large", _large)])
+    listener = open_listener(
+        "127.0.0.1", 0, what="a test", option="none", slots=ConnectionSlots(total=total, per_address=per_address)
+    )
+    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield listener.getsockname()[1], server
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+
+
+def _connect(stack: ExitStack, port: int, sent: bytes, address: str = "127.0.0.1") -> socket.socket:
+    opened = stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S, source_address=(address, 0)))
+    opened.sendall(sent)
+    return opened
+
+
+def _status(port: int, address: str = "127.0.0.2") -> bytes:
+    """The status line that a client elsewhere is answered with; empty where its connection is closed instead."""
+    with ExitStack() as stack, suppress(ConnectionResetError):
+        asked = _connect(stack, port, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n", address)
+        return asked.recv(1 << 16).partition(b"\r\n")[0]
+    return b""
+
+
+def _is_closed(opened: socket.socket) -> bool:
+    """Whether the server closes the connection; raises TimeoutError where it is held."""
+    try:
+        return opened.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_half_requests_from_one_address_leave_room_for_the_others() -> None:
+    with _serve(timeout_s=PATIENCE_S) as (port, _), ExitStack() as stack:
+        held = [_connect(stack, port, HALF) for _ in range(40)]
+        assert all(_is_closed(one) for one in held[8:])
+        assert _status(port) == b"HTTP/1.1 200 OK"
+
+
+@pytest.mark.parametrize("sent", [b"", HALF, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"])
+def test_a_connection_without_a_whole_request_is_closed(sent: bytes) -> None:
+    with _serve() as (port, _), ExitStack() as stack:
+        held = _connect(stack, port, sent)
+        while len(held.recv(1 << 16)) > 0:  # the answer, where there is one, then the end
+            pass
+
+
+def test_a_request_that_comes_byte_by_byte_is_closed_in_the_same_time() -> None:
+    with _serve() as (port, _), ExitStack() as stack:
+        held = _connect(stack, port, HALF)
+        held.settimeout(0.05)
+        closed = False
+        for _ in range(600):
+            try:
+                held.sendall(b"x")
+                closed = _is_closed(held)
+            except TimeoutError:
+                continue
+            except OSError:
+                closed = True
+            if closed:
+                break
+        assert closed
+
+
+def test_an_answer_that_is_not_read_is_not_kept() -> None:
+    with _serve(total=1, per_address=1) as (port, server), ExitStack() as stack:
+        held = _connect(stack, port, b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        first = held.recv(1)
+        while not _status(port):  # the only slot comes free when the server has given the connection up
+            pass
+        assert first == b"H"
+        assert len(server.server_state.connections) <= 1
+
+
+def test_a_slot_comes_back_when_its_connection_ends() -> None:
+    with _serve(total=2, per_address=1) as (port, _):
+        for _ in range(5):
+            while (status := _status(port)) == b"":  # the server has not seen the end of the one before yet
+                pass
+            assert status == b"HTTP/1.1 200 OK"
+
+
+def test_the_dashboard_answers_while_one_address_holds_600_half_requests(tmp_path: Path) -> None:
+    with serve_dashboard(tmp_path) as site, ExitStack() as stack:
+        for _ in range(600):
+            with suppress(ConnectionResetError, BrokenPipeError):
+                _connect(stack, site.port, HALF)
+        assert _status(site.port) == b"HTTP/1.1 200 OK"
+
+
+def test_an_address_behind_one_prefix_is_one_address() -> None:
+    slots = ConnectionSlots(total=8, per_address=2)
+    assert [slots.take(f"2001:db8::{i}") for i in range(3)] == [True, True, False]
+    assert slots.take("2001:db8:0:1::1")
+    assert [slots.take(a) for a in ("::ffff:192.0.2.1", "192.0.2.1", "192.0.2.1")] == [True, True, False]
+    slots.release("2001:db8::2")
+    assert slots.take("2001:db8::9")
+
+
+def test_enrolment_answers_while_one_address_holds_half_handshakes(tmp_path: Path) -> None:
+    keys = provision_federation(tmp_path / "keys").folder
+    with open_enrolment_server(keys, "127.0.0.1", tell=lambda _: None, port=0) as server, ExitStack() as stack:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            port = server.server_address[1]
+            held = [_connect(stack, port, b"\x16\x03\x01") for _ in range(40)]
+            assert all(_is_closed(one) for one in held[-8:])
+            tls = ssl.create_default_context(cafile=str(keys / "broker" / "ca.crt"))
+            plain = _connect(stack, port, b"", "127.0.0.2")
+            with tls.wrap_socket(plain, server_hostname="localhost") as asked:
+                asked.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                assert b" 501 " in asked.recv(1 << 10)
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE_S)
