@@ -193,7 +193,13 @@ def serve(  # noqa: PLR0913 - one parameter per option
         int, typer.Option(min=1, help="pairs of reports, old and new, after which all others get it")
     ] = 200,
     rate: Annotated[float, typer.Option(min=0, help="requests per second and address; 0: no limit")] = 50.0,
+    name: Annotated[
+        list[str] | None, typer.Option(help="a host name of this server, repeated; addresses need none")
+    ] = None,
     token: Annotated[Path | None, typer.Option(help="file with a token that every request must bear")] = None,
+    report_token: Annotated[
+        Path | None, typer.Option(help="file with a token for reports; other machines report with one only")
+    ] = None,
     certificate: Annotated[Path | None, typer.Option(help="PEM file: speak TLS")] = None,
     key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key")] = None,
     public_key: PublicKeys = None,
@@ -207,7 +213,15 @@ def serve(  # noqa: PLR0913 - one parameter per option
 
     keys = [_public(path) for path in public_key or ()]
     where = {"bundle": bundle, "site": site or bundle.with_name(f"{bundle.name}.site"), "host": host, "port": port}
-    guard = {"rate": rate, "token": token, "certificate": certificate, "key": key, "trusted": keys}
+    guard = {
+        "rate": rate,
+        "token": token,
+        "report_token": report_token,
+        "names": name or (),
+        "certificate": certificate,
+        "key": key,
+        "trusted": keys,
+    }
     run_server(ServeOptions(**where, **guard, plan=RolloutPlan(share=canary, pairs=canary_pairs)))  # type: ignore[arg-type]  # each by its own name
 
 

@@ -6,13 +6,13 @@ sends to no server. On any other address both tokens and TLS are needed, and a c
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from coordinator.config import CoordinatorConfig
 from edge_client.errors import ConfigError
+from export.serve.listener import is_loopback
 
 MAX_PORT = 65_535
 LINK_FILE = "dashboard.url"  # in the run folder while the server runs, mode 0600: the link gives the right to steer
@@ -44,7 +44,7 @@ def dashboard_endpoint(config: CoordinatorConfig) -> Endpoint:
         raise ConfigError(
             "the dashboard's TLS needs a certificate and its key", hint="set dashboard-certificate and dashboard-key"
         )
-    if not _local(host):
+    if not is_loopback(host):
         if read is None or control is None:
             raise ConfigError(
                 f"a dashboard at {host} can be reached by others, so it needs two tokens",
@@ -74,15 +74,6 @@ def _address(text: str) -> tuple[str, int]:
     if not port.isdecimal() or int(port) > MAX_PORT:
         raise ConfigError(f"dashboard is {text!r}", hint="dashboard is a port, as 8080, or an address, as 0.0.0.0:8080")
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
-
-
-def _local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(path: Path | None) -> str | None:

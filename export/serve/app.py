@@ -23,10 +23,10 @@ from starlette.types import ASGIApp
 from edge_client.errors import Malformed
 from edge_client.protocol import validators
 from export.serve import nearest
+from export.serve.access import ServeAccess
 from export.serve.generations import GenerationManager
-from export.serve.http_gate import Refusal, RequestHead, create_gated_app, read_json
+from export.serve.http_gate import create_gated_app, read_json, require_json_type
 from export.serve.openapi import openapi_document
-from export.serve.rate_limits import RateLimiter
 from export.serve.site import SiteFile, index_content
 
 MAX_BODY_BYTES = 64 << 10  # 1,024 centers' losses as JSON, with room
@@ -47,8 +47,8 @@ REPORT_SCHEMA = validators.record(
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def create_serve_app(manager: GenerationManager, *, rate: RateLimiter, token: str | None = None) -> ASGIApp:
-    """The application. `rate` counts per client address; with a `token` every request but /health must bear it."""
+def create_serve_app(manager: GenerationManager, access: ServeAccess) -> ASGIApp:
+    """The application, for requests that `access` does not refuse."""
     web = _ServeHandlers(manager)
     routes = [
         Route("/health", web.health),
@@ -61,16 +61,7 @@ def create_serve_app(manager: GenerationManager, *, rate: RateLimiter, token: st
         Route("/nearest", web.nearest, methods=["POST"]),
         Route("/reports", web.reports, methods=["POST"]),
     ]
-    return create_gated_app(routes, rule=lambda head: _refuse(head, rate, token), lifespan=web.watching)
-
-
-def _refuse(head: RequestHead, rate: RateLimiter, token: str | None) -> Refusal | None:
-    wait_s = rate.wait_s(head.client, head.now_s)
-    if wait_s > 0:
-        return Refusal(status=429, error="too many requests", headers={"Retry-After": str(int(wait_s) + 1)})
-    if token is not None and head.path != "/health" and not head.has_token(token):
-        return Refusal(status=401, error="a token is needed", headers={"WWW-Authenticate": "Bearer"})
-    return None
+    return create_gated_app(routes, rule=access.refuse, lifespan=web.watching)
 
 
 class _ServeHandlers:
@@ -173,6 +164,7 @@ class _ServeHandlers:
 
 
 async def _body(request: Request) -> dict[str, Any]:
+    require_json_type(request, "a body")
     body = await read_json(request, MAX_BODY_BYTES, "a body")
     if not isinstance(body, dict):
         raise Malformed("bad_json", "the body is no JSON object")

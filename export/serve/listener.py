@@ -58,6 +58,14 @@ def client_network(address: str) -> str:
     return str(ipaddress.ip_network((parsed, IPV6_CLIENT_BITS), strict=False))
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a server that listens there is reached by this machine only."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class _Connection(socket.socket):
     """An accepted connection, which gives its slot back when it is closed."""
 

@@ -144,7 +144,12 @@ def _post_report() -> dict[str, Any]:
 def _operation(
     summary: str, ok: dict[str, Any], parameters: list[dict[str, Any]] | None = None, *, cached: bool = False
 ) -> dict[str, Any]:
-    responses: dict[str, Any] = {"200": ok, "401": _error("no token"), "429": _error("too many requests")}
+    responses: dict[str, Any] = {
+        "200": ok,
+        "401": _error("no token"),
+        "421": _error("a foreign host name"),
+        "429": _error("too many requests"),
+    }
     if parameters:
         responses["400"] = _error("a parameter is wrong")
     if cached:
@@ -157,8 +162,10 @@ def _posted(summary: str, body: dict[str, Any], content: dict[str, Any]) -> dict
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     operation["responses"] |= {
         "400": _error("it cannot be answered"),
+        "403": _error("a page of another site, or reports without a token"),
         "408": _error("too slow"),
         "413": _error("the body is too big"),
+        "415": _error("not application/json"),
     }
     return operation
 

@@ -1,4 +1,4 @@
-"""`fedcenters-export serve`: app.py behind uvicorn, with limits on connections, optional TLS and an optional token."""
+"""`fedcenters-export serve`: app.py behind uvicorn, with limits on connections, optional TLS and optional tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import uvicorn
 
 from edge_client.errors import ConfigError, NetworkError
+from export.serve.access import ServeAccess
 from export.serve.app import create_serve_app
 from export.serve.generations import GenerationManager
-from export.serve.listener import ConnectionSlots, open_listener
+from export.serve.listener import ConnectionSlots, is_loopback, open_listener
 from export.serve.rate_limits import RateLimiter
 from export.serve.rollout import RolloutPlan
 from export.serve.uvicorn_settings import uvicorn_config
@@ -34,6 +35,8 @@ class ServeOptions:
     plan: RolloutPlan = field(default_factory=RolloutPlan)
     rate: float = 50.0
     token: Path | None = None
+    report_token: Path | None = None
+    names: Sequence[str] = ()
     certificate: Path | None = None
     key: Path | None = None
     trusted: Sequence[bytes] = ()
@@ -44,9 +47,14 @@ def run_server(options: ServeOptions) -> None:
     if (options.certificate is None) != (options.key is None):
         raise ConfigError("TLS needs a certificate and its key", hint="give --certificate and --key")
     manager = GenerationManager(options.site, options.bundle, options.plan, options.trusted)
-    app = create_serve_app(
-        manager, rate=RateLimiter(options.rate), token=None if options.token is None else read_token(options.token)
+    access = ServeAccess(
+        rate=RateLimiter(options.rate),
+        token=None if options.token is None else read_token(options.token),
+        report_token=None if options.report_token is None else read_token(options.report_token),
+        names=frozenset(name.lower() for name in options.names),
+        is_local=is_loopback(options.host),
     )
+    app = create_serve_app(manager, access)
     config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True)
     try:
         config.load()

@@ -80,7 +80,9 @@ class ServerProcess:
     def ask(self, path: str, method: str = "GET", body: Any = None, **headers: str) -> HttpAnswer:  # noqa: ANN401
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
-        connection.request(method, path, body=data, headers={k.replace("_", "-"): v for k, v in headers.items()})
+        own = {} if data is None else {"Content-Type": "application/json"}
+        given = own | {k.replace("_", "-"): v for k, v in headers.items()}
+        connection.request(method, path, body=data, headers=given)
         response = connection.getresponse()
         answer = HttpAnswer(status=response.status, headers=dict(response.getheaders()), body=response.read())
         connection.close()

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 
+from export.serve.access import ServeAccess
+from export.serve.app import create_serve_app
+from export.serve.generations import GenerationManager
+from export.serve.rate_limits import RateLimiter
+from export.serve.rollout import RolloutPlan
 from tests.support.served_bundle import LARGE, ROOT, ServerProcess, run_serve, write_bundle
 
 
@@ -313,3 +319,48 @@ def test_a_port_in_use_is_said_in_words(tmp_path: Path) -> None:
     assert done.returncode == 4
     assert f"cannot listen on 127.0.0.1:{port}: the port is in use" in done.stderr
     assert "--port" in done.stderr
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "[evil]"])
+def test_a_foreign_name_that_points_here_reads_nothing(server: ServerProcess, host: str) -> None:
+    """DNS rebinding: a page's own host name is made to resolve to this machine."""
+    for path, method in (("/centers", "GET"), ("/rollout", "GET"), ("/reports", "POST"), ("/nearest", "POST")):
+        assert server.ask(path, method, {} if method == "POST" else None, Host=host).status == 421
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8080", "localhost", "[::1]:8080", "192.0.2.7", "Centers.Example:8080"])
+def test_an_address_and_a_given_name_are_answered(tmp_path: Path, host: str) -> None:
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    access = ServeAccess(rate=RateLimiter(0), names=frozenset({"centers.example"}))
+    app = TestClient(create_serve_app(manager, access))
+    assert app.get("/centers", headers={"Host": host}).status_code == 200
+    assert app.get("/centers", headers={"Host": "other.example"}).status_code == 421
+
+
+@pytest.mark.parametrize("path", ["/reports", "/nearest"])
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data"])
+def test_what_a_page_could_post_across_origins_is_refused(server: ServerProcess, path: str, kind: str) -> None:
+    answer = server.ask(path, "POST", {"how": "votes", "votes": [5, 2]}, Content_Type=kind)
+    assert answer.status == 415
+    assert server.ask(path, "POST", {}, Origin="http://evil.example").status == 403
+
+
+def test_reports_of_strangers_decide_nothing(tmp_path: Path) -> None:
+    """Where others reach the server, a report needs a token; files and questions stay public."""
+    write_bundle(tmp_path / "b", "one")
+    manager = GenerationManager(tmp_path / "site", tmp_path / "b", RolloutPlan())
+    report = {"device": "d1", "generation": "0" * 64, "accuracy": 0.5}
+    bearer = {"Authorization": "Bearer 0123456789abcdef"}
+
+    def answers(access: ServeAccess) -> tuple[int, ...]:
+        app = TestClient(create_serve_app(manager, access), base_url="http://127.0.0.1")
+        posted = [app.post("/reports", json=report, headers=h).status_code for h in ({}, bearer)]
+        return (app.get("/centers").status_code, *posted)
+
+    rate, token = RateLimiter(0), "0123456789abcdef"
+    assert answers(ServeAccess(rate=rate, is_local=True)) == (200, 200, 200)
+    assert answers(ServeAccess(rate=rate)) == (200, 403, 403)
+    assert answers(ServeAccess(rate=rate, report_token=token)) == (200, 401, 200)
+    assert answers(ServeAccess(rate=rate, token=token)) == (401, 401, 200)
+    assert answers(ServeAccess(rate=rate, token="x" * 16, report_token=token)) == (401, 401, 200)
