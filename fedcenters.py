@@ -111,10 +111,26 @@ else:
         """Fetch a name of `__all__` from its module, once."""
         if name not in _MODULES:
             raise AttributeError(f"module 'fedcenters' has no attribute {name!r}")
-        where = import_module(_MODULES[name])
+        try:
+            where = import_module(_MODULES[name])
+        except ImportError as wrong:
+            if file := _hiding_file():
+                raise ImportError(f"{file}: give it another name, or start Python in another folder") from wrong
+            raise
         value = where if where.__name__.endswith(f".{name}") else getattr(where, name)
         globals()[name] = value
         return value
+
+    def _hiding_file() -> str:
+        """The file that Python takes for one of our packages, and which it hides; empty where there is none."""
+        from importlib.machinery import PathFinder
+        from pathlib import Path
+
+        for room in ("edge_client", "coordinator", "export", "emulator"):
+            spec, ours = PathFinder.find_spec(room), Path(__file__).parent / room / "__init__.py"
+            if spec is not None and spec.origin is not None and Path(spec.origin).resolve() != ours.resolve():
+                return f"{spec.origin} hides {room!r}, a package of fedcenters"
+        return ""
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,6 @@ messages. The exit codes are those of edge_client/errors.py.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ except ImportError as missing:  # a device's installation has no typer
 from coordinator.identity import cli as provision_cli
 from edge_client import __version__
 from edge_client.errors import handle_errors
+from export import plugins
 from export.silence import write_stderr
 
 app = typer.Typer(
@@ -57,8 +57,8 @@ def add_working_folder(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A reader's own model or method lies in the folder where the command is typed, as for `python -m`."""
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
+    """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
+    plugins.add_working_folder()
 
 
 @app.command()

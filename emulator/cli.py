@@ -7,8 +7,6 @@ edge_client/errors.py.
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,6 +22,7 @@ from edge_client import __version__
 from edge_client.errors import UsageError, handle_errors
 from emulator.command_options import FLAGS, with_run_options
 from emulator.console import ConsoleProgress
+from export import plugins
 
 if TYPE_CHECKING:
     from emulator.options import SimulateArgs
@@ -68,8 +67,8 @@ def add_working_folder(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """A reader's own methods and models lie in the folder where the command is typed, as for `python -m`."""
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
+    """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
+    plugins.add_working_folder()
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from contextlib import redirect_stdout
 from enum import Enum
@@ -21,7 +20,7 @@ except ImportError as missing:  # a device's installation has no typer
 from edge_client import __version__
 from edge_client.errors import ProgramRefused, UsageError, handle_errors
 from edge_client.protocol.program import Origin
-from export import bundle_cli
+from export import bundle_cli, plugins
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 MAX_BATCH = 65_536
@@ -48,7 +47,7 @@ def add_working_folder(
     ] = False,
 ) -> None:
     """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
-    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
+    plugins.add_working_folder()
 
 
 @app.command(

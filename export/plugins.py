@@ -6,6 +6,8 @@ one error message that names this code. Nothing is called.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from importlib import import_module
@@ -15,6 +17,18 @@ from typing import Any
 
 from edge_client.errors import UsageError
 from export.diagnostics import first_sentence
+
+ROOMS = ("edge_client", "coordinator", "export", "emulator")
+
+
+def add_working_folder() -> None:
+    """Let Python find a user's modules in the working folder.
+
+    Our packages are loaded before, so that no file there, such as export.py, is taken for one of them.
+    """
+    for room in ROOMS:
+        import_module(room)
+    sys.path.insert(0, os.getcwd())  # noqa: PTH109 - a Path would not do there
 
 
 def import_path(path: str) -> Any:  # noqa: ANN401 - a reader's own
@@ -68,9 +82,10 @@ def _imported(name: str) -> ModuleType:
             f"module {name!r} needs {missing.name or missing}, which is not installed", hint="install it and try again"
         ) from missing
     except (Exception, SystemExit) as wrong:
+        theirs = getattr(wrong, "name", None)
+        where = f"try python -c 'import {name}', which says where"
         raise UsageError(
-            f"importing {name!r} failed: {describe_error(wrong)}",
-            hint=f"try python -c 'import {name}', which says where",
+            f"importing {name!r} failed: {describe_error(wrong)}", hint=_rename(theirs) if theirs in ROOMS else where
         ) from wrong
 
 
@@ -79,5 +94,10 @@ def _attribute(module: ModuleType, name: str) -> object:
         near = get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
         where = module.__file__ or "a folder without __init__.py"
         hint = f"did you mean {near[0]!r}?" if near else f"it was read from {where}"
+        hint = _rename(module.__name__) if module.__name__ in ROOMS else hint
         raise UsageError(f"module {module.__name__!r} has no {name!r}", hint=hint)
     return getattr(module, name)
+
+
+def _rename(room: str) -> str:
+    return f"{room!r} is a package of fedcenters: give your own {room}.py another name"

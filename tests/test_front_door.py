@@ -54,3 +54,29 @@ def test_the_module_prints_the_version_and_the_commands_that_are_installed() -> 
     assert said.startswith(f"fedcenters {__version__}\n")
     assert all(name in said for name in fc._COMMANDS)
     assert set(fc._COMMANDS) == set(parse_toml((ROOT / "pyproject.toml").read_text())["project"]["scripts"])
+
+
+@pytest.mark.parametrize("name", ["export.py", "coordinator.py"])
+def test_a_file_that_hides_one_of_our_packages_is_named_with_what_to_do(name: str, tmp_path: Path) -> None:
+    hiding = tmp_path / name
+    hiding.write_text("")
+    script = tmp_path / "mine.py"
+    script.write_text(f"import sys; sys.path.append({str(ROOT)!r}); import fedcenters as fc; fc.FeSEM; fc.read_bundle")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert f"{hiding} hides {hiding.stem!r}, a package of fedcenters" in done.stderr
+    assert "give it another name" in done.stderr
+
+
+def test_a_command_runs_beside_a_file_with_the_name_of_one_of_our_packages(tmp_path: Path) -> None:
+    (tmp_path / "coordinator.py").write_text("raise SystemExit('this file was run')\n")
+    words = ["-m", "emulator.cli", "simulate", "--method", "coordinator:Mine"]
+    env = {"PYTHONPATH": str(ROOT), "PATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-P", *words] if sys.version_info >= (3, 11) else [sys.executable, "-I", *words],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "'coordinator' is a package of fedcenters: give your own coordinator.py another name" in done.stderr

@@ -1,0 +1,30 @@
+"""The wheel: what `pip install fedcenters` puts on a machine."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("edge_client", "coordinator", "export", "emulator")
+NOT_SHIPPED = {"edge_client/web/package.json"}  # tells node in the tests that the page's files are modules
+
+
+def test_the_wheel_holds_the_rooms_and_nothing_else(tmp_path: Path) -> None:
+    """Built from a copy: setuptools leaves a folder build/, whose old files would come into the next wheel."""
+    source, built = tmp_path / "source", tmp_path / "built"
+    for room in ROOMS:
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("fedcenters.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    wanted = {str(f.relative_to(source)) for room in ROOMS for f in (source / room).rglob("*") if f.is_file()}
+    build = f"from setuptools import build_meta; build_meta.build_wheel({str(built)!r})"
+    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (wheel,) = built.glob("fedcenters-*-py3-none-any.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == (wanted - NOT_SHIPPED) | {"fedcenters.py"}
