@@ -1,7 +1,8 @@
 """A fleet's data: the samples of every device, how the device sees them, and its true group (partition_schemes.py).
 
 Every sample goes to at most one device, and there to training or to test; only mixtures draw with replacement, as in
-their paper.
+their paper. The arrays of all devices are views into one array of each part, and devices with the same samples share
+them, so that memory grows with the samples and not with the devices.
 """
 
 from __future__ import annotations
@@ -15,9 +16,8 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import I64, Array, ClientId
 from emulator.data import registry
-from emulator.data.loaders.samples import DataSet, RawSamples
+from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples
 
-TRAIN_SHARE = 0.8
 REFERENCE_SAMPLES = 16  # samples kept from every device, to compare exported files with torch
 
 
@@ -39,8 +39,9 @@ class FleetData:
 class PartitionIndices:
     """The samples of every device, by number: `train` in the training part, `test` in the test part.
 
-    A data set without a test part has None there, and each device's samples are split four to one. `turns` [devices]
+    Where `test` is None, each device's samples are split at random by the data set's `train_share`. `turns` [devices]
     are quarter turns of a device's images; `written` [devices, classes] is the label that it gives to each class.
+    `names` are those of the devices; without them they are device-000, device-001, ...
     """
 
     train: Sequence[I64]
@@ -48,19 +49,17 @@ class PartitionIndices:
     groups: I64 | None = None
     turns: I64 | None = None
     written: I64 | None = None
+    names: Sequence[ClientId] = ()
 
 
 def make_fleet_data(
     data: DataSet, cut: PartitionIndices, rng: np.random.Generator, *, holdouts: Mapping[str, Dataset] | None = None
 ) -> FleetData:
-    """Every device's samples as float32; devices are named device-000, device-001, ..."""
+    """Every device's samples as float32."""
     width = len(str(max(len(cut.train) - 1, 10)))
-    names = [f"device-{i:0{width}d}" for i in range(len(cut.train))]
-    devices = {}
-    for i, name in enumerate(names):
-        train, test = _two_parts(data, cut, i, rng)
-        devices[name] = DeviceData(train=_as_device_sees(data, train, cut, i), test=_as_device_sees(data, test, cut, i))
+    names = cut.names or [f"device-{i:0{width}d}" for i in range(len(cut.train))]
     groups = {} if cut.groups is None else dict(zip(names, cut.groups.tolist(), strict=True))
+    devices = dict(zip(names, _devices(data, cut, rng), strict=True))
     return FleetData(devices=devices, groups=groups, holdouts=holdouts or {})
 
 
@@ -94,8 +93,13 @@ def label_permutation_groups(
     names = [f"device-{i:02d}" for i in range(devices)] + [f"new-{i}" for i in range(new)]
     group = {name: (i if i < devices else i - devices) % groups for i, name in enumerate(names)}
     parts = np.array_split(order[reference:], len(names))
-    cut = PartitionIndices(train=parts, written=written[[group[name] for name in names]])
-    local = {name: _four_to_one(data, whole, cut, i) for i, name in enumerate(names)}
+    at = [round(TRAIN_SHARE * len(part)) for part in parts]
+    cut = PartitionIndices(
+        train=[part[:n] for part, n in zip(parts, at, strict=True)],
+        test=[part[n:] for part, n in zip(parts, at, strict=True)],
+        written=written[[group[name] for name in names]],
+    )
+    local = dict(zip(names, _devices(data.joined(), cut, rng), strict=True))
     return FleetData(
         devices={name: local[name] for name in names[:devices]},
         new_devices={name: local[name] for name in names[devices:]},
@@ -112,27 +116,51 @@ def latin_square(classes: int, groups: int, rng: np.random.Generator) -> I64:
     return square
 
 
-def _four_to_one(data: DataSet, whole: RawSamples, cut: PartitionIndices, i: int) -> DeviceData:
-    """A device of the demo: its samples in the order of the split, the first four fifths to train."""
-    index = cut.train[i]
-    at = round(TRAIN_SHARE * len(index))
-    train, test = (_as_device_sees(data, whole.rows(part), cut, i) for part in (index[:at], index[at:]))
-    return DeviceData(train=train, test=test)
+def _devices(data: DataSet, cut: PartitionIndices, rng: np.random.Generator) -> list[DeviceData]:
+    """Each device's two parts; `cut.test` counts in the training part where the data set has no other."""
+    train, test = cut.train, cut.test
+    if test is None:
+        firsts, which = _distinct(cut.train)  # devices with the same samples split them in the same way
+        dealt = [_dealt(cut.train[i], data.train_share, rng) for i in firsts]
+        train, test = ([dealt[k][part] for k in which] for part in (0, 1))
+    mine, held = (
+        _as_devices_see(data, data.train, train, cut),
+        _as_devices_see(data, data.test or data.train, test, cut),
+    )
+    return [DeviceData(train=fit, test=kept) for fit, kept in zip(mine, held, strict=True)]
 
 
-def _two_parts(data: DataSet, cut: PartitionIndices, i: int, rng: np.random.Generator) -> tuple[RawSamples, RawSamples]:
-    if cut.test is not None:
-        return data.train.rows(cut.train[i]), (data.test or data.train).rows(cut.test[i])
-    shuffled = rng.permutation(cut.train[i])
-    at = min(round(TRAIN_SHARE * len(shuffled)), len(shuffled) - 1)  # at least one sample to test
-    return data.train.rows(np.sort(shuffled[:at])), data.train.rows(np.sort(shuffled[at:]))
+def _dealt(rows: I64, share: float, rng: np.random.Generator) -> tuple[I64, I64]:
+    """`rows` in two random parts, each sorted; the second has at least one."""
+    shuffled = rng.permutation(rows)
+    at = min(round(share * len(shuffled)), len(shuffled) - 1)
+    return np.sort(shuffled[:at]), np.sort(shuffled[at:])
 
 
-def _as_device_sees(data: DataSet, samples: RawSamples, cut: PartitionIndices, i: int) -> Dataset:
-    """Samples as device i sees them: turned, its own names for the classes, float32."""
-    x = samples.x if cut.turns is None else rotate_images(samples.x, int(cut.turns[i]))
-    y = samples.y if cut.written is None else cut.written[i][samples.y]
-    return Dataset(np.ascontiguousarray(data.ready(x)), y)
+def _as_devices_see(data: DataSet, part: RawSamples, rows: Sequence[I64], cut: PartitionIndices) -> list[Dataset]:
+    """Each device's rows of `part`, turned, with its own names for the classes, float32; all in one array."""
+    n = len(rows)
+    turns = np.zeros(n, np.int64) if cut.turns is None else cut.turns
+    written = np.empty((n, 0), np.int64) if cut.written is None else cut.written
+    firsts, which = _distinct([np.concatenate([r, [t], w]) for r, t, w in zip(rows, turns, written, strict=True)])
+    ends = np.cumsum([0, *(len(rows[i]) for i in firsts)])
+    one = data.ready(part.x[:1])
+    x, y = np.empty((ends[-1], *one.shape[1:]), one.dtype), np.empty((ends[-1], *part.y.shape[1:]), part.y.dtype)
+    sets = []
+    for i, begin, end in zip(firsts, ends[:-1], ends[1:], strict=True):
+        x[begin:end] = data.ready(rotate_images(part.x[rows[i]], int(turns[i])))
+        labels = part.y[rows[i]]
+        y[begin:end] = labels if cut.written is None else written[i][labels]
+        sets.append(Dataset(x[begin:end], y[begin:end]))
+    return [sets[k] for k in which]
+
+
+def _distinct(arrays: Sequence[I64]) -> tuple[list[int], list[int]]:
+    """-> the place of the first array of each content, and of every array the number of its content."""
+    seen: dict[bytes, int] = {}
+    which = [seen.setdefault(array.tobytes(), len(seen)) for array in arrays]
+    firsts = np.unique(which, return_index=True)[1].tolist()
+    return firsts, which
 
 
 def _check(n: int, classes: int, *, devices: int, new: int, groups: int, reference: int) -> None:

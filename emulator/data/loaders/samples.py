@@ -6,13 +6,15 @@ and 220 MB as float32, CIFAR-10 is 184 MB and 737 MB.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from edge_client.data.dataset import Dataset
 from edge_client.protocol.task import I64, Array
+
+TRAIN_SHARE = 0.8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +47,7 @@ class RawSamples:
 
 def to_float(x: Array) -> Array:
     """Raw numbers as float32, unchanged."""
-    return x.astype(np.float32)
+    return x.astype(np.float32, copy=False)
 
 
 def to_unit_range(x: Array) -> Array:
@@ -60,15 +62,18 @@ def to_centered_range(x: Array) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSet:
-    """A whole data set. Without an official `test` part every device keeps a fifth of its own samples for testing.
+    """A whole data set. Without an official `test` part every device trains on `train_share` of its own samples.
 
-    `ready` turns raw rows into float32 that a model takes; `note` is a caveat to print beside any result.
+    `ready` turns raw rows into float32 that a model takes; `note` is a caveat to print beside any result. `names` are
+    those of the users, by their numbers; without them devices are numbered.
     """
 
     train: RawSamples
     test: RawSamples | None = None
     ready: Callable[[Array], Array] = to_float
     note: str = ""
+    train_share: float = TRAIN_SHARE
+    names: Sequence[str] = field(default=(), repr=False)
 
     @property
     def classes(self) -> int:
