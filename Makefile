@@ -86,18 +86,20 @@ roads: $(STAMP)  ## the README's commands for a server and two boards, over mosq
 reference: $(STAMP) ## pages of all modules from their docstrings, in build/reference
 	$(BIN)/python -m tests.docs.reference build/reference
 
-reader-environments: $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed ## what `make readers` runs our files with
+reader-environments: $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed $(READERS)/flwr-datasets/.installed ## what `make readers` runs our files with
 
-readers: $(STAMP) reader-environments ## other runtimes run our files
+readers: $(STAMP) reader-environments ## other runtimes run our files, and other libraries' data and partitions become fleets
 	$(BIN)/python -m tests.readers.write $(READERS)/files
 	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
 	$(READERS)/tensorflow/bin/python tests/readers/read.py tensorflow.lite.python.interpreter $(READERS)/files
 	$(READERS)/onnxruntime/bin/python tests/readers/read.py onnxruntime $(READERS)/files
+	$(READERS)/flwr-datasets/bin/python -m pytest -q -p no:cacheprovider tests/emulator/api/test_partitions.py
 
 # tflite-runtime 2.14 is its last release: numpy 1, Python 3.11 at most
 $(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'
 $(READERS)/tensorflow/.installed: PACKAGES := 'tensorflow-cpu==2.21.0'
 $(READERS)/onnxruntime/.installed: PACKAGES := 'onnxruntime==1.19.2'
+$(READERS)/flwr-datasets/.installed: PACKAGES := 'flwr-datasets==0.6.1' 'datasets==4.8.5' cryptography hypothesis numpy paho-mqtt pytest pytest-timeout safetensors scikit-learn scipy
 $(READERS)/%/.installed: $(STAMP)
 	@$(UV) venv --clear --python $(READER_PYTHON) $(@D)
 	@$(UV) pip install --python $(@D)/bin/python $(PACKAGES)

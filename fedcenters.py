@@ -40,6 +40,7 @@ __all__ = [
     "__version__",
     "compile",
     "fleets",
+    "partitions",
     "read_bundle",
 ]
 
@@ -75,6 +76,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "__version__": "edge_client",
     "compile": "emulator.api.training_program",
     "fleets": "emulator.api.fleets",
+    "partitions": "emulator.api.partitions",
     "read_bundle": "export.bundle.reader",
 }
 
@@ -101,7 +103,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.robust_tkm import TKM
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
-    from emulator.api import fleets
+    from emulator.api import fleets, partitions
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`
     from emulator.data.fleet import Fleet
     from export.bundle.reader import Bundle, read_bundle

@@ -11,16 +11,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from emulator.api.partitions import as_scheme
 from emulator.data.fleet import Fleet, named_fleet
-from emulator.data.partition_schemes import PartitionScheme
 
 
 def named(
     name: str,
     *,
     devices: int | None = None,
-    partition: str | PartitionScheme = "",
+    partition: Any = "",  # noqa: ANN401 - what `as_scheme` takes
     groups: int | None = None,
     data: str | Path | None = None,
     seed: int | None = None,
@@ -32,7 +33,8 @@ def named(
     Fleet(digits, 6 devices, dirichlet:alpha=0.5)
     """
     folder = None if data is None else Path(data)
-    return named_fleet(name, devices=devices, partition=partition, groups=groups, data=folder, seed=seed)
+    how = partition if isinstance(partition, str) else as_scheme(partition)
+    return named_fleet(name, devices=devices, partition=how, groups=groups, data=folder, seed=seed)
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class NamedFleet:
         self,
         *,
         devices: int | None = None,
-        partition: str | PartitionScheme = "",
+        partition: Any = "",  # noqa: ANN401 - what `as_scheme` takes
         groups: int | None = None,
         data: str | Path | None = None,
         seed: int | None = None,

@@ -99,7 +99,7 @@ def named_fleet(
     return Fleet(
         read=partial(_read_named, name, data),
         scheme=scheme,
-        count=entry.devices if devices is None else devices,
+        count=_default_count(entry, scheme) if devices is None else devices,
         options={
             "data_set": name,
             "partition": how if isinstance(how, str) else partition_schemes.describe_scheme(how),
@@ -110,6 +110,11 @@ def named_fleet(
         model=entry.model,
         seed=seed,
     )
+
+
+def _default_count(entry: registry.DataSetEntry, scheme: PartitionScheme) -> int:
+    """As many devices as the scheme knows of by itself, else as many as suit the data set."""
+    return 0 if getattr(scheme, "knows_devices", False) else entry.devices
 
 
 def _read_named(name: str, data: Path | None, seed: int) -> DataSet:

@@ -6,7 +6,7 @@ The held-out samples of each pure distribution show which one a center has learn
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -22,14 +22,14 @@ MAX_QUARTER_TURNS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class MixtureScheme:
+class Mixtures:
     """`shares` over the domains of the data; `turns` > 1 makes a domain of every quarter turn of its images too.
 
     "10-90" and "30-70": the first 1/S of the devices have 90% (70%) of domain 0, the next of domain 1, and so on, the
     rest is equal. "linear": device k has (k + 1/2) / N of domain 0. "random": the gaps between uniform points.
     """
 
-    shares: str = "10-90"
+    shares: str = field(default="10-90", kw_only=False)
     turns: int = 1
     least: int = 100  # training samples of a device, uniform from `least` to `most`
     most: int = 200

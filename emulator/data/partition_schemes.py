@@ -6,10 +6,9 @@ says otherwise every sample is used exactly once. Sources: WeCFL (Ma 2022), FedS
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Protocol, cast
 
@@ -20,15 +19,10 @@ from edge_client.protocol.task import F64, I64
 from emulator.data import share_matrices, wecfl_compat
 from emulator.data.fleet_split import FleetData, PartitionIndices, label_permutation_groups, make_fleet_data
 from emulator.data.loaders.samples import DataSet
-from emulator.data.mixtures import MixtureScheme
-from emulator.data.window_overlap import windows_overlap
+from emulator.data.mixtures import Mixtures
+from emulator.data.ordered_schemes import Continuous, Shards, SizeSkew
+from emulator.data.user_schemes import ByUser
 from export.plugins import find_by_name, nearest_name_hint
-
-log = logging.getLogger(__name__)
-OVERLAP_WARNING = (
-    "consecutive samples of a user overlap in time, and a random fifth of them tests: test accuracy is too high. "
-    "Give the data set a test part that is cut by time, or windows that do not overlap"
-)
 
 
 class PartitionScheme(Protocol):
@@ -94,7 +88,7 @@ class SharesOfClasses(ABC):
 class Dirichlet(SharesOfClasses):
     """Each class is divided by a Dirichlet(alpha) over all devices (WeCFL, client-wise)."""
 
-    alpha: float = 0.1
+    alpha: float = field(default=0.1, kw_only=False)
 
     def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         return share_matrices.dirichlet_shares(devices, classes, self.alpha, rng)
@@ -104,7 +98,7 @@ class Dirichlet(SharesOfClasses):
 class NClass(SharesOfClasses):
     """Every device draws `classes` classes; a class is shared equally by those that drew it (WeCFL, client-wise)."""
 
-    classes: int = 2
+    classes: int = field(default=2, kw_only=False)
 
     def draw(self, devices: int, classes: int, rng: np.random.Generator) -> F64:
         _within(self.classes, classes, "classes")
@@ -157,7 +151,7 @@ class ClusterNClass(SharesOfClasses):
 class Rotations:
     """Random equal parts; group g turns its images by g of `groups` equal parts of a circle (IFCA)."""
 
-    groups: int = 4
+    groups: int = field(default=4, kw_only=False)
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         if self.groups not in (1, 2, 4):
@@ -173,46 +167,12 @@ class Rotations:
 class LabelPermutations:
     """Random equal parts; each group writes the classes in its own permutation. `new` devices only join later."""
 
-    groups: int = 3
+    groups: int = field(default=3, kw_only=False)
     new: int = 3
 
     def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
         _classes(data)
         return label_permutation_groups(data, devices=devices, new=self.new, groups=self.groups, seed=seed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ByUser:
-    """A device is a user of the data set; a random choice of them when fewer are asked for. Its domain is its group.
-
-    Official parts stand where they share their users (LEAF), and are joined where they do not (QMNIST).
-    """
-
-    least: int = 10  # samples that a user must have
-
-    def split(self, data: DataSet, *, devices: int, seed: int) -> FleetData:
-        if data.train.user is None:
-            raise ConfigError("this data set does not say who its samples come from", hint="use another partition")
-        if data.test is None or data.test.user is None or np.setdiff1d(data.test.user, data.train.user).size:
-            data = data.joined()
-        rng = _rng(seed)
-        train, test = _rows_by_user(data.train.user), None
-        if data.test is not None:
-            test = _rows_by_user(data.test.user)
-        able = [u for u, rows in train.items() if len(rows) >= max(2, self.least) and (test is None or u in test)]
-        if devices > len(able):
-            raise ConfigError(
-                f"{devices} devices, but only {len(able)} users have {self.least} samples", hint="use fewer devices"
-            )
-        if test is None and windows_overlap(data.train.x, (train[u] for u in able)):
-            log.warning(OVERLAP_WARNING)
-        chosen = sorted(rng.choice(np.array(able), size=devices or len(able), replace=False).tolist())
-        cut = PartitionIndices(
-            train=[train[u] for u in chosen],
-            test=None if test is None else [test[u] for u in chosen],
-            groups=_one_domain_each(data, [train[u] for u in chosen]),
-        )
-        return make_fleet_data(data, cut, rng)
 
 
 PARTITION_SCHEMES: dict[str, type[PartitionScheme]] = {
@@ -223,8 +183,11 @@ PARTITION_SCHEMES: dict[str, type[PartitionScheme]] = {
     "cluster-n-class": ClusterNClass,
     "rotations": Rotations,
     "label-permutations": LabelPermutations,
-    "mixtures": MixtureScheme,
+    "mixtures": Mixtures,
     "by-user": ByUser,
+    "size-skew": SizeSkew,
+    "shards": Shards,
+    "continuous": Continuous,
 }
 _READERS: dict[str, Callable[[str], object]] = {"int": int, "float": float, "str": str, "bool": lambda t: bool(int(t))}
 
@@ -298,18 +261,3 @@ def _evenly(data: DataSet, devices: int, rng: np.random.Generator) -> PartitionI
         raise ConfigError(f"{devices} devices for {[len(part) for part in parts]} samples", hint="use fewer devices")
     dealt = [share_matrices.deal_evenly(len(part), devices, rng) for part in parts]
     return PartitionIndices(train=dealt[0], test=dealt[1] if len(dealt) > 1 else None)
-
-
-def _rows_by_user(user: I64 | None) -> dict[int, I64]:
-    if user is None:
-        return {}
-    order = np.argsort(user, kind="stable")
-    names, starts = np.unique(user[order], return_index=True)
-    return dict(zip(names.tolist(), np.split(order, starts[1:]), strict=True))
-
-
-def _one_domain_each(data: DataSet, rows: list[I64]) -> I64 | None:
-    if data.train.domain is None:
-        return None
-    found = [np.unique(data.train.domain[r]) for r in rows]
-    return np.concatenate(found) if all(len(f) == 1 for f in found) else None

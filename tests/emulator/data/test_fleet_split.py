@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 from edge_client.data.dataset import Dataset
 from edge_client.errors import ConfigError
 from emulator.data.fleet_split import FleetData, digits_fleet, label_permutation_groups, rotate_images
+from emulator.data.given_parts import given_parts
+from emulator.data.loaders.samples import DataSet, RawSamples
+from emulator.data.partition_schemes import parse_scheme
 from emulator.data.registry import load_data_set
 from tests.support.raw_data_files import numbered
 
@@ -84,3 +88,30 @@ def test_a_quarter_turn_is_counter_clockwise_and_four_of_them_are_none() -> None
 def test_what_is_no_square_image_cannot_be_turned() -> None:
     with pytest.raises(ConfigError, match="cannot be turned"):
         rotate_images(np.zeros((2, 1, 2, 3)), 1)
+
+
+def held_by(devices: int) -> tuple[int, FleetData]:
+    """Bytes that a cut into so many devices holds beside the samples that it was given."""
+    whole = RawSamples(x=np.ones((20_000, 100), np.float32), y=np.arange(20_000) % 10)
+    tracemalloc.start()
+    split = parse_scheme("iid").split(DataSet(train=whole), devices=devices, seed=0)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    return held, split
+
+
+def test_ten_thousand_devices_hold_the_samples_once() -> None:
+    few, _ = held_by(10)
+    many, split = held_by(10_000)
+    sets = [part for local in split.devices.values() for part in (local.train, local.test) if part is not None]
+    assert len({id(part.x.base) for part in sets}) == 2  # one array of training samples, one of test samples
+    assert sum(part.x.nbytes for part in sets) == 20_000 * 100 * 4
+    # A device is two data sets of two views each: 1,000 bytes with their headers and the name. A copy would add 800.
+    assert many - few < 10_000 * 1_100
+
+
+def test_devices_with_the_same_samples_share_them() -> None:
+    whole = RawSamples(x=np.ones((200, 100), np.float32), y=np.arange(200) % 10)
+    split = given_parts([np.arange(200)] * 500).split(DataSet(train=whole), devices=0, seed=0)
+    assert len(split.devices) == 500
+    assert len({id(local.train) for local in split.devices.values()}) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,11 @@ from hypothesis import strategies as st
 
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.task import F64
 from emulator.data import share_matrices
 from emulator.data.fleet_split import FleetData
 from emulator.data.loaders.samples import DataSet, RawSamples
-from emulator.data.partition_schemes import PARTITION_SCHEMES, parse_scheme
+from emulator.data.partition_schemes import PARTITION_SCHEMES, describe_scheme, parse_scheme
 from tests.support.raw_data_files import images, numbered
 
 DATA = numbered(2_000, 400, users=40)
@@ -49,6 +51,12 @@ TRUE_CUTS = [  # every sample is used exactly once
     "rotations:groups=4",
     "label-permutations:groups=3,new=0",
     "by-user",
+    "by-user:per-device=3",
+    "size-skew",
+    "size-skew:law=square",
+    "size-skew:law=exponential,least=5",
+    "shards:each=2",
+    "continuous:strictness=0.7",
 ]
 MIXTURES = [f"mixtures:shares={shares}" for shares in ("10-90", "30-70", "linear", "random")]
 FORMS = {"rotations": pictures, "mixtures": mixed}  # what a scheme needs of its data
@@ -74,14 +82,15 @@ def numbers(split: FleetData, part: str) -> list[int]:
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32), devices=st.integers(8, 30))
 def test_every_sample_goes_to_one_device_and_there_to_one_part(spec: str, seed: int, devices: int) -> None:
-    if spec == "by-user":
-        devices = 40  # fewer are a choice of users, which leaves the others' samples out
+    if spec.startswith("by-user"):
+        devices = 0  # fewer are a choice of users, which leaves the others' samples out
     kept = 16 if spec.startswith("label") else 0  # for reference
     for data in (DATA, ALONE):
         split = parse_scheme(spec).split(fit_for(spec, data), devices=devices, seed=seed)
         train, test = (numbers(split, part) for part in ("train", "test"))
         whole = len(data.train) + len(data.test or ())
         assert len(train + test) == len(set(train + test)) == whole - kept
+        assert len(split.devices) == (devices or (14 if "per-device" in spec else 40))
         assert all(len(local.train) >= 1 and len(held(local, "test")) >= 1 for local in split.devices.values())
         if data.test is not None and not spec.startswith(("label", "by-user")):
             assert max(train) < 2_000 <= min(test)
@@ -89,7 +98,7 @@ def test_every_sample_goes_to_one_device_and_there_to_one_part(spec: str, seed: 
 
 @pytest.mark.parametrize("spec", [*TRUE_CUTS, *MIXTURES])
 def test_the_same_seed_cuts_alike_and_another_does_not(spec: str) -> None:
-    first, again, other = (parse_scheme(spec).split(fit_for(spec, DATA), devices=20, seed=s) for s in (5, 5, 6))
+    first, again, other = (parse_scheme(spec).split(fit_for(spec, DATA), devices=12, seed=s) for s in (5, 5, 6))
     assert numbers(first, "train") == numbers(again, "train")
     assert numbers(first, "test") == numbers(again, "test")
     assert numbers(first, "train") != numbers(other, "train")
@@ -233,6 +242,63 @@ def test_dealing_by_any_shares_is_disjoint_complete_and_of_the_foretold_sizes(
             assert abs((labels[part] == c).sum() - p[i, c] * (labels == c).sum()) <= 1 + 1e-6
 
 
+LAWS: dict[str, Callable[[F64], F64]] = {"linear": lambda i: i, "square": lambda i: i**2, "exponential": np.exp}
+
+
+@pytest.mark.parametrize("law", LAWS)
+@given(n=st.integers(500, 3_000), devices=st.integers(2, 12), least=st.integers(2, 20))
+def test_sizes_follow_their_law_above_the_least(law: str, n: int, devices: int, least: int) -> None:
+    alone = replace(numbered(n, 0), train_share=0.5)
+    split = parse_scheme(f"size-skew:law={law},least={least}").split(alone, devices=devices, seed=n)
+    sizes = np.array([len(local.train) + len(held(local, "test")) for local in split.devices.values()])
+    weight = LAWS[law](np.arange(1.0, devices + 1))
+    # Each end is rounded by half a sample, so a size by one at most.
+    np.testing.assert_allclose(sizes, least + weight / weight.sum() * (n - least * devices), atol=1 + 1e-6)
+
+
+def test_two_shards_hold_at_most_four_classes_and_most_devices_two() -> None:
+    split = parse_scheme("shards").split(numbered(6_000, 1_000), devices=50, seed=0)
+    classes = [len(set(local.train.y.tolist())) for local in split.devices.values()]
+    assert max(classes) <= 2  # 100 shards of 60 samples: each lies within a class of 600
+    for local in split.devices.values():
+        assert set(held(local, "test").y.tolist()) == set(local.train.y.tolist())
+
+
+def test_a_strict_continuous_cut_sorts_and_a_loose_one_mixes() -> None:
+    y = np.random.default_rng(0).normal(size=(1_000, 1)).astype(np.float32)
+    data = DataSet(train=RawSamples(x=y, y=y))
+
+    def spread(strictness: float) -> float:
+        split = parse_scheme(f"continuous:strictness={strictness}").split(data, devices=10, seed=1)
+        return float(np.mean([np.ptp(local.train.y) for local in split.devices.values()]))
+
+    lows = [
+        local.train.y.min() for local in parse_scheme("continuous").split(data, devices=10, seed=1).devices.values()
+    ]
+    assert lows == sorted(lows)
+    assert spread(1.0) < spread(0.8) < spread(0.0)
+
+
+def test_a_device_of_several_users_has_all_samples_of_each() -> None:
+    split = parse_scheme("by-user:per-device=3").split(ALONE, devices=5, seed=0)
+    users = [{v // 7 % 40 for v in _all(local)} for local in split.devices.values()]
+    assert [len(found) for found in users] == [3] * 5
+    assert len(set.union(*users)) == 15
+    everything = numbered(2_000, 0, users=40).train
+    for local, mine in zip(split.devices.values(), users, strict=True):
+        assert len(_all(local)) == np.isin(everything.user, list(mine)).sum()
+
+
+def _all(local: DeviceData) -> list[int]:
+    return [int(v) for v in (*local.train.x[:, 0], *held(local, "test").x[:, 0])]
+
+
+@pytest.mark.parametrize("spec", [*TRUE_CUTS, *MIXTURES])
+def test_a_scheme_is_described_by_the_text_that_makes_it(spec: str) -> None:
+    made = parse_scheme(spec)
+    assert parse_scheme(describe_scheme(made)) == made
+
+
 def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
     labels = np.repeat([0, 1], 100)
     dealt = share_matrices.deal_by_shares(labels, np.array([[0.25, 0.0], [0.5, 0.0]]), np.random.default_rng(0))
@@ -242,6 +308,13 @@ def test_what_is_beyond_all_shares_is_dealt_to_nobody() -> None:
 @pytest.mark.parametrize(
     ("spec", "error", "said"),
     [
+        ("size-skew:law=cubic", ConfigError, "linear, square, exponential"),
+        ("size-skew:least=200", ConfigError, "fewer devices"),
+        ("shards:each=0", ConfigError, "at least one"),
+        ("shards:each=500", ConfigError, "fewer devices"),
+        ("continuous:strictness=2", ConfigError, "0 .random. to 1"),
+        ("by-user:per-device=0", ConfigError, "at least one"),
+        ("by-user:per-device=3", ConfigError, "use fewer devices"),
         ("dirichlets", UsageError, "did you mean 'dirichlet'"),
         ("dirichlet:alfa=1", UsageError, "did you mean 'alpha'"),
         ("dirichlet:alpha", UsageError, "no setting"),
@@ -271,7 +344,7 @@ def test_an_override_replaces_a_key_where_the_scheme_has_it() -> None:
 
 def test_data_without_classes_or_users_say_so() -> None:
     targets = DataSet(train=RawSamples(x=np.zeros((50, 2)), y=np.zeros((50, 1), np.float32)))
-    for spec in ("dirichlet", "by-user", "label-permutations"):
+    for spec in ("dirichlet", "by-user", "label-permutations", "shards"):
         with pytest.raises(ConfigError, match=r"no classes|does not say"):
             parse_scheme(spec).split(targets, devices=2, seed=0)
     assert len(parse_scheme("iid").split(targets, devices=2, seed=0).devices) == 2

@@ -1,0 +1,63 @@
+"""How devices share a data set, as values: `fc.fleet(train, partition=fc.partitions.Dirichlet(0.1), devices=100)`.
+
+These are the schemes of the command line's `--partition`, with the same settings. In their place `fc.fleet` and
+`fc.fleets` also take such a text; one list of sample numbers per device, or a dict that names the devices (torch's
+random_split and scikit-learn's splitters give such lists); a plain function `make(y, devices, seed)` that returns them;
+and any partitioner of flwr-datasets. An object with a method `split` of your own is a scheme like ours.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from emulator.api.flower import FlowerParts, for_flower
+from emulator.data.given_parts import PartsOf, given_parts
+from emulator.data.mixtures import Mixtures
+from emulator.data.ordered_schemes import Continuous, Shards, SizeSkew
+from emulator.data.partition_schemes import (
+    ClusterDirichlet,
+    ClusterNClass,
+    Dirichlet,
+    Iid,
+    LabelPermutations,
+    NClass,
+    PartitionScheme,
+    Rotations,
+    parse_scheme,
+)
+from emulator.data.user_schemes import ByUser
+
+__all__ = [
+    "ByUser",
+    "ClusterDirichlet",
+    "ClusterNClass",
+    "Continuous",
+    "Dirichlet",
+    "Iid",
+    "LabelPermutations",
+    "Mixtures",
+    "NClass",
+    "Rotations",
+    "Shards",
+    "SizeSkew",
+    "for_flower",
+]
+
+
+def as_scheme(partition: Any) -> PartitionScheme:  # noqa: ANN401 - what users have
+    """What a user gave as a partition, as a scheme. Raises UsageError, ConfigError.
+
+    >>> as_scheme("shards:each=3")
+    Shards(each=3)
+    >>> as_scheme([[0, 1, 2], [3, 4, 5]])
+    2 given parts
+    """
+    if isinstance(partition, str):
+        return parse_scheme(partition)
+    if isinstance(partition, type) and getattr(partition, "split", None):
+        return cast("PartitionScheme", partition())
+    if hasattr(partition, "load_partition") and hasattr(type(partition), "num_partitions"):
+        return FlowerParts(partition)
+    if hasattr(partition, "split") and not isinstance(partition, type):
+        return cast("PartitionScheme", partition)
+    return PartsOf(partition) if callable(partition) else given_parts(partition)
