@@ -11,10 +11,12 @@ import json
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
-from edge_client.protocol.topics import check_federation
+from edge_client.protocol.topics import UPLOAD_SHARDS, check_federation
 
 COORDINATOR_CLIENT_ID = "coordinator.0"
-PUBLISH_PATTERNS = ("st/{name}", "rq/{name}", "in/+/{name}/#")  # a device's topics; PROTOCOL.md 14
+# A device's topics; PROTOCOL.md 14. Only presence is retained, and the coordinator hears all the others.
+RETAINED_PATTERNS = ("st/{name}",)
+PUBLISH_PATTERNS = (*RETAINED_PATTERNS, "rq/{name}", *(f"in/{k}/{{name}}/+/+" for k in range(UPLOAD_SHARDS)))
 SUBSCRIBE_PATTERNS = ("dn/{name}/#", "bc/+", "bb/+/+")
 MOSQUITTO_CONF_TEMPLATE = """\
 # Written by `fedcenters-coordinator provision`. A plain listener is not among it, on purpose.
@@ -77,12 +79,15 @@ def emqx_acl(federation: str, revoked: Sequence[str]) -> str:
     `authorization.no_match = deny` belongs to it; the last line says it again.
     """
     root = f"fc/v1/{check_federation(federation)}"
-    own = [topic.format(name="${username}") for topic in (*PUBLISH_PATTERNS, *SUBSCRIBE_PATTERNS)]
-    writes, reads = own[: len(PUBLISH_PATTERNS)], own[len(PUBLISH_PATTERNS) :]
+    writes, reads, retained = (
+        _list(root, [topic.format(name="${username}") for topic in patterns])
+        for patterns in (PUBLISH_PATTERNS, SUBSCRIBE_PATTERNS, RETAINED_PATTERNS)
+    )
     lines = [f'{{deny, {{user, "{name}"}}, all, ["#"]}}.' for name in revoked]
     lines.append(f'{{allow, {{user, "{COORDINATOR_CLIENT_ID}"}}, all, ["{root}/#"]}}.')
-    lines.append(f"{{allow, all, publish, {_list(root, writes)}}}.")
-    lines.append(f"{{allow, all, subscribe, {_list(root, reads)}}}.")
+    lines.append(f"{{allow, all, {{publish, [{{retain, true}}]}}, {retained}}}.")
+    lines.append(f"{{allow, all, {{publish, [{{retain, false}}]}}, {writes}}}.")
+    lines.append(f"{{allow, all, subscribe, {reads}}}.")
     return "\n".join([*lines, "{deny, all}."]) + "\n"
 
 

@@ -67,10 +67,8 @@ class Dispatcher:
     def dispatch(self, message: Message) -> None:
         """Handle one message from the broker. Raises Superseded when another coordinator leads."""
         self.bytes_up += len(message.payload)
-        try:
-            route = self._sender.topics.parse(message.topic)
-        except Malformed:
-            self.unreadable += 1
+        route = self._read_topic(message)
+        if route is None:
             return
         if route.kind == "coord":
             record = open_envelope(route, message.payload)
@@ -82,7 +80,7 @@ class Dispatcher:
             self.unreadable += 1
         elif route.kind == "st":
             if message.payload:  # an empty one is a retained presence that was deleted
-                self._on_presence(open_envelope(route, message.payload))
+                self._on_presence(open_envelope(route, message.payload), message.topic)
         elif route.kind == "rq":
             self._on_request(route.cid, route, message.payload)
         elif route.kind == "in" and route.index is not None:
@@ -90,11 +88,29 @@ class Dispatcher:
         if route.cid is not None and not message.retained:
             self.fleet.mark_heard(route.cid, self._clock.unix_ms())
 
-    def _on_presence(self, said: Envelope) -> None:
+    def _read_topic(self, message: Message) -> Route | None:
+        """The route; None for no topic of ours, and for a request or block that its sender had retained.
+
+        Those are deleted at the broker, which would keep them for a device that left long ago.
+        """
+        route = None
+        try:
+            route = self._sender.topics.parse(message.topic)
+        except Malformed:
+            self.unreadable += 1
+        if not message.retained or (route is not None and route.kind not in ("rq", "in")):
+            return route
+        if message.payload:  # an empty one is a deletion
+            self._sender.delete_retained(message.topic)
+        return None
+
+    def _on_presence(self, said: Envelope, topic: str) -> None:
         cid = said.cid
         if said.error is not None:
             self.unreadable += 1
-            if said.error.code == "bad_version" and self._strangers.allow(self._clock.now_s()):
+            if said.error.code != "bad_version":
+                self._sender.delete_retained(topic)
+            elif self._strangers.allow(self._clock.now_s()):
                 self._on_another_version(said, said.error)
             return
         new = cid not in self.fleet.devices and cid not in self._enrolled

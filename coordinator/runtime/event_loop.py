@@ -118,8 +118,7 @@ class EventLoop:
 
     def _on_connected(self) -> None:
         """The broker has forgotten this connection, and maybe every retained message: send everything again."""
-        topics = self.sender.topics
-        self.transport.subscribe(topics.coord(), *topics.coordinator_filters())
+        self.sender.subscribe()
         self.sender.publish_record(online=True)
         self.dispatcher.catalog.publish_again()
         if self.dispatcher.exchange.live is not None:

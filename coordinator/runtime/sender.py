@@ -11,11 +11,10 @@ from typing import Any
 
 from edge_client.protocol import blocks, messages
 from edge_client.protocol.blocks import Manifest
-from edge_client.protocol.topics import Topics, routing_label
+from edge_client.protocol.topics import UPLOAD_SHARDS, Topics, routing_label
 from edge_client.transport.base import Transport, Will
 from edge_client.transport.clock import Clock
 
-UPLOAD_SHARD = 0  # one aggregator so far
 RETRY_MS = 30_000  # a storage error rarely ends sooner
 UPLOAD_WINDOW = 16  # blocks that a device may have open, either way
 SUPPORTED_PROTOCOLS = (1,)
@@ -46,6 +45,17 @@ class CoordinatorSender:
         """Make the transport that carries every message; its will says that this coordinator is offline."""
         self.transport = transport = dial(Will(self.topics.coord(), self._record(online=False)))
         return transport
+
+    def subscribe(self) -> None:
+        """Subscribe to everything that is meant for this coordinator. Requests and blocks say if they are retained."""
+        if self.transport is not None:
+            presence, *inbox = self.topics.coordinator_filters(UPLOAD_SHARDS)
+            self.transport.subscribe(self.topics.coord(), presence)
+            self.transport.subscribe(*inbox, as_published=True)
+
+    def delete_retained(self, topic: str) -> None:
+        """Make the broker forget the retained message of a topic."""
+        self._publish(topic, b"", retain=True)
 
     def send(self, cid: str, kind: str, **fields: Any) -> str:  # noqa: ANN401 - the message's fields
         """One control message to one device; -> its id."""

@@ -18,6 +18,7 @@ TOPIC_PREFIX = "fc/v1"
 MAX_TOPIC_BYTES = 256  # AWS IoT's bounds; ours stay below (135 bytes, 7 slashes)
 MAX_TOPIC_SLASHES = 7
 MAX_TOPIC_NUMBER = 65_535
+UPLOAD_SHARDS = 1  # one aggregator so far
 
 RouteKind = Literal["coord", "cat", "bb", "st", "rq", "in", "t", "b"]
 

@@ -18,7 +18,7 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Message:
-    """One publication: a topic, its bytes, and whether the broker had it retained."""
+    """One publication: a topic, its bytes, and whether the broker had it retained (see `subscribe`)."""
 
     topic: str
     payload: bytes
@@ -59,8 +59,11 @@ class Transport(Protocol):
         """Start; returns at once. Raises NetworkError if the first connection fails within the configured time."""
         ...
 
-    def subscribe(self, *filters: str) -> None:
-        """Subscribe; retained messages that match arrive as events."""
+    def subscribe(self, *filters: str, as_published: bool = False) -> None:
+        """Subscribe; retained messages that match arrive as events.
+
+        With `as_published` a live message says too whether its sender had it retained, where the broker speaks MQTT 5.
+        """
         ...
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:

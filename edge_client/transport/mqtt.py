@@ -111,10 +111,10 @@ class MqttTransport:
                 hint=self._hint or START_HINT,
             )
 
-    def subscribe(self, *filters: str) -> None:
+    def subscribe(self, *filters: str, as_published: bool = False) -> None:
         if session := self._session:
             for start in range(0, len(filters), FILTERS_PER_SUBSCRIBE):
-                session.subscribe(filters[start : start + FILTERS_PER_SUBSCRIBE])
+                session.subscribe(filters[start : start + FILTERS_PER_SUBSCRIBE], as_published=as_published)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         with self._acknowledged:
@@ -284,11 +284,11 @@ class PahoSession:
         self.paho.on_connect = self.paho.on_disconnect = self.paho.on_publish = None
         self.paho.on_message = self.paho.on_log = None
 
-    def subscribe(self, filters: tuple[str, ...]) -> None:
+    def subscribe(self, filters: tuple[str, ...], *, as_published: bool = False) -> None:
         """One SUBSCRIBE at QoS 1."""
         self.filters |= set(filters)
         if self.version == MQTTProtocolVersion.MQTTv5:
-            self.paho.subscribe([(f, SubscribeOptions(qos=1)) for f in filters])
+            self.paho.subscribe([(f, SubscribeOptions(qos=1, retainAsPublished=as_published)) for f in filters])
         else:
             self.paho.subscribe([(f, 1) for f in filters])
 

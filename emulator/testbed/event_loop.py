@@ -53,9 +53,9 @@ class LoopTransport:
     def connect(self) -> None:
         self._loop.dial(self, 0.0)
 
-    def subscribe(self, *filters: str) -> None:
+    def subscribe(self, *filters: str, as_published: bool = False) -> None:
         if self.session is not None and self.up_s is not None:
-            self.session.subscribe(filters)
+            self.session.subscribe(filters, as_published=as_published)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         if self.session is not None and self.up_s is not None:

@@ -19,6 +19,8 @@ WRITES = {
     "another's presence": TOPICS.state(VICTIM),
     "another's request": TOPICS.request(VICTIM),
     "another's upload": TOPICS.upload(0, VICTIM, LABEL, 0),
+    "an upload to a shard without a coordinator": TOPICS.upload(1, MALLORY, LABEL, 0),
+    "below one's own upload": f"{TOPICS.upload(0, MALLORY, LABEL, 0)}/more",
     "a task or ack to another": TOPICS.down(VICTIM),
     "a task or ack to oneself": TOPICS.down(MALLORY),
     "a block to another": TOPICS.down_block(VICTIM, LABEL, 0),

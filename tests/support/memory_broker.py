@@ -63,13 +63,13 @@ class MemoryBroker:
             if self._clients.get(client.client_id) is client:
                 del self._clients[client.client_id]
 
-    def subscribe(self, client: MemoryTransport, filters: tuple[str, ...]) -> None:
+    def subscribe(self, client: MemoryTransport, filters: tuple[str, ...], *, as_published: bool) -> None:
         """Add filters, and deliver the retained messages that each of them covers."""
         with self._lock:
             if self._clients.get(client.client_id) is not client:
                 return
             for wanted in filters:
-                client.filters.add(wanted)
+                client.filters[wanted] = as_published
                 for topic, payload in sorted(self.retained.items()):
                     if filter_matches(wanted, topic):
                         client.deliver(Message(topic, payload, retained=True))
@@ -85,8 +85,9 @@ class MemoryBroker:
                 elif retain:
                     self.retained.pop(topic, None)
                 for client in self._clients.values():
-                    if any(filter_matches(wanted, topic) for wanted in client.filters):
-                        client.deliver(Message(topic, body))
+                    matching = [shown for wanted, shown in client.filters.items() if filter_matches(wanted, topic)]
+                    if matching:
+                        client.deliver(Message(topic, body, retained=retain and any(matching)))
 
     def _drop(self, client: MemoryTransport, reason: str) -> None:
         del self._clients[client.client_id]
@@ -104,7 +105,7 @@ class MemoryTransport:
 
     def __init__(self, broker: MemoryBroker, client_id: str, will: WillSource) -> None:
         self.client_id = client_id
-        self.filters: set[str] = set()
+        self.filters: dict[str, bool] = {}  # filter -> whether its live messages say if they are retained
         self.last_will: Will | None = None
         self._broker, self._will = broker, will
         self._events: SimpleQueue[Event | None] = SimpleQueue()
@@ -115,8 +116,8 @@ class MemoryTransport:
             raise NetworkError("this transport is closed", hint="make a new one")
         self._broker.attach(self)
 
-    def subscribe(self, *filters: str) -> None:
-        self._broker.subscribe(self, filters)
+    def subscribe(self, *filters: str, as_published: bool = False) -> None:
+        self._broker.subscribe(self, filters, as_published=as_published)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self._broker.publish(self, topic, payload, retain=retain)

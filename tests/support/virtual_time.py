@@ -103,8 +103,8 @@ class VirtualTransport:
         self._inner.connect()
         self._open = True
 
-    def subscribe(self, *filters: str) -> None:
-        self._inner.subscribe(*filters)
+    def subscribe(self, *filters: str, as_published: bool = False) -> None:
+        self._inner.subscribe(*filters, as_published=as_published)
 
     def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
         self._inner.publish(topic, payload, retain=retain)

@@ -15,12 +15,13 @@ from coordinator.rounds.update_validation import ReplySpec, decode_reply
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.uploads import OpenUploads, have_field
-from coordinator.runtime.sender import RETRY_MS, UPLOAD_SHARD, UPLOAD_WINDOW
+from coordinator.runtime.sender import RETRY_MS, UPLOAD_WINDOW
 from coordinator.storage.exchange_store import ExchangeKey, StoredReply
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.message_schemas import ACK_STATUSES, MAX_DETAIL_CHARS
 from edge_client.protocol.task import ClientId, Reply
+from edge_client.protocol.topics import UPLOAD_SHARDS, client_shard
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ class UploadReceiver:
             "go",
             re=said.ident,
             sha256=said.update.sha256,
-            shard=UPLOAD_SHARD,
+            shard=client_shard(cid, UPLOAD_SHARDS),
             window=UPLOAD_WINDOW,
             have=have_field(have),
         )

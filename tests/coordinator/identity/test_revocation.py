@@ -76,11 +76,12 @@ def test_the_access_list_of_emqx_says_the_same(tmp_path: Path) -> None:
     work = provision_federation(tmp_path / "keys", "d1")
     work.revoke("d1")
     lines = (work.folder / "broker" / "emqx.acl.conf").read_text().splitlines()
-    writes = [f"fc/v1/demo/{topic}" for topic in ("st/${username}", "rq/${username}", "in/+/${username}/#")]
+    writes = [f"fc/v1/demo/{topic}" for topic in ("st/${username}", "rq/${username}", "in/0/${username}/+/+")]
     assert lines == [
         '{deny, {user, "d1"}, all, ["#"]}.',
         '{allow, {user, "coordinator.0"}, all, ["fc/v1/demo/#"]}.',
-        f"{{allow, all, publish, {json.dumps(writes)}}}.",
+        '{allow, all, {publish, [{retain, true}]}, ["fc/v1/demo/st/${username}"]}.',
+        f"{{allow, all, {{publish, [{{retain, false}}]}}, {json.dumps(writes)}}}.",
         '{allow, all, subscribe, ["fc/v1/demo/dn/${username}/#", "fc/v1/demo/bc/+", "fc/v1/demo/bb/+/+"]}.',
         "{deny, all}.",
     ]
