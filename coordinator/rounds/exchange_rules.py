@@ -10,8 +10,9 @@ The rules (PROTOCOL.md, rounds):
   "superseded"; after closing every new update is "late"; a client that was not asked is "rejected";
 * a credit is one open upload. There are `credits` of them, and together they hold at most `budget` bytes (a single
   upload may be larger), because the broker has to keep these bytes. Without a free credit a `Ready` waits in a queue
-  without an answer; a full queue answers "busy". A credit returns after 30 s without a block; after 8 s of silence the
-  client is told once more to go on;
+  without an answer; a full queue answers "busy". A credit returns after 30 s without a new block; after 8 s of silence
+  the client is told once more to go on. While others wait, an upload that is too slow to end within a quarter of the
+  exchange's time goes to the end of the queue, so that no client can hold what the others need;
 * the exchange closes when `goal` updates are accepted (more clients may have been asked), when all clients have
   answered (a refusal is an answer), or at the deadline. `Close.enough` says whether the quorum was met. Every exchange
   ends.
@@ -29,6 +30,7 @@ GO_REPEAT_S = 8.0  # silence of an upload after which the client is told once mo
 CREDIT_IDLE_S = 30.0  # silence after which a credit returns to the pool
 MAX_QUEUED_UPLOADS = 10_000  # waiting uploads; a client beyond that is told to come back
 BUSY_RETRY_S = 60.0
+LEAST_PACE = 4  # whole uploads in the time of the exchange; a slower one does not hold up those that wait
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,10 @@ class Ready:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of an open upload arrived; it only keeps the credit alive."""
+    """A new block of an open upload arrived, of `size` bytes; it only keeps the credit alive."""
 
     cid: ClientId
+    size: int
 
 
 @dataclass(frozen=True)
@@ -110,12 +113,22 @@ Command = Go | Ack | Busy | Close
 
 @dataclass(frozen=True, kw_only=True)
 class UploadCredit:
-    """An open credit: its update, the time of the last block and the time of the last `Go` (seconds)."""
+    """An open credit: its update, the bytes that came since it was given, and the times of the last block and `Go`."""
 
     sha256: str
     size: int
+    given_s: float
     last_block_s: float
     last_grant_s: float
+    arrived: int = 0
+
+    def slow_after_s(self, turn_s: float) -> float:
+        """When it is slower than a whole upload in `turn_s`, after a start of CREDIT_IDLE_S, if nothing comes."""
+        return self.given_s + CREDIT_IDLE_S + turn_s * self.arrived / self.size
+
+    @classmethod
+    def given(cls, offer: Ready, now_s: float) -> UploadCredit:
+        return cls(sha256=offer.sha256, size=offer.size, given_s=now_s, last_block_s=now_s, last_grant_s=now_s)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +146,7 @@ class OpenExchange:
     goal: int
     quorum: int
     closes_at_s: float
+    turn_s: float  # in which a whole upload should arrive while others wait
     credits: int
     budget: float
     accepted: Mapping[ClientId, str] = field(default_factory=dict)
@@ -155,6 +169,7 @@ class OpenExchange:
             min(u.last_block_s + CREDIT_IDLE_S, max(u.last_block_s, u.last_grant_s) + GO_REPEAT_S)
             for u in self.uploads.values()
         ]
+        due += [u.slow_after_s(self.turn_s) for u in self.uploads.values()] if self.queue else []
         return min([self.closes_at_s, *due])
 
     def progress(self, now_s: float) -> dict[str, Any]:
@@ -215,6 +230,7 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
         goal=len(asked) if goal is None else min(goal, len(asked)),
         quorum=quorum,
         closes_at_s=now_s + deadline_s,
+        turn_s=deadline_s / LEAST_PACE,
         credits=credits,
         budget=budget,
         accepted=updates,
@@ -233,7 +249,7 @@ def advance(exchange: OpenExchange, event: Event, now_s: float) -> Step:
     if isinstance(event, Ready):
         return _ready(exchange, event, now_s)
     if isinstance(event, Block):
-        return _heard(exchange, event.cid, now_s), []
+        return _heard(exchange, event, now_s), []
     return _answered(exchange, event, now_s)
 
 
@@ -248,23 +264,29 @@ def _final_status(exchange: OpenExchange, event: Ready | Stored) -> str:
 
 
 def _ready(exchange: OpenExchange, event: Ready, now_s: float) -> Step:
-    """Give a credit, or queue; a client that refused before, or has computed another result, may upload it."""
+    """Give a credit, or queue; a client that refused before, or has computed another result, may upload it.
+
+    A credit goes on with another update that is no larger, and is not prolonged by an announcement.
+    """
     refused = _without(exchange.refused, event.cid)
-    if event.cid in exchange.uploads:
-        upload = UploadCredit(sha256=event.sha256, size=event.size, last_block_s=now_s, last_grant_s=now_s)
+    open_credit = exchange.uploads.get(event.cid)
+    if open_credit is not None and event.size <= open_credit.size:
+        upload = replace(open_credit, sha256=event.sha256, last_grant_s=now_s)
         uploads = {**exchange.uploads, event.cid: upload}
         return replace(exchange, uploads=uploads, refused=refused), [Go(event.cid, event.sha256)]
+    exchange = replace(exchange, uploads=_without(exchange.uploads, event.cid))
     if event.cid not in exchange.queue and len(exchange.queue) >= MAX_QUEUED_UPLOADS:
         return exchange, [Busy(event.cid, BUSY_RETRY_S)]
     queue = {**exchange.queue, event.cid: event}
     return _grant(replace(exchange, queue=queue, refused=refused), now_s)
 
 
-def _heard(exchange: OpenExchange, cid: ClientId, now_s: float) -> OpenExchange:
-    upload = exchange.uploads.get(cid)
+def _heard(exchange: OpenExchange, block: Block, now_s: float) -> OpenExchange:
+    upload = exchange.uploads.get(block.cid)
     if upload is None:
         return exchange
-    return replace(exchange, uploads={**exchange.uploads, cid: replace(upload, last_block_s=now_s)})
+    upload = replace(upload, last_block_s=now_s, arrived=upload.arrived + block.size)
+    return replace(exchange, uploads={**exchange.uploads, block.cid: upload})
 
 
 def _answered(exchange: OpenExchange, event: Stored | Refused, now_s: float) -> Step:
@@ -291,14 +313,17 @@ def _tick(exchange: OpenExchange, now_s: float) -> Step:
         return exchange, []
     if now_s >= exchange.closes_at_s or exchange.complete:
         return _close(exchange)
-    uploads, again = {}, []
+    uploads, again, queue = {}, [], dict(exchange.queue)
     for cid, upload in exchange.uploads.items():
         if now_s >= upload.last_block_s + CREDIT_IDLE_S:
             continue  # the credit returns; the received blocks stay, and the client asks again
+        if exchange.queue and now_s >= upload.slow_after_s(exchange.turn_s):
+            queue[cid] = Ready(cid, upload.sha256, upload.size)
+            continue
         silent = now_s >= max(upload.last_block_s, upload.last_grant_s) + GO_REPEAT_S
         uploads[cid] = replace(upload, last_grant_s=now_s) if silent else upload
         again += [Go(cid, upload.sha256)] if silent else []
-    granted, go = _grant(replace(exchange, uploads=uploads), now_s)
+    granted, go = _grant(replace(exchange, uploads=uploads, queue=queue), now_s)
     return granted, [*again, *go]
 
 
@@ -313,9 +338,7 @@ def _grant(exchange: OpenExchange, now_s: float) -> Step:
         full = len(exchange.uploads) + len(fresh) >= exchange.credits or held + waiting.size > exchange.budget
         if full and not first:
             break
-        fresh[waiting.cid] = UploadCredit(
-            sha256=waiting.sha256, size=waiting.size, last_block_s=now_s, last_grant_s=now_s
-        )
+        fresh[waiting.cid] = UploadCredit.given(waiting, now_s)
         held += waiting.size
     if not fresh:
         return exchange, []

@@ -34,6 +34,7 @@ _MOVED = {"": "moved", "peak": "one parameter moved", "buffers": "buffers moved"
 MIN_UPDATES_FOR_MEDIAN = 3  # of fewer updates the median says nothing
 ZERO_BASE = "zero"  # the base of a delta that is the model itself
 _LOSS = frozenset({"loss"})  # the reply to a fit whose model stays on the device
+STATISTICS_BYTES = 1 << 15  # of a reply without an update: the header, and 2,415 moments of inputs at most
 _ROUNDING = 1e-6  # tolerance of a sum of shares
 
 
@@ -60,6 +61,18 @@ class ReplySpec:
     @property
     def blob_kind(self) -> str:
         return "delta" if isinstance(self.task, Fit) and self.task.upload else "stats"
+
+
+def max_reply_bytes(question: ReplySpec) -> int:
+    """The most bytes that the reply needs: so many of the uploads' budget can one device take."""
+    task, schema = question.task, question.schema
+    if question.blob_kind == "delta":
+        return codecs.max_file_bytes(schema, question.codec)
+    want, models = (task.want, len(task.models)) if isinstance(task, Probe) else (_LOSS, 1)
+    classes = question.classes or 0
+    matrices = models * classes**2 if "confusion" in want else 0
+    gradient = codecs.max_file_bytes(schema, "f32") if "grad" in want else 0
+    return STATISTICS_BYTES + 8 * (3 * models + classes + matrices) + gradient
 
 
 def decode_reply(question: ReplySpec, data: bytes, n: int) -> Reply:

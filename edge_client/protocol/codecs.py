@@ -7,6 +7,8 @@ The three codecs are f32 (as is), f16 (each tensor divided by a power of two) an
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -21,6 +23,7 @@ _LEAST_SCALE = np.float32(2.0**-126)  # below: subnormal, which some processors 
 _BOUND = np.float32(2.0**127)  # from here on, a rounded value times its scale could be infinite
 _RESERVED_INT8 = np.int8(-128)
 _CANDIDATES_MAX = 16
+_FILE_BYTES, _ENTRY_BYTES = 1_024, 256  # of a header: its metadata, and a tensor's entry without the name
 _STATISTICS = {  # name in the file -> field of a Reply, dtype, dimensions
     "loss": ("losses", "float64", 1),
     "votes": ("votes", "int64", 1),
@@ -156,6 +159,14 @@ def _form(schema: Schema, codec: str) -> dict[str, tuple[str, tuple[int, ...]]]:
         else:
             form[t.name] = ("float32", t.shape)
     return form
+
+
+def max_file_bytes(schema: Schema, codec: str) -> int:
+    """The most bytes of a file of this schema and codec whose header has no needless spaces."""
+    form = _form(schema, codec)
+    data = sum(np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in form.values())
+    names = sum(len(json.dumps(name)) for name in form)  # escaped as far as JSON allows
+    return data + names + _ENTRY_BYTES * len(form) + _FILE_BYTES
 
 
 def _check_form(stored: Mapping[str, Array], form: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:

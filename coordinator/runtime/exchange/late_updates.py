@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from coordinator.rounds.exchange_rules import CREDIT_IDLE_S
 from coordinator.rounds.update_validation import ReplySpec, outliers, update_moves
 from coordinator.runtime.exchange.task_messages import ExchangeContext, PreparedTask
 from coordinator.runtime.exchange.upload_receiver import Announcement, UploadPolicy, UploadReceiver
@@ -37,6 +38,7 @@ class LateUpdates:
             for cid, asked in prepared.items()
             if cid not in answered and asked.reply_spec.blob_kind == "delta"
         }
+        self._heard_s: dict[ClientId, float] = {}  # when each open upload last got further
         policy = UploadPolicy(check=self._check_move, on_accepted=self._keep, on_refused=lambda _cid, _wrong: None)
         self._receiver = UploadReceiver(self._prepared, context, policy)
         for said in announced:
@@ -50,6 +52,8 @@ class LateUpdates:
         if said.update.inline is None and self._is_full(cid, said.update.size):
             self._context.sender.send(cid, "err", re=said.ident, code="busy", retry_ms=RETRY_MS)
         else:
+            if not self.expects(cid):
+                self._heard_s[cid] = self._context.clock.now_s()
             self._receiver.announce(said)
             self._receiver.begin(cid)
         return True
@@ -60,14 +64,19 @@ class LateUpdates:
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> None:
         """Take a block of an open upload; any other block is dropped."""
-        self._receiver.on_block(cid, label, index, message)
+        if self._receiver.on_block(cid, label, index, message):
+            self._heard_s[cid] = self._context.clock.now_s()
 
     def close(self) -> None:
         """Another exchange has closed: drop the uploads that are still open."""
         self._receiver.uploads.abandon_all()
 
     def _is_full(self, cid: ClientId, size: int) -> bool:
-        sizes, config = self._receiver.uploads.sizes(), self._context.config
+        """Whether there is no credit for another upload; one without a new block for a while loses its own."""
+        uploads, now_s, config = self._receiver.uploads, self._context.clock.now_s(), self._context.config
+        for silent in [c for c in uploads.sizes() if now_s >= self._heard_s[c] + CREDIT_IDLE_S]:
+            uploads.end(silent)
+        sizes = uploads.sizes()
         if not sizes or cid in sizes:
             return False
         return len(sizes) >= config.transfer.credits or sum(sizes.values()) + size > config.transfer.in_flight_bytes

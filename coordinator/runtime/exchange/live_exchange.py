@@ -125,7 +125,7 @@ class LiveExchange:
         if cid not in self._state.uploads:  # its credit went back; what has arrived stays
             self._receiver.uploads.end(cid)
         if self._receiver.on_block(cid, label, index, message):
-            self._events.appendleft(exchange_rules.Block(cid))
+            self._events.appendleft(exchange_rules.Block(cid, len(message)))
         self._apply()
 
     def on_nack(self, message: Envelope) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from coordinator.artifacts.signed_program import CompiledProgram
 from coordinator.config import CoordinatorConfig
 from coordinator.rounds.sample_weights import max_samples
-from coordinator.rounds.update_validation import ZERO_BASE, ReplySpec, delta_base
+from coordinator.rounds.update_validation import ZERO_BASE, ReplySpec, delta_base, max_reply_bytes
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.sender import CoordinatorSender
 from coordinator.storage.exchange_store import ExchangeKey
@@ -27,7 +27,7 @@ from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.task import ClientId, Flat, Task
 from edge_client.transport.clock import Clock
 
-SIZE_SLACK_BYTES = 1 << 20  # of a reply, beyond four times the bytes of its values: names, scales, header
+SIZE_SLACK_BYTES = 1 << 20  # of what a task allows; a reply needs less. It stays, since a replay compares tasks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,10 @@ def _ask(
         classes=prepared.program.classes,
     )
     return PreparedTask(
-        fields=fields, blobs=tuple(task_codec.task_manifests(fields)), reply_spec=question, max_size=max_size
+        fields=fields,
+        blobs=tuple(task_codec.task_manifests(fields)),
+        reply_spec=question,
+        max_size=min(max_size, max_reply_bytes(question)),
     )
 
 

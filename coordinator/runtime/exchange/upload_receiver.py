@@ -113,8 +113,11 @@ class UploadReceiver:
         )
 
     def on_block(self, cid: ClientId, label: str | None, index: int, message: bytes) -> bool:
-        """Take one block; -> whether it belongs to an open upload and neither the disk nor a check refused it."""
-        return self.uploads.expects(cid, label) and self._step(cid, lambda: self.uploads.take(cid, index, message))
+        """Take one block; -> whether it brought an open upload further: neither repeated, unreadable nor refused."""
+        if not self.uploads.expects(cid, label):
+            return False
+        before = self.uploads.blocks(cid)
+        return self._step(cid, lambda: self.uploads.take(cid, index, message)) and self.uploads.blocks(cid) != before
 
     def ack(self, cid: ClientId, status: str, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
         """Answer the device's last announcement."""

@@ -48,6 +48,11 @@ class OpenUploads:
     def sizes(self) -> dict[ClientId, int]:
         return {cid: upload.partial.manifest.size for cid, upload in self._open.items()}
 
+    def blocks(self, cid: ClientId) -> int:
+        """How many blocks of the open upload are here; 0 without one."""
+        upload = self._open.get(cid)
+        return 0 if upload is None else upload.partial.bitmap.count
+
     def end(self, cid: ClientId) -> None:
         """Close the upload of `cid`; its blocks stay on disk."""
         upload = self._open.pop(cid, None)

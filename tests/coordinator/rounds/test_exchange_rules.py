@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from coordinator.rounds.exchange_rules import (
     CREDIT_IDLE_S,
     GO_REPEAT_S,
+    LEAST_PACE,
     MAX_QUEUED_UPLOADS,
     Ack,
     Block,
@@ -162,9 +163,44 @@ def test_it_says_when_time_alone_will_change_something() -> None:
 
 def test_blocks_keep_a_credit_alive() -> None:
     exchange = after(opened(), Ready("x", A, 9), now_s=0.0)
-    exchange = after(exchange, Block("x"), now_s=CREDIT_IDLE_S - 1)
+    exchange = after(exchange, Block("x", 1), now_s=CREDIT_IDLE_S - 1)
     assert list(after(exchange, Tick(), now_s=CREDIT_IDLE_S + 1).uploads) == ["x"]
-    assert after(opened(), Block("x")) == opened()
+    assert after(opened(), Block("x", 1)) == opened()
+
+
+def test_a_slow_upload_keeps_its_credit_until_another_one_waits_and_then_takes_turns() -> None:
+    exchange = after(opened(credits=1), Ready("x", A, 100), now_s=0.0)
+    for now_s in (20.0, 40.0, 60.0):
+        exchange = after(exchange, Block("x", 1), Tick(), now_s=now_s)
+    assert list(exchange.uploads) == ["x"]
+    exchange, commands = advance(after(exchange, Ready("y", B, 100), now_s=60.0), Tick(), 60.0)
+    assert commands == [Go("y", B)]
+    assert list(exchange.queue) == ["x"]
+    assert advance(exchange, Stored("y", B), 61.0)[1] == [Ack("y", B, "ok"), Go("x", A)]
+
+
+def test_an_upload_at_the_least_pace_is_not_interrupted() -> None:
+    exchange = after(opened(credits=1), Ready("x", A, 100), Ready("y", B, 100), now_s=0.0)
+    pace = 100.0 / LEAST_PACE / 100  # seconds per byte
+    for second in range(1, 24):
+        exchange = after(exchange, Block("x", round(1 / pace)), Tick(), now_s=float(second))
+    assert list(exchange.uploads) == ["x"]
+    exchange = after(exchange, Tick(), now_s=exchange.wakes_at_s)
+    assert list(exchange.uploads) == ["x"]  # the reminder, after eight seconds of silence
+    assert list(after(exchange, Tick(), now_s=CREDIT_IDLE_S + 23).uploads) == ["y"]
+
+
+def test_an_announcement_without_blocks_does_not_prolong_a_credit() -> None:
+    exchange = after(opened(credits=1), Ready("x", A, 9), Ready("y", B, 9), now_s=0.0)
+    exchange = after(exchange, Ready("x", A, 9), now_s=CREDIT_IDLE_S - 1)
+    assert list(after(exchange, Tick(), now_s=CREDIT_IDLE_S).uploads) == ["y"]
+
+
+def test_a_larger_update_in_the_place_of_an_announced_one_waits_for_its_bytes() -> None:
+    exchange = after(opened(budget=20), Ready("x", A, 9), Ready("y", A, 9))
+    exchange, commands = advance(exchange, Ready("x", B, 15), 2.0)
+    assert (commands, list(exchange.uploads), list(exchange.queue)) == ([], ["y"], ["x"])
+    assert advance(exchange, Stored("y", A), 3.0)[1] == [Ack("y", A, "ok"), Go("x", B)]
 
 
 def test_a_full_queue_answers_busy() -> None:
@@ -251,9 +287,9 @@ class RoundsMachine(RuleBasedStateMachine):
     def stored(self, cid: str, sha256: str) -> None:
         self.happens(Stored(cid, sha256))
 
-    @rule(cid=st.sampled_from("abcdefg"))
-    def block(self, cid: str) -> None:
-        self.happens(Block(cid))
+    @rule(cid=st.sampled_from("abcdefg"), size=st.integers(1, 9))
+    def block(self, cid: str, size: int) -> None:
+        self.happens(Block(cid, size))
 
     @rule(cid=st.sampled_from("abcdefg"))
     def refused(self, cid: str) -> None:

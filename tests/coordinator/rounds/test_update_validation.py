@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from coordinator.rounds.update_validation import (
     ZERO_BASE,
     ReplySpec,
     decode_reply,
+    max_reply_bytes,
     outliers,
     update_moves,
     validate_reply,
@@ -21,7 +23,7 @@ from coordinator.rounds.update_validation import (
 from edge_client.errors import Malformed
 from edge_client.protocol import codecs, tensors
 from edge_client.protocol.blocks import manifest_of
-from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Probe, Reply, Task
+from edge_client.protocol.task import OWN_MODEL, Fit, Flat, Probe, Reply, Schema, Task, TensorSpec
 from tests.support.softmax_program import CLASSES, schema
 from tests.support.virtual_federation import Anything, Federation, Spy, program
 
@@ -60,6 +62,36 @@ def test_an_update_is_the_base_plus_the_delta_in_float32() -> None:
     assert reply.update is not None
     assert reply.update.dtype == np.float32
     np.testing.assert_array_equal(reply.update, START + DELTA)
+
+
+@given(
+    names=st.lists(st.text(st.characters(exclude_characters="#", codec="utf-8"), min_size=1), unique=True, max_size=4),
+    codec=st.sampled_from(["f32", "f16", "i8"]),
+)
+def test_every_update_fits_into_the_bytes_that_its_device_may_announce(names: list[str], codec: str) -> None:
+    tensors = [TensorSpec(name=name, role="p", shape=(2,) * (1 + k)) for k, name in enumerate(["w", *names])]
+    made = Schema(tuple({tensor.name: tensor for tensor in tensors}.values()))
+    update = codecs.encode_vector(np.zeros(made.size), made, codec=codec, kind="delta", base=BASE)
+    assert len(update) <= max_reply_bytes(replace(question(codec=codec), schema=made))
+
+
+def test_a_large_update_may_be_announced_with_little_more_bytes_than_it_has() -> None:
+    large = Schema((TensorSpec(name="w", role="p", shape=(512, 512)),))
+    update = codecs.encode_vector(np.zeros(large.size), large, codec="i8", kind="delta", base=BASE)
+    assert max_reply_bytes(replace(question(codec="i8"), schema=large)) < 1.01 * len(update)
+
+
+@pytest.mark.parametrize("want", ["loss", "confusion", "grad", "labels", "inputs"])
+def test_every_statistic_fits_into_the_bytes_that_its_device_may_announce(want: str) -> None:
+    most: dict[str, Any] = {
+        "loss": {"losses": np.zeros(16)},
+        "confusion": {"losses": np.zeros(16), "confusion": np.zeros((16, CLASSES, CLASSES), np.int64)},
+        "grad": {"losses": np.zeros(16), "grad": np.zeros(SCHEMA.n_params, np.float32)},
+        "labels": {"labels": np.zeros(CLASSES)},
+        "inputs": {"losses": np.zeros(16), "inputs": np.zeros(1 + 68 + 68 * 69 // 2)},
+    }
+    asked = question(probe(want, models=16), classes=CLASSES)
+    assert len(stats(**most[want])) <= max_reply_bytes(asked)
 
 
 def test_no_device_weighs_more_than_the_samples_that_it_was_enrolled_with() -> None:
