@@ -34,6 +34,7 @@ __all__ = [
     "HypCluster",
     "NonFed",
     "PFedMe",
+    "Result",
     "ServerOptions",
     "TrainingProgram",
     "WeCFL",
@@ -42,6 +43,8 @@ __all__ = [
     "fleets",
     "partitions",
     "read_bundle",
+    "rounds",
+    "simulate",
 ]
 
 _STRATEGIES = "coordinator.strategies"
@@ -69,6 +72,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "IFCA": f"{_STRATEGIES}.ifca",
     "NonFed": f"{_STRATEGIES}.baselines.nonfed",
     "PFedMe": f"{_STRATEGIES}.baselines.pfedme",
+    "Result": "emulator.api.result",
     "ServerOptions": f"{_STRATEGIES}.common.server_options",
     "TKM": f"{_STRATEGIES}.robust_tkm",
     "TrainingProgram": "emulator.api.training_program",
@@ -78,6 +82,8 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "fleets": "emulator.api.fleets",
     "partitions": "emulator.api.partitions",
     "read_bundle": "export.bundle.reader",
+    "rounds": "emulator.api.runs",
+    "simulate": "emulator.api.runs",
 }
 
 if TYPE_CHECKING:
@@ -104,6 +110,8 @@ if TYPE_CHECKING:
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
     from emulator.api import fleets, partitions
+    from emulator.api.result import Result
+    from emulator.api.runs import rounds, simulate
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`
     from emulator.data.fleet import Fleet
     from export.bundle.reader import Bundle, read_bundle

@@ -15,6 +15,7 @@ from torch import nn
 
 from coordinator.models import zoo
 from edge_client.errors import ConfigError
+from export.compiler.program_functions import LossFunction
 from export.plugins import find_by_name
 
 Loss = Literal["cross-entropy", "squared-error"]
@@ -46,10 +47,14 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Model(ModelShape):
-    """A torch module with its name and shapes."""
+    """A torch module with its name and shapes.
+
+    `own_loss` replaces `loss`, which then only says what y is; such a model trains in this process's torch alone.
+    """
 
     name: str
     module: nn.Module
+    own_loss: LossFunction | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,12 @@ class CentersRecord(TypedDict):
     per_device: Sequence[Mapping[ClientId, float]]
 
 
+class MetricRecord(AverageRecord):
+    """A metric of the user's own."""
+
+    per_device: Mapping[ClientId, float]
+
+
 class TrafficRecord(TypedDict):
     """Bytes of a round, from and to the coordinator."""
 
@@ -80,6 +86,7 @@ class RoundRecord(_Measured, total=False):
     answered: float | None  # share of the asked devices that replied in time; an emulated fleet
     refused: Mapping[ClientId, str]  # why a reply did not count
     privacy: PrivacyRecord  # a method with noise
+    metrics: Mapping[str, MetricRecord]  # of the user's own, by name
 
 
 def round_record(  # noqa: PLR0913 - one line of metrics.jsonl has these fields

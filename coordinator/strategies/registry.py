@@ -89,6 +89,13 @@ def method_name(strategy: Strategy) -> str:
     return next((name for name, kind in METHODS.items() if kind is type(strategy)), type(strategy).__name__.lower())
 
 
+def method_path(strategy: Strategy) -> str:
+    """The name by which `make_method` finds the class: of METHODS, or its import path."""
+    kind = type(strategy)
+    known = next((name for name, ours in METHODS.items() if ours is kind), None)
+    return known or f"{kind.__module__}:{kind.__qualname__}"
+
+
 def method_settings(strategy: Any) -> dict[str, Setting]:  # noqa: ANN401 - any dataclass of settings
     """Every setting of a method in kebab-case, defaults included, for the record of a run.
 

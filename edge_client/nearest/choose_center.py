@@ -86,6 +86,11 @@ class Selection:
     mixture: Mapping[int, float] = field(default_factory=dict)  # FedSoft's weights: shares of votes
     reasons: tuple[str, ...] = ()
 
+    @property
+    def confidence(self) -> float | None:
+        """The probability of `best` among the centers; None where the run has taught nothing to tell it by."""
+        return self.probabilities.get(self.best)
+
 
 def choose_center(source: CenterSource, data: Dataset, *, labels: bool, by: str = AUTO) -> Selection:
     """The center for these samples, by the rule `by`. Raises UsageError for a rule that is impossible here."""

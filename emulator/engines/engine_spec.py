@@ -1,17 +1,19 @@
 """A model and an engine by their names, from which a process makes a recipe. The names need no torch.
 
-A run whose devices are in worker processes lets one of these make the recipe, and does not load torch itself.
+A model of the user's own is given itself. A run whose devices are in worker processes lets one of these make the
+recipe, and does not load torch itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Flat
 from emulator.engines.base import Recipe
+from emulator.engines.pickling import pickle_by_value
 
 if TYPE_CHECKING:
     from coordinator.models.registry import Model
@@ -34,9 +36,12 @@ class ResolvedEngine:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineSpec:
-    """The arguments of `build_model` (coordinator/models/registry.py) and of `make_recipe` (registry.py)."""
+    """The arguments of `build_model` (coordinator/models/registry.py) and of `make_recipe` (registry.py).
 
-    model: str
+    A `Model` in place of a name is taken as it is.
+    """
+
+    model: str | Model
     seed: int
     engine: str
     batch: int
@@ -48,6 +53,9 @@ class EngineSpec:
         from coordinator.models.registry import build_model
         from emulator.engines.registry import GPU_ENGINES, make_recipe
 
-        model = build_model(self.model, seed=self.seed)
+        model = build_model(self.model, seed=self.seed) if isinstance(self.model, str) else self.model
         chosen, made = make_recipe(self.engine, model, batch=self.batch, folder=self.folder, processes=self.processes)
         return ResolvedEngine(model=model, recipe=made, on_a_gpu=chosen in GPU_ENGINES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return pickle_by_value(self)

@@ -34,6 +34,10 @@ def make_recipe(name: str, model: Model, *, batch: int, folder: Path, processes:
     """
     if name not in ENGINES:
         raise UsageError(f"unknown engine {name!r}", hint=f"use one of {', '.join(ENGINES)}")
+    if model.own_loss is not None:
+        if name not in ("auto", "lean"):
+            raise UsageError(f"engine {name} has no loss of your own", hint="leave out `engine`, or name lean")
+        return "lean", RECIPES["lean"](model)
     if name == "auto":
         return choose_engine(model, candidates(model, processes=processes))
     if name in RUNTIMES:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -221,9 +223,20 @@ def _started() -> WorkerProcess:
     context = multiprocessing.get_context("forkserver")
     here, there = context.Pipe()
     process = context.Process(target=run_worker, args=(there,), daemon=True)
-    process.start()
+    with _without_main():
+        process.start()
     there.close()
     return WorkerProcess(pipe=here, process=process)
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """A process that starts now does not run the user's script again, so that this needs no `if __name__ == ...`."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _set_up_pool(

@@ -53,16 +53,20 @@ def _demo_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def simulate_table(result: Mapping[str, Any]) -> None:
     """The results of a simulated run, in virtual time or over MQTT."""
-    console = Console(highlight=False)
+    Console(highlight=False).print(_pairs(summary_rows(result)))
+
+
+def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The results of a simulated run in words: what the command prints, and what a result is shown as in Python."""
     virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
-    rows = [
+    return [
         ("method", f"{result['method']}, {result['rounds']} rounds, {result['devices']} devices"),
         ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
         *_scores(result),
+        *((name, f"{value:.4g}") for name, value in result.get("metrics", {}).items()),
         ("time", f"{result['seconds']:.1f} s{virtual}"),
-        ("run", str(result["run"])),
+        *([("run", str(result["run"]))] if result["run"] is not None else []),
     ]
-    console.print(_pairs(rows))
 
 
 def _scores(result: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from edge_client.protocol.task import ClientId, Flat, Schema
 from emulator.reports.pictures.recorder import DEFAULT_REPRESENTATION, RunRecorder
 from emulator.reports.pictures.records import PictureData
 from emulator.run.live_run import LiveRun
+from emulator.run.own_metrics import measure_own
 from emulator.run.settings import RunSettings
 from emulator.run.summary import clustering_scores
 from emulator.simulation.checkpoint import Checkpoints
@@ -60,34 +61,62 @@ def run_simulation(
     checkpoints: Checkpoints | None = None,
 ) -> SimulationResult:
     """Run the strategy from the common model `start` [schema.size], or from the latest checkpoint."""
-    schema, fleet, seed, rounds = devices.program.schema, devices.fleet, settings.seed, settings.rounds
-    key = hashlib.sha256(f"emulated/{seed}".encode()).digest()  # an emulated fleet has no privacy to protect
+    live = open_run(strategy, start, devices, settings, checkpoints=checkpoints)
+    for _ in run_rounds(live, settings, checkpoints=checkpoints):
+        progress({**live.records[-1], "real_seconds": live.real_seconds[-1]})
+    return live_result(live)
+
+
+def open_run(
+    strategy: Strategy,
+    start: Flat,
+    devices: EmulatedDevices,
+    settings: RunSettings,
+    *,
+    checkpoints: Checkpoints | None = None,
+) -> LiveRun:
+    """A run before its first round, or after the round of the latest checkpoint."""
+    schema, fleet = devices.program.schema, devices.fleet
+    key = hashlib.sha256(f"emulated/{settings.seed}".encode()).digest()  # an emulated fleet has no privacy to protect
     strategy = with_noise_key(strategy, schema, lambda: key)
+    kind = getattr(strategy, "representation", DEFAULT_REPRESENTATION)
     live = LiveRun(
+        strategy=strategy,
         devices=devices,
         fleet=fleet,
         network=_make_network(devices, fleet, settings),
-        recorder=RunRecorder(
-            fleet, schema, rounds=rounds, kind=getattr(strategy, "representation", DEFAULT_REPRESENTATION)
-        ),
+        recorder=RunRecorder(fleet, schema, rounds=settings.rounds, kind=kind),
     )
     if before := checkpoints.latest() if checkpoints else None:
-        state = live.restore(*before)
+        live.restore(*before)
     else:
-        state = strategy.begin(start, schema, fleet, round_rng(seed, INITIAL_ROUND))
-    for number in range(len(live.records) + 1, rounds + 1):
+        live.state = strategy.begin(start, schema, fleet, round_rng(settings.seed, INITIAL_ROUND))
+    return live
+
+
+def run_rounds(
+    live: LiveRun, settings: RunSettings, *, checkpoints: Checkpoints | None = None
+) -> Generator[int, bool | None, None]:
+    """Yield the number of each round after it has been played; the run ends early when True is sent back."""
+    for number in range(len(live.records) + 1, settings.rounds + 1):
         began = time.perf_counter()
-        state, record = _run_round(strategy, state, live, settings, number)
+        live.state, record = _run_round(live, settings, number)
         live.records.append(record)
         live.real_seconds.append(round(time.perf_counter() - began, 3))
-        progress({**record, "real_seconds": live.real_seconds[-1]})
-        if checkpoints and checkpoints.due(number, rounds):
-            live.save(checkpoints, number, state)
+        stop = yield number
+        if checkpoints and checkpoints.due(number, number if stop else settings.rounds):
+            live.save(checkpoints, number)
+        if stop:
+            return
+
+
+def live_result(live: LiveRun) -> SimulationResult:
+    """What a run has so far. It stays as it is when the run goes on."""
     return SimulationResult(
-        records=live.records,
-        real_seconds=live.real_seconds,
-        state=state,
-        schema=schema,
+        records=live.records.so_far(),
+        real_seconds=tuple(live.real_seconds),
+        state=live.state,
+        schema=live.devices.program.schema,
         virtual_seconds=live.network.now_s,
         kept=live.recorder.picture_data(),
     )
@@ -105,11 +134,9 @@ def _make_network(devices: EmulatedDevices, fleet: Fleet, settings: RunSettings)
     )
 
 
-def _run_round(
-    strategy: Strategy, state: State, live: LiveRun, settings: RunSettings, number: int
-) -> tuple[State, RoundRecord]:
+def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State, RoundRecord]:
     """-> the state after round `number`, and the round's record."""
-    network, recorder = live.network, live.recorder
+    strategy, state, network, recorder = live.strategy, live.state, live.network, live.recorder
     network.open_round(number)
     which: dict[str, Any] = {"round": number, "of": settings.rounds}
     exchanges = run_round(
@@ -135,6 +162,8 @@ def _run_round(
         local_steps=network.local_steps,
         **which,
     )
+    if settings.metrics and report.per_device:
+        record["metrics"] = measure_own(settings.metrics, strategy, state, live.devices, settings.batch)
     record["answered"] = network.answered / network.asked if network.asked else None
     if privacy := privacy_spent(strategy, state):
         record["privacy"] = privacy

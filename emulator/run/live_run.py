@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coordinator.strategies.base import Fleet, State
+import numpy as np
+
+from coordinator.strategies.base import Fleet, State, Strategy
 from emulator.reports.pictures.recorder import RunRecorder
 from emulator.simulation import checkpoint
 from emulator.simulation.checkpoint import Checkpoint, Checkpoints
@@ -15,29 +17,34 @@ from emulator.simulation.virtual_network import EmulatedDevices, VirtualNetwork
 
 @dataclass(kw_only=True)
 class LiveRun:
-    """`fleet` has the number of samples of each device; `records` and `real_seconds` have an entry for each round."""
+    """`fleet` has the number of samples of each device; `records` and `real_seconds` have an entry for each round.
 
+    `state` is that after the last round.
+    """
+
+    strategy: Strategy
     devices: EmulatedDevices
     fleet: Fleet
     network: VirtualNetwork
     recorder: RunRecorder
+    state: State = field(default_factory=lambda: State(centers=np.empty((0, 0))))
     records: SpilledRecords = field(default_factory=SpilledRecords)
     real_seconds: list[float] = field(default_factory=list)
 
-    def save(self, checkpoints: Checkpoints, number: int, state: State) -> None:
-        """Write the checkpoint after round `number`, which ended with `state`."""
+    def save(self, checkpoints: Checkpoints, number: int) -> None:
+        """Write the checkpoint after round `number`."""
         lost = checkpoint.begin_checkpoint(checkpoints.folder) / "lost"
         network = self.network.to_json(lost)
         self.recorder.keep(lost.with_name("heard"))
         if self.devices.asks_own:
             self.devices.keep(lost.with_name("own"))
         done = Checkpoint(
-            round=number, state=state, real_seconds=self.real_seconds, network=network, lesson=checkpoints.lesson
+            round=number, state=self.state, real_seconds=self.real_seconds, network=network, lesson=checkpoints.lesson
         )
         checkpoint.finish_checkpoint(lost.parent, done, self.records)
 
-    def restore(self, folder: Path, before: Checkpoint) -> State:
-        """Make every part what it was after the checkpoint's round; -> the state after that round."""
+    def restore(self, folder: Path, before: Checkpoint) -> None:
+        """Make every part what it was after the checkpoint's round."""
         for record in checkpoint.checkpoint_records(folder):
             self.records.append(record)
         self.network.recall(before.network, folder / "lost")
@@ -48,4 +55,4 @@ class LiveRun:
         else:
             self.devices.forgotten = True
         self.real_seconds = list(before.real_seconds)
-        return before.state
+        self.state = before.state

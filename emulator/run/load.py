@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat
@@ -18,6 +19,9 @@ from emulator.parallel.process_pool import open_pool
 from emulator.parallel.ray_pool import open_ray_pool
 from emulator.run.resolve import ResolvedRun
 from emulator.simulation.virtual_network import EmulatedDevices
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,14 +63,21 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
 
 @contextmanager
 def open_devices(  # noqa: PLR0913 - an engine has these settings
-    model_name: str, split: FleetData, *, seed: int, batch: int, engine: str = "auto", workers: int = 1, ray: str = ""
+    model: str | Model,
+    split: FleetData,
+    *,
+    seed: int,
+    batch: int,
+    engine: str = "auto",
+    workers: int = 1,
+    ray: str = "",
 ) -> Iterator[tuple[EmulatedDevices, Flat]]:
-    """Compile the model for an engine (engines/registry.py); -> the devices and the common first model.
+    """Prepare the model, ours by name or one's own, for an engine; -> the devices and the common first model.
 
     `workers` processes share the devices' work, or the Ray cluster at the address `ray` does it. A GPU has one process.
     """
     with tempfile.TemporaryDirectory(prefix="fedcenters-") as name:
-        spec = EngineSpec(model=model_name, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
+        spec = EngineSpec(model=model, seed=seed, engine=engine, batch=batch, folder=Path(name), processes=workers)
         if workers > 1 and not ray:
             with open_pool(spec, split.devices, workers=workers) as ready:
                 yield ready

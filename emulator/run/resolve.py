@@ -5,6 +5,7 @@ The only file that this step reads is that of the device profiles.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.rounds.round import EvaluationPlan
@@ -12,6 +13,7 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_settings
 from edge_client.errors import UsageError
 from emulator.options import OPTIONS, SimulateArgs
+from emulator.run.own_metrics import Metric
 from emulator.run.settings import RunSettings
 from emulator.simulation.attacks import AttackSpec, parse_attack
 from emulator.simulation.codec_channel import channel_factory
@@ -29,14 +31,19 @@ class ResolvedRun:
     attack: AttackSpec
 
 
-def resolve_run(args: SimulateArgs) -> ResolvedRun:
-    """Check every option that needs no samples. Raises UsageError, ConfigError."""
+def resolve_run(
+    args: SimulateArgs, *, strategy: Strategy | None = None, metrics: Mapping[str, Metric] | None = None
+) -> ResolvedRun:
+    """Check every option that needs no samples. Raises UsageError, ConfigError.
+
+    `strategy` is the method itself, where the caller has it; `metrics` are the caller's own.
+    """
     if args.ray and args.workers > 1:
         raise UsageError("--ray and --workers", hint="use one of them: a cluster has its own processes")
     evaluation = EvaluationPlan(every=args.evaluate_every, fraction=args.fraction_evaluate)
     for row in OPTIONS.values():
         row.check(getattr(args, row.name))
-    strategy = make_method(args.method, **args.settings)
+    strategy = make_method(args.method, **args.settings) if strategy is None else strategy
     settings = RunSettings(
         rounds=args.rounds,
         seed=args.seed,
@@ -44,5 +51,6 @@ def resolve_run(args: SimulateArgs) -> ResolvedRun:
         profiles=DEVICE_PROFILES if args.profiles is None else read_profiles(args.profiles),
         evaluation=evaluation,
         channel=channel_factory(args.codec),
+        metrics=metrics or {},
     )
     return ResolvedRun(args=args, strategy=strategy, settings=settings, attack=parse_attack(args.hostile))

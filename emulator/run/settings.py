@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from coordinator.rounds.round import EVERY_ROUND, EvaluationPlan
 from coordinator.rounds.update_validation import MAX_UPDATE_RATIO
+from emulator.run.own_metrics import Metric
 from emulator.simulation.attacks import Attack, no_attack
 from emulator.simulation.codec_channel import ChannelFactory, CodecChannel
 from emulator.simulation.device_profiles import DEVICE_PROFILES, DeviceProfile
@@ -27,3 +28,4 @@ class RunSettings:
     channel: ChannelFactory = CodecChannel
     attack: Attack = no_attack
     max_update_ratio: float = MAX_UPDATE_RATIO
+    metrics: Mapping[str, Metric] = field(default_factory=dict)  # the user's own, by name

@@ -7,6 +7,7 @@ TMPDIR is the folder of the files; a folder in memory saves nothing.
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 import weakref
@@ -110,6 +111,7 @@ class SpilledRecords(Sequence[RoundRecord]):
         self._file = tempfile.TemporaryFile(prefix="fedcenters-")  # noqa: SIM115 - lives as long as this
         weakref.finalize(self, self._file.close)
         self._starts = [0]
+        self._whole: SpilledRecords | None = None
 
     def append(self, record: RoundRecord) -> None:
         """Write a record. It must consist of JSON types, so that reading gives an equal object."""
@@ -142,3 +144,9 @@ class SpilledRecords(Sequence[RoundRecord]):
         return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # it grows
+
+    def so_far(self) -> SpilledRecords:
+        """The records that there are now; later ones are not added."""
+        view = copy.copy(self)
+        view._starts, view._whole = self._starts[:], self  # noqa: SLF001 - the file lives as long as the whole
+        return view

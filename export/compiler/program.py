@@ -28,6 +28,7 @@ from export.compiler.containers import EXAMPLE_BATCH, Progress, log_progress, ma
 from export.compiler.golden_run import check_golden, golden_run
 from export.compiler.program_functions import (
     Loss,
+    LossFunction,
     TraceSource,
     call_module,
     example_inputs,
@@ -116,13 +117,14 @@ def program_without_containers(source: TraceSource) -> Program:
     )
 
 
-def make_source(
+def make_source(  # noqa: PLR0913 - the facts of a model
     module: nn.Module,
     *,
     input: tuple[int, ...],  # noqa: A002 - the manifest's word
     name: str | None = None,
     target: Sequence[int] | None = None,
     loss: Loss = "cross-entropy",
+    own_loss: LossFunction | None = None,
     dtype: str = "float32",
 ) -> TraceSource:
     """What the tracer works on: a private copy of the module, its shapes and its random numbers, all checked.
@@ -131,7 +133,16 @@ def make_source(
     """
     mine = private_copy(module, dtype)
     name = type(module).__name__ if name is None else name
-    source = TraceSource(name=name, module=mine, schema=schema_of(mine), input=input, target=(), loss=loss, dtype=dtype)
+    source = TraceSource(
+        name=name,
+        module=mine,
+        schema=schema_of(mine),
+        input=input,
+        target=(),
+        loss=loss,
+        own_loss=own_loss,
+        dtype=dtype,
+    )
     found = _check_answers(source, None if target is None else tuple(target))
     source = replace(source, target=found)
     _check_constants(source)

@@ -29,6 +29,9 @@ from export.compiler.random_ops import NoiseReader
 from export.compiler.sgd_step import SgdStep
 
 Loss = Literal["cross-entropy", "squared-error"]
+LossFunction = Callable[
+    [Tensor, Tensor], Tensor
+]  # outputs [batch, ...] and y of a batch -> its mean, or one per sample
 FlatTensors = tuple[Tensor, ...]
 Graph = Callable[..., FlatTensors]
 SCALARS = ("lr", "momentum", "mu")
@@ -46,6 +49,7 @@ class TraceSource:
     loss: Loss
     dtype: str  # "float32" or "float64"
     noise: int = 0  # random numbers that a training pass draws per sample
+    own_loss: LossFunction | None = None  # in place of `loss`, which then only says what y is; for torch's own autograd
 
     @property
     def params(self) -> list[str]:

@@ -57,7 +57,13 @@ class CpuRecipe:
 def cpu_recipe(model: Model, *, dtype: str = "float32") -> CpuRecipe:
     """Nothing is compiled. Raises ProgramRefused for a model that is no training program, as the compiler does."""
     source = make_source(
-        model.module, name=model.name, input=model.input, target=model.output, loss=model.loss, dtype=dtype
+        model.module,
+        name=model.name,
+        input=model.input,
+        target=model.output,
+        loss=model.loss,
+        own_loss=model.own_loss,
+        dtype=dtype,
     )
     return CpuRecipe(source=source, program=program_without_containers(source))
 
@@ -110,7 +116,7 @@ class CpuLearner:
         held = self._samples.tensors_of(data)
         logits = self._inference.logits(models, held)
         with torch.inference_mode():
-            losses = torch.stack([sample_losses(self.program.loss, out, held.y) for out in logits])
+            losses = torch.stack([sample_losses(self._source, out, held.y) for out in logits])
         return losses.double().numpy(), logits.numpy()
 
     @torch.no_grad()

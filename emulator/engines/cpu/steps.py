@@ -25,15 +25,21 @@ from emulator.engines.cpu.recording import (
     is_call,
     record_operators,
 )
-from export.compiler.program_functions import Loss, TraceSource, call_module
+from export.compiler.program_functions import TraceSource, call_module
 from export.compiler.random_ops import NoiseReader
 
 Step = Callable[[Tensor, Tensor, Tensor, "Tensor | None"], Tensor]
 
 
-def sample_losses(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
-    """[batch] losses of outputs [batch, ...]; y [batch] int64 labels, or [batch, ...] probabilities or targets."""
-    if loss == "cross-entropy":
+def sample_losses(source: TraceSource, out: Tensor, y: Tensor) -> Tensor:
+    """[batch] losses of outputs [batch, ...]; y [batch] int64 labels, or [batch, ...] probabilities or targets.
+
+    A loss of the user's own is asked for one sample at a time, so that it may give a batch's mean.
+    """
+    if (own := source.own_loss) is not None:
+        losses: Tensor = torch.vmap(lambda one, truth: own(one[None], truth[None]).mean())(out, y)
+        return losses
+    if source.loss == "cross-entropy":
         return F.cross_entropy(out, y, reduction="none")
     return F.mse_loss(out, y, reduction="none").flatten(1).mean(1)
 
@@ -51,7 +57,7 @@ def autograd_step(source: TraceSource, model: FlatModel) -> Step:
                 with NoiseReader(noise) as draws:
                     out = model.module(x)
                 draws.check()
-            losses = sample_losses(source.loss, out, y)
+            losses = sample_losses(source, out, y)
             torch.autograd.backward(losses, q)
         model.restore_buffers()
         return losses.detach()
@@ -69,7 +75,7 @@ def record_step(source: TraceSource, model: FlatModel, x: Tensor, y: Tensor, noi
         x, y, q, *noise = rest
         trained = [state[name].requires_grad_() for name in source.params]
         out, after = _forward(model, state, x, noise)
-        losses = sample_losses(source.loss, out, y)
+        losses = sample_losses(source, out, y)
         gradients = torch.autograd.grad(losses, trained, q, allow_unused=True)
         written = [after[name] if after[name] is not state[name] else None for name in source.buffers]
         return (losses, *gradients, *written)

@@ -190,6 +190,6 @@ def test_other_settings_are_refused_before_the_devices_are_opened(
     def opened(*_: object, **__: object) -> None:
         raise ProcessEnded
 
-    monkeypatch.setattr("emulator.simulate.open_devices", opened)
+    monkeypatch.setattr("emulator.api.play.open_devices", opened)
     with pytest.raises(ConfigError, match="local-steps"):
         simulate_json(replace(asked, settings={"local-steps": 3}), resume=True)

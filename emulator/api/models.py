@@ -1,0 +1,78 @@
+"""Torch modules of the user: prepared for a run, and made again from a run's centers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+
+from coordinator.models.registry import Loss, Model, build_model
+from edge_client.errors import UsageError
+from edge_client.protocol.task import Array, Flat, Schema
+from export.compiler.program import load_vector, make_source, schema_of
+from export.compiler.program_functions import LossFunction
+
+if TYPE_CHECKING:
+    from emulator.data.fleet_split import FleetData
+
+
+def own_model(
+    model: nn.Module | Callable[[], nn.Module] | str, split: FleetData, *, loss: LossFunction | None, seed: int
+) -> Model:
+    """The model for the samples of these devices; a function that makes one is called with torch's generator at `seed`.
+
+    Raises UsageError for a model that has fewer outputs than the devices have classes, ProgramRefused for one that
+    takes no such samples or cannot be trained.
+    """
+    one = next(iter(split.devices.values())).train
+    shape, labels = tuple(one.x.shape[1:]), np.issubdtype(one.y.dtype, np.integer)
+    if isinstance(model, str):
+        ours = build_model(model, seed=seed)
+        return Model(**{**vars(ours), "own_loss": loss})
+    if not isinstance(model, nn.Module):
+        model = _made(model, seed)
+    kind: Loss = "cross-entropy" if labels else "squared-error"
+    source = make_source(model, input=shape, loss=kind, own_loss=loss)
+    if labels:
+        most = max(int(local.train.y.max()) for local in split.devices.values())
+        if most >= source.target[0]:
+            raise UsageError(
+                f"{source.name} has {source.target[0]} outputs, and a device has a sample of class {most}",
+                hint=f"give it one output per class: {most + 1}",
+            )
+        return Model(name=source.name, module=model, input=shape, classes=source.target[0], loss=kind, own_loss=loss)
+    return Model(name=source.name, module=model, input=shape, target=source.target, loss=kind, own_loss=loss)
+
+
+def _made(make: Callable[[], object], seed: int) -> nn.Module:
+    if not callable(make):
+        raise UsageError(f"model is {type(make).__name__}", hint="give a torch module, or a function that makes one")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        made = make()
+    if not isinstance(made, nn.Module):
+        raise UsageError(f"the model's function gives {type(made).__name__}", hint="return a torch.nn.Module")
+    return made
+
+
+def module_of(module: nn.Module, schema: Schema, center: Flat) -> nn.Module:
+    """A copy of the module with the center's values [schema.size], in evaluation mode."""
+    mine = copy.deepcopy(module).cpu().eval()
+    load_vector(mine, schema, center)
+    return mine
+
+
+def schema_for(model: Model) -> Schema:
+    """The names and shapes of the numbers of a center."""
+    return schema_of(model.module)
+
+
+@torch.no_grad()
+def outputs(module: nn.Module, x: Array) -> Array:
+    """[n, ...] outputs for samples [n, ...]."""
+    found: Array = module(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))).numpy()
+    return found

@@ -1,0 +1,55 @@
+"""The picture of a result: accuracy by round, and the devices."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from edge_client.protocol.task import ClientId
+from emulator.reports import display_names, plots
+from emulator.run.execute import SimulationResult
+
+
+def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, int]) -> Figure:
+    """Accuracy by round; beside it each device by its first update, if the run's method gives devices centers."""
+    records = list(run.records)
+    title = f"{display_names.method_label(method)} on held-out samples"
+    kinds = {"all samples": "micro", "mean of devices": "macro"}
+    curves = {f"accuracy, {name}": [r["accuracy"][kind] for r in records] for name, kind in kinds.items()}
+    curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
+    panels: list[Callable[[Axes], None]] = [partial(plots.draw_curves, curves=curves, title=title)]
+    if not curves:
+        panels = [partial(_draw_loss, losses=[r["loss"]["micro"] if "loss" in r else None for r in records])]
+    moment = next((m for m in run.kept.moments if len(m.who) > 1), None)
+    if moment is not None and run.state.assignment:
+        plane = plots.principal_plane(moment.points)
+        points = {who: (float(a), float(b)) for who, (a, b) in zip(moment.who, plane, strict=True)}
+        ends = run.state.assignment
+        panels.append(partial(plots.draw_fleet, points=points, assignment=ends, groups=groups))
+    figure = plots.make_figure(6.0 * len(panels), 3.8, *panels)
+    _show_in_notebooks(figure)
+    return figure
+
+
+def _draw_loss(axes: Axes, losses: Sequence[float | None]) -> None:
+    """The mean loss per round, where the targets are no classes."""
+    seen = [(t, v) for t, v in enumerate(losses, 1) if v is not None]
+    axes.plot([t for t, _ in seen], [v for _, v in seen], color=plots.COLOURS[0], lw=2, marker="o", ms=4)
+    axes.set(title="Loss on held-out samples")
+    plots.name_rounds(axes, max(len(losses), 1))
+    axes.grid(axis="y", color="#e5e7eb", lw=0.8)
+
+
+def _show_in_notebooks(figure: Figure) -> None:
+    """A figure that was made without pyplot says itself how a notebook shows it."""
+
+    def png() -> bytes:
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+        return picture.getvalue()
+
+    figure._repr_png_ = png  # type: ignore[attr-defined]  # IPython's name

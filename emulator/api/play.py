@@ -1,0 +1,128 @@
+"""The steps of emulator/run/ for one run, as a generator of results: below Python's `simulate` and the command line."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.storage.experiment_trackers import open_trackers
+from coordinator.strategies.registry import method_name, method_settings
+from edge_client.errors import ConfigError, UsageError
+from emulator.api.result import Result
+from emulator.config import fingerprint, resolved_table
+from emulator.data.fleet import Fleet
+from emulator.options import SimulateArgs
+from emulator.parallel.process_pool import start_forkserver
+from emulator.run.execute import live_result, open_run, run_rounds
+from emulator.run.folder import Say, open_run_folder
+from emulator.run.load import load_fleet, open_devices
+from emulator.run.resolve import ResolvedRun
+from emulator.run.write import write_run
+from emulator.simulation.checkpoint import Checkpoints
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Model
+
+
+def play(
+    run: ResolvedRun,
+    *,
+    fleet: Fleet | None = None,
+    model: Model | str | None = None,
+    resume: bool = False,
+    say: Say = lambda _: None,
+    keep: bool = True,
+) -> Generator[Result, bool | None, Result]:
+    """Yield the result after each round, and return that of the run; sending True ends the run early.
+
+    `fleet` and `model` replace those that the options name. `keep`: the run has a folder, which is written at its end,
+    also when the caller stops. Without it only a checkpoint is kept, as long as the result lives. `say` is told of a
+    run that was there before.
+    """
+    began = time.perf_counter()
+    if run.args.workers > 1:
+        start_forkserver()  # it imports while the data is read
+    if model is not None:
+        run = replace(run, args=replace(run.args, model=model if isinstance(model, str) else model.name))
+    loaded = load_fleet(run, fleet)
+    args = loaded.args
+    table = resolved_table(args, method_settings(run.strategy))
+    settings = replace(run.settings, attack=run.attack.make_attack(loaded.attackers, args.seed))
+    with _folder(args, table, keep=keep, resume=resume, say=say) as folder:
+        every = args.checkpoint_every if keep else args.checkpoint_every and args.rounds
+        checkpoints = Checkpoints(folder=folder, every=every, resume=resume, lesson=fingerprint(table))
+        if resume:
+            _tell_where_it_goes_on(checkpoints, say)
+        with (
+            open_devices(
+                model or args.model,
+                loaded.split,
+                seed=args.seed,
+                batch=settings.batch,
+                engine=args.engine,
+                workers=args.workers,
+                ray=args.ray,
+            ) as (devices, start),
+            open_trackers(args.loggers, folder, table) as track,
+        ):
+            live = open_run(run.strategy, start, devices, settings, checkpoints=checkpoints)
+
+            def result() -> Result:
+                return Result(
+                    method=run.strategy,
+                    args=args,
+                    run=live_result(live),
+                    split=loaded.split,
+                    attackers=loaded.attackers,
+                    own_model=model if not isinstance(model, str) else None,
+                    start=start,
+                    seconds=time.perf_counter() - began,
+                    folder=folder if keep else None,
+                )
+
+            played, stop = run_rounds(live, settings, checkpoints=checkpoints), None
+            try:
+                while True:
+                    played.send(stop)
+                    track({**live.records[-1], "real_seconds": live.real_seconds[-1]})
+                    stop = yield result()
+            except StopIteration:
+                found = result()
+            except GeneratorExit:
+                if keep:
+                    write_run(folder, method_name(run.strategy), live_result(live), loaded.split)
+                raise
+        if keep:
+            write_run(folder, method_name(run.strategy), found.run, loaded.split)
+    return found if keep else replace(found, temporary=folder)
+
+
+@contextmanager
+def _folder(args: SimulateArgs, table: dict[str, Any], *, keep: bool, resume: bool, say: Say) -> Iterator[Path]:
+    """The run's own folder, or one for its checkpoint that the result removes."""
+    if keep:
+        with open_run_folder(args, table, resume=resume, say=say) as folder:
+            yield folder
+        return
+    if resume or args.loggers:
+        raise UsageError("there is no folder to go on from, or to log into", hint='give the run a folder: out="runs"')
+    folder = Path(tempfile.mkdtemp(prefix="fedcenters-"))
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _tell_where_it_goes_on(checkpoints: Checkpoints, say: Say) -> None:
+    found = checkpoints.latest()
+    if found is None:
+        hint = "leave out --resume; `checkpoint-every` says after how many rounds a run writes one"
+        raise ConfigError(f"{checkpoints.folder} has no checkpoint to resume from", hint=hint)
+    say(f"going on after round {found[1].round}")

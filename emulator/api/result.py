@@ -1,0 +1,202 @@
+"""What a run found: curves, assignments and centers, as values of Python and as a run's folder."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import shutil
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coordinator.rounds.metrics import ari
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.registry import method_name, method_settings
+from edge_client.errors import UsageError
+from edge_client.protocol.task import Array, ClientId, Flat
+from emulator.api import nearest
+from emulator.api.history import Table, frame, series
+from emulator.config import resolved_table
+from emulator.data.fleet_split import FleetData
+from emulator.options import SimulateArgs
+from emulator.reports.console_tables import summary_rows
+from emulator.run.execute import SimulationResult
+from emulator.run.folder import open_run_folder
+from emulator.run.summary import Record, result_summary
+from emulator.run.write import write_run
+from emulator.simulation.attacks import honest_accuracy
+from emulator.simulation.checkpoint import CHECKPOINT_FOLDER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor, nn
+
+    from coordinator.models.registry import Model
+    from edge_client.nearest.choose_center import Selection
+
+PICTURE_DPI = 80
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Result:
+    """A run of a method over a fleet, or its rounds so far. `print` it for a summary.
+
+    `method` is the value that was run, `args` the run's options with every default filled in, `split` the devices'
+    samples, `seconds` those of this machine. `folder` is the run's own folder, if it has one.
+    """
+
+    method: Strategy
+    args: SimulateArgs
+    run: SimulationResult
+    split: FleetData
+    start: Flat
+    attackers: frozenset[ClientId] = frozenset()
+    own_model: Model | None = None
+    seconds: float = 0.0
+    folder: Path | None = None
+    temporary: Path | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        if self.temporary is not None:
+            weakref.finalize(self, shutil.rmtree, self.temporary, ignore_errors=True)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of right predictions over all held-out samples in the last round that had a test; None without one."""
+        rounds = self.run.records
+        found = (rounds[i]["accuracy"]["micro"] for i in reversed(range(len(rounds))))
+        return next((value for value in found if value is not None), None)
+
+    @cached_property
+    def history(self) -> Any:  # noqa: ANN401 - a DataFrame, or a `Table` without pandas
+        """One row per round, as a pandas DataFrame, or as a `Table` without pandas.
+
+        `accuracy` over all held-out samples and `accuracy_devices`, the mean of the devices'; `f1` of devices, weighted
+        by samples; `loss` where devices report one; `ari`, the adjusted Rand index against the true groups; `bytes` to
+        and from the server; `seconds` of virtual time, `real_seconds` of this machine; metrics of your own.
+        """
+        return frame(list(self._rows()))
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for record, real_s in zip(self.run.records, self.run.real_seconds, strict=True):
+            known = sorted(record["assignment"].keys() & self.split.groups.keys())
+            truth, found = [self.split.groups[c] for c in known], [record["assignment"][c] for c in known]
+            yield {
+                "round": record["round"],
+                "accuracy": record["accuracy"]["micro"],
+                "accuracy_devices": record["accuracy"]["macro"],
+                "f1": record["f1_of_devices"]["weighted"],
+                "loss": record["loss"]["micro"] if "loss" in record else None,
+                "ari": ari(truth, found) if known else None,
+                "bytes": record["bytes"]["down"] + record["bytes"]["up"],
+                "seconds": record["seconds"],
+                "real_seconds": real_s,
+                **{name: value["micro"] for name, value in record.get("metrics", {}).items()},
+            }
+
+    @property
+    def assignments(self) -> Any:  # noqa: ANN401 - a Series, or a dict without pandas
+        """Device -> the number of its center, as a pandas Series, or as a dict without pandas."""
+        return series(dict(sorted(self.run.state.assignment.items())), "center")
+
+    @cached_property
+    def model(self) -> Model:
+        """The model with its first weights and its shapes."""
+        if self.own_model is not None:
+            return self.own_model
+        from coordinator.models.registry import build_model
+
+        return build_model(self.args.model, seed=self.args.seed)
+
+    @cached_property
+    def centers(self) -> Sequence[dict[str, Tensor]]:
+        """The `state_dict` of each center, for a module like the one that was trained."""
+        return [self.module(k).state_dict() for k in range(len(self.run.state.centers))]
+
+    def module(self, center: int) -> nn.Module:
+        """A copy of the module with a center's values, in evaluation mode. Raises UsageError for no such center."""
+        from emulator.api.models import module_of
+
+        count = len(self.run.state.centers)
+        if not 0 <= center < count:
+            raise UsageError(f"there is no center {center}", hint=f"there are {count}, from 0 on")
+        return module_of(self.model.module, self.run.schema, self.run.state.centers[center])
+
+    def nearest(self, x: Array, y: Array | None = None) -> Selection:
+        """The center for a device that never trained, from its samples [n, ...], with labels [n] or without.
+
+        `center` of the answer is None where none fits; `fit` is "well", "badly" or "none", `probabilities` are by
+        center, `reasons` plain lines. The first call lets the run's devices teach the rule, which takes seconds.
+        """
+        return nearest.choose(self._source, x, y)
+
+    def predict(self, x: Array, *, device: ClientId | None = None, center: int | None = None) -> Array:
+        """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
+
+        By the model that a device of the run is served, by a center, or by the center that is nearest to the samples.
+        """
+        return nearest.predict(self._source, x, device=device, center=center)
+
+    @cached_property
+    def _source(self) -> nearest.RunCenters:
+        return nearest.RunCenters(
+            method=self.method,
+            state=self.run.state,
+            first=self.start,
+            devices=self.split.devices,
+            seed=self.args.seed,
+            get_model=lambda: self.model,
+        )
+
+    def summary(self) -> Record:
+        """The run in one JSON object, as the command prints it."""
+        last = self.run.records[-1]
+        attacked = {"hostile": sorted(self.attackers), "honest_accuracy": honest_accuracy(last, self.attackers)}
+        return {
+            **result_summary(self.args, self.split.groups, last),
+            "seconds": round(self.seconds, 3),
+            "virtual_seconds": round(self.run.virtual_seconds, 3),
+            "answered": last["answered"],
+            **({"privacy": last["privacy"]} if "privacy" in last else {}),
+            **({"metrics": {k: v["micro"] for k, v in last["metrics"].items()}} if "metrics" in last else {}),
+            **(attacked if self.attackers else {}),
+            "run": None if self.folder is None else str(self.folder),
+        }
+
+    def plot(self) -> Figure:
+        """A matplotlib figure: accuracy by round, and a map of the devices by their first updates."""
+        from emulator.api.pictures import draw_result
+
+        return draw_result(method_name(self.method), self.run, self.split.groups)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the run's folder, which `report`, `figures`, `bundle` and `--resume` of the commands read.
+
+        Raises UsageError where the folder has a run with other settings.
+        """
+        path = Path(folder)
+        args = replace(self.args, out=path.parent, name=path.name)
+        table = resolved_table(args, method_settings(self.method))
+        with open_run_folder(args, table, resume=False, say=lambda _: None) as place:
+            write_run(place, method_name(self.method), self.run, self.split)
+            before = (self.folder or self.temporary or place) / CHECKPOINT_FOLDER
+            if before.is_dir() and before.parent.resolve() != place.resolve():
+                shutil.copytree(before, place / CHECKPOINT_FOLDER, dirs_exist_ok=True)
+        return place
+
+    def __repr__(self) -> str:
+        rows = summary_rows(self.summary()) if len(self.run.records) else [("method", f"{self.method!r}, no round yet")]
+        width = max(len(label) for label, _ in rows)
+        return "\n".join(f"{label:{width}}  {text}" for label, text in rows)
+
+    def _repr_html_(self) -> str:
+        rows = [{"": label, " ": text} for label, text in summary_rows(self.summary())]
+        picture = io.BytesIO()
+        self.plot().savefig(picture, format="png", dpi=PICTURE_DPI)
+        shown = base64.b64encode(picture.getvalue()).decode()
+        alt = html.escape(repr(self.method))
+        return f'{Table(rows)._repr_html_()}<img alt="{alt}" src="data:image/png;base64,{shown}">'

@@ -1,0 +1,181 @@
+"""Run a method over a fleet in this process and in virtual time: all at once, or one round at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.registry import method_path, method_settings
+from edge_client.errors import ConfigError, UsageError
+from emulator.api.play import play
+from emulator.api.progress import RunProgress
+from emulator.api.result import Result
+from emulator.data.fleet import Fleet
+from emulator.options import OPTIONS, SimulateArgs
+from emulator.run.own_metrics import Metric
+from emulator.run.resolve import resolve_run
+from export.plugins import nearest_name_hint
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Unpack
+
+    from export.compiler.program_functions import LossFunction
+
+OnRound = Callable[[Result], object]
+
+
+class RunOptions(TypedDict, total=False):
+    """The less common options of a run, as on the command line; emulator/options.py says what each means."""
+
+    engine: str
+    ray: str
+    profiles: Path | None
+    codec: str
+    hostile: str
+    evaluate_every: int
+    fraction_evaluate: float
+    checkpoint_every: int
+    loggers: str
+
+
+def simulate(  # noqa: PLR0913 - the parts of a run
+    method: Strategy,
+    *,
+    fleet: Fleet,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    rounds: int = 10,
+    seed: int = 0,
+    loss: LossFunction | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    on_round: OnRound | None = None,
+    workers: int = 1,
+    out: str | Path | None = None,
+    name: str = "",
+    resume: bool = False,
+    progress: bool | None = None,
+    **options: Unpack[RunOptions],
+) -> Result:
+    """Train a method's centers on a fleet of devices, in virtual time.
+
+    Args:
+        method: a method of this package or your own, as `fc.FeSEM(3)`.
+        fleet: the devices and their samples, from `fc.fleets` or `fc.fleet`.
+        model: a torch module, which is copied and not changed; a function that makes one, whose weights `seed` then
+            draws; or the name of one of ours. Default: what suits the fleet.
+        rounds: training rounds.
+        seed: draws every random number, and cuts a fleet that has no seed of its own.
+        loss: a function of outputs [batch, ...] and labels [batch] or targets, as `torch.nn.CrossEntropyLoss()`.
+            Default: cross-entropy for classes, squared error for other targets.
+        metrics: name -> function of y [n] and outputs [n, ...] as arrays -> a number, measured on each device's
+            held-out samples in every round with an evaluation.
+        on_round: called with the result so far after each round; the run ends when it returns something true.
+        workers: processes that share the devices' work; the numbers stay the same.
+        out: a folder in which the run's own folder is made, for `report`, `bundle` and `resume`. Default: none;
+            `Result.save` writes one later.
+        name: the name of that folder. Default: made from the method and the seed.
+        resume: go on from that folder's checkpoint; more `rounds` than before add rounds.
+        progress: show a bar. Default: in a terminal and in a notebook.
+        **options: the command line's other options, with underscores: see `RunOptions`.
+
+    Raises:
+        UsageError, ConfigError: an option, a model or samples that cannot work; the message says what to write instead.
+
+    >>> import fedcenters as fc
+    >>> result = fc.simulate(fc.FeSEM(3, local_steps=5), fleet=fc.fleets.digits(devices=6), rounds=2)
+    >>> len(result.history), sorted(set(result.assignments.values))
+    (2, [0, 1, 2])
+    """
+    given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
+    with RunProgress(method, rounds, shown=progress) as bar:
+        run = _rounds(method, fleet, model, rounds, seed, loss, metrics, bar.say, given)
+        stop: object = None
+        while True:
+            try:
+                so_far = run.send(bool(stop) if stop is not None else None)
+            except StopIteration as done:
+                result: Result = done.value
+                return result
+            bar.show(so_far)
+            stop = on_round(so_far) if on_round is not None else False
+
+
+def rounds(  # noqa: PLR0913 - the parts of a run
+    method: Strategy,
+    *,
+    fleet: Fleet,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    rounds: int = 10,
+    seed: int = 0,
+    loss: LossFunction | None = None,
+    metrics: Mapping[str, Metric] | None = None,
+    workers: int = 1,
+    out: str | Path | None = None,
+    name: str = "",
+    resume: bool = False,
+    progress: bool | None = None,
+    **options: Unpack[RunOptions],
+) -> Iterator[Result]:
+    """The same run as `simulate`, one round at a time: the result so far after each round.
+
+    Leave the loop to stop early; a run with `out` then writes its folder. Arguments are those of `simulate`.
+
+    >>> import fedcenters as fc
+    >>> for r in fc.rounds(fc.FedAvg(local_steps=5), fleet=fc.fleets.digits(devices=3), rounds=5):
+    ...     if r.accuracy > 0.1:
+    ...         break
+    >>> len(r.history) < 5
+    True
+    """
+    given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
+    with RunProgress(method, rounds, shown=progress) as bar:
+        for so_far in _rounds(method, fleet, model, rounds, seed, loss, metrics, bar.say, given):
+            bar.show(so_far)
+            yield so_far
+
+
+def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
+    method: Strategy,
+    fleet: Fleet,
+    model: nn.Module | Callable[[], nn.Module] | str | None,
+    rounds: int,
+    seed: int,
+    loss: LossFunction | None,
+    metrics: Mapping[str, Metric] | None,
+    say: Callable[[str], None],
+    given: Mapping[str, Any],
+) -> Generator[Result, bool | None, Result]:
+    """Names for what has one, for the record of the run; the values themselves for the run."""
+    _check(method, fleet)
+    known = {row.name for row in OPTIONS.values()} | {"resume"}
+    if wrong := sorted(given.keys() - known):
+        raise UsageError(f"a run has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], known))
+    values = {key: value for key, value in given.items() if key not in ("out", "resume")}
+    out = None if given["out"] is None else Path(given["out"])
+    args = SimulateArgs(
+        method=method_path(method),
+        settings=method_settings(method),
+        rounds=rounds,
+        seed=seed,
+        **values,
+        **({} if out is None else {"out": out}),
+    )
+    run = resolve_run(args, strategy=method, metrics=metrics or {})
+    if model is not None or loss is not None:
+        from emulator.api.models import own_model
+
+        model = own_model(fleet.model if model is None else model, fleet.cut(seed), loss=loss, seed=seed)
+    return play(run, fleet=fleet, model=model, resume=given["resume"], say=say, keep=out is not None)
+
+
+def _check(method: object, fleet: object) -> None:
+    """Refuse what is easily confused. Raises UsageError, ConfigError."""
+    if isinstance(method, type):
+        raise UsageError(f"{method.__name__} is a class", hint=f"write {method.__name__}()")
+    if not callable(getattr(method, "round", None)):
+        raise UsageError(f"{method!r} is no method", hint="give one of ours, as fc.FeSEM(3), or a class with `round`")
+    if not isinstance(fleet, Fleet):
+        hint = "make one: fc.fleets.digits(devices=12), or fc.fleet(data, by=...)"
+        raise ConfigError(f"fleet is {type(fleet).__name__}", hint=hint)
