@@ -9,7 +9,7 @@ with its own. Devices do not move afterwards.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from edge_client.protocol.task import Fit, Flat, Schema
 class FedGroup(TreeOfCenters):
     """K permanent groups; fewer when the cold start shows fewer."""
 
-    clusters: int = 3
+    clusters: int = field(default=3, kw_only=False)
     per_group: int = 20  # devices of the cold start for each group; the paper's, like the 50 steps
     first_steps: int = 50
     restarts: int = 20

@@ -14,7 +14,7 @@ last layer, the paper all parameters.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -43,7 +43,7 @@ Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count f
 class FeSEM(LocalSgd):
     """`clusters` models for the fleet; lam = 0 leaves out the proximal pull, as the public code does."""
 
-    clusters: int = 3
+    clusters: int = field(default=3, kw_only=False)
     lam: float = 0.05  # gives an average device mu = 0.1, as the papers' FedProx baseline has
     restarts: int = 20  # the paper's; of each k-means
     representation: str = "classifier"

@@ -9,7 +9,7 @@ The vote is the mean of the models' probabilities, as the paper says; its public
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Sc
 class FedAvgPlus(FedAvg):
     """`runs` models, each trained by all devices; no device is assigned to one. One run is FedAvg."""
 
-    runs: int = 5  # the paper's smaller number
+    runs: int = field(default=5, kw_only=False)  # the paper's smaller number
 
     def __post_init__(self) -> None:
         super().__post_init__()

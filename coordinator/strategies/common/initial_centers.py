@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -46,7 +46,7 @@ class MultiStartSgd(LocalSgd):
     `initial_centers`, without an exchange; all devices may then choose the one that is best by chance.
     """
 
-    clusters: int = 3
+    clusters: int = field(default=3, kw_only=False)
     start: str = "groups"  # "redraw" may leave all devices with one center (experiment ifca-starts)
 
     def __post_init__(self) -> None:

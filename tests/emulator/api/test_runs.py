@@ -1,0 +1,168 @@
+"""fc.simulate and fc.rounds: the command's numbers, from values of Python; own methods, models, losses and metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import fedcenters as fc
+from coordinator.strategies.base import Fleet, Round, State
+from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.task import Array, Schema
+from emulator.cli import app
+
+STEPS = 5
+TIMES = ("seconds", "run")  # the clock's, and where the folder lies
+
+
+def digits(devices: int = 4) -> fc.Fleet:
+    return fc.fleets.digits(devices=devices)
+
+
+def own_net() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def test_python_and_the_command_give_the_same_numbers_to_the_last_digit(tmp_path: Path) -> None:
+    asked = ["simulate", "--method", "fesem", "--clusters", "2", "--devices", "4", "--groups", "2", "--rounds", "2"]
+    told = CliRunner().invoke(app, [*asked, "-c", "local-steps=5", "--json", "--out", str(tmp_path)])
+    assert told.exit_code == 0, told.output
+    result = fc.simulate(
+        fc.FeSEM(2, local_steps=STEPS),
+        fleet=fc.fleets.digits(devices=4, groups=2),
+        rounds=2,
+        out=tmp_path,
+        name="python",
+    )
+    printed, mine = json.loads(told.stdout), result.summary()
+    assert {k: v for k, v in printed.items() if k not in TIMES} == {k: v for k, v in mine.items() if k not in TIMES}
+    folders = Path(printed["run"]), tmp_path / "python"
+    files = [sorted(folder.glob("centers/*/*")) for folder in folders]
+    assert [path.read_bytes() for path in files[0]] == [path.read_bytes() for path in files[1]]
+
+
+def test_rounds_gives_the_run_of_simulate_one_round_at_a_time_and_what_it_gave_stays() -> None:
+    method = fc.FedAvg(local_steps=STEPS)
+    seen = list(fc.rounds(method, fleet=digits(), rounds=3))
+    whole = fc.simulate(method, fleet=digits(), rounds=3)
+    assert [len(r.history) for r in seen] == [1, 2, 3]
+    np.testing.assert_array_equal(seen[-1].run.state.centers, whole.run.state.centers)
+    assert not np.array_equal(seen[0].run.state.centers, whole.run.state.centers)
+
+
+def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path) -> None:
+    method, place = fc.FedAvg(local_steps=STEPS), {"out": tmp_path, "name": "cut"}
+    whole = fc.simulate(method, fleet=digits(), rounds=3)
+    cut = fc.simulate(method, fleet=digits(), rounds=3, on_round=lambda r: len(r.run.records) == 2, **place)
+    assert len(cut.history) == 2
+    again = fc.simulate(method, fleet=digits(), rounds=3, resume=True, **place)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+    assert list(again.history["accuracy"]) == list(whole.history["accuracy"])
+
+
+def test_leaving_the_loop_writes_the_folder_of_the_rounds_so_far(tmp_path: Path) -> None:
+    for _ in fc.rounds(fc.FedAvg(local_steps=STEPS), fleet=digits(), rounds=9, out=tmp_path, name="left"):
+        break
+    assert len((tmp_path / "left" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
+class HalfWay(fc.FedAvg):
+    """FedAvg whose center goes half of the way: a user's method, as it is written in a notebook's cell."""
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        after = yield from super().round(state, schema, fleet, rng)
+        return State(centers=(state.centers + after.centers) / 2, assignment=after.assignment)
+
+
+def test_a_method_of_ones_own_is_a_class_with_round() -> None:
+    own = fc.simulate(HalfWay(local_steps=STEPS), fleet=digits(), rounds=1)
+    ours = fc.simulate(fc.FedAvg(local_steps=STEPS), fleet=digits(), rounds=1)
+    np.testing.assert_allclose(own.run.state.centers, (own.start + ours.run.state.centers) / 2)
+    assert "HalfWay, 1 rounds, 4 devices" in repr(own)
+
+
+def test_a_model_of_ones_own_trains_and_comes_back_as_its_own_state_dicts() -> None:
+    module = own_net()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    result = fc.simulate(fc.FeSEM(2, local_steps=STEPS), model=module, fleet=digits(), rounds=2)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    module.load_state_dict(result.centers[1])
+    x = result.split.devices["device-00"].test.x  # type: ignore[union-attr]
+    with torch.no_grad():
+        np.testing.assert_array_equal(result.predict(x, center=1), module(torch.from_numpy(x)).argmax(-1).numpy())
+    assert torch.equal(result.module(1)(torch.from_numpy(x)), module.eval()(torch.from_numpy(x)))
+
+
+def test_a_function_that_makes_the_model_has_weights_drawn_by_the_seed() -> None:
+    def start(seed: int) -> Array:
+        return fc.simulate(fc.NonFed(local_steps=1), model=own_net, fleet=digits(), rounds=1, seed=seed).start
+
+    np.testing.assert_array_equal(start(0), start(0))
+    assert not np.array_equal(start(0), start(1))
+
+
+def test_workers_give_the_numbers_of_one_process_for_a_model_that_no_module_has() -> None:
+    class Local(nn.Module):  # only this function knows it
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = own_net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.layers(x)
+            return made
+
+    module, method = Local(), fc.FedAvg(local_steps=STEPS)
+    one, two = (fc.simulate(method, model=module, fleet=digits(), rounds=1, workers=n) for n in (1, 2))
+    np.testing.assert_array_equal(one.run.state.centers, two.run.state.centers)
+
+
+def test_a_loss_of_ones_own_that_is_cross_entropy_gives_the_numbers_of_ours() -> None:
+    method = fc.FedAvg(local_steps=STEPS)
+    ours = fc.simulate(method, fleet=digits(), rounds=1)
+    own = fc.simulate(method, fleet=digits(), rounds=1, loss=nn.CrossEntropyLoss())
+    other = fc.simulate(method, fleet=digits(), rounds=1, loss=nn.CrossEntropyLoss(label_smoothing=0.3))
+    np.testing.assert_allclose(own.run.state.centers, ours.run.state.centers, rtol=1e-4, atol=1e-5)  # float32's order
+    assert np.abs(other.run.state.centers - ours.run.state.centers).max() > 1e-3
+
+
+def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
+    def right(y: Array, outputs: Array) -> float:
+        return float((outputs.argmax(-1) == y).mean())
+
+    result = fc.simulate(fc.FedEM(2, local_steps=STEPS), fleet=digits(), rounds=2, metrics={"right": right})
+    assert list(result.history["right"]) == pytest.approx(list(result.history["accuracy"]))
+    assert "right" in repr(result)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error", "said"),
+    [
+        ({"method": fc.FeSEM}, UsageError, r"FeSEM is a class.*write FeSEM\(\)"),
+        ({"method": "fesem"}, UsageError, "is no method"),
+        ({"fleet": "digits"}, ConfigError, "fc.fleets.digits"),
+        ({"worker": 2}, UsageError, "did you mean 'workers'"),
+        ({"model": nn.Linear(64, 10)}, Exception, "does not take samples of shape"),
+        ({"model": nn.Sequential(nn.Flatten(), nn.Linear(64, 4))}, UsageError, "4 outputs.*class 9"),
+        ({"rounds": 0}, UsageError, "use at least 1"),
+        ({"resume": True}, UsageError, 'out="runs"'),
+        ({"metrics": {"bad": lambda y, outputs: "x"}}, UsageError, "metric bad gives str"),
+    ],
+)
+def test_an_error_names_what_was_wrong_and_what_to_write(wrong: dict[str, object], error: type, said: str) -> None:
+    asked = {"method": fc.FedAvg(local_steps=1), "fleet": digits(3), "rounds": 1} | wrong
+    with pytest.raises(error, match=f"(?s){said}"):
+        fc.simulate(asked.pop("method"), **asked)  # type: ignore[arg-type]
+
+
+def test_a_run_without_a_folder_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    result = fc.simulate(fc.FedAvg(local_steps=1), fleet=digits(3), rounds=1)
+    assert [path.name for path in tmp_path.iterdir()] == [result.temporary.name] if result.temporary else False
+    del result
+    assert list(tmp_path.iterdir()) == []
