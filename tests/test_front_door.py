@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 NAMES = """
     Bundle CFL Ditto FLHC FeSEM FeSEMMA FedAvg FedAvgLate FedAvgPlus FedDANE FedDWS FedDist FedEM FedGroup FedProx
     FedProxPlus FedSGD FedSoft Fleet HypCluster IFCA NonFed PFedMe Result ServerOptions TKM TrainingProgram WeCFL
-    __version__ compile fleets read_bundle rounds simulate
+    __version__ compile fleets partitions read_bundle rounds simulate
 """
 
 
