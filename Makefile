@@ -12,7 +12,7 @@ UV = UV_FIND_LINKS="$${UV_FIND_LINKS-$${PIP_FIND_LINKS-$(call PIP_SETTING,find-l
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes runtime-environments constraints bench-serve roads reference clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -87,6 +87,10 @@ reference: $(STAMP) ## pages of all modules from their docstrings, in build/refe
 	$(BIN)/python -m tests.docs.reference build/reference
 
 reader-environments: $(READERS)/tflite/.installed $(READERS)/tensorflow/.installed $(READERS)/onnxruntime/.installed $(READERS)/flwr-datasets/.installed ## what `make readers` runs our files with
+
+site: $(STAMP)   ## the documentation as a site, in build/site: docs/, the notebooks, and the docstrings of `fedcenters`
+	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -b html . build/site
+	@echo "build/site/index.html"
 
 readers: $(STAMP) reader-environments ## other runtimes run our files, and other libraries' data and partitions become fleets
 	$(BIN)/python -m tests.readers.write $(READERS)/files

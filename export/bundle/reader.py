@@ -92,7 +92,7 @@ class Bundle:
         return codecs.decode_vector(data, self.program.schema, kind="model")
 
     def module(self, center: int) -> nn.Module:
-        """The center in torch: x [batch, *input] -> logits. No other method needs torch."""
+        """The center in torch: `x [batch, *input]` -> logits. No other method needs torch."""
         from export.bundle.center_files import load_infer_module
 
         return load_infer_module(self.container("pt2", "infer"), self.program.schema, self.vector(center))

@@ -1,0 +1,51 @@
+"""The site of `make site`: its pages, the headings that links name, and, as a slow test, the build itself."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.doc_pages import DOCS, ROOT
+
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*.ipynb")])
+SITE = DOCS / "site"
+
+
+def headings(page: Path) -> set[str]:
+    """The names by which GitHub and the site know a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    titles = re.findall(r"^#+ +(.+)$", text, flags=re.MULTILINE)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", title) for title in titles]
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in plain}
+
+
+def test_the_site_lists_every_page_once() -> None:
+    listed = re.findall(r"^\.\./(?:\.\./)?\S+$", (SITE / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = sorted(str((SITE / entry).resolve()) for entry in listed)
+    assert found == sorted(str(page.with_suffix("")) for page in PAGES)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.suffix == ".md"], ids=lambda page: page.name)
+def test_each_linked_heading_exists(page: Path) -> None:
+    named = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
+    wrong = [
+        (file, heading)
+        for file, heading in named
+        if (target := page.parent / file if file else page).suffix == ".md" and heading not in headings(target)
+    ]
+    assert wrong == []
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    words = ["--quiet", "--fail-on-warning", "--keep-going", "-c", "docs/site", "-b", "html", ".", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "fedcenters.FeSEM" in (tmp_path / "docs/site/reference.html").read_text(encoding="utf-8")
+    assert (tmp_path / "searchindex.js").is_file()
