@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from coordinator.nearest.answer import answer_near
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.envelope import Envelope
@@ -15,7 +17,8 @@ from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.nearest.router import Router
 from edge_client.protocol.task import ClientId, Schema
 
-NEAR_REQUESTS_PER_S, NEAR_REQUESTS_BURST = 0.1, 6.0
+REQUESTS_PER_S, REQUESTS_BURST = 0.1, 6.0  # of each kind and device
+REPORTED = ("accuracy", "loss")  # what is kept of a device's metrics
 
 
 class CatalogServer:
@@ -25,7 +28,8 @@ class CatalogServer:
         self._store, self._sender, self._downloads, self._event_log = store, sender, downloads, event_log
         self._published: tuple[Catalog, Manifest, Schema] | None = None
         self._router: tuple[str, Router] | None = None  # with the hash of its file
-        self._buckets: dict[ClientId, TokenBucket] = {}
+        self._buckets: dict[tuple[str, ClientId], TokenBucket] = {}
+        self._reported: dict[ClientId, dict[str, Any]] = {}  # what each device reported last
 
     @property
     def catalog(self) -> Catalog | None:
@@ -45,9 +49,8 @@ class CatalogServer:
 
     def on_near(self, question: Envelope) -> None:
         """Answer which center is nearest. Raises Malformed with the code of the error answer."""
-        bucket = self._buckets.setdefault(question.cid, TokenBucket(NEAR_REQUESTS_PER_S, NEAR_REQUESTS_BURST))
-        if not bucket.allow(self._sender.clock.now_s()):
-            raise Malformed("rate", "at most 6 a minute")
+        if not self._is_in_time(question):
+            return
         if self._published is None:
             raise Malformed("busy", "there is no catalog yet")
         catalog, _, schema = self._published
@@ -55,7 +58,9 @@ class CatalogServer:
         self._sender.send(question.cid, "near", re=question.ident, **answer)
 
     def on_served(self, served: Envelope) -> None:
-        """Log how well a device does with the file that it was given."""
+        """Log how well a device does with the file that it was given, if that is news."""
+        if not self._is_in_time(served):
+            return
         center, sha256 = served.fields["center"], served.fields["sha256"]
         if self.catalog is None or center >= len(self.catalog.centers):
             raise Malformed("bad_field", "no such center")
@@ -63,8 +68,21 @@ class CatalogServer:
         form = next((f for f, manifest in files.items() if manifest.sha256 == sha256), None)
         if form is None:
             raise Malformed("bad_field", "that file is not this center's")
-        numbers = {"n": served.fields["n"], "metrics": served.fields["metrics"], "sha256": sha256}
-        self._event_log.write("served", device=served.cid, center=center, format=form, **numbers)
+        metrics = {name: value for name, value in served.fields["metrics"].items() if name in REPORTED}
+        report = {"center": center, "format": form, "n": served.fields["n"], "metrics": metrics, "sha256": sha256}
+        if self._reported.get(served.cid) != report:
+            self._reported[served.cid] = report
+            self._event_log.write("served", device=served.cid, **report)
+
+    def _is_in_time(self, request: Envelope) -> bool:
+        """Whether the device's pace allows this request. The first one too many raises Malformed("rate")."""
+        name = request.fields["k"], request.cid
+        bucket = self._buckets.setdefault(name, TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
+        if bucket.allow(self._sender.clock.now_s()):
+            return True
+        if bucket.first_refusal():
+            raise Malformed("rate", "at most 6 a minute")
+        return False
 
     def _read_router(self, catalog: Catalog) -> Router | None:
         """The catalog's router for new devices, read from disk once."""

@@ -85,7 +85,7 @@ def read_status(folder: Path) -> dict[str, Any]:
             }
             for run in lesson.get("runs", [])
         ],
-        "served": sum(event["event"] == "served" for event in events),
+        "served": len({event["device"] for event in events if event["event"] == "served"}),
         "done": "done" in newest,
         "error": errors[-1] if errors else None,
     }
