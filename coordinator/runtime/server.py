@@ -129,6 +129,7 @@ class Server:
         seen = seen_epoch(
             self._dial, topics, clock, lambda: self._controls.stopping, trusted=trusted, known=store.facts.epoch
         )
+        store.drop_stale_partials()
         epoch, boot = store.facts.next_epoch(seen), secrets.token_hex(8)
         release = None
         if config.release is not None:  # boards read in the record that there is a newer client, and fetch it

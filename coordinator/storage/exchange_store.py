@@ -70,6 +70,11 @@ class ExchangeStore:
         query = "select cid, sha256 from tasks where run = ? and round = ? and exchange = ?"
         return dict(self._database.rows(query, key))
 
+    def open_devices(self) -> set[ClientId]:
+        """The devices that exchanges ask which are not closed."""
+        query = "select cid from tasks join exchanges using (run, round, exchange) where not closed"
+        return {cid for (cid,) in self._database.rows(query)}
+
     def heartbeat(self, key: ExchangeKey, left_s: float) -> None:
         """Store the seconds that the open exchange has left. A restart continues with them: downtime does not count."""
         query = "update exchanges set left_ms = ? where run = ? and round = ? and exchange = ?"

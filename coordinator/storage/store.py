@@ -36,6 +36,13 @@ class Store:
         """Close the database and release the folder. Idempotent."""
         self.database.close()
 
+    def drop_stale_partials(self) -> None:
+        """Forget unfinished uploads of devices that no open exchange asks."""
+        asked = self.exchanges.open_devices()
+        for folder in (self.folder / "updates").glob("*"):
+            if folder.name not in asked:
+                self.updates(folder.name).drop_partials()
+
     def updates(self, cid: ClientId) -> BlobFolder:
         """The blobs that one device sent, in a folder of its own: a device cannot refer to another device's blob."""
         return BlobFolder(self.folder / "updates" / cid)

@@ -120,12 +120,13 @@ class BlobFolder:
             raise Malformed("no_space", f"blob of {manifest.size} bytes, the folder holds at most {self._budget}")
         if manifest.size > MAX_DISK_SHARE * shutil.disk_usage(self._path).free:
             raise Malformed("no_space", f"blob of {manifest.size} bytes does not fit on the disk")
-        return PartialBlob(self, manifest, self._path / "partial" / f"{manifest.sha256}.{manifest.block}")
+        return PartialBlob(self, manifest, self._partial_file(manifest))
 
-    def drop_partials(self) -> None:
-        """Forget all transfers that are not finished."""
+    def drop_partials(self, *, but: Manifest | None = None) -> None:
+        """Forget all transfers that are not finished, except that of `but`."""
         for file in (self._path / "partial").iterdir():
-            file.unlink(missing_ok=True)
+            if but is None or file != self._partial_file(but):
+                file.unlink(missing_ok=True)
 
     def take(self, file: Path, manifest: Manifest) -> Path:
         """Move a checked file of `manifest.size` bytes in (for `PartialBlob`)."""
@@ -136,6 +137,9 @@ class BlobFolder:
 
     def _file(self, sha256: str) -> Path:
         return self._path / check_sha256(sha256)  # the check keeps every path inside the folder
+
+    def _partial_file(self, manifest: Manifest) -> Path:
+        return self._path / "partial" / f"{manifest.sha256}.{manifest.block}"
 
     def _blobs(self) -> list[Path]:
         return [file for file in self._path.iterdir() if len(file.name) == 64]  # noqa: PLR2004 - a sha256 in hex

@@ -89,6 +89,39 @@ def test_blocks_without_a_credit_are_dropped_and_cost_no_disk(coordinator: Wired
     assert coordinator.said() == []
 
 
+def test_replaced_uploads_keep_no_blocks_on_disk(coordinator: WiredCoordinator, tmp_path: Path) -> None:
+    for attempt in range(20):
+        coordinator.announce(ME, attempt, KEY)
+        coordinator.send(KEY, ME, attempt, [0])
+        assert len(partials(coordinator, ME)) == 1
+    coordinator.announce("d2", 1, KEY)
+    coordinator.send(KEY, "d2", 1, [0])
+    coordinator.store.close()
+    again = WiredCoordinator(tmp_path, VirtualClock(), BALLAST, 4)  # the process was killed; the exchange goes on
+    again.store.drop_stale_partials()
+    again.ask(KEY, None)
+    assert len(partials(again, ME)) == len(partials(again, "d2")) == 1
+    deliver(again, VICTIM)
+    live = again.dispatcher.exchange.live
+    assert live is not None
+    live.close()
+    assert partials(again, ME) == partials(again, "d2") == []
+    assert list(again.store.exchanges.replies(KEY)) == [VICTIM]
+    again.store.close()
+
+
+def test_blocks_of_closed_exchanges_are_gone_after_a_start(coordinator: WiredCoordinator) -> None:
+    folder = coordinator.store.folder / "updates"
+    for cid in (ME, "left-long-ago"):
+        (folder / cid / "partial").mkdir(parents=True)
+        (folder / cid / "partial" / f"{'0' * 64}.4096").write_bytes(b"\0" * 5_000)
+    coordinator.store.drop_stale_partials()
+    assert [path.parts[-3] for path in folder.glob("*/partial/*")] == [ME]  # asked by the open exchange
+    coordinator.store.exchanges.close(KEY, [])
+    coordinator.store.drop_stale_partials()
+    assert list(folder.glob("*/partial/*")) == []
+
+
 def hostile_blocks(manifest: Manifest, data: bytes) -> dict[str, tuple[int, bytes]]:
     """name -> (index in the topic, message)"""
     good = blocks.pack_block(data[:BLOCK], 0, manifest.total)

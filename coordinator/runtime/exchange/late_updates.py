@@ -44,6 +44,11 @@ class LateUpdates:
         for said in announced:
             self.on_ready(said)
 
+    @property
+    def expected(self) -> Collection[ClientId]:
+        """The devices whose update would be taken; what has come of it stays on disk."""
+        return self._prepared.keys()
+
     def on_ready(self, said: Announcement) -> bool:
         """Take an update, or ask for its blocks; -> False for an update that is not kept, which the caller answers."""
         cid, asked = said.cid, self._prepared.get(said.cid)
@@ -69,7 +74,7 @@ class LateUpdates:
 
     def close(self) -> None:
         """Another exchange has closed: drop the uploads that are still open."""
-        self._receiver.uploads.abandon_all()
+        self._receiver.uploads.abandon(self._prepared)
 
     def _is_full(self, cid: ClientId, size: int) -> bool:
         """Whether there is no credit for another upload; one without a new block for a while loses its own."""

@@ -175,15 +175,15 @@ class LiveExchange:
         elif isinstance(command, exchange_rules.Go):
             self._receiver.begin(command.cid)
         elif self._late:
-            self._receiver.uploads.end_all()
             under_way = [cid for cid in (*before.uploads, *before.queue) if cid not in command.keys]
             announced = [self._receiver.announced(cid) for cid in under_way]
             answered = before.accepted.keys() | command.keys
             self.late_updates = LateUpdates(
                 self.key, self._prepared, self._context, answered=answered, announced=announced
             )
+            self._receiver.uploads.abandon(self._prepared.keys() - self.late_updates.expected)
         else:
-            self._receiver.uploads.abandon_all()
+            self._receiver.uploads.abandon(self._prepared)
             for cid in sorted(before.asked - before.accepted.keys() - before.refused.keys() - command.keys):
                 self._context.sender.send(cid, "stop", **self.key._asdict(), why="the exchange is closed")
 

@@ -1,12 +1,13 @@
 """Uploads that arrive in blocks: one open upload per device, checked block by block, then by the hash of the blob.
 
 The bitmap drops a duplicate block before its checksum is computed. A block without an open upload is counted and
-dropped. Partial blobs stay on disk, so that a device that reconnects sends only the missing blocks. Each device has a
-blob folder of its own.
+dropped. The partial blob of a device's last announcement stays on disk until the exchange closes, so that a device that
+reconnects sends only the missing blocks. Each device has a blob folder of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,9 @@ class OpenUploads:
         known = self._open.get(cid)
         if known is None or known.partial.manifest != manifest:
             self.end(cid)
-            self._open[cid] = known = BlockUpload(self.store.updates(cid).partial(manifest))
+            folder = self.store.updates(cid)
+            folder.drop_partials(but=manifest)
+            self._open[cid] = known = BlockUpload(folder.partial(manifest))
         return known.partial.bitmap
 
     def sizes(self) -> dict[ClientId, int]:
@@ -64,11 +67,11 @@ class OpenUploads:
         for cid in list(self._open):
             self.end(cid)
 
-    def abandon_all(self) -> None:
-        """Close every upload and delete its blocks."""
-        for upload in self._open.values():
-            upload.partial.abandon()
-        self._open.clear()
+    def abandon(self, cids: Iterable[ClientId]) -> None:
+        """Close every upload, and delete the blocks of these devices."""
+        self.end_all()
+        for cid in cids:
+            self.store.updates(cid).drop_partials()
 
     def expects(self, cid: ClientId, said_label: str | None) -> bool:
         """Whether a block with this label from `cid` belongs to an open upload; otherwise it is counted as dropped."""
