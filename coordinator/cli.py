@@ -20,45 +20,24 @@ except ImportError as missing:  # a device's installation has no typer
     raise SystemExit(report_missing_extra(missing)) from None
 
 from coordinator.identity import cli as provision_cli
-from edge_client import __version__
 from edge_client.errors import handle_errors
-from export import plugins
+from export.command_line import GroupedCommand, make_app
 from export.silence import write_stderr
 
-app = typer.Typer(
-    name="fedcenters-coordinator",
-    help="Leads a federation: asks devices, groups them, keeps one model per group.\n\n"
+app = make_app(
+    "fedcenters-coordinator",
+    "Leads a federation: asks devices, groups them, keeps one model per group.\n\n"
     "example: fedcenters-coordinator serve coordinator.toml",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
 )
 
 
-app.command()(provision_cli.provision)
+app.command(cls=GroupedCommand)(provision_cli.provision)
 app.command()(provision_cli.enrol)
 
 
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way
-    if wanted:
-        print(f"fedcenters {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def add_working_folder(
-    *,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
-    plugins.add_working_folder()
 
 
 @app.command()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from edge_client.errors import NetworkError, RuntimeMissing, UsageError
+from edge_client.errors import NetworkError, RuntimeMissing, UsageError, install_hint
 
 log = logging.getLogger(__name__)
 
@@ -246,7 +246,7 @@ def _start_embedded(port: int | None, web_port: int) -> Broker:
     except ImportError as missing:
         raise RuntimeMissing(
             "neither mosquitto nor amqtt is installed",
-            hint="pip install 'fedcenters[server]', or apt install mosquitto",
+            hint=f"{install_hint('server')}, or apt install mosquitto",
         ) from missing
     # amqtt logs every lost client as an error, which the client reports better itself.
     for name in ("amqtt", "transitions"):

@@ -26,8 +26,15 @@ from typing import Any, TypeVar
 
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
+
+
+def install_hint(extra: str) -> str:
+    """How to install an extra of pyproject.toml: from a checkout, as the README says, until a registry has releases."""
+    return f"pip install '.[{extra}]' in a checkout of fedcenters"
+
+
 EXTRAS_HINT = (
-    "pip install 'fedcenters[server]' for a coordinator, [export] for its files, [serve] to serve them, "
+    f"{install_hint('server')} for a coordinator, [export] for its files, [serve] to serve them, "
     "[emulator] for everything"
 )
 

@@ -18,22 +18,16 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client import __version__
 from edge_client.errors import UsageError, handle_errors
 from emulator.command_options import FLAGS, with_run_options
 from emulator.console import ConsoleProgress
-from export import plugins
+from emulator.options import RUN
+from export.command_line import GroupedCommand, make_app
 
 if TYPE_CHECKING:
     from emulator.options import SimulateArgs
 
-app = typer.Typer(
-    name="fedcenters-emulator",
-    help="A fleet without a fleet.\n\nexample: fedcenters-emulator demo",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+app = make_app("fedcenters-emulator", "A fleet without a fleet.\n\nexample: fedcenters-emulator demo")
 CHOOSE_K_OPTIONS = (
     "method",
     "data_set",
@@ -52,23 +46,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on s
 def main() -> None:
     """Entry point of the console script."""
     app()
-
-
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way
-    if wanted:
-        print(f"fedcenters {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def add_working_folder(
-    *,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
-    plugins.add_working_folder()
 
 
 @app.command()
@@ -104,16 +81,21 @@ def demo(
     run_demo(DemoSettings(seed=seed, rounds=rounds, out=out, broker=broker), progress, show)
 
 
-@app.command()
+@app.command(cls=GroupedCommand)
 @handle_errors
 @with_run_options(*FLAGS)
 def simulate(
     config: Annotated[Path | None, typer.Argument(help="A TOML file, as `init` writes; options win over it.")] = None,
     *,
     options: Mapping[str, Any],
-    clusters: Annotated[int | None, typer.Option(min=1, help="How many centers, for methods that have them.")] = None,
+    clusters: Annotated[
+        int | None, typer.Option(min=1, help="How many centers, for methods that have them.", rich_help_panel=RUN)
+    ] = None,
     setting: Annotated[
-        list[str] | None, typer.Option("-c", metavar="KEY=VALUE", help="A key of the file: the run's or the method's.")
+        list[str] | None,
+        typer.Option(
+            "-c", metavar="KEY=VALUE", help="A key of the file: the run's or the method's.", rich_help_panel=RUN
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the run's checkpoint; more --rounds than before add rounds.")
@@ -323,7 +305,7 @@ def figures(
     _print_files(draw_run(run, out or run / "figures", ConsoleProgress().say), as_json=as_json)
 
 
-@app.command("choose-k")
+@app.command("choose-k", cls=GroupedCommand)
 @handle_errors
 @with_run_options(*CHOOSE_K_OPTIONS, rounds=3)
 def choose_k(  # noqa: PLR0913 - a command line

@@ -43,7 +43,9 @@ def with_run_options(*names: str, **defaults: object) -> Callable[[Command], Com
 def _parameter(row: Option, default: object) -> inspect.Parameter:
     """Without a default of the command's own, the table's default is shown and the option stays None."""
     shown = "" if default is not None or row.default in (None, "") else f" [default: {row.default}]"
-    option = typer.Option(help=row.help + shown, min=row.low, max=row.high, metavar=row.metavar)
+    option = typer.Option(
+        help=row.help + shown, min=row.low, max=row.high, metavar=row.metavar, rich_help_panel=row.panel
+    )
     kind = row.kind if default is not None else row.kind | None
     return inspect.Parameter(
         row.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]

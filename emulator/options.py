@@ -16,6 +16,7 @@ from edge_client.errors import UsageError
 if TYPE_CHECKING:
     from coordinator.strategies.registry import Setting
 
+RUN, PLACE, DEVICES, RESULT = "What is trained", "Where it runs", "Devices and their network", "Tests and results"
 KINDS: dict[str, type] = {"str": str, "int": int, "float": float, "Path": Path}
 
 
@@ -25,7 +26,7 @@ class Option:
 
     `name` is the field, `key` the key of the TOML file, `kind` one of KINDS; `low` and `high` are inclusive limits of a
     number. `flag`: the command line has it, as --name; else as -c key=value. `fingerprint`: the option decides the
-    numbers of a run, so that a checkpoint goes on only with the same value.
+    numbers of a run, so that a checkpoint goes on only with the same value. `panel` is the heading in --help.
     """
 
     help: str
@@ -34,6 +35,7 @@ class Option:
     metavar: str | None = None
     flag: bool = True
     fingerprint: bool = False
+    panel: str | None = None
     key: str = ""  # the name in kebab-case where the table has no other
     name: str = ""  # this and what follows come from the field itself
     kind: type = str
@@ -60,80 +62,105 @@ class SimulateArgs:
     An empty model or partition, and no number of devices, mean those that suit the data set (data/registry.py).
     """
 
-    method: str = field(default="fesem", metadata=_row("A name (`list`), or package.module:Class.", fingerprint=True))
+    method: str = field(
+        default="fesem", metadata=_row("A name (`list`), or package.module:Class.", panel=RUN, fingerprint=True)
+    )
     data_set: str = field(
         default="digits",
-        metadata=_row("What the devices hold: a data set by name, or package.module:ENTRY.", fingerprint=True),
+        metadata=_row(
+            "What the devices hold: a data set by name, or package.module:ENTRY.", panel=RUN, fingerprint=True
+        ),
     )
     model: str = field(
         default="",
         metadata=_row(
-            "A model by name, or package.module:factory. Default: what suits the data set.", fingerprint=True
+            "A model by name, or package.module:factory. Default: what suits the data set.", panel=RUN, fingerprint=True
         ),
     )
     partition: str = field(
         default="",
         metadata=_row(
             "How the devices share the data, as dirichlet:alpha=0.1. Default: what suits the data set.",
+            panel=RUN,
             fingerprint=True,
         ),
     )
     devices: int | None = field(
-        default=None, metadata=_row("How many devices. Default: as many as suit the data set.", low=1, fingerprint=True)
+        default=None,
+        metadata=_row("How many devices. Default: as many as suit the data set.", panel=RUN, low=1, fingerprint=True),
     )
     groups: int | None = field(
-        default=None, metadata=_row("How many true groups the partition makes.", low=1, fingerprint=True)
+        default=None, metadata=_row("How many true groups the partition makes.", panel=RUN, low=1, fingerprint=True)
     )
-    rounds: int = field(default=10, metadata=_row("Training rounds.", key="num-rounds", low=1))
-    seed: int = field(default=0, metadata=_row("Cuts the data and draws every random number.", low=0, fingerprint=True))
+    rounds: int = field(default=10, metadata=_row("Training rounds.", panel=RUN, key="num-rounds", low=1))
+    seed: int = field(
+        default=0, metadata=_row("Cuts the data and draws every random number.", panel=RUN, low=0, fingerprint=True)
+    )
     data_seed: int | None = field(
-        default=None, metadata=_row("Cuts the data. Default: the seed of the run.", low=0, flag=False, fingerprint=True)
+        default=None,
+        metadata=_row("Cuts the data. Default: the seed of the run.", panel=RUN, low=0, flag=False, fingerprint=True),
     )
     engine: str = field(
         default="auto",
         metadata=_row(
-            "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it."
+            "auto: the fastest here; lean (CPU), stacked or graphs (GPU); or onnx, litert, pt2, as devices run it.",
+            panel=PLACE,
         ),
     )
     settings: Mapping[str, Setting] = field(default_factory=dict)
     data: Path | None = field(
-        default=None, metadata=_row("The folder of data sets. Default: the folder that FEDCENTERS_DATA names.")
+        default=None,
+        metadata=_row("The folder of data sets. Default: the folder that FEDCENTERS_DATA names.", panel=PLACE),
     )
-    workers: int = field(default=1, metadata=_row("Processes that share the devices' work.", low=1))
+    workers: int = field(default=1, metadata=_row("Processes that share the devices' work.", panel=PLACE, low=1))
     broker: str = field(
         default="",
         metadata=_row(
-            "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883."
+            "Play it over MQTT, with real processes: auto, mosquitto, embedded, or a URL like mqtt://host:1883.",
+            panel=PLACE,
         ),
     )
     ray: str = field(
-        default="", metadata=_row("A Ray cluster that does the work, as host:port; or auto.", metavar="HOST:PORT")
+        default="",
+        metadata=_row("A Ray cluster that does the work, as host:port; or auto.", panel=PLACE, metavar="HOST:PORT"),
     )
     profiles: Path | None = field(
         default=None,
-        metadata=_row("A TOML file of kinds of devices; docs/emulate-a-fleet.md has the keys.", fingerprint=True),
+        metadata=_row(
+            "A TOML file of kinds of devices; docs/emulate-a-fleet.md has the keys.", panel=DEVICES, fingerprint=True
+        ),
     )
     codec: str = field(
-        default="f32", metadata=_row("How updates travel: f32, f16, or i8 as over MQTT.", fingerprint=True)
+        default="f32",
+        metadata=_row("How updates travel: f32, f16, or i8 as over MQTT.", panel=DEVICES, fingerprint=True),
     )
     hostile: str = field(
         default="",
-        metadata=_row("What a share of the devices does, as sign-flip:0.2.", metavar="ATTACK:SHARE", fingerprint=True),
+        metadata=_row(
+            "What a share of the devices does, as sign-flip:0.2.",
+            panel=DEVICES,
+            metavar="ATTACK:SHARE",
+            fingerprint=True,
+        ),
     )
-    evaluate_every: int = field(default=1, metadata=_row("Rounds from one test to the next; the last has one.", low=1))
+    evaluate_every: int = field(
+        default=1, metadata=_row("Rounds from one test to the next; the last has one.", panel=RESULT, low=1)
+    )
     fraction_evaluate: float = field(
-        default=1.0, metadata=_row("Share of the devices in a test; in the last round all.", low=0.0, high=1.0)
+        default=1.0,
+        metadata=_row("Share of the devices in a test; in the last round all.", panel=RESULT, low=0.0, high=1.0),
     )
     checkpoint_every: int = field(
         default=10,
         metadata=_row("Rounds from one checkpoint to the next, for --resume; 0 keeps none.", low=0, flag=False),
     )
     loggers: str = field(
-        default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.")
+        default="", metadata=_row("Who is told of each round, as tensorboard,mlflow; see docs/runs.md.", panel=RESULT)
     )
-    out: Path = field(default=Path("runs"), metadata=_row("The run's own folder is made in here."))
+    out: Path = field(default=Path("runs"), metadata=_row("The run's own folder is made in here.", panel=RESULT))
     name: str = field(
-        default="", metadata=_row("The name of the run's folder. Default: made from the method and the seed.")
+        default="",
+        metadata=_row("The name of the run's folder. Default: made from the method and the seed.", panel=RESULT),
     )
 
     @property

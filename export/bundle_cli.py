@@ -13,26 +13,40 @@ from typing import Annotated, Any
 import typer
 
 from edge_client.errors import FedcentersError, UsageError, handle_errors
+from export.command_line import GroupedCommand
 from export.silence import show_progress
 
+CENTERS, FILES, SIGNATURE = "Whose centers, and their samples", "Files to write", "Signature"  # headings in --help
+LISTEN, ROLLOUT = "The server", "Roll-out of a new bundle"
 PublicKeys = Annotated[
-    list[Path] | None, typer.Option(help="file with a public key in hex that must have signed; may be repeated")
+    list[Path] | None,
+    typer.Option(
+        help="file with a public key in hex that must have signed; may be repeated", rich_help_panel=SIGNATURE
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="one JSON object on stdout")]
 Data = Annotated[
-    Path | None, typer.Option(help="the folder of data sets; default: the folder that FEDCENTERS_DATA names")
+    Path | None,
+    typer.Option(
+        help="the folder of data sets; default: the folder that FEDCENTERS_DATA names", rich_help_panel=CENTERS
+    ),
 ]
-Key = Annotated[Path | None, typer.Option(help="a private signing key to sign the bundle with; needs --federation")]
-Federation = Annotated[str, typer.Option(help="whose bundle this is, in the signature")]
+Key = Annotated[
+    Path | None,
+    typer.Option(help="a private signing key to sign the bundle with; needs --federation", rich_help_panel=SIGNATURE),
+]
+Federation = Annotated[str, typer.Option(help="whose bundle this is, in the signature", rich_help_panel=SIGNATURE)]
 
 
 def register_commands(app: typer.Typer) -> None:
     """Add the commands to `app`, each with an example."""
-    app.command(epilog="Example: fedcenters-export bundle runs/demo --out centers --quantize fp16,int8")(bundle)
+    app.command(
+        cls=GroupedCommand, epilog="Example: fedcenters-export bundle runs/demo --out centers --quantize fp16,int8"
+    )(bundle)
     app.command(epilog="Example: fedcenters-export verify centers --run runs/demo")(verify)
     app.command(epilog="Example: fedcenters-export quantize centers --out small --run runs/demo")(quantize)
     app.command(epilog="Example: fedcenters-export site centers --out public --layout static")(site)
-    app.command(epilog="Example: fedcenters-export serve centers --port 8080 --canary 0.05")(serve)
+    app.command(cls=GroupedCommand, epilog="Example: fedcenters-export serve centers --port 8080 --canary 0.05")(serve)
 
 
 @handle_errors
@@ -40,14 +54,28 @@ def bundle(  # noqa: PLR0913 - one parameter per option
     run: Annotated[Path, typer.Argument(help="folder of a run: of the coordinator, or of simulate")],
     *,
     out: Annotated[
-        Path, typer.Option(help="folder to write; an older bundle there is replaced, anything else refused")
+        Path,
+        typer.Option(
+            help="folder to write; an older bundle there is replaced, anything else refused", rich_help_panel=FILES
+        ),
     ],
-    method: Annotated[str, typer.Option(help="whose centers; default: the run's only or first method")] = "",
-    formats: Annotated[str, typer.Option(help="some of onnx,tflite,pt2")] = "onnx,tflite",
-    quantize: Annotated[str, typer.Option(help="also smaller files: some of fp16,int8,int8-static")] = "",
-    stacked: Annotated[bool, typer.Option("--stacked", help="also one file per format with all centers")] = False,
+    method: Annotated[
+        str, typer.Option(help="whose centers; default: the run's only or first method", rich_help_panel=CENTERS)
+    ] = "",
+    formats: Annotated[str, typer.Option(help="some of onnx,tflite,pt2", rich_help_panel=FILES)] = "onnx,tflite",
+    quantize: Annotated[
+        str, typer.Option(help="also smaller files: some of fp16,int8,int8-static", rich_help_panel=FILES)
+    ] = "",
+    stacked: Annotated[
+        bool, typer.Option("--stacked", help="also one file per format with all centers", rich_help_panel=FILES)
+    ] = False,
     samples: Annotated[
-        int, typer.Option(min=0, help="at most so many held-out samples of a simulated run go into the bundle")
+        int,
+        typer.Option(
+            min=0,
+            help="at most so many held-out samples of a simulated run go into the bundle",
+            rich_help_panel=CENTERS,
+        ),
     ] = 64,
     data: Data = None,
     key: Key = None,
@@ -181,27 +209,48 @@ def site(
 def serve(  # noqa: PLR0913 - one parameter per option
     bundle: Annotated[Path, typer.Argument(help="folder with manifest.json; a new bundle there is noticed")],
     *,
-    host: Annotated[str, typer.Option(help="the address to listen on; 0.0.0.0 for all")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="0 takes a free one and says which")] = 8080,
+    host: Annotated[
+        str, typer.Option(help="the address to listen on; 0.0.0.0 for all", rich_help_panel=LISTEN)
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="0 takes a free one and says which", rich_help_panel=LISTEN)
+    ] = 8080,
     site: Annotated[
-        Path | None, typer.Option(help="where served generations are kept; by default beside the bundle, as NAME.site")
+        Path | None,
+        typer.Option(
+            help="where served generations are kept; by default beside the bundle, as NAME.site", rich_help_panel=LISTEN
+        ),
     ] = None,
     canary: Annotated[
-        float, typer.Option(min=0.001, max=1, help="the share of devices that get a new bundle first; 1: all")
+        float,
+        typer.Option(
+            min=0.001, max=1, help="the share of devices that get a new bundle first; 1: all", rich_help_panel=ROLLOUT
+        ),
     ] = 0.05,
     canary_pairs: Annotated[
-        int, typer.Option(min=1, help="pairs of reports, old and new, after which all others get it")
+        int,
+        typer.Option(
+            min=1, help="pairs of reports, old and new, after which all others get it", rich_help_panel=ROLLOUT
+        ),
     ] = 200,
-    rate: Annotated[float, typer.Option(min=0, help="requests per second and address; 0: no limit")] = 50.0,
+    rate: Annotated[
+        float, typer.Option(min=0, help="requests per second and address; 0: no limit", rich_help_panel=LISTEN)
+    ] = 50.0,
     name: Annotated[
-        list[str] | None, typer.Option(help="a host name of this server, repeated; addresses need none")
+        list[str] | None,
+        typer.Option(help="a host name of this server, repeated; addresses need none", rich_help_panel=LISTEN),
     ] = None,
-    token: Annotated[Path | None, typer.Option(help="file with a token that every request must bear")] = None,
+    token: Annotated[
+        Path | None, typer.Option(help="file with a token that every request must bear", rich_help_panel=LISTEN)
+    ] = None,
     report_token: Annotated[
-        Path | None, typer.Option(help="file with a token for reports; other machines report with one only")
+        Path | None,
+        typer.Option(help="file with a token for reports; other machines report with one only", rich_help_panel=LISTEN),
     ] = None,
-    certificate: Annotated[Path | None, typer.Option(help="PEM file: speak TLS")] = None,
-    key: Annotated[Path | None, typer.Option(help="PEM file with the certificate's key")] = None,
+    certificate: Annotated[Path | None, typer.Option(help="PEM file: speak TLS", rich_help_panel=LISTEN)] = None,
+    key: Annotated[
+        Path | None, typer.Option(help="PEM file with the certificate's key", rich_help_panel=LISTEN)
+    ] = None,
     public_key: PublicKeys = None,
 ) -> None:
     """Serve a bundle over HTTP: files, nearest, reports.

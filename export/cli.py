@@ -17,13 +17,14 @@ except ImportError as missing:  # a device's installation has no typer
 
     raise SystemExit(report_missing_extra(missing)) from None
 
-from edge_client import __version__
 from edge_client.errors import ProgramRefused, UsageError, handle_errors
 from edge_client.protocol.program import Origin
-from export import bundle_cli, plugins
+from export import bundle_cli
+from export.command_line import GroupedCommand, make_app
 
-app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = make_app("fedcenters-export", __doc__)
 MAX_BATCH = 65_536
+MODEL, FILES, CHECK = "The model", "Files to write", "Check files"  # in --help
 
 
 class LossName(str, Enum):
@@ -33,55 +34,60 @@ class LossName(str, Enum):
     mse = "mse"
 
 
-def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way
-    if wanted:
-        print(f"fedcenters {__version__}")
-        raise typer.Exit
-
-
-@app.callback()
-def add_working_folder(
-    *,
-    _version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """A user's own modules lie in the folder where the command is typed, as for `python -m`."""
-    plugins.add_working_folder()
-
-
 @app.command(
-    epilog="Example: fedcenters-export program --model mynet:Net --input-shape 1,28,28 --classes 10 --out program"
+    cls=GroupedCommand,
+    epilog="Example: fedcenters-export program --model mynet:Net --input-shape 1,28,28 --classes 10 --out program",
 )
 @handle_errors
 def program(  # noqa: PLR0913 - one parameter per option
     *,
-    model: Annotated[str, typer.Option(help="package.module:Class, a torch module or what makes one")] = "",
-    model_args: Annotated[str, typer.Option(metavar="JSON", help="its arguments: an object, or a list")] = "",
-    input_shape: Annotated[str, typer.Option(metavar="1,28,28", help="one sample, without the batch")] = "",
-    classes: Annotated[int, typer.Option(help="how many logits, or targets, it gives per sample")] = 0,
-    target_shape: Annotated[
-        str, typer.Option(metavar="3,4", help="instead of --classes: one sample's output, with --loss mse")
+    model: Annotated[
+        str, typer.Option(help="package.module:Class, a torch module or what makes one", rich_help_panel=MODEL)
     ] = "",
-    loss: Annotated[LossName, typer.Option(help="mse: squared error against targets")] = LossName.cross_entropy,
+    model_args: Annotated[
+        str, typer.Option(metavar="JSON", help="its arguments: an object, or a list", rich_help_panel=MODEL)
+    ] = "",
+    input_shape: Annotated[
+        str, typer.Option(metavar="1,28,28", help="one sample, without the batch", rich_help_panel=MODEL)
+    ] = "",
+    classes: Annotated[
+        int, typer.Option(help="how many logits, or targets, it gives per sample", rich_help_panel=MODEL)
+    ] = 0,
+    target_shape: Annotated[
+        str,
+        typer.Option(
+            metavar="3,4", help="instead of --classes: one sample's output, with --loss mse", rich_help_panel=MODEL
+        ),
+    ] = "",
+    loss: Annotated[
+        LossName, typer.Option(help="mse: squared error against targets", rich_help_panel=MODEL)
+    ] = LossName.cross_entropy,
     batch: Annotated[
-        int, typer.Option(min=1, max=MAX_BATCH, help="batch size of TFLite, which needs a fixed one")
+        int,
+        typer.Option(min=1, max=MAX_BATCH, help="batch size of TFLite, which needs a fixed one", rich_help_panel=FILES),
     ] = 32,
-    out: Annotated[Path | None, typer.Option(help="new folder to write")] = None,
-    onnx: Annotated[bool, typer.Option("--onnx/--no-onnx", help="files for ONNX Runtime")] = True,
-    tflite: Annotated[bool, typer.Option("--tflite", help="a file for LiteRT and tflite-runtime")] = False,
-    pt2: Annotated[bool, typer.Option("--pt2", help="files for torch")] = False,
-    seed: Annotated[int | None, typer.Option(min=0, help="of the model's weights, 0 if not given")] = None,
+    out: Annotated[Path | None, typer.Option(help="new folder to write", rich_help_panel=FILES)] = None,
+    onnx: Annotated[
+        bool, typer.Option("--onnx/--no-onnx", help="files for ONNX Runtime", rich_help_panel=FILES)
+    ] = True,
+    tflite: Annotated[
+        bool, typer.Option("--tflite", help="a file for LiteRT and tflite-runtime", rich_help_panel=FILES)
+    ] = False,
+    pt2: Annotated[bool, typer.Option("--pt2", help="files for torch", rich_help_panel=FILES)] = False,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="of the model's weights, 0 if not given", rich_help_panel=MODEL)
+    ] = None,
     check: Annotated[
         Path | None,
         typer.Option(
             help="check this folder against torch instead of writing one. Imports the model's module, so the code in "
             "it runs: the one that program.json names, with its arguments and seed, unless --model and the others say "
-            "otherwise"
+            "otherwise",
+            rich_help_panel=CHECK,
         ),
     ] = None,
     tolerance: Annotated[
-        float | None, typer.Option(help="of --check, relative; default: what compiling allows")
+        float | None, typer.Option(help="of --check, relative; default: what compiling allows", rich_help_panel=CHECK)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object on stdout")] = False,
 ) -> None:

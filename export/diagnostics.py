@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edge_client.errors import RuntimeMissing
+from edge_client.errors import RuntimeMissing, install_hint
 
 MAX_SENTENCE_CHARS = 300
 PATH_PATTERN = re.compile(r"""(File )?["'(]*[\w.~+:-]*([/\\][\w.~+@-]+){2,}["')]*(, line \d+)?(, in \w+)?[:\d]*\s*""")
@@ -18,6 +18,4 @@ def first_sentence(wrong: BaseException) -> str:
 
 def converter_missing(wrong: ImportError) -> RuntimeMissing:
     """The error for a converter that is not installed or too old. The model has no part in it."""
-    return RuntimeMissing(
-        f"a converter cannot be imported: {first_sentence(wrong)}", hint="pip install 'fedcenters[export]'"
-    )
+    return RuntimeMissing(f"a converter cannot be imported: {first_sentence(wrong)}", hint=install_hint("export"))

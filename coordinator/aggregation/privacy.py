@@ -27,13 +27,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from coordinator.aggregation.centers import Align
-from edge_client.errors import ConfigError
+from edge_client.errors import ConfigError, install_hint
 from edge_client.protocol.task import F64, Array
 
 COUNT_SHARE = 0.3  # b: a greater one counts more exactly and adds more noise to the sums, 4 percent here
 MIN_NOISY_COUNT = 2.0
 KEY_BYTES = 32
-INSTALL_HINT = "install fedcenters[privacy], which brings the accountant"
+INSTALL_HINT = f"{install_hint('privacy')} brings the accountant"
 
 
 def release_centers(  # noqa: PLR0913 - the formula has these parts

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from coordinator.identity.provisioning import Provisioner
 
 WEB_PORT = 8_884
+FEDERATION, FLEET, PHONES, KEYS = "The federation", "Devices", "Phones", "Certificates and keys"  # in --help
 RELOAD_HINT = (
     "give the broker its crl.pem and mosquitto.* files, then send it SIGHUP: open connections lose their rights too"
 )
@@ -29,38 +30,83 @@ OWNER_HINT = "these files are root's; for a mosquitto of the system, which has a
 def provision(  # noqa: PLR0913 - a command line
     folder: Annotated[Path, typer.Argument(help="Where the federation's files are; made if there is none.")],
     *,
-    federation: Annotated[str, typer.Option(help="Its name; needed once.")] = "",
+    federation: Annotated[str, typer.Option(help="Its name; needed once.", rich_help_panel=FEDERATION)] = "",
     host: Annotated[
-        list[str] | None, typer.Option(help="How devices dial the broker; the first is used. Needed once.")
+        list[str] | None,
+        typer.Option(help="How devices dial the broker; the first is used. Needed once.", rich_help_panel=FEDERATION),
     ] = None,
     port: Annotated[
-        int, typer.Option(min=0, max=65_535, show_default=False, help="The broker's TLS port; at first 8883.")
+        int,
+        typer.Option(
+            min=0,
+            max=65_535,
+            show_default=False,
+            help="The broker's TLS port; at first 8883.",
+            rich_help_panel=FEDERATION,
+        ),
     ] = 0,
     enrol_port: Annotated[
-        int, typer.Option(min=0, max=65_535, show_default=False, help="The port for tokens; at first 8443.")
+        int,
+        typer.Option(
+            min=0,
+            max=65_535,
+            show_default=False,
+            help="The port for tokens; at first 8443.",
+            rich_help_panel=FEDERATION,
+        ),
     ] = 0,
-    broker_folder: Annotated[str, typer.Option(help="Where the broker will find its files; FOLDER/broker.")] = "",
-    devices: Annotated[int, typer.Option(min=0, max=1_000_000, help="A whole fleet: device-0000 and on.")] = 0,
-    device: Annotated[list[str] | None, typer.Option(metavar="ID", help="One device; may be repeated.")] = None,
-    listed: Annotated[Path | None, typer.Option("--list", help="A file with one device id a line.")] = None,
-    token: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="A one-time token instead of a certificate.")
+    broker_folder: Annotated[
+        str, typer.Option(help="Where the broker will find its files; FOLDER/broker.", rich_help_panel=FEDERATION)
+    ] = "",
+    devices: Annotated[
+        int, typer.Option(min=0, max=1_000_000, help="A whole fleet: device-0000 and on.", rich_help_panel=FLEET)
+    ] = 0,
+    device: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="One device; may be repeated.", rich_help_panel=FLEET)
     ] = None,
-    web: Annotated[int, typer.Option(min=0, max=10_000, help="Phones: web-0000 and on, each with a link.")] = 0,
+    listed: Annotated[
+        Path | None, typer.Option("--list", help="A file with one device id a line.", rich_help_panel=FLEET)
+    ] = None,
+    token: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="A one-time token instead of a certificate.", rich_help_panel=FLEET),
+    ] = None,
+    web: Annotated[
+        int, typer.Option(min=0, max=10_000, help="Phones: web-0000 and on, each with a link.", rich_help_panel=PHONES)
+    ] = 0,
     web_device: Annotated[
-        list[str] | None, typer.Option(metavar="ID", help="One phone with a link; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="ID", help="One phone with a link; may be repeated.", rich_help_panel=PHONES),
     ] = None,
     web_port: Annotated[
-        int, typer.Option(min=0, max=65_535, show_default=False, help="The broker's port for browsers; at first 8884.")
+        int,
+        typer.Option(
+            min=0,
+            max=65_535,
+            show_default=False,
+            help="The broker's port for browsers; at first 8884.",
+            rich_help_panel=PHONES,
+        ),
     ] = 0,
-    page: Annotated[str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.")] = "",
-    revoke: Annotated[list[str] | None, typer.Option(metavar="ID", help="Refuse a device or a phone for ever.")] = None,
-    renew: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="A new certificate; `expiring` for all that end soon.")
+    page: Annotated[
+        str, typer.Option(help="How phones reach the coordinator's web app: https://HOST:PORT.", rich_help_panel=PHONES)
+    ] = "",
+    revoke: Annotated[
+        list[str] | None, typer.Option(metavar="ID", help="Refuse a device or a phone for ever.", rich_help_panel=KEYS)
     ] = None,
-    next_signing_key: Annotated[bool, typer.Option(help="Make the next signing key; join files pin both.")] = False,
-    switch_signing_key: Annotated[bool, typer.Option(help="Sign with it; join files pin it alone.")] = False,
-    check: Annotated[bool, typer.Option(help="Make nothing; fail when a certificate ends within 30 days.")] = False,
+    renew: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A new certificate; `expiring` for all that end soon.", rich_help_panel=KEYS),
+    ] = None,
+    next_signing_key: Annotated[
+        bool, typer.Option(help="Make the next signing key; join files pin both.", rich_help_panel=KEYS)
+    ] = False,
+    switch_signing_key: Annotated[
+        bool, typer.Option(help="Sign with it; join files pin it alone.", rich_help_panel=KEYS)
+    ] = False,
+    check: Annotated[
+        bool, typer.Option(help="Make nothing; fail when a certificate ends within 30 days.", rich_help_panel=KEYS)
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Write a federation's keys and its broker's files.

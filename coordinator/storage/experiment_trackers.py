@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
-from edge_client.errors import ConfigError, NetworkError, RuntimeMissing
+from edge_client.errors import ConfigError, NetworkError, RuntimeMissing, install_hint
 
 log = logging.getLogger(__name__)
 
@@ -172,6 +172,4 @@ TRACKERS: Mapping[str, Callable[[Path, str, Mapping[str, Any]], Tracker]] = {
 
 
 def _missing(extra: str, wrong: ImportError) -> NoReturn:
-    raise RuntimeMissing(
-        f"{wrong.name or extra} is not installed", hint=f"pip install 'fedcenters[{extra}]'"
-    ) from wrong
+    raise RuntimeMissing(f"{wrong.name or extra} is not installed", hint=install_hint(extra)) from wrong

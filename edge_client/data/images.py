@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.errors import RuntimeMissing
+from edge_client.errors import RuntimeMissing, install_hint
 from edge_client.protocol.task import Array
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -28,7 +28,7 @@ def read_image(path: Path, table: Mapping[str, Any], *, label: str) -> tuple[Arr
     except ImportError as missing:
         raise RuntimeMissing(
             "pictures need Pillow, which is not installed",
-            hint="pip install 'fedcenters[images]', or flash the board with --images",
+            hint=f"{install_hint('images')}, or flash the board with --images",
         ) from missing
     height, width = (int(side) for side in table["size"])
     mode = PILLOW_MODES.get(table.get("channels", 3))

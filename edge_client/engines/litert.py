@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.engines.base import ports_by_role
-from edge_client.errors import ProgramRefused, RuntimeMissing
+from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
@@ -161,9 +161,7 @@ def _make_interpreter(model: bytes, threads: int) -> Any:  # noqa: ANN401 - the 
         # SystemError: tflite-runtime 2.14 with numpy 2
         except (ImportError, OSError, AttributeError, SystemError) as broken:  # noqa: PERF203 - two of them
             reasons.append(f"{package}: {broken}")
-    raise RuntimeMissing(
-        f"no TFLite runtime works here ({'; '.join(reasons)})", hint="pip install 'fedcenters[litert]'"
-    )
+    raise RuntimeMissing(f"no TFLite runtime works here ({'; '.join(reasons)})", hint=install_hint("litert"))
 
 
 def _allocate(made: Any) -> None:  # noqa: ANN401 - the runtimes have no types

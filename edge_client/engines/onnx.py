@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.engines.base import ports_by_role
-from edge_client.errors import ProgramRefused, RuntimeMissing
+from edge_client.errors import ProgramRefused, RuntimeMissing, install_hint
 from edge_client.protocol.program import Function, Port, Program
 from edge_client.protocol.task import Array, Tensors
 
@@ -102,9 +102,7 @@ def runtime() -> Any:  # noqa: ANN401 - onnxruntime has no types
     try:
         import onnxruntime as ort
     except ImportError as missing:
-        raise RuntimeMissing(
-            f"onnxruntime cannot be imported: {missing}", hint="pip install 'fedcenters[onnx]'"
-        ) from missing
+        raise RuntimeMissing(f"onnxruntime cannot be imported: {missing}", hint=install_hint("onnx")) from missing
     return ort
 
 

@@ -42,24 +42,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--federation", metavar="URL", help="http(s)://host of a site of centers, or mqtt(s)://host:port/name"
     )
-    parser.add_argument("--data", type=Path, help="folder with train.npz: x, and y where labels are known")
-    parser.add_argument(
+    device = parser.add_argument_group("this device")
+    device.add_argument("--data", type=Path, help="folder with train.npz: x, and y where labels are known")
+    device.add_argument("--device", default="", help="this device's name (default: the machine's)")
+    device.add_argument("--engine", choices=ENGINES, default="onnx", help="the runtime that looks at the centers")
+    device.add_argument("--state", type=Path, help="folder for what is fetched (default: ~/.cache/fedcenters)")
+    trust = parser.add_argument_group("whom it trusts")
+    trust.add_argument(
         "--signing-key",
         action="append",
         default=[],
         metavar="KEY",
         help="the federation's signing.pub, or its 64 digits",
     )
-    parser.add_argument("--unsigned", action="store_true", help="take what the site gives, signed or not")
-    parser.add_argument("--state", type=Path, help="folder for what is fetched (default: ~/.cache/fedcenters)")
-    parser.add_argument("--device", default="", help="this device's name (default: the machine's)")
-    parser.add_argument("--engine", choices=ENGINES, default="onnx", help="the runtime that looks at the centers")
-    parser.add_argument("--format", choices=FILE_FORMATS, help="file to fetch (default: what the engine runs)")
-    parser.add_argument("--by", choices=RULE_NAMES, default=AUTO, help="how to choose; auto uses all that is there")
-    parser.add_argument(
+    trust.add_argument("--unsigned", action="store_true", help="take what the site gives, signed or not")
+    result = parser.add_argument_group("the answer")
+    result.add_argument("--format", choices=FILE_FORMATS, help="file to fetch (default: what the engine runs)")
+    result.add_argument("--by", choices=RULE_NAMES, default=AUTO, help="how to choose; auto uses all that is there")
+    result.add_argument(
         "--personalise", type=int, default=0, metavar="STEPS", help="local steps from the center afterwards"
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    result.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(command=run_nearest)
 
 

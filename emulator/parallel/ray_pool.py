@@ -20,7 +20,7 @@ import numpy as np
 
 from coordinator.strategies.base import Exchange
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import FedcentersError, NetworkError, RuntimeMissing
+from edge_client.errors import FedcentersError, NetworkError, RuntimeMissing, install_hint
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, OwnModel, Reply, Task
 from edge_client.training.learner import Learner
@@ -213,5 +213,5 @@ def _ray() -> Any:  # noqa: ANN401 - no types there
         import ray
         import ray.exceptions
     except ImportError as missing:
-        raise RuntimeMissing("ray is not installed", hint="pip install 'fedcenters[ray]'") from missing
+        raise RuntimeMissing("ray is not installed", hint=install_hint("ray")) from missing
     return ray

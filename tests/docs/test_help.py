@@ -46,3 +46,20 @@ def test_help_names_no_source_file_and_no_default_of_0_that_stands_for_another()
     )  # a line ends at a hyphen
     assert "; the data set's own" not in "".join(texts.values())
     assert "repeat it for several devices" in texts["fedcenters-edge join"]
+
+
+def test_long_help_is_in_groups_of_plain_text_that_fit_eighty_columns() -> None:
+    wide = [("emulator", "simulate"), ("coordinator", "provision"), ("export", "program"), ("export", "bundle")]
+    for room, name in wide:
+        text = CliRunner().invoke(APPS[room], [name, "--help"], env={"COLUMNS": "80", "FORCE_COLOR": "1"}).stdout
+        headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
+        assert len(headings) >= 4, headings
+        assert headings[-1] == "Options:"
+        assert text.isascii()
+        assert "\x1b" not in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_each_command_line_prints_its_version_from_one_place() -> None:
+    for app in APPS.values():
+        assert CliRunner().invoke(app, ["--version"]).stdout == f"fedcenters {edge.__version__}\n"

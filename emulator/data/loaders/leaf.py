@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.errors import ConfigError, RuntimeMissing
+from edge_client.errors import ConfigError, RuntimeMissing, install_hint
 from edge_client.protocol.task import Array
 from emulator.data.loaders.folder import DataFolderReader
 from emulator.data.loaders.samples import DataSet, RawSamples, to_float, to_unit_range
@@ -93,7 +93,7 @@ def _picture(name: str, content: bytes) -> Array:
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError as missing:
-        raise RuntimeMissing("Pillow is not installed", hint="pip install 'fedcenters[emulator]'") from missing
+        raise RuntimeMissing("Pillow is not installed", hint=install_hint("emulator")) from missing
     try:
         with Image.open(io.BytesIO(content)) as picture:
             small = picture.resize((CELEBA_SIDE, CELEBA_SIDE)).convert("RGB")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_client.errors import RuntimeMissing
+from edge_client.errors import RuntimeMissing, install_hint
 from edge_client.protocol.task import I64, Array
 from emulator.data.loaders.folder import DataFolderReader
 from emulator.data.loaders.samples import DataSet, RawSamples, concatenate
@@ -25,7 +25,7 @@ def digits() -> DataSet:
     try:
         from sklearn.datasets import load_digits
     except ImportError as missing:
-        raise RuntimeMissing("scikit-learn is not installed", hint="pip install 'fedcenters[emulator]'") from missing
+        raise RuntimeMissing("scikit-learn is not installed", hint=install_hint("emulator")) from missing
     raw = load_digits()
     samples = RawSamples(x=raw.data.reshape(-1, 1, 8, 8).astype(np.float32), y=raw.target.astype(np.int64))
     return DataSet(train=samples, ready=lambda x: x / np.float32(16))

@@ -85,7 +85,7 @@ def test_a_table_with_targets_is_a_regression(tmp_path: Path) -> None:
 
 
 def test_pictures_become_samples_of_their_folders_class(tmp_path: Path) -> None:
-    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install 'fedcenters[images]')")
+    image = pytest.importorskip("PIL.Image", reason="Pillow is not installed (pip install '.[images]')")
     (tmp_path / "schema.toml").write_text(IMAGE_SCHEMA + "mean = 0.5\nscale = 0.5\n")
     for at, (label, value) in enumerate((("dog", 255), ("cat", 0))):
         folder = tmp_path / "train" / label
@@ -113,7 +113,7 @@ def test_without_pillow_pictures_say_what_to_install(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", wall + code, str(tmp_path)], capture_output=True, text=True, check=True
     )
-    assert "fedcenters[images]" in done.stdout
+    assert "'.[images]'" in done.stdout
     assert RuntimeMissing.exit_code == 3
 
 

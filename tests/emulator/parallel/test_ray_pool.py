@@ -42,7 +42,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 @pytest.fixture(autouse=True)
 def _ray_is_installed() -> None:
     if find_spec("ray") is None:
-        skip_without("ray is not installed (pip install 'fedcenters[ray]')")
+        skip_without("ray is not installed (pip install '.[ray]')")
 
 
 @contextmanager

@@ -1,0 +1,55 @@
+"""What the command lines of the three server rooms share: one app with --version, and --help in groups of options."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.core import TyperCommand
+
+from edge_client import __version__
+from export import plugins
+
+if TYPE_CHECKING:
+    from click import Context, HelpFormatter
+
+
+class GroupedCommand(TyperCommand):
+    """A command whose --help has a heading for each `rich_help_panel` of its options, in plain text.
+
+    Typer draws panels only with rich's markup, whose boxes and colours are noise in a pipe or a narrow terminal.
+    """
+
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        sections, others = dict[str, list[tuple[str, str]]](), "Options"
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else others
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(record)
+        for title, rows in sorted(sections.items(), key=lambda section: section[0] == others):  # those come last
+            with formatter.section(title):
+                formatter.write_dl(rows)
+
+
+def make_app(name: str, words: str) -> typer.Typer:
+    """The app of a command line; `words` explain it in --help. A user's modules are found in the working folder."""
+    app = typer.Typer(
+        name=name, help=words, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    )
+    app.callback()(_prepare)
+    return app
+
+
+def _print_version(wanted: bool) -> None:  # noqa: FBT001 - typer's way
+    if wanted:
+        typer.echo(f"fedcenters {__version__}")
+        raise typer.Exit
+
+
+def _prepare(
+    *,
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    plugins.add_working_folder()
