@@ -1,8 +1,9 @@
 """`fedcenters-edge doctor`: is this device fit to take part? One line per check: ok or FAIL, what was seen, what to do.
 
 Every installed runtime makes the golden run of a tiny program of ours (edge_client/probe), and is compared with torch:
-an import alone proves nothing. The broker is asked under no name, so a client that runs is not disturbed. Nothing is
-changed but one small file in the state folder, which is removed.
+an import alone proves nothing. A broker that names connections after certificates is not asked while a client of this
+device runs: the second connection would end the first. Nothing is changed but one small file in the state folder, which
+is removed, and the folder's lock.
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from edge_client.data.dataset import load_folder as load_data
 from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
-from edge_client.errors import EXIT_OK, DeviceRefused, FedcentersError, RuntimeMissing
+from edge_client.errors import EXIT_OK, ConfigError, DeviceRefused, FedcentersError, RuntimeMissing
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.runtime import train_conditions
 from edge_client.transport import tls
 from edge_client.transport.blobs import write_atomically
+from edge_client.transport.folder_lock import lock_folder
 
 EXIT_CHECK_FAILED = 1
 PROBE_FOLDER = Path(__file__).parent / "probe"
@@ -185,6 +187,10 @@ def _broker(config: ClientConfig) -> str:
     host, port, encrypted = parse_url(config.broker)
     if config.token is not None and config.token.is_file():
         return f"{config.broker} is asked after `enrol`: the token is not used yet"
+    if config.certificate is not None and _client_runs(config):
+        return (
+            f"{config.broker} is not asked: this device's client is running, and a second connection would end its own"
+        )
     began_s = time.perf_counter()
     try:
         with contextlib.ExitStack() as stack:
@@ -193,7 +199,10 @@ def _broker(config: ClientConfig) -> str:
                 credentials = tls.Credentials(ca=config.ca, certificate=config.certificate, key=config.key)
                 made = tls.client_context(credentials, dt.datetime.now(dt.timezone.utc))
                 line = stack.enter_context(made.wrap_socket(line, server_hostname=host))
-            line.sendall(CONNECT_PACKET)
+            try:
+                line.sendall(CONNECT_PACKET)
+            except OSError as wrong:
+                raise ConnectionError(tls.unread_alert(line) or str(wrong)) from wrong
             answer = line.recv(4)
             with contextlib.suppress(OSError):
                 line.sendall(b"\xe0\x00")  # DISCONNECT
@@ -208,6 +217,16 @@ def _broker(config: ClientConfig) -> str:
         said = CONNECT_REFUSALS.get(answer[3], f"the broker answers {answer[3]}")
         raise CheckFailed(said, "use the certificate made for this device of this federation")
     return f"{config.broker} answers in {time.perf_counter() - began_s:.2f} s"
+
+
+def _client_runs(config: ClientConfig) -> bool:
+    try:
+        lock_folder(config.state, by="client").close()
+    except ConfigError:
+        return True
+    except OSError:  # the check of the disk says so
+        return False
+    return False
 
 
 def _certificate(config: ClientConfig) -> str:

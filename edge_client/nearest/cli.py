@@ -26,6 +26,7 @@ from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
 from edge_client.nearest.result import NearestAnswer
 from edge_client.runtime import enrolment
 from edge_client.runtime.factory import make_dialer
+from edge_client.runtime.state import lock_state
 from edge_client.transport.clock import SystemClock
 
 EXAMPLE = (
@@ -85,15 +86,16 @@ def run_nearest(options: argparse.Namespace) -> int:
 
 
 def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, *, insecure: bool) -> NearestAnswer:
-    return NearestClient(
-        config=config,
-        dial=make_dialer(config, insecure=insecure),
-        local=local,
-        clock=SystemClock(),
-        rng=np.random.default_rng(time.time_ns()),
-        choice=choice,
-        tell=lambda text: print(f"{config.device_id}: {text}", file=sys.stderr, flush=True),
-    ).run()
+    with lock_state(config.state):  # a `join` of the same name would be disconnected
+        return NearestClient(
+            config=config,
+            dial=make_dialer(config, insecure=insecure),
+            local=local,
+            clock=SystemClock(),
+            rng=np.random.default_rng(time.time_ns()),
+            choice=choice,
+            tell=lambda text: print(f"{config.device_id}: {text}", file=sys.stderr, flush=True),
+        ).run()
 
 
 def _config(options: argparse.Namespace, keys: TrustedKeys) -> ClientConfig:

@@ -227,7 +227,9 @@ class DeviceState:
 def lock_state(folder: Path) -> IO[str]:
     """Keep the state folder for this process until the file is closed. Raises ConfigError."""
     with _refuse_unwritable():
-        return lock_folder(folder, by="join")
+        return lock_folder(
+            folder, by="client of this device", hint="stop that one first: a broker keeps one connection per device"
+        )
 
 
 def _open_folder(path: Path) -> BlobFolder:

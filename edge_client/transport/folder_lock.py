@@ -9,7 +9,7 @@ from typing import IO
 from edge_client.errors import ConfigError
 
 
-def lock_folder(folder: Path, *, by: str) -> IO[str]:
+def lock_folder(folder: Path, *, by: str, hint: str = "stop that one, or use another folder") -> IO[str]:
     """Lock `folder`/lock until the file is closed; the kernel releases the lock when the process dies.
 
     Makes the folder. Raises ConfigError when it is locked already, by another `by`; OSError when it cannot be written.
@@ -20,7 +20,7 @@ def lock_folder(folder: Path, *, by: str) -> IO[str]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as taken:
         file.close()
-        raise ConfigError(f"{folder} is in use by another {by}", hint="stop that one, or use another folder") from taken
+        raise ConfigError(f"{folder} is in use by another {by}", hint=hint) from taken
     except OSError:
         file.close()
         raise

@@ -25,7 +25,14 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
 from edge_client.transport.base import Connected, Disconnected, Event, Message, Will, WillSource, filter_matches
-from edge_client.transport.tls import Credentials, client_context, expiry_warnings, explain_failure, is_loopback
+from edge_client.transport.tls import (
+    Credentials,
+    client_context,
+    expiry_warnings,
+    explain_failure,
+    is_loopback,
+    unread_alert,
+)
 
 log = logging.getLogger(__name__)
 
@@ -304,10 +311,11 @@ class PahoSession:
         self.accepted = True
         self.on_up(self)
 
-    def _heard(self, _client: object, _data: object, level: int, text: str) -> None:
+    def _heard(self, client: paho.Client, _data: object, level: int, text: str) -> None:
         """A refusal in TLS 1.3 comes after the handshake; paho tells of it in its log alone."""
         if level == paho.MQTT_LOG_ERR and not self.accepted:
-            self.reason = text
+            line = client.socket()
+            self.reason = (unread_alert(line) if line is not None else "") or text
 
     def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
         if self.accepted or self.reason == "no answer":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
+import socket
 import ssl
 import stat
 from dataclasses import dataclass
@@ -117,6 +118,20 @@ def expiry_warnings(credentials: Credentials, now: dt.datetime, days: int = EXPI
         for path, end in ends
         if end - now < dt.timedelta(days=days)
     ]
+
+
+def unread_alert(line: socket.socket) -> str:
+    """What a broker said before it closed the connection, after a write to `line` has failed; "" when it said nothing.
+
+    In TLS 1.3 a client has sent its first packet before it hears that its certificate is refused.
+    """
+    try:
+        line.recv(1)
+    except ssl.SSLWantReadError:
+        return ""
+    except OSError as alert:
+        return str(alert)
+    return ""
 
 
 def explain_failure(wrong: Exception | str, ca: Path | None = None) -> tuple[str, str]:

@@ -218,12 +218,14 @@ def test_a_state_folder_serves_one_join_at_a_time(tmp_path: Path, capsys: pytest
     """Neither a second process nor a second configuration of the same process may use it."""
     path = write_device(tmp_path)
     with lock_folder(tmp_path / "state-dev-1", by="join"):
+        assert main(["nearest", "--config", str(path)]) == 3  # under the same name it would end the other's connection
+        assert "is in use by another client of this device" in capsys.readouterr().err
         assert main(["join", "--config", str(path)]) == 3
     told = capsys.readouterr().err
-    assert "state-dev-1 is in use by another join" in told
-    assert "hint: stop that one, or use another folder" in told
+    assert "state-dev-1 is in use by another client of this device" in told
+    assert "hint: stop that one first: a broker keeps one connection per device" in told
     assert main(["join", "--config", str(path), "--config", str(path)]) == 3
-    assert "state-dev-1 is in use by another join" in capsys.readouterr().err
+    assert "state-dev-1 is in use by another client of this device" in capsys.readouterr().err
 
 
 @pytest.mark.broker
@@ -237,7 +239,7 @@ def test_a_second_join_leaves_the_first_one_alone(
         first.send_signal(signal.SIGTERM)
         assert next_state(watcher) == ("dev-1", "off")
         assert first.wait(30) == 0
-    assert "is in use by another join" in capsys.readouterr().err
+    assert "is in use by another client of this device" in capsys.readouterr().err
 
 
 def test_a_full_disk_is_no_traceback(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,9 +22,10 @@ from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
 from edge_client.runtime import train_conditions as device_module
+from edge_client.runtime.state import lock_state
 from edge_client.runtime.train_conditions import DeviceStatus
 from tests.edge_client.engines.broken import break_engine
-from tests.support.guarded_broker import FEDERATION, guarded_broker
+from tests.support.guarded_broker import FEDERATION, guarded_broker, try_connect
 
 ROOT = Path(__file__).parents[2]
 NAMES = [
@@ -83,8 +84,25 @@ def test_over_tls_the_certificate_decides(tmp_path: Path) -> None:
         assert "belongs to" in found(other)["certificate"].said
         bare = found(replace(config, certificate=None, key=None))
         assert not bare["broker"].ok
+        with lock_state(config.state):  # as a client does while it runs
+            assert "is not asked: this device's client is running" in found(config)["broker"].said
         (home / "device.key").chmod(0o644)
         assert "chmod 600" in found(config)["certificate"].hint
+
+
+@pytest.mark.broker
+def test_a_revoked_device_is_told_so_at_every_try(tmp_path: Path) -> None:
+    with guarded_broker(tmp_path, "dev-1") as broker:
+        home = broker.work.folder / "devices" / "dev-1"
+        files = {"ca": home / "ca.crt", "certificate": home / "device.crt", "key": home / "device.key"}
+        config = load_config(device(tmp_path, broker.url, **{name: str(path) for name, path in files.items()}), {})
+        broker.work.revoke("dev-1")
+        broker.reload()
+        while try_connect(broker.url, broker.credentials("dev-1")) == "":  # until the broker has taken the signal
+            pass
+        for _ in range(20):  # the broker's close overtakes the first packet in about one of six
+            said = doctors._checked("broker", doctors._broker, config)
+            assert (said.ok, "the broker says that our certificate was revoked" in said.said) == (False, True), said
 
 
 def test_what_is_wrong_is_a_fail_with_a_hint_and_an_exit_code(
