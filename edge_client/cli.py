@@ -24,6 +24,7 @@ from edge_client import __version__
 from edge_client.config import load_config
 from edge_client.errors import EXIT_INTERRUPTED, EXIT_OK, ConfigError, run_cli
 from edge_client.nearest import cli as nearest_cli
+from edge_client.printable import PrintableFormatter
 from edge_client.runtime import enrolment
 from edge_client.runtime.client import Client
 from edge_client.runtime.factory import make_client
@@ -49,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.print_help()
         return EXIT_OK
     level = logging.DEBUG if options.verbose > 1 else logging.INFO if options.verbose else logging.WARNING
-    logging.basicConfig(level=level, format="%(asctime)s %(name)s: %(message)s", stream=sys.stderr)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PrintableFormatter("%(asctime)s %(name)s: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
     return run_cli(lambda: options.command(options))
 
 

@@ -29,6 +29,7 @@ from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
 from edge_client.errors import EXIT_OK, ConfigError, DeviceRefused, FedcentersError, RuntimeMissing
+from edge_client.printable import printable_line
 from edge_client.protocol.messages import parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Program
 from edge_client.runtime import train_conditions
@@ -62,7 +63,7 @@ class CheckResult:
 
     def line(self) -> str:
         told = f"{'ok  ' if self.ok else 'FAIL'} {self.name}: {self.said}"
-        return told if self.ok or not self.hint else f"{told}; {self.hint}"
+        return printable_line(told if self.ok or not self.hint else f"{told}; {self.hint}")
 
 
 class CheckFailed(Exception):

@@ -24,6 +24,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from edge_client.printable import printable
+
 EXIT_OK = 0
 EXIT_INTERRUPTED = 130
 
@@ -151,4 +153,4 @@ def report_missing_extra(missing: ImportError) -> int:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text)}\n")

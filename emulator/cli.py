@@ -351,7 +351,12 @@ def choose_k(  # noqa: PLR0913 - a command line
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders that simulate, serve or demo wrote.")],
     *,
-    out: Annotated[Path | None, typer.Option(help="The page. Default: report.html in the run's folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="The page. Default: report.html in the run's folder, or of several beside the first one's folder."
+        ),
+    ] = None,
     picture: Annotated[
         Path | None, typer.Option(help="Of one demo: also its pictures side by side, as .png or .svg.")
     ] = None,
@@ -368,7 +373,9 @@ def report(
     if len(runs) == 1 and out is None and (runs[0] / "summary.json").is_file():
         written = [write_report(runs[0])]
     else:
-        written = [comparison.write_comparison(runs, out or (runs[0] if len(runs) == 1 else Path()) / "report.html")]
+        written = [
+            comparison.write_comparison(runs, out or (runs[0] if len(runs) == 1 else runs[0].parent) / "report.html")
+        ]
     if picture is not None:
         draw(runs[0], picture)
         written.append(picture)

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
+from edge_client.printable import printable, printable_line
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
@@ -35,7 +37,7 @@ class ConsoleProgress:
 
     def say(self, text: str, *, mark: str = "") -> None:
         """Print a line. `mark` is "", "ok" or "FAIL" and stands before the text."""
-        self._last = self._clock()
+        self._last, text = self._clock(), printable(text)
         stamp, word = f"{self.elapsed_s:5.1f} s", f"{mark} " if mark else ""
         if not self._terminal:
             print(f"{stamp}  {word}{text}", file=self._stream, flush=True)
@@ -50,7 +52,7 @@ class ConsoleProgress:
         if self._terminal:
             from rich.text import Text
 
-            line = Text(f"{self.elapsed_s:5.1f} s  {text}")
+            line = Text(f"{self.elapsed_s:5.1f} s  {printable_line(text)}")
             if self._status is None:
                 self._status = self._screen().status(line)
                 self._status.start()

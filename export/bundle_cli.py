@@ -121,7 +121,7 @@ def verify(  # noqa: PLR0913 - one parameter per option
     """Check every hash and compare every file with torch.
 
     Says what each file gets right, its size and how long it takes. Measures on the bundle's own samples if neither
-    --run nor --samples is given, and on noise where it has none.
+    --run nor --samples is given, and on random inputs, which have no accuracy, where it has none.
     """
     from export.bundle.commands import verify_bundle
     from export.bundle.reader import read_bundle
@@ -313,9 +313,15 @@ def _print_rows(rows: Sequence[Mapping[str, Any]]) -> None:
         print(
             f"{mark:4} {r['center']:>6} {r['format']:18} {r['size']:>10,} {r['latency_ms']:>8.3f} "
             f"{r['difference']:>10.1e} {r['samples']:>7}  "
-            f"{_format_measurement(r['torch'])}; {_format_measurement(r['accuracy'])}"
+            f"{_format_accuracy(r)}"
         )
 
 
-def _format_measurement(found: Mapping[str, float] | None) -> str:
-    return "unknown" if found is None else f"{found['median']:.2%} ({found['min']:.2%})"
+def _format_accuracy(row: Mapping[str, Any]) -> str:
+    if row["torch"] is None:
+        return "none: random inputs" if row["random_inputs"] else "none: samples without labels"
+    return f"{_format_measurement(row['torch'])}; {_format_measurement(row['accuracy'])}"
+
+
+def _format_measurement(found: Mapping[str, float]) -> str:
+    return f"{found['median']:.2%} ({found['min']:.2%})"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperCommand
 
 from edge_client import __version__
+from edge_client.printable import PrintableFormatter
 from export import plugins
 
 if TYPE_CHECKING:
@@ -52,4 +54,6 @@ def _prepare(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
+    if logging.lastResort is not None:  # writes the warnings of all loggers, some with texts from the network
+        logging.lastResort.setFormatter(PrintableFormatter())
     plugins.add_working_folder()

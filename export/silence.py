@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from edge_client.printable import printable
+
 CHATTY_LOGGERS = (
     "torch.onnx",
     "torch.utils._pytree",
@@ -29,7 +31,7 @@ _stderr: int | None = None  # a copy of descriptor 2 while it is silenced
 
 def write_stderr(text: str) -> None:
     """Write a line to stderr, also while another thread is in `suppress_output`. Safe in a signal handler."""
-    copy = _stderr
+    text, copy = printable(text), _stderr
     if copy is None:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from edge_client.errors import ConfigError, handle_errors
+from edge_client.printable import printable_line
 
 if TYPE_CHECKING:
     from coordinator.identity.provisioning import Provisioner
@@ -170,7 +171,7 @@ def enrol(
     """
     from coordinator.identity.enrolment_server import run_enrolment_server
 
-    run_enrolment_server(folder, listen, tell=lambda text: typer.echo(text, err=True))
+    run_enrolment_server(folder, listen, tell=lambda text: typer.echo(printable_line(text), err=True))
 
 
 def _listed(path: Path | None) -> list[str]:

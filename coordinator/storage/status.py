@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.rounds.round_record import SCORES, upgraded_record
 from coordinator.storage.run_reader import open_database
 from edge_client import __version__
+from edge_client.printable import printable_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -117,7 +118,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         out.append(f"{found['served']} devices fetched a center")
     if found["error"] and not found["done"]:
         out.append(f"last error: {found['error']}")
-    return [*out, f"fedcenters {found['version']}"]
+    return [printable_line(line) for line in (*out, f"fedcenters {found['version']}")]
 
 
 def _centers_apart(run: Mapping[str, Any]) -> str:

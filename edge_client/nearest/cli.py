@@ -24,6 +24,7 @@ from edge_client.nearest.choose_center import AUTO, RULE_NAMES
 from edge_client.nearest.over_http import TrustedKeys, find_nearest
 from edge_client.nearest.over_mqtt import NearestClient, NearestOptions
 from edge_client.nearest.result import NearestAnswer
+from edge_client.printable import printable, printable_line
 from edge_client.runtime import enrolment
 from edge_client.runtime.factory import make_dialer
 from edge_client.runtime.state import lock_state
@@ -94,7 +95,7 @@ def _over_mqtt(config: ClientConfig, local: DeviceData, choice: NearestOptions, 
             clock=SystemClock(),
             rng=np.random.default_rng(time.time_ns()),
             choice=choice,
-            tell=lambda text: print(f"{config.device_id}: {text}", file=sys.stderr, flush=True),
+            tell=lambda text: print(printable_line(f"{config.device_id}: {text}"), file=sys.stderr, flush=True),
         ).run()
 
 
@@ -142,4 +143,4 @@ def _terminate(_number: int, _frame: FrameType | None) -> None:
 
 
 def _print(answer: NearestAnswer, *, as_json: bool) -> None:
-    print(json.dumps(answer.to_json()) if as_json else answer.in_words())
+    print(json.dumps(answer.to_json()) if as_json else printable(answer.in_words()))

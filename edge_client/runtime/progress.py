@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from edge_client.printable import printable_line
+
 Event = Mapping[str, Any]
 Tell = Callable[[Event], None]
 
@@ -31,7 +33,7 @@ TAKES_PART = {
 
 def format_event(event: Event) -> str:
     """One line; "" for what only a program wants to know."""
-    return WORDS[event["event"]](event)
+    return printable_line(WORDS[event["event"]](event))
 
 
 def _round(event: Event) -> str:

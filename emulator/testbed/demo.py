@@ -51,7 +51,7 @@ class DemoSettings:
 def run_demo(settings: DemoSettings, progress: ConsoleProgress, show: Show) -> None:
     """The demo, start to end; `show` is called with the JSON object, and how each new device chose.
 
-    Leaves a finished run folder, or one with the logs of what failed, or nothing after a signal.
+    Leaves a finished run folder, or one with the logs of what failed, or what was done before a signal.
     """
     folder = settings.out / f"demo-{dt.datetime.now(dt.timezone.utc):%Y%m%d-%H%M%S}"
     testbed.run_testbed(

@@ -1,13 +1,13 @@
 """A run of real processes on this machine: a broker, a coordinator, devices in processes of their own, and their end.
 
 The demo and `simulate --broker` run on it. No process is left running. A finished run leaves its folder, and a failed
-run the logs of its processes; a run that a signal ended or that never began leaves nothing. A run is finished when its
-results are written and shown. How its processes end after that is a warning at most.
+run the logs of its processes; a run that a signal ended leaves what the coordinator wrote, and one that never began
+nothing. A run is finished when its results are written and shown. How its processes end after that is a warning at
+most.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -129,6 +129,10 @@ def run_testbed(
                 try:
                     progress.say(f"{started.kind} listens at {started.url}; the run is kept in {folder}")
                     result = play(Testbed(broker=started, children=children, **facts))
+                except KeyboardInterrupt:
+                    progress.say("interrupted: stopping what was started")
+                    raise
+                else:
                     finished = True
                     return result
                 finally:
@@ -142,8 +146,6 @@ def run_testbed(
                             _keep_logs(work / "processes", folder / "logs")
                             progress.say(f"warning: {'; '.join(wrong)}. The results are complete; {LOGS_HINT}")
         except KeyboardInterrupt:
-            if not finished:
-                shutil.rmtree(folder, ignore_errors=True)
             raise
         except BaseException:
             _keep_logs(work / "processes", folder / "logs")
@@ -152,8 +154,11 @@ def run_testbed(
             with signals.hold():
                 progress.close()
                 shutil.rmtree(work, ignore_errors=True)
-                with contextlib.suppress(OSError):
+                try:
                     folder.rmdir()  # nothing happened in it
+                except OSError:
+                    if not finished:
+                        progress.say(f"what was done is kept in {folder}")
 
 
 def _keep_logs(written: Path, kept: Path) -> None:

@@ -18,7 +18,7 @@ from export.bundle.model_cards import quantiles
 from export.bundle.reader import BundleManifest, file_entries, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, Signer, find_run_reader
 from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, latency_ms, open_model, torch_logits
-from export.bundle.writer import ENGINE_OF, MAX_COMPARED_SAMPLES, BundleOptions, noise_samples, write_bundle
+from export.bundle.writer import ENGINE_OF, MAX_COMPARED_SAMPLES, BundleOptions, random_inputs, write_bundle
 from export.compiler.program import weights_of
 from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
 from export.compiler.user_model import compile_model
@@ -56,16 +56,18 @@ def verify_bundle(
     tolerance: float = PARITY_LIMIT,
     loss: float = MAX_ACCURACY_LOSS,
 ) -> list[dict[str, Any]]:
-    """One row per center and file, measured on `samples`, on the bundle's own, or on noise.
+    """One row per center and file, measured on `samples`, on the bundle's own, or on random inputs.
 
-    A row has center, format (the variant's name), samples, difference (largest of a logit from torch), ok, size and
-    latency_ms; accuracy and torch (quantiles of the devices assigned to the center) where labels are known, else null.
+    A row has center, format (the variant's name), samples (how many), random_inputs (whether they are random numbers),
+    difference (largest of a logit from torch), ok, size and latency_ms; accuracy and torch (quantiles of the devices
+    assigned to the center) where labels are known, else null.
     A float32 file is ok when the difference is at most `tolerance` of the logits' scale; a quantized one when its
     devices lose at most `loss` in mean accuracy, or, without labels, when it disagrees in at most that share.
     Raises Malformed when a hash is wrong.
     """
     bundle = read_bundle(path)
-    given = samples or bundle.reference_samples() or LabelledSamples(x=noise_samples(bundle.program.input))
+    held_out = samples or bundle.reference_samples()
+    given = held_out or LabelledSamples(x=random_inputs(bundle.program.input))
     if given.x.shape[1:] != bundle.program.input:
         raise ConfigError(f"samples are {given.x.shape[1:]}, the model takes {bundle.program.input}", hint="check them")
     limits = VerifyLimits(tolerance=tolerance, loss=loss)
@@ -78,7 +80,8 @@ def verify_bundle(
         expected = torch_logits(module, mine.x)
         for name, entry in sorted(center["files"].items()):
             measured = _row(bundle.read(entry), name, mine, expected, limits)
-            rows.append({"center": k, "format": name, "size": entry["size"], **measured})
+            facts = {"center": k, "format": name, "size": entry["size"], "random_inputs": held_out is None}
+            rows.append({**facts, **measured})
     return rows
 
 

@@ -52,7 +52,7 @@ from export.containers.write_onnx import bake_weights
 log = logging.getLogger(__name__)
 
 DEFAULT_FORMATS = ("onnx", "tflite")
-NOISE_SAMPLES = 8  # compared on noise where no reference is given
+RANDOM_INPUTS = 8  # compared on so many where no reference is given
 MAX_COMPARED_SAMPLES = 64  # samples of the reference on which every file is compared before it is written
 ENGINE_OF = {"onnx": "onnx", "tflite": "litert", "pt2": "pt2"}
 
@@ -101,7 +101,7 @@ class _BundleBuild:
         self._network = _loader(material.program, material.files, module) if options.formats else None
         reference = material.reference
         self._samples = (
-            noise_samples(material.program.input) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
+            random_inputs(material.program.input) if reference is None else reference.subsample(MAX_COMPARED_SAMPLES).x
         )
 
     def manifest(self) -> BundleManifest:
@@ -238,9 +238,9 @@ def _containers(writer: _Writer, program: Program, files: Mapping[str, bytes]) -
     return [writer.put(f"program/{sha}.{ending}", files[sha]) for sha, ending in sorted(kinds.items())]
 
 
-def noise_samples(shape: Sequence[int]) -> Array:
-    """[NOISE_SAMPLES, *shape] float32, always the same."""
-    return np.random.default_rng(0).standard_normal((NOISE_SAMPLES, *shape)).astype(np.float32)
+def random_inputs(shape: Sequence[int]) -> Array:
+    """[RANDOM_INPUTS, *shape] float32, always the same."""
+    return np.random.default_rng(0).standard_normal((RANDOM_INPUTS, *shape)).astype(np.float32)
 
 
 def _check_names(what: str, names: Sequence[str], valid: Sequence[str]) -> None:

@@ -154,7 +154,7 @@ def test_it_runs_on_the_embedded_broker_too(finished: Played, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("moment", ["12 devices", "write their labels", "FeSEM round 2/"])
-def test_ctrl_c_leaves_no_process_and_no_file_and_says_130(moment: str, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_no_process_keeps_what_was_done_and_says_130(moment: str, tmp_path: Path) -> None:
     home = tmp_path / "home"
     with demo(home) as process:
         assert process.stderr is not None
@@ -166,4 +166,9 @@ def test_ctrl_c_leaves_no_process_and_no_file_and_says_130(moment: str, tmp_path
     assert "Traceback" not in stderr
     assert left_running(home) == []
     assert list((home / "tmp").iterdir()) == []
-    assert not (home / "runs").exists() or list((home / "runs").iterdir()) == []
+    kept = list((home / "runs").glob("*/metrics.jsonl"))
+    assert all(f"what was done is kept in {path.parent}" in stderr for path in kept)
+    if "round" in moment:
+        assert len(kept) == 1
+        assert '"round":1' in kept[0].read_text()
+    assert list((home / "runs").glob("*/.work")) == []

@@ -19,6 +19,7 @@ import numpy as np
 from coordinator.rounds.metrics import last_rounds
 from coordinator.strategies.registry import make_method
 from edge_client.protocol.task import Flat, Schema
+from emulator.experiments.table import mean_and_deviation, paired_difference
 from emulator.options import SimulateArgs
 from emulator.run.execute import SimulationResult, run_simulation
 from emulator.run.load import make_fleet, open_devices
@@ -80,22 +81,28 @@ def played(data: Path) -> dict[str, list[Played]]:
 def table(found: Mapping[str, list[Played]], seconds: float) -> str:
     """Markdown: accuracy over the last three rounds, how well the groups were found, bytes up."""
     seeds = ", ".join(map(str, SEEDS))
-    said = f"Accuracy weighs by samples and is the mean of the last three rounds; means and deviations of seeds {seeds}"
-    rows = ["| codec | accuracy, % | against f32 | ARI | MB up a round | ratio |", "|---|---|---|---|---|---|"]
+    said = (
+        f"Accuracy weighs by samples and is the mean of the last three rounds, over n = {len(SEEDS)} seeds ({seeds}); "
+        "± is the standard deviation between seeds (n - 1). Against f32: paired by seed, with Student's 95 % interval"
+    )
+    rows = ["| codec | accuracy, % | against f32, points | ARI | MB up a round | ratio |", "|---|---|---|---|---|---|"]
     plain = _accuracies(found["f32"])
     whole = _bytes(found["f32"])
     for way, results in found.items():
         mine, size = _accuracies(results), _bytes(results)
-        apart = 100 * (mine - plain)
+        mean, deviation = mean_and_deviation(list(mine.values()))
+        apart = "" if way == "f32" else "{:+.2f} ± {:.2f}".format(*paired_difference(mine, plain))
         rows.append(
-            f"| {way} | {100 * mine.mean():.2f} ± {100 * mine.std():.2f} | {apart.mean():+.2f} ± {apart.std():.2f} "
+            f"| {way} | {mean:.2f} ± {deviation:.2f} | {apart} "
             f"| {np.mean([ari for _, ari in results if ari is not None]):.2f} | {size / 1e6:.2f} | {whole / size:.1f} |"
         )
     return "\n".join([f"{said}. {seconds / 60:.0f} CPU minutes; {machine()}.", "", *rows])
 
 
-def _accuracies(results: list[Played]) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.array([np.mean(last_rounds(result.records, "accuracy")) for result, _ in results])
+def _accuracies(results: list[Played]) -> dict[int, float]:
+    """Seed -> per cent."""
+    means = [float(np.mean(last_rounds(result.records, "accuracy", "micro"))) for result, _ in results]
+    return {seed: 100 * mean for seed, mean in zip(SEEDS, means, strict=True)}
 
 
 def _bytes(results: list[Played]) -> float:

@@ -94,6 +94,16 @@ def test_the_command_writes_it_into_the_runs_folder(two: list[Path]) -> None:
     assert json.loads(done.stdout) == {"files": [str(two[0] / "report.html")]}
 
 
+def test_a_page_of_several_runs_is_beside_the_first_and_not_where_the_command_is_typed(
+    two: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    done = CliRunner().invoke(app, ["report", *map(str, two)])
+    assert (done.exit_code, done.stdout.strip()) == (0, str(two[0].parent / "report.html"))
+    assert list(Path().iterdir()) == []
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"holds no run: it has no metrics\.jsonl\n"):
         comparison.read_runs(tmp_path)

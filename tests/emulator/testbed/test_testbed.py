@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -82,3 +84,20 @@ def test_a_signal_after_the_results_does_not_delete_them(tmp_path: Path) -> None
     with pytest.raises(Interrupted):
         run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=io.StringIO()), play, federation="test")
     assert (tmp_path / "run" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize("wrote", [True, False])
+def test_an_interrupted_run_says_at_once_that_it_stops_and_where_its_rounds_are(tmp_path: Path, *, wrote: bool) -> None:
+    said = io.StringIO()
+
+    def play(it: testbed.Testbed) -> None:
+        if wrote:
+            (it.folder / "metrics.jsonl").write_text("{}\n")
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(Interrupted):
+        run_testbed(tmp_path / "run", "embedded", ConsoleProgress(stream=said), play, federation="test")
+    assert "interrupted: stopping what was started" in said.getvalue()
+    assert (f"what was done is kept in {tmp_path / 'run'}" in said.getvalue()) == wrote
+    assert [path.name for path in tmp_path.glob("run/*")] == (["metrics.jsonl"] if wrote else [])
+    assert (tmp_path / "run").exists() == wrote

@@ -1,0 +1,33 @@
+"""Text that came from elsewhere, as a terminal may have it.
+
+A control character in it could move the cursor, colour or hide lines, set the clipboard, or type for the user. Every
+place that writes to a terminal or to a log passes its text through here.
+"""
+
+from __future__ import annotations
+
+import logging
+
+LINES = "\n\t"
+
+
+def printable(text: str, *, keep: str = LINES) -> str:
+    r"""`text` with every character that is no visible one as its escape, like \x1b; those of `keep` stay.
+
+    Also the characters that change the direction of text, and lone surrogates.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def printable_line(text: str) -> str:
+    """The same, and one line: a text cannot pretend to be another message."""
+    return printable(text, keep="")
+
+
+class PrintableFormatter(logging.Formatter):
+    """A formatter of log records; tracebacks keep their lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
