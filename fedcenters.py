@@ -15,6 +15,7 @@ __all__ = [
     "IFCA",
     "TKM",
     "Bundle",
+    "ClusterCounts",
     "Ditto",
     "FeSEM",
     "FeSEMMA",
@@ -39,6 +40,7 @@ __all__ = [
     "TrainingProgram",
     "WeCFL",
     "__version__",
+    "choose_k",
     "compile",
     "fleets",
     "partitions",
@@ -51,6 +53,7 @@ _STRATEGIES = "coordinator.strategies"
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Bundle": "export.bundle.reader",
     "CFL": f"{_STRATEGIES}.cfl",
+    "ClusterCounts": "emulator.api.cluster_counts",
     "Ditto": f"{_STRATEGIES}.baselines.ditto",
     "FLHC": f"{_STRATEGIES}.flhc",
     "FeSEM": f"{_STRATEGIES}.fesem",
@@ -78,6 +81,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "TrainingProgram": "emulator.api.training_program",
     "WeCFL": f"{_STRATEGIES}.wecfl",
     "__version__": "edge_client",
+    "choose_k": "emulator.api.cluster_counts",
     "compile": "emulator.api.training_program",
     "fleets": "emulator.api.fleets",
     "partitions": "emulator.api.partitions",
@@ -110,6 +114,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
     from emulator.api import fleets, partitions
+    from emulator.api.cluster_counts import ClusterCounts, choose_k
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`

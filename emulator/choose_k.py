@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -27,11 +27,15 @@ from coordinator.strategies.registry import make_method, method_settings
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId, Flat, Schema
+from emulator.data.fleet import Fleet as DeviceFleet
 from emulator.options import SimulateArgs
 from emulator.run.execute import run_simulation
 from emulator.run.load import make_fleet, open_devices
 from emulator.run.settings import RunSettings
 from emulator.simulation.virtual_network import EmulatedDevices
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Model
 
 CRITERIA = ("accuracy", "silhouette", "distance")
 HELD_OUT_SHARE = 0.2  # of a device's training samples
@@ -56,22 +60,29 @@ class ClusterCountTrial:
         return float(np.mean(list(self.per_device.values())))
 
 
-def choose_k(
+def choose_k(  # noqa: PLR0913 - the parts of a trial
     args: SimulateArgs,
     ks: Sequence[int],
     *,
     sample: int = 100,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
+    methods: Sequence[Strategy] = (),
+    fleet: DeviceFleet | None = None,
+    model: Model | None = None,
 ) -> list[ClusterCountTrial]:
-    """One trial for each K on the same devices, the same held-out samples and the same first model."""
+    """One trial for each K on the same devices, the same held-out samples and the same first model.
+
+    `methods` (one for each K), `fleet` and `model` replace those that the options name.
+    """
     if not ks or min(ks) < 1 or sample < 1:
         raise UsageError(f"clusters {list(ks)} on {sample} devices", hint="use at least one of each")
-    methods = [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
-    args, split = make_fleet(args)
+    methods = methods or [make_method(args.method, **{**args.settings, "clusters": k}) for k in ks]
+    args, split = make_fleet(args if model is None else replace(args, model=model.name), fleet)
     local = validation_fleet(split.devices, sample=sample, seed=args.seed)
     batch = int(method_settings(methods[0])["batch-size"])
-    fleet = replace(split, devices=local)
-    with open_devices(args.model, fleet, seed=args.seed, batch=batch, engine=args.engine) as (devices, start):
+    with open_devices(
+        model or args.model, replace(split, devices=local), seed=args.seed, batch=batch, engine=args.engine
+    ) as (devices, start):
         settings = RunSettings(rounds=args.rounds, seed=args.seed, batch=batch)
         return run_trials(methods, start, devices, settings, progress=progress)
 
@@ -120,15 +131,16 @@ def choose_k_json(
     *,
     sample: int,
     progress: Callable[[ClusterCountTrial], None] = lambda _: None,
+    **own: Any,  # noqa: ANN401 - those of `choose_k`
 ) -> dict[str, Any]:
     """Every trial and the K to take by each criterion: the JSON object that the command prints."""
     check_choice("by", by, CRITERIA)
-    trials = choose_k(args, ks, sample=sample, progress=progress)
+    trials = choose_k(args, ks, sample=sample, progress=progress, **own)
     shown = ("clusters", "used", "accuracy", "distance", "silhouette")
     choices = {criterion: recommend_k(trials, criterion) for criterion in CRITERIA}
     return {
         "method": args.method,
-        "data_set": args.data_set,
+        "data_set": own["fleet"].options["data_set"] if "fleet" in own else args.data_set,
         "rounds": args.rounds,
         "devices": len(trials[0].per_device),
         "trials": [{name: getattr(trial, name) for name in shown} for trial in trials],

@@ -1,0 +1,91 @@
+"""How many centers a fleet needs, from Python: the trials of the command `choose-k` as a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.registry import method_path, method_settings
+from edge_client.errors import UsageError
+from emulator import choose_k as trials
+from emulator.api.history import Table, frame
+from emulator.data.fleet import Fleet
+from emulator.options import SimulateArgs
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ClusterCounts:
+    """The trials with each number of centers. `clusters` is the number to take by the criterion that was asked for.
+
+    `recommended` has the number by each criterion: "accuracy", "silhouette" and "distance".
+    """
+
+    found: Mapping[str, Any]
+
+    @property
+    def clusters(self) -> int:
+        return int(self.found["clusters"])
+
+    @property
+    def recommended(self) -> Mapping[str, int]:
+        return dict(self.found["recommended"])
+
+    @property
+    def table(self) -> Any:  # noqa: ANN401 - a DataFrame, or a `Table` without pandas
+        """One row per number: `clusters`, `used` (centers with devices), `accuracy`, `distance`, `silhouette`."""
+        return frame(self.found["trials"])
+
+    def plot(self, file: str | Path) -> Path:
+        """Draw the three criteria into a .png or .svg file."""
+        trials.draw_trials(self.found, Path(file))
+        return Path(file)
+
+    def __repr__(self) -> str:
+        by = ", ".join(f"{count} by {name}" for name, count in self.recommended.items())
+        return f"{Table(self.found['trials'])!r}\ntake {self.clusters} centers ({by})"
+
+    def _repr_html_(self) -> str:
+        with TemporaryDirectory() as folder:
+            picture = self.plot(Path(folder) / "trials.svg").read_text(encoding="utf-8")
+        return f"{Table(self.found['trials'])._repr_html_()}<p>take {self.clusters} centers</p>{picture}"
+
+
+def choose_k(  # noqa: PLR0913 - the parts of a run
+    method: Strategy,
+    *,
+    fleet: Fleet,
+    ks: Iterable[int] = range(1, 7),
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    by: str = "accuracy",
+    rounds: int = 3,
+    sample: int = 100,
+    seed: int = 0,
+) -> ClusterCounts:
+    """Try how many centers suit a fleet: short runs of a method with each number in `ks`, on a sample of the devices.
+
+    A fifth of each device's training samples measures the accuracy; test samples are not looked at. `by`: "accuracy"
+    takes the least number that is not clearly worse than the best; "silhouette" the best separated clusters of first
+    models; "distance" the elbow of the distance within clusters. `sample`: devices at most. Raises UsageError for a
+    method without a setting `clusters`.
+
+    >>> import fedcenters as fc
+    >>> fc.choose_k(fc.FeSEM(local_steps=5), fleet=fc.fleets.digits(devices=6), ks=[1, 3], rounds=1).recommended
+    {'accuracy': 3, 'silhouette': 3, 'distance': 1}
+    """
+    if "clusters" not in {f.name for f in fields(method)}:  # type: ignore[arg-type]  # methods are dataclasses
+        raise UsageError(f"{method!r} has no setting `clusters`", hint="try a clustered method, as fc.FeSEM()")
+    numbers = list(ks)
+    own: dict[str, Any] = {"fleet": fleet, "methods": [replace(method, clusters=k) for k in numbers]}  # type: ignore[type-var]
+    if model is not None:
+        from emulator.api.models import own_model
+
+        own["model"] = own_model(model, fleet.cut(seed), loss=None, seed=seed)
+    args = SimulateArgs(method=method_path(method), settings=method_settings(method), rounds=rounds, seed=seed)
+    return ClusterCounts(found=trials.choose_k_json(args, numbers, by, sample=sample, **own))

@@ -1,0 +1,35 @@
+"""`fc.choose_k`: the command's numbers, on the user's own fleet and module."""
+
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+import fedcenters as fc
+from edge_client.errors import UsageError
+from emulator.choose_k import choose_k_json
+from emulator.options import SimulateArgs
+
+
+def test_the_numbers_are_those_of_the_command() -> None:
+    asked = SimulateArgs(devices=4, groups=2, rounds=1, settings={"local-steps": 5})
+    command = choose_k_json(asked, [1, 2], "accuracy", sample=4)
+    fleet = fc.fleets.digits(devices=4, groups=2)
+    counts = fc.choose_k(fc.FeSEM(local_steps=5), fleet=fleet, ks=[1, 2], rounds=1, sample=4)
+    assert [row | {"clusters": k} for row, k in zip(command["trials"], [1, 2], strict=True)] == counts.found["trials"]
+    assert (counts.clusters, counts.recommended) == (command["clusters"], command["recommended"])
+    assert list(counts.table["clusters"]) == [1, 2]
+    assert f"take {counts.clusters} centers" in repr(counts)
+    assert "<svg" in counts._repr_html_()
+
+
+def test_a_module_of_ones_own_is_tried() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    fleet = fc.fleets.digits(devices=4, groups=2)
+    counts = fc.choose_k(fc.FeSEM(local_steps=5), fleet=fleet, ks=[2], rounds=1, model=module)
+    assert counts.clusters == 2
+
+
+def test_a_method_without_clusters_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"FedAvg.* has no setting `clusters`"):
+        fc.choose_k(fc.FedAvg(), fleet=fc.fleets.digits(devices=4))
