@@ -28,7 +28,7 @@ from edge_client.protocol.task import I64, Array, Schema
 SPLIT_CRITERIA = ("relative", "absolute")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class CFL(TreeOfCenters):
     """A tree of models; the number of clusters is found, not given. eps_1 = 0 never splits and is FedAvg.
 

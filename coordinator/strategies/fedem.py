@@ -23,7 +23,7 @@ from coordinator.strategies.common.updates import ClientUpdates, pack_by_client,
 from edge_client.protocol.task import Array, ClientId, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedEM(MultiStartSgd):
     """`clusters` models of which each device is served its own mixture. With one model this is FedAvg."""
 

@@ -25,7 +25,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Fit, Flat, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedGroup(TreeOfCenters):
     """K permanent groups; fewer when the cold start shows fewer."""
 

@@ -27,7 +27,7 @@ from coordinator.strategies.common.updates import ClientUpdates, pack_by_client,
 from edge_client.protocol.task import OWN_MODEL, Array, ClientId, Fit, OwnModel, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedSoft(MultiStartSgd):
     """`clusters` centers, and a personal model on each device. Where devices mix, centers sit between distributions."""
 

@@ -39,7 +39,7 @@ CLIENT_WEIGHTS = ("equal", "samples")
 Clusters = tuple[I64, NDArray[np.bool_]]  # labels [n], and which points count for a center [n]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FeSEM(LocalSgd):
     """`clusters` models for the fleet; lam = 0 leaves out the proximal pull, as the public code does."""
 

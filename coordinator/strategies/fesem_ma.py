@@ -20,7 +20,7 @@ from coordinator.strategies.fesem import FeSEM
 from edge_client.protocol.task import F64, Array, Flat, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FeSEMMA(FeSEM):
     """FeSEM for networks whose layers form a plain chain; others are refused with ConfigError."""
 

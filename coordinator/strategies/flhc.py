@@ -20,7 +20,7 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FLHC(TreeOfCenters):
     """The number of clusters follows from the threshold; above the greatest distance it is FedAvg."""
 

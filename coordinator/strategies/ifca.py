@@ -24,7 +24,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class IFCA(MultiStartSgd):
     """`clusters` models for the fleet, chosen by loss."""
 
@@ -50,7 +50,7 @@ class IFCA(MultiStartSgd):
         return replace(state, centers=centers, assignment={**state.assignment, **chosen})
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class HypCluster(IFCA):
     """IFCA whose devices weigh by their samples."""
 

@@ -18,6 +18,7 @@ from coordinator.strategies.baselines.fedsgd import FedSGD
 from coordinator.strategies.baselines.nonfed import NonFed
 from coordinator.strategies.baselines.pfedme import PFedMe
 from coordinator.strategies.cfl import CFL
+from coordinator.strategies.documentation import method_doc
 from coordinator.strategies.fedem import FedEM
 from coordinator.strategies.fedgroup import FedGroup
 from coordinator.strategies.fedsoft import FedSoft
@@ -55,6 +56,8 @@ METHODS: dict[str, type[Any]] = {
     "tkm": TKM,
     "wecfl": WeCFL,
 }
+for _name, _kind in METHODS.items():
+    _kind.__doc__ = method_doc(_name, _kind)
 Setting = int | float | str
 _TYPES: dict[str, Callable[[Setting], Setting]] = {"int": int, "float": float, "str": str}
 

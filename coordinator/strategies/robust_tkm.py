@@ -22,7 +22,7 @@ from edge_client.protocol.task import F64, I64
 TRIMMED_MEAN = ServerOptions(reduce="trimmed-mean")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TKM(FeSEM):
     """FeSEM for fleets with devices that fail or lie. Without trimming it is FeSEM(lam=0, e_step="k-means")."""
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from coordinator.strategies.fesem import FeSEM
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class WeCFL(FeSEM):
     """FeSEM with other settings. With equal n_i it is FeSEM(lam=0, e_step="k-means")."""
 

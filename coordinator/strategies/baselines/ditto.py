@@ -25,7 +25,7 @@ from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schem
 PERSONAL_SLOT = "personal"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Ditto(FedAvg):
     """One common model and one personal model per device. lam = 0: the personal models are those of local training."""
 

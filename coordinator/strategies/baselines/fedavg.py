@@ -13,7 +13,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, ClientId, Fit, Flat, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedAvg(LocalSgd):
     """One model for all devices."""
 

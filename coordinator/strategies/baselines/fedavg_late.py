@@ -18,7 +18,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedAvgLate(FedAvg):
     """One model for all devices, from punctual and late updates."""
 

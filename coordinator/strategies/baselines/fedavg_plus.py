@@ -23,7 +23,7 @@ from coordinator.strategies.common.setting_checks import check_range
 from edge_client.protocol.task import MAX_MODELS, Array, ClientId, Fit, Flat, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedAvgPlus(FedAvg):
     """`runs` models, each trained by all devices; no device is assigned to one. One run is FedAvg."""
 
@@ -63,6 +63,6 @@ def _for_center(exchanges: Round, k: int) -> Round:
             return cast("State", done.value)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedProxPlus(FedAvgPlus, FedProx):
     """The same over FedProx: its tasks, its checks, K times."""

@@ -22,7 +22,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedDANE(FedProx):
     """One model for all devices; mu = 0 is the authors' choice for convex problems."""
 

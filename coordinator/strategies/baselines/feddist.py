@@ -17,7 +17,7 @@ from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.protocol.task import Array, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedDist(FedAvg):
     """One model for all devices; a round moves it by `eps` of the way to the mean of their models."""
 
@@ -34,7 +34,7 @@ class FedDist(FedAvg):
         return self.server.aggregate(centers, updates, np.ones((len(a), 1)), a, schema, step=self.eps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedDWS(FedDist):
     """FedDist whose devices weigh by their samples."""
 

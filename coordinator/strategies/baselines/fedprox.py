@@ -9,7 +9,7 @@ from coordinator.strategies.common.setting_checks import check_range
 from edge_client.protocol.task import Fit, Flat
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class FedProx(FedAvg):
     """One model for all devices, with a proximal pull to it. mu = 0 is FedAvg."""
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from coordinator.aggregation.robust import weighted_mean
 from coordinator.strategies.base import Fleet, Mixture, Replies, Round, ServingOptions, State
+from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
 from coordinator.strategies.common.updates import ClientUpdates
@@ -20,8 +21,8 @@ from edge_client.errors import ConfigError
 from edge_client.protocol.task import ClientId, Flat, Probe, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
-class FedSGD:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class FedSGD(MethodValue):
     """One model for all devices, which the server trains with their gradients."""
 
     takes_newcomers: ClassVar[bool] = True

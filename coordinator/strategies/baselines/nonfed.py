@@ -13,15 +13,12 @@ import numpy as np
 from coordinator.strategies.base import Fleet, Round, ServedModels, State
 from coordinator.strategies.common.local_sgd import LocalSgd
 from coordinator.strategies.common.sampling import TaskSeeds, sample_cohort
-from edge_client.protocol.task import OWN_MODEL, ClientId, Flat, OwnModel, Schema
+from edge_client.protocol.task import OWN_MODEL, ClientId, OwnModel, Schema
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class NonFed(LocalSgd):
     """One model per device. On a fleet of one device this is FedAvg."""
-
-    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        return State(centers=model[None].copy())
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:  # noqa: ARG002 - the interface's
         cohort, seeds = sample_cohort(fleet, self.fraction_train, rng), TaskSeeds.from_rng(rng)

@@ -25,7 +25,7 @@ from edge_client.protocol.task import ClientId, Fit, Flat, OwnModel, Schema
 PERSONAL_SLOT = "personal"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PFedMe(FedAvg):
     """One common model and one personal model per device, held together by lam."""
 

@@ -78,7 +78,7 @@ class SplitTree:
         return {c: ~leaf for c, leaf in sorted(at.items())}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TreeOfCenters(LocalSgd):
     """FedAvg in every leaf. A subclass overrides `_prepare` or `_grow` to split leaves."""
 
@@ -92,10 +92,6 @@ class TreeOfCenters(LocalSgd):
     def clusters_together(self) -> bool:
         """Splits compare the devices' updates."""
         return True
-
-    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
-        """One leaf; devices join it when they are first asked."""
-        return State(centers=model[None].copy())
 
     def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
         """New devices find their leaf; then the cohort trains, the tree may grow, each leaf takes its n-mean."""

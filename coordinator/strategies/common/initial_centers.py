@@ -35,7 +35,7 @@ def initial_centers(model: Flat, schema: Schema, k: int, rng: np.random.Generato
     return out
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MultiStartSgd(LocalSgd):
     """`clusters` models that every device compares, and which therefore must differ before training.
 

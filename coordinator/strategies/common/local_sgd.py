@@ -9,13 +9,14 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from coordinator.strategies.base import ServedModels, ServingOptions, State
+from coordinator.strategies.base import Fleet, ServedModels, ServingOptions, State
 from coordinator.strategies.common.assignment import serving_center
 from coordinator.strategies.common.label_totals import LABEL_PRIORS, label_totals_of
+from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.server_options import SERVER_DEFAULTS, ServerOptions
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from edge_client.errors import ConfigError
-from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe
+from edge_client.protocol.task import Array, ClientId, Fit, Flat, Probe, Schema
 
 MAX_PULL = 2.0  # of lr * mu; above it each step of plain SGD ends farther from the anchor than it began
 BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistics a device evaluates with
@@ -25,8 +26,8 @@ BUFFER_SOURCES: Mapping[str, str] = {  # `batch-norm` -> whose running statistic
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalSgd:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LocalSgd(MethodValue):
     """How a device trains in one task, which share of the fleet is asked each round, and the server's options.
 
     The defaults were chosen on the training split of the digits fleet, and suit small models on a few hundred samples.
@@ -56,6 +57,10 @@ class LocalSgd:
                 "label-prior device with privacy-noise: the server would learn each device's label counts",
                 hint="set label-prior = model, or privacy-noise = 0; label counts are sent without noise",
             )
+
+    def begin(self, model: Flat, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> State:  # noqa: ARG002 - the interface's
+        """The common model as the only center; no device has a center yet."""
+        return State(centers=model[None].copy())
 
     @property
     def clusters_together(self) -> bool:

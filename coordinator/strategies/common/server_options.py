@@ -14,6 +14,7 @@ from typing import Any
 from coordinator.aggregation.centers import Align, aggregate
 from coordinator.aggregation.privacy import release_centers
 from coordinator.aggregation.robust import REDUCER_NAMES, make_reducer
+from coordinator.strategies.common.method_value import MethodValue
 from coordinator.strategies.common.setting_checks import check_choice, check_range
 from coordinator.strategies.common.updates import ClientUpdates
 from edge_client.errors import ConfigError
@@ -22,8 +23,8 @@ from edge_client.protocol.task import Array, Schema
 NOT_A_SETTING: Mapping[str, Any] = {"setting": False}  # metadata of a field that users cannot set
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServerOptions:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ServerOptions(MethodValue):
     """How the updates of a center's devices become the center. Raises ConfigError for values that cannot work."""
 
     reduce: str = "mean"  # a name of robust.REDUCER_NAMES

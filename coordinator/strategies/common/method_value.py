@@ -1,0 +1,38 @@
+"""Methods as values: a short repr that can be typed again, and an error for a wrong setting that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+from export.plugins import nearest_name_hint
+
+
+class MethodValue:
+    """Base of the frozen dataclasses of settings.
+
+    >>> from coordinator.strategies.fesem import FeSEM
+    >>> FeSEM(4, learning_rate=0.05)
+    FeSEM(4, learning_rate=0.05)
+    """
+
+    def __new__(cls, *_args: object, **given: object) -> Any:  # noqa: ANN401 - the class itself, which mypy knows
+        """Refuse unknown settings with the nearest one. Raises TypeError, as Python does for a wrong argument."""
+        known = _fields(cls)
+        for name in given.keys() - known.keys():
+            group = next((g for g, f in known.items() if name in _fields(f.default)), None)
+            hint = f"write {group}=fc.ServerOptions({name}=...)" if group else nearest_name_hint(name, known)
+            raise TypeError(f"{cls.__name__} has no setting {name!r}\n\nhint: {hint}")
+        return super().__new__(cls)
+
+    def __repr__(self) -> str:
+        told = [(f, getattr(self, f.name)) for f in _fields(self).values() if f.repr]
+        words = [repr(value) for f, value in told if not f.kw_only]
+        words += [f"{f.name}={value!r}" for f, value in told if f.kw_only and value != f.default]
+        return f"{type(self).__name__}({', '.join(words)})"
+
+
+def _fields(value: object) -> Mapping[str, Field[Any]]:
+    """The fields of a dataclass by name; none for another object, as for a default that is missing."""
+    return {f.name: f for f in fields(value)} if is_dataclass(value) and value is not MISSING else {}

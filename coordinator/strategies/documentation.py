@@ -1,0 +1,123 @@
+"""What users read about a method in Python: its class, its paper's equations, its settings and its costs.
+
+The text is put together from the class's and the module's docstrings, the fields of the class and the two tables below.
+docs/methods.md has the same costs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+from coordinator.strategies.common.local_sgd import LocalSgd
+
+ALL = "every method"
+_SETTINGS: Mapping[str, Mapping[str, str]] = {  # setting -> method, or ALL -> what it means, with its unit
+    "local_steps": {ALL: "steps of SGD in one fit"},
+    "learning_rate": {ALL: "of these steps", "FedSGD": "of the server's step"},
+    "momentum": {ALL: "of these steps, 0 to 1; velocity begins at zero in each fit"},
+    "batch_size": {ALL: "samples in a step", "FedSGD": "samples that a device reads at a time"},
+    "fraction_train": {ALL: "share of the fleet that trains in a round, above 0 to 1"},
+    "batch_norm": {ALL: 'running statistics that a device uses: "average", "local" or "batch"'},
+    "label_prior": {ALL: '"device" corrects centers to the device\'s own label counts, "model" does not'},
+    "clusters": {ALL: "number of centers"},
+    "runs": {ALL: "number of independent runs"},
+    "lam": {
+        ALL: "weight of the pull to the center; an average device has mu = 2 lam",
+        "Ditto": "weight of the pull of the personal model to the common one",
+        "PFedMe": "weight of the pull of theta_i to w_i",
+        "FedSoft": "weight of the pull to the mixture of centers",
+    },
+    "mu": {ALL: "weight of the pull to the center, mu / 2 times the squared distance"},
+    "restarts": {ALL: "starts of each k-means, of which the best counts"},
+    "representation": {
+        ALL: 'what is compared: "classifier" (the last layer), "all", or their direction: "delta", "projection"'
+    },
+    "e_step": {ALL: '"nearest" center, or "k-means" anew in every round'},
+    "weights": {ALL: '"equal" devices, or by their number of "samples"'},
+    "hysteresis": {ALL: "share h, 0 to 0.99: a device moves only below (1 - h) of its old distance"},
+    "max_age": {ALL: "rounds for which k-means remembers a device that was not asked"},
+    "trim_clusters": {ALL: "share of the devices, farthest from all centers, that counts for none"},
+    "criterion": {ALL: '"relative" or "absolute" bounds'},
+    "eps_1": {ALL: "bound of the mean update's norm; a share of the largest if relative"},
+    "eps_2": {ALL: "bound of the largest update's norm; a share of the first round's if relative"},
+    "gamma": {ALL: "how far the two sides must point apart, 0 to 1"},
+    "warm_up": {ALL: "rounds before the first split or clustering"},
+    "smallest": {ALL: "devices of a leaf that may still be split"},
+    "coverage": {ALL: "share of a leaf's devices that must answer for a split"},
+    "linkage": {ALL: 'how clusters are joined: "single", "complete", "average" or "ward"'},
+    "common_weight": {ALL: "share of the common model beside the personal one where a device is served"},
+    "late_weight": {ALL: "weight of an update that came after its round"},
+    "eps": {ALL: "share of the way to the mean that a round goes, 0 to 1"},
+    "start": {ALL: 'how centers begin apart: "groups", "k-means" or "redraw"'},
+    "per_group": {ALL: "devices of the cold start for each group"},
+    "first_steps": {ALL: "steps of SGD in the cold start"},
+    "metric": {ALL: 'distance of two updates: "cosine", "l2" or "l1"'},
+    "threshold": {ALL: "distance above which clusters are not joined"},
+    "tau": {ALL: "rounds from one estimate of the shares u to the next"},
+    "sigma": {ALL: "least share of each center"},
+    "select": {ALL: "devices per center and round; 0 takes all"},
+    "local_start": {ALL: 'a device starts from its "own" model, or from the mixture of "centers"'},
+    "eta": {ALL: "step of w_i in a local round"},
+    "local_rounds": {ALL: "exchanges in a round"},
+    "beta": {ALL: "share of the way to the mean that the common model goes"},
+    "server": {ALL: "ServerOptions: robust means, privacy noise and momentum of the centers"},
+}
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """Per device and round after the first rounds: exchanges, models fetched (down), models or gradients sent (up)."""
+
+    exchanges: str
+    down: str
+    up: str
+
+
+ONE = RoundCost("1", "1", "1")
+_BY_LOSS = RoundCost("2; 3 in the first round", "K", "1")
+_ENSEMBLE = RoundCost("K", "K", "K")
+COSTS: Mapping[str, RoundCost] = {
+    "nonfed": RoundCost("1", "0; one at the beginning", "0"),
+    "feddane": RoundCost("2", "2", "2"),
+    "cfl": RoundCost("1; one more per level for a new device", "1", "1"),
+    "hypcluster": _BY_LOSS,
+    "ifca": _BY_LOSS,
+    "fedem": RoundCost("1 + K; 2 + K in the first round", "K", "K"),
+    "fedsoft": RoundCost("1; 2 every tau rounds", "1; 1 + K every tau rounds", "1"),
+    "fedavg-plus": _ENSEMBLE,
+    "fedprox-plus": _ENSEMBLE,
+    "ditto": RoundCost("2", "1", "1"),
+    "pfedme": RoundCost("R", "R", "R"),
+    "fedgroup": RoundCost("1; 2 in the first round", "1", "1"),
+}
+
+
+def method_doc(name: str, kind: type[Any]) -> str:
+    """The docstring of the class `kind` of the method `name`. Raises KeyError for a setting without words."""
+    own, paper = inspect.cleandoc(kind.__doc__ or ""), inspect.cleandoc(inspect.getmodule(kind).__doc__ or "")
+    cost = COSTS.get(name, ONE)
+    signs = {"K": "K is `clusters` or `runs`", "R": "R is `local_rounds`"}
+    where = "".join(f"; {words}" for sign, words in signs.items() if sign in f"{cost.exchanges} {cost.down} {cost.up}")
+    told = f"exchanges: {cost.exchanges}. Models down: {cost.down}. Models up: {cost.up}"
+    example = f"fc.simulate(fc.{kind.__name__}(), fleet=fc.fleets.digits(), rounds=10)"
+    parts = [own, paper, f"Args:\n{_settings(kind)}", f"Cost of a round per device: {told}{where}."]
+    return "\n\n".join([*parts, f"Example:\n    result = {example}\n"])
+
+
+def _settings(kind: type[Any]) -> str:
+    """The class's own settings first, then those of every method."""
+    shared = {f.name for f in fields(LocalSgd)}
+    first = sorted(fields(kind), key=lambda f: f.name in shared)
+    return "\n".join(f"    {f.name}: {_words(f.name, kind)}. Default: {_default(f.default)}." for f in first)
+
+
+def _words(setting: str, kind: type[Any]) -> str:
+    told = _SETTINGS[setting]
+    return told.get(kind.__name__, told[ALL])
+
+
+def _default(value: object) -> str:
+    return f"{type(value).__name__}()" if is_dataclass(value) else repr(value)

@@ -1,0 +1,63 @@
+"""Methods in Python: values with a short repr, docstrings with everything, errors that say what to do."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from dataclasses import fields, replace
+
+import pytest
+
+import fedcenters as fc
+from coordinator.strategies.documentation import COSTS, ONE
+from coordinator.strategies.registry import METHODS, make_method, method_settings
+from tests.docs.test_methods_page import COSTS as PAGE
+
+NAMES = sorted(METHODS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_has_the_settings_of_the_command_line_with_their_defaults(name: str) -> None:
+    kind, method = METHODS[name], make_method(name)
+    told = dict(re.findall(r"^    (\w+): .*?\. Default: (.*)\.$", kind.__doc__ or "", flags=re.MULTILINE))
+    asked = {key.replace("-", "_"): repr(value) for key, value in method_settings(method).items()}
+    options = {f.name for f in fields(fc.ServerOptions)}
+    assert {k: v for k, v in told.items() if k != "server"} == {k: v for k, v in asked.items() if k not in options}
+    assert ("server" in told) == bool(asked.keys() & options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_docstring_names_the_paper_and_the_costs_that_the_page_has(name: str) -> None:
+    text, cost, row = METHODS[name].__doc__ or "", COSTS.get(name, ONE), PAGE[name]
+    assert re.search(r"\b20[12]\d\b", text) or name == "nonfed"  # no paper has it for its own
+    page = [cell.replace("`", "").replace("local-rounds", "local_rounds") for cell in row[1:4]]
+    assert [cost.exchanges, cost.down, cost.up] == page
+    assert f"Models down: {cost.down}. Models up: {cost.up}" in text
+    assert f"fc.{METHODS[name].__name__}()" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_repr_can_be_typed_again_and_shows_what_is_not_the_default(name: str) -> None:
+    method = replace(make_method(name), learning_rate=0.03)  # type: ignore[type-var]
+    assert "learning_rate=0.03" in repr(method)
+    assert "momentum" not in repr(method)
+    assert eval(f"fc.{method!r}") == method  # noqa: S307 - our own text
+    assert pickle.loads(pickle.dumps(method)) == method  # noqa: S301 - our own bytes
+
+
+def test_the_number_of_centers_may_be_given_by_position() -> None:
+    assert repr(fc.FeSEM(4)) == "FeSEM(4)"
+    assert [m.clusters for m in (fc.FeSEM(4), fc.IFCA(2), fc.WeCFL(5), fc.FedGroup(6), fc.FedEM(7))] == [4, 2, 5, 6, 7]
+    assert fc.FedAvgPlus(2).runs == 2
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"cluster": 3}, "FeSEM has no setting 'cluster'.*did you mean 'clusters'"),
+        ({"reduce": "median"}, r"write server=fc.ServerOptions\(reduce=...\)"),
+    ],
+)
+def test_a_wrong_setting_says_what_to_write(wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(TypeError, match=f"(?s){said}"):
+        fc.FeSEM(**wrong)  # type: ignore[arg-type]
