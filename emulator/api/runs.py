@@ -85,8 +85,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
 
     >>> import fedcenters as fc
     >>> result = fc.simulate(fc.FeSEM(3, local_steps=5), fleet=fc.fleets.digits(devices=6), rounds=2)
-    >>> len(result.history), sorted(set(result.assignments.values))
-    (2, [0, 1, 2])
+    >>> len(result.history), int(result.assignments["device-00"])
+    (2, 0)
     """
     given = {"out": out, "name": name, "resume": resume, "workers": workers, **options}
     with RunProgress(method, rounds, shown=progress) as bar:
