@@ -104,7 +104,7 @@ def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN
     return choose_center(source, data, labels=y is not None)
 
 
-def predict(source: RunCenters, x: Any, *, device: ClientId | None, center: int | None) -> Array:  # noqa: ANN401
+def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, center: int | None) -> Array:  # noqa: ANN401
     """Classes [n], or targets [n, ...], for samples `x` [n, ...]. Raises UsageError for an unknown device or center."""
     if device is not None and center is not None:
         raise UsageError("predict by a device and by a center", hint="give one of them")

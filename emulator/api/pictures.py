@@ -18,8 +18,10 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
     """Accuracy by round; beside it each device by its first update, if the run's method gives devices centers."""
     records = list(run.records)
     title = f"{display_names.method_label(method)} on held-out samples"
-    kinds = {"all samples": "micro", "mean of devices": "macro"}
-    curves = {f"accuracy, {name}": [r["accuracy"][kind] for r in records] for name, kind in kinds.items()}
+    curves = {
+        "accuracy, all samples": [r["accuracy"]["micro"] for r in records],
+        "accuracy, mean of devices": [r["accuracy"]["macro"] for r in records],
+    }
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     panels: list[Callable[[Axes], None]] = [partial(plots.draw_curves, curves=curves, title=title)]
     if not curves:

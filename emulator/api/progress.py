@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from coordinator.strategies.base import Strategy
 from emulator.console import ConsoleProgress
@@ -70,7 +70,7 @@ class NotebookLine:
         from IPython.display import display
 
         if self._handle is None:
-            self._handle = display({"text/plain": text}, raw=True, display_id=True)
+            self._handle = cast("Any", display)({"text/plain": text}, raw=True, display_id=True)
         else:
             self._handle.update({"text/plain": text}, raw=True)
 

@@ -18,8 +18,8 @@ from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_name, method_settings
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
-from emulator.api import nearest
 from emulator.api.history import Table, frame, series
+from emulator.api.nearest import RunCenters, choose, predict_samples
 from emulator.config import resolved_table
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
@@ -132,18 +132,18 @@ class Result:
         `center` of the answer is None where none fits; `fit` is "well", "badly" or "none", `probabilities` are by
         center, `reasons` plain lines. The first call lets the run's devices teach the rule, which takes seconds.
         """
-        return nearest.choose(self._source, x, y)
+        return choose(self._source, x, y)
 
     def predict(self, x: Array, *, device: ClientId | None = None, center: int | None = None) -> Array:
         """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
 
         By the model that a device of the run is served, by a center, or by the center that is nearest to the samples.
         """
-        return nearest.predict(self._source, x, device=device, center=center)
+        return predict_samples(self._source, x, device=device, center=center)
 
     @cached_property
-    def _source(self) -> nearest.RunCenters:
-        return nearest.RunCenters(
+    def _source(self) -> RunCenters:
+        return RunCenters(
             method=self.method,
             state=self.run.state,
             first=self.start,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Unpack
 
+    from coordinator.models.registry import Model
     from export.compiler.program_functions import LossFunction
 
 OnRound = Callable[[Result], object]
@@ -152,22 +153,18 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
     known = {row.name for row in OPTIONS.values()} | {"resume"}
     if wrong := sorted(given.keys() - known):
         raise UsageError(f"a run has no option {wrong[0]!r}", hint=nearest_name_hint(wrong[0], known))
-    values = {key: value for key, value in given.items() if key not in ("out", "resume")}
-    out = None if given["out"] is None else Path(given["out"])
-    args = SimulateArgs(
-        method=method_path(method),
-        settings=method_settings(method),
-        rounds=rounds,
-        seed=seed,
-        **values,
-        **({} if out is None else {"out": out}),
-    )
+    values: dict[str, Any] = {key: value for key, value in given.items() if key not in ("out", "resume")}
+    if given["out"] is not None:
+        values["out"] = Path(given["out"])
+    settings = method_settings(method)
+    args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **values)
     run = resolve_run(args, strategy=method, metrics=metrics or {})
-    if model is not None or loss is not None:
+    prepared: Model | str | None = model if isinstance(model, str) else None
+    if loss is not None or not (model is None or isinstance(model, str)):
         from emulator.api.models import own_model
 
-        model = own_model(fleet.model if model is None else model, fleet.cut(seed), loss=loss, seed=seed)
-    return play(run, fleet=fleet, model=model, resume=given["resume"], say=say, keep=out is not None)
+        prepared = own_model(fleet.model if model is None else model, fleet.cut(seed), loss=loss, seed=seed)
+    return play(run, fleet=fleet, model=prepared, resume=given["resume"], say=say, keep=given["out"] is not None)
 
 
 def _check(method: object, fleet: object) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from coordinator.rounds.round_record import MetricRecord
 from coordinator.strategies.base import State, Strategy
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
@@ -18,7 +18,7 @@ Metric = Callable[[Array, Array], float]  # y [n, ...] and outputs [n, ...] of o
 
 def measure_own(
     metrics: Mapping[str, Metric], strategy: Strategy, state: State, devices: EmulatedDevices, batch: int
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, MetricRecord]:
     """Name -> {"micro", "macro", "per_device"}: means over samples and over devices, and each device's own.
 
     A device that is served a mixture has the mean of its models' probabilities as outputs. Devices without held-out
@@ -62,7 +62,7 @@ def _number(name: str, value: object) -> float:
         ) from None
 
 
-def _averages(values: Mapping[ClientId, float], n: Mapping[ClientId, int]) -> dict[str, Any]:
+def _averages(values: Mapping[ClientId, float], n: Mapping[ClientId, int]) -> MetricRecord:
     if not values:
         return {"micro": None, "macro": None, "per_device": {}}
     each, weights = np.array(list(values.values())), np.array([n[c] for c in values], dtype=np.float64)

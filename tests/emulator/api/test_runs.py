@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,7 +58,8 @@ def test_rounds_gives_the_run_of_simulate_one_round_at_a_time_and_what_it_gave_s
 
 
 def test_on_round_ends_a_run_early_and_its_folder_can_be_resumed(tmp_path: Path) -> None:
-    method, place = fc.FedAvg(local_steps=STEPS), {"out": tmp_path, "name": "cut"}
+    method = fc.FedAvg(local_steps=STEPS)
+    place: dict[str, Any] = {"out": tmp_path, "name": "cut"}
     whole = fc.simulate(method, fleet=digits(), rounds=3)
     cut = fc.simulate(method, fleet=digits(), rounds=3, on_round=lambda r: len(r.run.records) == 2, **place)
     assert len(cut.history) == 2
@@ -154,10 +156,10 @@ def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
         ({"metrics": {"bad": lambda y, outputs: "x"}}, UsageError, "metric bad gives str"),
     ],
 )
-def test_an_error_names_what_was_wrong_and_what_to_write(wrong: dict[str, object], error: type, said: str) -> None:
-    asked = {"method": fc.FedAvg(local_steps=1), "fleet": digits(3), "rounds": 1} | wrong
+def test_an_error_names_what_was_wrong_and_what_to_write(wrong: dict[str, Any], error: type, said: str) -> None:
+    asked: dict[str, Any] = {"method": fc.FedAvg(local_steps=1), "fleet": digits(3), "rounds": 1} | wrong
     with pytest.raises(error, match=f"(?s){said}"):
-        fc.simulate(asked.pop("method"), **asked)  # type: ignore[arg-type]
+        fc.simulate(asked.pop("method"), **asked)
 
 
 def test_a_run_without_a_folder_leaves_no_file_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
