@@ -3,10 +3,9 @@
 A request for a blob that was not granted is answered `not_yours`, with the same text and in the same time whether the
 blob exists or not, so that a device cannot probe for another device's update. Updates are never granted.
 
-Blocks that were sent and may still be on their way hold at most `budget` bytes, because the broker has to keep them.
-The next message of a device shows that its blocks have arrived; after eight seconds of silence they are taken as
-arrived, and the device asks again for a block that was lost. When the budget is spent a device is told `busy` and
-served in turn.
+Blocks that were sent and may still be on their way hold at most `budget` bytes, because the broker has to keep them
+(arrival_marks.py). When the budget is spent a device is told `busy` and served in turn; one that does not show that its
+blocks arrived is told `busy` and not served.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from coordinator.runtime.arrival_marks import ArrivalMarks
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.sender import UPLOAD_WINDOW, CoordinatorSender
 from edge_client.errors import Malformed
@@ -21,7 +21,6 @@ from edge_client.protocol.blocks import Manifest, body_range
 from edge_client.protocol.task import ClientId
 from edge_client.transport.blobs import BlobFolder
 
-ASSUMED_ARRIVAL_S = 8.0  # a device asks again after this time for a block that did not come
 MAX_UNACKNOWLEDGED = 256  # messages; a slow link to the broker holds no more of them
 QUEUE_TIMEOUT_S = 60.0  # a waiting device asks again after this time
 POLL_S = 0.05  # how often to check whether there is room again
@@ -33,6 +32,7 @@ class _BlockRequest:
 
     manifest: Manifest
     ranges: tuple[tuple[int, int, int], ...]
+    marked: bool  # whether the device reads marks
 
     @property
     def size(self) -> int:
@@ -49,8 +49,7 @@ class BlockServer:
     _shared: dict[str, Manifest] = field(default_factory=dict)
     _granted: dict[ClientId, dict[str, Manifest]] = field(default_factory=dict)
     _waiting: dict[ClientId, _BlockRequest] = field(default_factory=dict)  # first come first served
-    _sent: dict[ClientId, tuple[int, float]] = field(default_factory=dict)  # bytes and when, oldest first
-    _under_way: int = 0  # their sum
+    _marks: ArrivalMarks = field(default_factory=ArrivalMarks)
 
     @property
     def wakes_at_s(self) -> float:
@@ -78,8 +77,10 @@ class BlockServer:
         ranges = tuple((index, *body_range(manifest, index)) for index in indices)
         if not self.blobs.has(sha256):
             raise Malformed("unknown_blob", "this blob is not held any more")
-        self.mark_received(cid)
-        self._waiting[cid] = _BlockRequest(manifest, ranges)
+        self._marks.prove(cid, request.get("mark"))
+        if not self._marks.may_send(cid, self.sender.clock.now_s()):
+            raise Malformed("busy", "the blocks that were sent to you have not arrived")
+        self._waiting[cid] = _BlockRequest(manifest, ranges, "mark" in request)
         self.send_due()
         if cid in self._waiting:
             words = "you are served in turn"
@@ -90,29 +91,22 @@ class BlockServer:
     def send_due(self) -> None:
         """Send what the budget allows to the waiting devices; a single request may always go."""
         now_s = self.sender.clock.now_s()
-        for cid in [cid for cid, (_, at_s) in self._sent.items() if at_s + ASSUMED_ARRIVAL_S <= now_s]:
-            self.mark_received(cid)
+        self._marks.expire(now_s)
         while self._waiting:
             cid, request = next(iter(self._waiting.items()))
-            if (self._sent and self._under_way + request.size > self.budget) or self.sender.is_congested(
-                MAX_UNACKNOWLEDGED
-            ):
+            under_way = self._marks.under_way
+            if (under_way and under_way + request.size > self.budget) or self.sender.is_congested(MAX_UNACKNOWLEDGED):
                 return
             del self._waiting[cid]
             self._send(cid, request, now_s)
 
     def _send(self, cid: ClientId, request: _BlockRequest, now_s: float) -> None:
-        self._sent[cid] = (request.size, now_s)
-        self._under_way += request.size
+        mark = self._marks.sent(cid, request.size, now_s)
         try:
             with self.blobs.path(request.manifest.sha256).open("rb") as file:
                 for index, start, stop in request.ranges:
                     file.seek(start)
-                    self.sender.send_block(cid, request.manifest, index, file.read(stop - start))
+                    body = file.read(stop - start)
+                    self.sender.send_block(cid, request.manifest, index, body, mark if request.marked else 0)
         except FileNotFoundError:  # dropped while the request waited; the device asks again and gets an error
             return
-
-    def mark_received(self, cid: ClientId) -> None:
-        """A device sent a message: the blocks that were sent to it have arrived."""
-        size, _ = self._sent.pop(cid, (0, 0.0))
-        self._under_way -= size

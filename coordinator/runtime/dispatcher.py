@@ -131,7 +131,6 @@ class Dispatcher:
             if self._strangers.allow(now_s):
                 self._answer_stranger(open_envelope(route, payload))
             return
-        self._downloads.mark_received(cid)
         bucket = self._buckets.setdefault(cid, TokenBucket(REQUESTS_PER_S, REQUESTS_BURST))
         if bucket.allow(now_s):
             self._answer(open_envelope(route, payload))

@@ -66,9 +66,9 @@ class CoordinatorSender:
         """Whether a message id has this sender's epoch, so that an answer to it is none to an earlier process."""
         return ident.startswith(f"c{self.epoch}-")
 
-    def send_block(self, cid: str, manifest: Manifest, index: int, body: bytes) -> None:
+    def send_block(self, cid: str, manifest: Manifest, index: int, body: bytes, mark: int) -> None:
         """One block to one device."""
-        message = blocks.pack_block(body, index, manifest.total)
+        message = blocks.pack_block(body, index, manifest.total, mark)
         self._publish(self.topics.down_block(cid, routing_label(manifest.sha256), index), message)
 
     def is_congested(self, limit: int) -> bool:

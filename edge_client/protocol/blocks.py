@@ -20,13 +20,14 @@ from typing import Any
 from edge_client.errors import Malformed
 
 VERSION = 1
-HEADER = struct.Struct("<BBHIII")  # version, flags, zero, index, total, crc32 of the 12 bytes before it and the body
+HEADER = struct.Struct("<BBHIII")  # version, flags, mark, index, total, crc32 of the 12 bytes before it and the body
 _HEAD = struct.Struct("<BBHII")  # the same without the checksum
 
 BLOCK_BYTES_STEP = 4_096
 MAX_BLOCK_BYTES = 1 << 20
 DEFAULT_BLOCK_BYTES = 65_536
 MAX_BLOCKS = 65_536
+MAX_MARK = 65_535  # of the blocks that one `get` is answered with
 MAX_INLINE_BYTES = 2_048
 MAX_BLOB_BYTES = 4 << 30
 _FULL = 0xFF
@@ -160,29 +161,40 @@ def body_range(manifest: Manifest, index: int) -> tuple[int, int]:
     return start, min(start + manifest.block, manifest.size)
 
 
-def pack_block(body: bytes, index: int, total: int) -> bytes:
-    """The message that carries one block."""
+def pack_block(body: bytes, index: int, total: int, mark: int = 0) -> bytes:
+    """The message that carries one block; a `mark` of 1 to MAX_MARK is for a device that names it in its next `get`."""
     if not 1 <= len(body) <= MAX_BLOCK_BYTES:
         raise Malformed("bad_field", f"block body of {len(body)} bytes, 1 to {MAX_BLOCK_BYTES}")
     if not (is_count(total, 1, MAX_BLOCKS) and is_count(index, 0, total - 1)):
         raise Malformed("bad_range", f"block {index} of {total}, at most {MAX_BLOCKS} blocks")
-    head = _HEAD.pack(VERSION, 0, 0, index, total)
-    return HEADER.pack(VERSION, 0, 0, index, total, zlib.crc32(body, zlib.crc32(head))) + body
+    head = _HEAD.pack(VERSION, 0, mark, index, total)
+    return HEADER.pack(VERSION, 0, mark, index, total, zlib.crc32(body, zlib.crc32(head))) + body
 
 
 def unpack_block(message: bytes, manifest: Manifest, index: int) -> bytes:
     """The body of block `index` (from the topic) of the blob `manifest`. Raises Malformed unless everything fits.
+
+    A mark is refused: only a device that asked for marks reads them.
+    """
+    body, mark = unpack_marked_block(message, manifest, index)
+    if mark:
+        raise Malformed("bad_field", f"block mark {mark:#x}, where none belongs")
+    return body
+
+
+def unpack_marked_block(message: bytes, manifest: Manifest, index: int) -> tuple[bytes, int]:
+    """-> the body of block `index` and its mark, 0 without one. Raises Malformed as `unpack_block`.
 
     Wrong lengths are refused before the checksum is computed; the whole blob's hash remains to be checked at the end.
     """
     start, stop = body_range(manifest, index)
     if len(message) < HEADER.size:
         raise Malformed("bad_field", f"block message of {len(message)} bytes, at least {HEADER.size + 1}")
-    version, flags, zero, said_index, said_total, crc = HEADER.unpack_from(message)
+    version, flags, mark, said_index, said_total, crc = HEADER.unpack_from(message)
     if version != VERSION:
         raise Malformed("bad_version", f"block version {version}, this side reads {VERSION}")
-    if flags or zero:
-        raise Malformed("bad_field", f"block flags {flags:#x}, {zero:#x}; none is defined")
+    if flags:
+        raise Malformed("bad_field", f"block flags {flags:#x}; none is defined")
     if (said_index, said_total) != (index, manifest.total):
         raise Malformed("bad_range", f"block {said_index} of {said_total}, expected {index} of {manifest.total}")
     if len(message) - HEADER.size != stop - start:
@@ -190,7 +202,7 @@ def unpack_block(message: bytes, manifest: Manifest, index: int) -> bytes:
     body = bytes(message[HEADER.size :])
     if zlib.crc32(body, zlib.crc32(message[: _HEAD.size])) != crc:
         raise Malformed("bad_hash", f"block {index} of {manifest.total}: checksum differs")
-    return body
+    return body, mark
 
 
 class Bitmap:

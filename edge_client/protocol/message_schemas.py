@@ -17,6 +17,7 @@ from edge_client.protocol.blocks import (
     KIND_LIMITS,
     MAX_BITMAP_BYTES,
     MAX_BLOCK_BYTES,
+    MAX_MARK,
     decode_base64,
     is_count,
 )
@@ -202,7 +203,7 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
     "task": _TASK,
     "stop": _KEY | optional(why=text(MAX_DETAIL_CHARS)),
     "rebirth": {},
-    "get": required(sha256=_sha256, block=_block_size, at=_block_runs),
+    "get": required(sha256=_sha256, block=_block_size, at=_block_runs) | optional(mark=integer(0, MAX_MARK)),
     "rdy": _KEY
     | required(attempt=_U32, n=_SAMPLES, what=one_of("delta", "stats"), update=manifest("delta", "stats"))
     | required(seconds=number())

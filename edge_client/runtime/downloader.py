@@ -19,7 +19,7 @@ from edge_client.transport.blobs import BlobFolder, PartialBlob
 
 log = logging.getLogger(__name__)
 
-SendGet = Callable[[Manifest, list[list[int]]], str]  # sends one `get`; gives its message id
+SendGet = Callable[[Manifest, list[list[int]], int], str]  # sends one `get` with the last mark; gives its message id
 MAX_POLL_S = 60.0  # the longest time between two looks at a transfer
 MIB = 1 << 20
 MAX_KNOWN_REQUESTS = 64  # ids of requests that an error answer may still name
@@ -35,6 +35,7 @@ class Downloader:
         self._pull: BlobPull | None = None
         self._gets: deque[str] = deque(maxlen=MAX_KNOWN_REQUESTS)
         self._not_before_s = 0.0
+        self._mark = 0  # of the block that came last
         self._bad_hashes = 0
         self.failed: Malformed | None = None
 
@@ -60,7 +61,7 @@ class Downloader:
         if now_s < self._not_before_s:
             return self._not_before_s - now_s
         if runs := self._pull.next_request(now_s):
-            self._gets.append(self._send_get(self._queue[0], runs))
+            self._gets.append(self._send_get(self._queue[0], runs, self._mark))
         if self._pull.exhausted:
             raise Malformed("unreachable", f"no block of {self._queue[0].sha256:.16} came")
         due = self._pull.next_due_s()
@@ -72,7 +73,7 @@ class Downloader:
         if partial is None or pull is None or blob_label != routing_label(partial.manifest.sha256):
             return
         try:
-            body = blocks.unpack_block(payload, partial.manifest, index)
+            body, self._mark = blocks.unpack_marked_block(payload, partial.manifest, index)
         except Malformed as wrong:
             log.warning("dropped a block: %s", wrong.message)
             return

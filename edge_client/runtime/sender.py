@@ -29,8 +29,9 @@ class DeviceSender:
         self._publish(self.topics.request(self.cid), payload)
         return ident
 
-    def request_blocks(self, manifest: Manifest, at: list[list[int]]) -> str:
-        return self.send("get", sha256=manifest.sha256, block=manifest.block, at=at)
+    def request_blocks(self, manifest: Manifest, at: list[list[int]], mark: int) -> str:
+        """Ask for blocks; `mark` is that of the last block that arrived, 0 without one."""
+        return self.send("get", sha256=manifest.sha256, block=manifest.block, at=at, mark=mark)
 
     def send_presence(self, status: str, birth: int, **fields: Any) -> None:  # noqa: ANN401 - the message's fields
         """The retained record of this device."""

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from edge_client.engines.golden_run import golden_inputs
+from edge_client.errors import Malformed
 from edge_client.protocol import blocks, codecs, message_schemas, messages, signing, tensors, topics
 from edge_client.protocol.nearest import sketch
 from edge_client.protocol.nearest.catalog import Catalog
@@ -130,6 +131,14 @@ def test_a_blob_is_named_by_its_hash_and_routed_by_its_label() -> None:
 
 def test_the_block_of_hello() -> None:
     assert blocks.pack_block(b"hello", 0, 1).hex() == VECTORS["block_hello"]
+
+
+def test_the_marked_block_of_hello() -> None:
+    given, whole = VECTORS["block_hello_marked"], blocks.manifest_of(b"hello", "delta", block=4096)
+    assert blocks.pack_block(b"hello", 0, 1, given["mark"]).hex() == given["block"]
+    assert blocks.unpack_marked_block(bytes.fromhex(given["block"]), whole, 0) == (b"hello", given["mark"])
+    with pytest.raises(Malformed, match="where none belongs"):
+        blocks.unpack_block(bytes.fromhex(given["block"]), whole, 0)
 
 
 def test_the_three_blocks_of_p() -> None:

@@ -82,8 +82,12 @@ test("a blob is named by its hash and routed by its label", async () => {
   assert.deepEqual({ ...(await named(P)), label: routingLabel(OF_P.sha256) }, VECTORS.p);
 });
 
-test("the block of hello", () => {
+test("the block of hello", async () => {
   assert.equal(toHex(blocks.packBlock(bytes("hello"), 0, 1)), VECTORS.block_hello);
+  const hello = await blocks.manifestOf(bytes("hello"), "delta", { block: 4096 });
+  const { block, mark } = VECTORS.block_hello_marked;
+  assert.deepEqual(blocks.unpackMarkedBlock(fromHex(block), hello, 0), { body: bytes("hello"), mark });
+  assert.throws(() => blocks.unpackBlock(fromHex(block), hello, 0), /where none belongs/);
 });
 
 test("the three blocks of P", () => {

@@ -118,13 +118,20 @@ export function packBlock(body, index, total) {
   return message;
 }
 
-/** The body of block `index` (from the topic) of the blob `manifest`; Malformed unless everything fits. */
+/** The body of block `index` (from the topic) of the blob `manifest`; Malformed unless everything fits. A mark is refused. */
 export function unpackBlock(message, manifest, index) {
+  const { body, mark } = unpackMarkedBlock(message, manifest, index);
+  if (mark) throw new Malformed("bad_field", `block mark ${mark}, where none belongs`);
+  return body;
+}
+
+/** The body of a block and its mark, which the next `get` names; 0 without one. */
+export function unpackMarkedBlock(message, manifest, index) {
   const [start, stop] = bodyRange(manifest, index);
   if (message.length < HEADER_BYTES) throw new Malformed("bad_field", `block message of ${message.length} bytes`);
   const view = new DataView(message.buffer, message.byteOffset, message.byteLength);
   if (view.getUint8(0) !== VERSION) throw new Malformed("bad_version", `block version ${view.getUint8(0)}`);
-  if (view.getUint8(1) || view.getUint16(2, true)) throw new Malformed("bad_field", "block flags; none is defined");
+  if (view.getUint8(1)) throw new Malformed("bad_field", "block flags; none is defined");
   const [saidIndex, saidTotal] = [view.getUint32(4, true), view.getUint32(8, true)];
   if (saidIndex !== index || saidTotal !== totalOf(manifest)) {
     throw new Malformed("bad_range", `block ${saidIndex} of ${saidTotal}, expected ${index} of ${totalOf(manifest)}`);
@@ -136,7 +143,7 @@ export function unpackBlock(message, manifest, index) {
   if (crc32(body, crc32(message.subarray(0, 12))) !== view.getUint32(12, true)) {
     throw new Malformed("bad_hash", `block ${index}: checksum differs`);
   }
-  return body;
+  return { body, mark: view.getUint16(2, true) };
 }
 
 /** Which of `total` blocks have arrived: block i is bit i mod 8, least significant first, of byte i div 8. */

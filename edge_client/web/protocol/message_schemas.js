@@ -124,7 +124,7 @@ export const MESSAGE_TABLES = {
   },
   stop: { ...KEY, ...optional({ why: text(MAX_DETAIL_CHARS) }) },
   rebirth: {},
-  get: required({ sha256, block: blockSize, at: blockRuns }),
+  get: { ...required({ sha256, block: blockSize, at: blockRuns }), ...optional({ mark: integer(0, 65_535) }) },
   rdy: {
     ...KEY,
     ...required({ attempt: U32, n: SAMPLES, what: oneOf("delta", "stats"), update: manifest("delta", "stats"), seconds: number() }),

@@ -48,7 +48,7 @@ export class Client {
     });
     client.sender.transport = client.transport;
     const fetching = (event) => client.task !== null && tell(event); // the view shows a search for a center in its own words
-    client.downloader = new Downloader(client.blobs, (manifest, at) => client.sender.requestBlocks(manifest, at), fetching);
+    client.downloader = new Downloader(client.blobs, (manifest, at, mark) => client.sender.requestBlocks(manifest, at, mark), fetching);
     client.uploader = new Uploader({ state: client.state, sender: client.sender, transport: client.transport, now, tell });
     client.taskRunner = new TaskRunner({ ort, blobs: client.blobs, federation: join.federation, keys: join.keys });
     return client;

@@ -1,7 +1,7 @@
 // Download of blobs, one after another, block by block (PROTOCOL.md, section 9). The receiver sets the pace. The client
 // passes in events and calls `step`. Times are in ms.
 
-import { totalOf, unpackBlock } from "../protocol/blocks.js";
+import { totalOf, unpackMarkedBlock } from "../protocol/blocks.js";
 import { Malformed } from "../protocol/errors.js";
 import { routingLabel } from "../protocol/topics.js";
 
@@ -57,11 +57,12 @@ export class BlobPull {
   }
 }
 
-/** A queue of blobs to fetch; `sendGet(manifest, runs)` sends one request and gives its id. */
+/** A queue of blobs to fetch; `sendGet(manifest, runs, mark)` sends one request and gives its id. */
 export class Downloader {
   constructor(blobs, sendGet, tell = () => {}) {
     Object.assign(this, { blobs, sendGet, tell });
     this.requests = [];
+    this.mark = 0; // of the block that came last
     this.clear();
   }
 
@@ -89,7 +90,7 @@ export class Downloader {
     if (this.pull === null) return null;
     if (now < this.notBefore) return this.notBefore - now;
     const runs = this.pull.nextRequest(now);
-    if (runs.length) this.requests = [...this.requests, this.sendGet(this.queue[0], runs)].slice(-MAX_KNOWN_REQUESTS);
+    if (runs.length) this.requests = [...this.requests, this.sendGet(this.queue[0], runs, this.mark)].slice(-MAX_KNOWN_REQUESTS);
     if (this.pull.exhausted) throw new Malformed("unreachable", `no block of ${this.queue[0].sha256.slice(0, 16)} came`);
     const due = Math.min(...this.pull.due.values());
     return Number.isFinite(due) ? Math.max(0, due - now) : MAX_POLL_MS;
@@ -102,7 +103,7 @@ export class Downloader {
     if (pull === null || name !== routingLabel(manifest.sha256)) return;
     let body;
     try {
-      body = unpackBlock(payload, manifest, index);
+      ({ body, mark: this.mark } = unpackMarkedBlock(payload, manifest, index));
     } catch (wrong) {
       console.warn("dropped a block:", wrong.message);
       return;

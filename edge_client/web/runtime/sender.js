@@ -20,8 +20,9 @@ export class DeviceSender {
     return id;
   }
 
-  requestBlocks(manifest, at) {
-    return this.send("get", { sha256: manifest.sha256, block: manifest.block, at });
+  /** Ask for blocks; `mark` is that of the last block that arrived, 0 without one. */
+  requestBlocks(manifest, at, mark) {
+    return this.send("get", { sha256: manifest.sha256, block: manifest.block, at, mark });
   }
 
   /** The retained record of this device. */

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.runtime.block_server import ASSUMED_ARRIVAL_S, BlockServer
+from coordinator.runtime.arrival_marks import ASSUMED_ARRIVAL_S, MAX_HOLD_S, ArrivalMarks
+from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.sender import CoordinatorSender
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
-from edge_client.protocol.blocks import Manifest, manifest_of
+from edge_client.protocol.blocks import HEADER, Manifest, manifest_of
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Message
 from edge_client.transport.blobs import BlobFolder
@@ -29,6 +30,7 @@ class BlockServerSetup:
 
     def __init__(self, folder: Path, *, budget: float = 8 * BLOCK) -> None:
         broker = MemoryBroker()
+        self.marks: dict[str, int] = {}
         self.clock = VirtualClock()
         self._heard = broker.client("spy")
         self._heard.connect()
@@ -44,9 +46,14 @@ class BlockServerSetup:
         self.downloads = BlockServer(blobs, sender, budget)
         self.downloads.share([self.manifest])
 
-    def ask(self, cid: str, *at: list[int]) -> None:
+    def ask(self, cid: str, *at: list[int], mark: int | None = 0) -> None:
+        """By default as a device that has seen no block; None: one that knows no marks."""
         request: dict[str, Any] = {"id": f"r-{cid}", "sha256": self.manifest.sha256, "block": BLOCK, "at": list(at)}
-        self.downloads.answer(Envelope(cid=cid, fields=request))
+        self.downloads.answer(Envelope(cid=cid, fields=request if mark is None else request | {"mark": mark}))
+
+    def mark(self, cid: str) -> int:
+        """Of the last block that was sent to this device."""
+        return self.marks[cid]
 
     def said(self) -> list[tuple[str, str]]:
         """(device, "block" or the code of an error), in order; each once."""
@@ -54,6 +61,8 @@ class BlockServerSetup:
         while (event := self._heard.receive(0.0)) is not None:
             if isinstance(event, Message):
                 route = TOPICS.parse(event.topic)
+                if route.kind == "b":
+                    self.marks[str(route.cid)] = HEADER.unpack_from(event.payload)[2]
                 word = "block" if route.kind == "b" else messages.read_message(event.payload, "t")["code"]
                 out.append((str(route.cid), word))
         return out
@@ -74,7 +83,7 @@ def test_beyond_the_budget_devices_are_told_to_wait_and_served_in_their_turn(des
     for cid in "abcd":
         desk.ask(cid, [0, 4])
     assert desk.said()[8:] == [("c", "busy"), ("d", "busy")]
-    desk.ask("b", [0, 1])  # its blocks have arrived, and it waits behind the others
+    desk.ask("b", [0, 1], mark=desk.mark("b"))  # its blocks have arrived, and it waits behind the others
     assert desk.said() == [("c", "block")] * 4 + [("b", "busy")]
     desk.clock.time_s += ASSUMED_ARRIVAL_S
     desk.downloads.send_due()
@@ -109,3 +118,49 @@ def test_a_blob_that_vanished_is_refused_and_one_that_vanishes_while_somebody_wa
     desk.clock.time_s += ASSUMED_ARRIVAL_S
     desk.downloads.send_due()
     assert ("c", "block") not in desk.said()
+
+
+def test_a_device_that_shows_the_mark_of_its_blocks_never_waits(desk: BlockServerSetup) -> None:
+    desk.ask("a", [0, 4])
+    for _ in range(50):
+        assert desk.said() == [("a", "block")] * 4
+        desk.ask("a", [0, 4], mark=desk.mark("a"))
+
+
+def test_blocks_that_are_never_proven_cost_a_wait_that_doubles_up_to_an_hour() -> None:
+    marks, now_s, waits = ArrivalMarks(), 0.0, list[float]()
+    for _ in range(11):
+        while marks.may_send("a", now_s):
+            marks.sent("a", 1, now_s)
+        began_s = now_s
+        while not marks.may_send("a", now_s):
+            now_s += ASSUMED_ARRIVAL_S
+        waits.append(now_s - began_s)
+    assert waits == [8, 16, 32, 64, 128, 256, 512, 1024, 2048, MAX_HOLD_S, MAX_HOLD_S]
+    assert marks.under_way == 2 * 11
+    marks.expire(now_s)
+    assert marks.under_way == 0
+
+
+@pytest.mark.parametrize("mark", [None, 0], ids=["of an older version", "of one that saw nothing"])
+def test_a_device_that_proves_nothing_is_sent_two_answers_and_told_busy(
+    desk: BlockServerSetup, mark: int | None
+) -> None:
+    for _ in range(2):
+        desk.ask("a", [0, 4], mark=mark)
+    with pytest.raises(Malformed, match="busy"):
+        desk.ask("a", [0, 4], mark=mark)
+    assert desk.said() == [("a", "block")] * 8
+    assert (desk.marks["a"] == 0) == (mark is None)
+
+
+def test_a_wrong_mark_proves_nothing_and_a_right_one_proves_what_was_sent_before_it(desk: BlockServerSetup) -> None:
+    desk.ask("a", [0, 4])
+    desk.said()
+    first = desk.mark("a")
+    desk.ask("a", [0, 4], mark=first % 65_535 + 1)
+    desk.said()
+    with pytest.raises(Malformed, match="busy"):
+        desk.ask("a", [0, 1], mark=first % 65_535 + 1)
+    desk.ask("a", [0, 1], mark=desk.mark("a"))
+    assert desk.said() == [("a", "block")]
