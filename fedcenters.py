@@ -16,6 +16,7 @@ __all__ = [
     "TKM",
     "Bundle",
     "ClusterCounts",
+    "Comparison",
     "Ditto",
     "FeSEM",
     "FeSEMMA",
@@ -41,6 +42,7 @@ __all__ = [
     "WeCFL",
     "__version__",
     "choose_k",
+    "compare",
     "compile",
     "fleets",
     "partitions",
@@ -53,6 +55,7 @@ _METHODS = "coordinator.strategies.registry"  # which also writes their docstrin
 _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "Bundle": "export.bundle.reader",
     "CFL": _METHODS,
+    "Comparison": "emulator.api.comparison",
     "ClusterCounts": "emulator.api.cluster_counts",
     "Ditto": _METHODS,
     "FLHC": _METHODS,
@@ -82,6 +85,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "WeCFL": _METHODS,
     "__version__": "edge_client",
     "choose_k": "emulator.api.cluster_counts",
+    "compare": "emulator.api.comparison",
     "compile": "emulator.api.training_program",
     "fleets": "emulator.api.fleets",
     "partitions": "emulator.api.partitions",
@@ -115,6 +119,7 @@ if TYPE_CHECKING:
     from edge_client import __version__
     from emulator.api import fleets, partitions
     from emulator.api.cluster_counts import ClusterCounts, choose_k
+    from emulator.api.comparison import Comparison, compare
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`

@@ -42,6 +42,18 @@ class RunOptions(TypedDict, total=False):
     loggers: str
 
 
+class SharedOptions(RunOptions, total=False):
+    """The arguments that `simulate` has for every method and seed alike."""
+
+    model: nn.Module | Callable[[], nn.Module] | str | None
+    rounds: int
+    loss: LossFunction | None
+    metrics: Mapping[str, Metric] | None
+    workers: int
+    out: str | Path | None
+    progress: bool | None
+
+
 def simulate(  # noqa: PLR0913 - the parts of a run
     method: Strategy,
     *,
