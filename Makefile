@@ -97,13 +97,13 @@ readers: $(STAMP) reader-environments ## other runtimes run our files, and other
 	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
 	$(READERS)/tensorflow/bin/python tests/readers/read.py tensorflow.lite.python.interpreter $(READERS)/files
 	$(READERS)/onnxruntime/bin/python tests/readers/read.py onnxruntime $(READERS)/files
-	$(READERS)/flwr-datasets/bin/python -m pytest -q -p no:cacheprovider tests/emulator/api/test_partitions.py
+	$(READERS)/flwr-datasets/bin/python -m pytest -q -p no:cacheprovider tests/emulator/api/test_partitions.py tests/emulator/api/test_hugging_face.py
 
 # tflite-runtime 2.14 is its last release: numpy 1, Python 3.11 at most
 $(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'
 $(READERS)/tensorflow/.installed: PACKAGES := 'tensorflow-cpu==2.21.0'
 $(READERS)/onnxruntime/.installed: PACKAGES := 'onnxruntime==1.19.2'
-$(READERS)/flwr-datasets/.installed: PACKAGES := 'flwr-datasets==0.6.1' 'datasets==4.8.5' cryptography hypothesis numpy paho-mqtt pytest pytest-timeout safetensors scikit-learn scipy
+$(READERS)/flwr-datasets/.installed: PACKAGES := 'flwr-datasets==0.6.1' 'datasets==4.8.5' cryptography hypothesis numpy paho-mqtt pillow pytest pytest-timeout rich safetensors scikit-learn scipy
 $(READERS)/%/.installed: $(STAMP)
 	@$(UV) venv --clear --python $(READER_PYTHON) $(@D)
 	@$(UV) pip install --python $(@D)/bin/python $(PACKAGES)

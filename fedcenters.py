@@ -44,6 +44,7 @@ __all__ = [
     "choose_k",
     "compare",
     "compile",
+    "fleet",
     "fleets",
     "partitions",
     "read_bundle",
@@ -87,6 +88,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "choose_k": "emulator.api.cluster_counts",
     "compare": "emulator.api.comparison",
     "compile": "emulator.api.training_program",
+    "fleet": "emulator.api.user_fleet",
     "fleets": "emulator.api.fleets",
     "partitions": "emulator.api.partitions",
     "read_bundle": "export.bundle.reader",
@@ -123,6 +125,7 @@ if TYPE_CHECKING:
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`
+    from emulator.api.user_fleet import fleet
     from emulator.data.fleet import Fleet
     from export.bundle.reader import Bundle, read_bundle
 else:

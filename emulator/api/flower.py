@@ -13,12 +13,12 @@ import numpy as np
 
 from edge_client.errors import ConfigError, RuntimeMissing, UsageError
 from edge_client.protocol.task import I64
+from emulator.api.reading import LABEL_COLUMNS
 from emulator.data.fleet_split import FleetData
 from emulator.data.given_parts import GivenParts
 from emulator.data.loaders.samples import DataSet, RawSamples
 from emulator.data.partition_schemes import LabelPermutations, PartitionScheme, Rotations
 
-LABEL_COLUMNS = ("label", "labels", "y", "target", "targets", "class", "fine_label")
 ROW = "row of the data set"
 
 

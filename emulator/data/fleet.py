@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edge_client.data.dataset import DeviceData
-from edge_client.errors import UsageError
 from edge_client.protocol.task import ClientId
 from emulator.data import partition_schemes, registry
 from emulator.data.fleet_split import FleetData
@@ -19,12 +19,13 @@ from emulator.data.partition_schemes import PartitionScheme
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Fleet:
+class Fleet(Mapping[ClientId, DeviceData]):
     """Devices and their samples: a mapping from a device's name to its training and its held-out samples.
 
     `read` gives the data set for a seed, `scheme` shares it among `count` devices (0: as many as the data name).
     `options` are the options of emulator/options.py by which a run's folder names this fleet; `model` is the model that
-    suits the data, if there is one. `seed` cuts the data; None takes the seed of the run, as the command line does.
+    suits the data, if there is one; `classes` are the names of labels that were texts. `seed` cuts the data; None takes
+    the seed of the run, as the command line does.
 
     >>> from emulator.data.fleet import named_fleet
     >>> fleet = named_fleet("digits", devices=4)
@@ -37,9 +38,10 @@ class Fleet:
     read: Callable[[int], DataSet]
     scheme: PartitionScheme
     count: int
-    options: Mapping[str, str | int | Path | None]
+    options: Mapping[str, Any]
     model: str = ""
     seed: int | None = None
+    classes: Sequence[str] = ()
     _cuts: dict[int, FleetData] = field(default_factory=dict, init=False)
 
     def cut(self, seed: int = 0) -> FleetData:
@@ -59,7 +61,7 @@ class Fleet:
     def __getitem__(self, name: ClientId) -> DeviceData:
         devices = self.cut().devices
         if name not in devices:
-            raise UsageError(f"no device {name!r}", hint=f"there are {len(devices)}, from {min(devices)!r} on")
+            raise KeyError(f"no device {name!r}: there are {len(devices)}, from {min(devices)!r} on")
         return devices[name]
 
     def __iter__(self) -> Iterator[ClientId]:

@@ -7,6 +7,7 @@ them, so that memory grows with the samples and not with the devices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -18,6 +19,7 @@ from edge_client.protocol.task import I64, Array, ClientId
 from emulator.data import registry
 from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples
 
+MAX_NAME = 64  # characters of a device's name in a topic
 REFERENCE_SAMPLES = 16  # samples kept from every device, to compare exported files with torch
 
 
@@ -61,6 +63,18 @@ def make_fleet_data(
     groups = {} if cut.groups is None else dict(zip(names, cut.groups.tolist(), strict=True))
     devices = dict(zip(names, _devices(data, cut, rng), strict=True))
     return FleetData(devices=devices, groups=groups, holdouts=holdouts or {})
+
+
+def device_names(values: Sequence[object], column: str = "") -> list[ClientId]:
+    """A name that the protocol allows for each value: the value itself, a number behind the column's name."""
+    texts = [str(value) for value in values]
+    if all(re.fullmatch(r"\d+(\.0)?", text) for text in texts):
+        numbers = [text.removesuffix(".0") for text in texts]
+        texts = [f"{column or 'device'}-{number.zfill(max(map(len, numbers)))}" for number in numbers]
+    names = [re.sub(r"[^A-Za-z0-9_-]", "-", text)[:MAX_NAME] for text in texts]
+    if len(set(names)) == len(names) and all(names):
+        return names
+    return [f"{i:0{len(str(len(names)))}d}-{name}"[:MAX_NAME] for i, name in enumerate(names)]
 
 
 def rotate_images(x: Array, quarters: int) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import I64
-from emulator.data.fleet_split import FleetData, PartitionIndices, make_fleet_data
+from emulator.data.fleet_split import FleetData, PartitionIndices, device_names, make_fleet_data
 from emulator.data.loaders.samples import DataSet, RawSamples
 
 
@@ -83,7 +83,7 @@ class PartsOf:
 def given_parts(parts: object) -> GivenParts:
     """A list, a generator or a mapping of index lists as a partition. Raises ConfigError for anything else."""
     if isinstance(parts, dict):
-        return GivenParts(list(parts.values()), names=[str(name) for name in parts])
+        return GivenParts(list(parts.values()), names=device_names(list(parts)))
     try:
         found = list(parts)  # type: ignore[call-overload]  # a generator of scikit-learn among others
     except TypeError:

@@ -1,16 +1,16 @@
-"""docs/bring-your-own-data.md is right: its scripts run, its table names every data set and every partition."""
+"""docs/bring-your-own-data.md is right: its scripts run, its table names every data set."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from edge_client.data.dataset import load_folder
 from edge_client.errors import ConfigError
-from emulator.data.partition_schemes import PARTITION_SCHEMES
 from emulator.data.registry import DATA_SETS, load_data_set
 from tests.support.doc_pages import DOCS, PageReader, blocks
 
@@ -46,8 +46,16 @@ def test_a_missing_file_is_named_in_these_words(tmp_path: Path) -> None:
     assert (f"error: {refused.value.message}", refused.value.hint) == (error, hint)
 
 
-def test_every_data_set_and_partition_is_listed() -> None:
+def test_every_data_set_is_listed() -> None:
     rows = [line.split("|")[1] for line in TEXT.splitlines() if line.startswith("| `")]
     assert set(DATA_SETS) <= {name for row in rows for name in re.findall(r"`([\w-]+)`", row)}
-    cut = TEXT.split("`--partition` cuts it otherwise")[1].split("\n\n")[0]
-    assert {name.split(":")[0] for name in re.findall(r"`([\w-]+)[`:]", cut)} >= set(PARTITION_SCHEMES)
+
+
+def test_the_fleets_of_the_page_have_a_device_for_each_pump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made: dict[str, Any] = {}
+    (code,) = (block.text for block in blocks(DOCS / PAGE) if block.text.startswith("# fleets.py"))
+    exec(code, made)  # noqa: S102 - our page
+    assert list(made["arrays"]) == list(made["table"]) == list(made["torch_data"])[:30]
+    assert len(made["arrays"]) == 30
+    assert len(made["cut"]) == 10

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edge_client.errors import ConfigError, UsageError
+from edge_client.errors import ConfigError
 from emulator.api import fleets
 from emulator.data.partition_schemes import Dirichlet
 from emulator.data.registry import DATA_SETS
@@ -50,7 +50,7 @@ def test_a_fleet_is_a_mapping_of_devices_that_says_what_it_is() -> None:
     assert len(fleet) == 4
     assert fleet["device-00"].train.x.shape[1:] == (1, 8, 8)
     assert repr(fleet).endswith("training samples [1, 8, 8] of 10 classes, dirichlet:alpha=0.5)")
-    with pytest.raises(UsageError, match="no device 'device-9'"):
+    with pytest.raises(KeyError, match="no device 'device-9'"):
         fleet["device-9"]
 
 

@@ -20,15 +20,21 @@ from tests.support.raw_data_files import numbered
 DATA = numbered(600, 0, users=12)
 
 
+DETERMINISTIC = {
+    "num_partitions": 6,
+    "partition_by": "y",
+    "num_classes_per_partition": 5,
+    "class_assignment_mode": "deterministic",
+}
+
+
 def rows(local: DeviceData) -> set[int]:
     return {int(v) for part in (local.train, local.test) if part is not None for v in part.x[:, 0]}
 
 
 @pytest.fixture
 def theirs() -> Any:
-    return pytest.importorskip(
-        "flwr_datasets.partitioner", reason="flwr-datasets is not installed here; make flower-data runs this"
-    )
+    return pytest.importorskip("flwr_datasets.partitioner", reason="no flwr-datasets here; `make readers` has it")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +46,7 @@ def theirs() -> Any:
         ("ExponentialPartitioner", {"num_partitions": 4}),
         ("SizePartitioner", {"partition_sizes": [100, 200, 300]}),
         ("DirichletPartitioner", {"num_partitions": 6, "partition_by": "label", "alpha": 0.5}),
-        ("PathologicalPartitioner", {"num_partitions": 6, "partition_by": "y", "num_classes_per_partition": 3}),
+        ("PathologicalPartitioner", DETERMINISTIC),
         ("ShardPartitioner", {"num_partitions": 6, "partition_by": "label", "num_shards_per_partition": 2}),
         ("NaturalIdPartitioner", {"partition_by": "subject"}),
         ("GroupedNaturalIdPartitioner", {"partition_by": "subject", "group_size": 3}),

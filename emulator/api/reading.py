@@ -1,0 +1,241 @@
+"""What users have, as columns of arrays: torch, numpy, pandas, Hugging Face, files. No library of these is imported."""
+
+# ruff: noqa: ANN401 - the objects of other libraries have no types here
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.data.dataset import DeviceData, load_folder
+from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.task import Array
+from export.plugins import nearest_name_hint
+
+INPUT_COLUMNS = ("x", "image", "img", "pixel_values", "features", "data", "inputs")
+LABEL_COLUMNS = ("y", "label", "labels", "target", "targets", "class", "fine_label")
+BATCH = 1_000  # rows of a Hugging Face data set that are decoded at once
+LONG = 5_000  # samples that take long enough to show how far the reading is
+Column = str | int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """`x` [n, ...] raw, `y` [n, ...] raw, `by` [n]: to whom each sample belongs; `kind` is what they came from.
+
+    `classes` are the names of the labels, where the source has them; `by_name` is the name of the column.
+    """
+
+    x: Array
+    y: Array
+    by: Array | None = None
+    kind: str = "arrays"
+    by_name: str = ""
+    classes: Sequence[str] = ()
+
+
+def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) -> Columns:
+    """Read what a user has. `x`, `y`, `by` name columns; `by` may be an array [n]. Raises UsageError, ConfigError."""
+    named = by if isinstance(by, (str, int)) else None
+    found = _reader(data)(data, x, y, named)
+    if named is None and by is not None:
+        found = Columns(x=found.x, y=found.y, by=as_array(by), kind=found.kind, classes=found.classes)
+    lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}
+    if len(set(lengths.values())) != 1:
+        told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
+        raise ConfigError(f"columns of different lengths: {told}", hint="give one value for each sample")
+    if not len(found.x):
+        raise ConfigError("there are no samples", hint="give at least two for each device")
+    return found
+
+
+def as_array(value: Any) -> Array:
+    """A tensor, an image, a column or a list as an array; an image has its channels first."""
+    if hasattr(value, "detach"):
+        return np.asarray(value.detach().cpu().numpy())
+    if hasattr(value, "getbands"):
+        return channels_first(np.asarray(value))
+    return np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
+
+
+def channels_first(pixels: Array) -> Array:
+    """[..., height, width] or [..., height, width, channels] -> [..., channels, height, width]."""
+    return pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, -1, 0)  # noqa: PLR2004 - a grey image
+
+
+def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
+    if hasattr(data, "iloc") and hasattr(data, "columns"):
+        return _frame
+    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+        return _hugging_face
+    if hasattr(data, "dataset") and hasattr(data, "collate_fn"):
+        return _loader
+    if isinstance(data, (tuple, list)):
+        return _pair
+    if isinstance(data, np.ndarray) or hasattr(data, "detach"):
+        raise UsageError("these samples have no labels", hint="write fc.fleet((x, y), ...), one label for each sample")
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__"):
+        return _items
+    hint = "give a torch Dataset or DataLoader, (x, y) arrays, a pandas or Hugging Face data set, or a folder"
+    raise UsageError(f"{type(data).__name__} is no data set", hint=hint)
+
+
+def _pair(data: Any, x: Any, y: Column, by: Column) -> Columns:
+    if len(data) != 2 or x is not None or y is not None:  # noqa: PLR2004 - x and y
+        raise UsageError(f"{len(data)} arrays", hint="write fc.fleet((x, y), ...): two arrays, and no names of columns")
+    if by is not None:
+        raise UsageError(f"arrays have no column {by!r}", hint="write by=array, with one value for each sample")
+    return Columns(x=as_array(data[0]), y=as_array(data[1]))
+
+
+def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
+    names = [str(name) for name in data.columns]
+    label = _column("y", y, names, LABEL_COLUMNS)
+    mine = None if by is None else _column("by", by, names, ())
+    if x is None:
+        x = [name for name in names if name not in (label, mine) and data[name].dtype.kind in "biuf"]
+    listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
+    if not listed:
+        raise UsageError("no column of numbers is left for x", hint="name them: x=[...]")
+    cells = [data[name] for name in listed]
+    nested = len(cells) == 1 and cells[0].dtype == object
+    values = (
+        np.stack([as_array(cell) for cell in cells[0]]) if nested else np.stack([as_array(c) for c in cells], axis=1)
+    )
+    found = as_array(data[label])
+    return Columns(
+        x=values, y=found, by=None if mine is None else as_array(data[mine]), kind="data frame", by_name=str(mine or "")
+    )
+
+
+def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
+    if isinstance(data, Mapping):
+        raise UsageError(
+            f"these are {len(data)} data sets", hint="write fc.fleet(data['train'], test=data['test'], ...)"
+        )
+    names = list(data.column_names)
+    label = _column("y", y, names, LABEL_COLUMNS)
+    mine = None if by is None else _column("by", by, names, ())
+    if x is None or isinstance(x, str):
+        column = _column("x", x, names, INPUT_COLUMNS)
+        inputs, listed = data.select_columns([column]).with_format("numpy"), [column]
+    else:
+        listed = [_column("x", name, names, ()) for name in x]
+        inputs = data.select_columns(listed).with_format("numpy")
+    image = type(data.features[listed[0]]).__name__ == "Image"
+
+    def rows() -> Iterable[Array]:
+        for batch in inputs.iter(BATCH):
+            table = batch[listed[0]] if len(listed) == 1 else np.stack([batch[name] for name in listed], axis=1)
+            yield from (channels_first(np.asarray(row)) for row in table) if image else table
+
+    return Columns(
+        x=_filled(rows(), len(data)),
+        y=as_array(data.with_format("numpy")[label][:]),
+        by=None if mine is None else np.asarray(data.with_format(None)[mine][:]),
+        kind=getattr(data.info, "dataset_name", None) or "Hugging Face data set",
+        by_name=str(mine or ""),
+        classes=tuple(getattr(data.features[label], "names", ()) or ()),
+    )
+
+
+def _loader(data: Any, x: Any, y: Column, by: Column) -> Columns:
+    """The samples of a DataLoader as it collates them, in the order of its data set."""
+    if not hasattr(data.dataset, "__getitem__"):
+        raise UsageError("a stream has no order that a seed could repeat", hint="give a data set with a length")
+    index = getattr(data.sampler, "indices", None)
+    places = range(len(data.dataset)) if index is None else sorted(int(i) for i in index)
+    if getattr(data.collate_fn, "__name__", "") == "default_collate":
+        return _rows(data.dataset, places, x, y, by)
+    return _rows(_Collated(data), places, x, y, by)
+
+
+@dataclass(frozen=True)
+class _Collated:
+    """A DataLoader's data set, each sample as the loader's own `collate_fn` makes it."""
+
+    loader: Any
+
+    def __getitem__(self, place: int) -> Any:
+        batch = self.loader.collate_fn([self.loader.dataset[place]])
+        return {name: v[0] for name, v in batch.items()} if isinstance(batch, Mapping) else tuple(v[0] for v in batch)
+
+
+def _items(data: Any, x: Any, y: Column, by: Column) -> Columns:
+    tensors = getattr(data, "tensors", None)  # a torch TensorDataset: no copy
+    if tensors is not None and len(tensors) == 2 and (x, y, by) == (None, None, None):  # noqa: PLR2004 - x and y
+        return Columns(x=as_array(tensors[0]), y=as_array(tensors[1]), kind="tensors")
+    return _rows(data, range(len(data)), x, y, by)
+
+
+def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Columns:
+    """A data set sample by sample: each a tuple (x, y, ...) or a mapping."""
+    if not len(places):
+        raise ConfigError("there are no samples", hint="give at least two for each device")
+    first = data[places[0]]
+    if isinstance(first, Mapping):
+        names = [str(name) for name in first]
+        keys = [_column("x", x, names, INPUT_COLUMNS), _column("y", y, names, LABEL_COLUMNS)]
+        keys += [] if by is None else [_column("by", by, names, ())]
+    elif isinstance(first, (tuple, list)) and len(first) > 1:
+        keys = [0 if x is None else x, 1 if y is None else y, *([] if by is None else [by])]
+        if wrong := [key for key in keys if not isinstance(key, int) or not 0 <= key < len(first)]:
+            hint = f"use a number from 0 to {len(first) - 1}, or by=array with one value for each sample"
+            raise UsageError(f"a sample is a tuple of {len(first)} and has no {wrong[0]!r}", hint=hint)
+    else:
+        raise UsageError(f"a sample is {type(first).__name__}", hint="the data set gives (x, y), or a dict with both")
+    labels, owners = [], []
+
+    def rows() -> Iterable[Array]:
+        for place in places:
+            sample = data[place]
+            labels.append(as_array(sample[keys[1]]))
+            owners.extend(sample[key] for key in keys[2:])
+            yield as_array(sample[keys[0]])
+
+    values = _filled(rows(), len(places))
+    owner = np.stack([as_array(v) for v in owners]) if owners else None
+    name = keys[2] if len(keys) > 2 and isinstance(keys[2], str) else ""  # noqa: PLR2004 - the third names the device
+    return Columns(x=values, y=np.stack(labels), by=owner, kind=type(data).__name__, by_name=name)
+
+
+def _filled(rows: Iterable[Array], n: int) -> Array:
+    """[n, ...] of rows that come one by one; shows how far it is where there are many."""
+    from rich.progress import track
+
+    out: Array = np.empty(0)
+    shown = track(rows, description="reading samples", total=n, transient=True, disable=n < LONG)
+    for i, row in enumerate(shown):
+        if i == 0:
+            out = np.empty((n, *row.shape), row.dtype)
+        if row.shape != out.shape[1:]:
+            told = f"sample {i} has shape {list(row.shape)}, the first has {list(out.shape[1:])}"
+            raise ConfigError(told, hint="give all samples one shape: resize or pad them")
+        out[i] = row
+    return out
+
+
+def _column(what: str, asked: Column, names: Sequence[str], usual: Sequence[str]) -> str:
+    """The column that was asked for, or the one with a usual name. Raises UsageError."""
+    if asked is None:
+        found = [name for name in usual if name in names]
+        if not found:
+            raise UsageError(f"no column of {list(names)} is surely {what}", hint=f"name it: {what}=...")
+        return found[0]
+    if asked not in names:
+        raise UsageError(f"there is no column {asked!r} for {what}", hint=nearest_name_hint(str(asked), names))
+    return str(asked)
+
+
+def device_folders(folder: Path) -> dict[str, DeviceData]:
+    """Each device's samples from its own subfolder, as fedcenters-edge reads them. Raises ConfigError."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder", hint="give a folder with one subfolder for each device")
+    homes = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    if not homes:
+        raise ConfigError(f"{folder} has no subfolders", hint="one for each device, with train.npz or train/ in it")
+    return {home.name: load_folder(home) for home in homes}

@@ -1,0 +1,207 @@
+"""`fc.fleet`: the user's own samples as a fleet."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.task import I64, Array
+from emulator.api.partitions import as_scheme
+from emulator.api.reading import Columns, device_folders, read_columns
+from emulator.data.fleet import Fleet
+from emulator.data.fleet_split import device_names
+from emulator.data.given_parts import GivenParts
+from emulator.data.loaders.samples import TRAIN_SHARE, DataSet, RawSamples, to_float, to_unit_range
+from emulator.data.partition_schemes import Iid, PartitionScheme, describe_scheme
+from emulator.data.user_schemes import ByUser
+
+log = logging.getLogger(__name__)
+HOW = 'write by="column", or partition=fc.partitions.Dirichlet(0.1) and devices=100'
+
+
+def fleet(  # noqa: PLR0913 - each is a part of the question
+    data: Any,  # noqa: ANN401 - of many libraries
+    *,
+    by: Any = None,  # noqa: ANN401 - a column's name, or an array
+    partition: Any = None,  # noqa: ANN401 - what `as_scheme` takes
+    devices: int | None = None,
+    test: Any = 0.2,  # noqa: ANN401 - a share, or data
+    x: Any = None,  # noqa: ANN401 - a column's name, or several
+    y: str | int | None = None,
+    seed: int | None = None,
+    name: str = "",
+) -> Fleet:
+    """A fleet of your own samples: one device per value of a column (`by`), or a `partition` among `devices`.
+
+    `data` is a torch Dataset or DataLoader, a pair (x, y) of arrays or tensors, a pandas DataFrame, a Hugging Face
+    Dataset, a dict that has such data for each device, or a folder with a subfolder for each device (as
+    fedcenters-edge reads it). `x`, `y` and `by` name columns where there are any; of a pandas DataFrame x is every
+    other column of numbers. `by` may also be an array [n]. `partition` is what `fc.partitions` says.
+
+    Samples x [n, ...] become float32; uint8 are pixels, and become 0 to 1. Whole numbers y [n] are classes from 0;
+    texts are classes in alphabetical order, which the fleet's `classes` names; floats are targets. `test` is the
+    share of each device's samples that only test, or data of the same kind. `seed` cuts the data; without it the seed
+    of the run does. `name` is what reports call the data. Raises UsageError and ConfigError, which say what to write.
+
+    >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
+    >>> fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 30))
+    Fleet(arrays, 3 devices with 24 training samples [4] of 3 classes, by-user:least=2)
+    >>> fleet((x, y), partition="dirichlet:alpha=1,least=2", devices=5, name="mine")["device-00"].train.x.dtype
+    dtype('float32')
+    """
+    if isinstance(data, (str, Path)):
+        data = device_folders(Path(data))
+    parts: GivenParts | None = None
+    if isinstance(data, Mapping) and not hasattr(data, "with_format"):
+        if by is not None or partition is not None or devices is not None:
+            raise UsageError("these data are divided among devices already", hint="leave out by, partition and devices")
+        columns, parts = _of_each(data, x=x, y=y)
+    else:
+        columns = read_columns(data, x=x, y=y, by=by)
+    held, share = None, 1 - test if isinstance(test, float) else TRAIN_SHARE
+    if not isinstance(test, (int, float)):
+        held = _test_columns(test, columns, x=x, y=y, by=by, parts=parts)
+    elif not 0 < test < 1:
+        raise UsageError(f"test is {test}", hint="give the share of each device's samples that only test, as 0.2")
+    whole, classes = _data_set(columns, held, share)
+    scheme = parts or _scheme(by, partition, devices)
+    found = Fleet(
+        read=lambda _: whole,
+        scheme=scheme,
+        count=devices or 0,
+        options={"data_set": name or columns.kind, "partition": describe_scheme(scheme), "data_seed": seed},
+        seed=seed,
+        classes=classes,
+    )
+    found.cut()  # so that what is wrong is said here
+    return found
+
+
+def _scheme(by: Any, partition: Any, devices: int | None) -> PartitionScheme:  # noqa: ANN401 - see `fleet`
+    if partition is None:
+        if by is None and devices is None:
+            raise UsageError("nothing says how devices share these samples", hint=HOW)
+        return Iid() if by is None else ByUser(least=2)
+    scheme = as_scheme(partition)
+    if not devices and not isinstance(scheme, ByUser) and not getattr(scheme, "knows_devices", False):
+        raise UsageError(f"{describe_scheme(scheme)} for how many devices?", hint="add devices=100")
+    return scheme
+
+
+def _test_columns(
+    test: Any,  # noqa: ANN401 - see `fleet`
+    train: Columns,
+    *,
+    x: Any,  # noqa: ANN401 - see `fleet`
+    y: str | int | None,
+    by: Any,  # noqa: ANN401 - see `fleet`
+    parts: GivenParts | None,
+) -> Columns:
+    """The user's own test data; each sample belongs to a device that has training samples."""
+    if parts is not None:
+        raise UsageError(
+            "each device's test samples are not named", hint="give a share, as test=0.2, or a folder with test/"
+        )
+    if by is not None and not isinstance(by, (str, int)):
+        raise UsageError(
+            "nothing says whose the test samples are", hint="name a column of both: by='column', or test=0.2"
+        )
+    held = read_columns(test, x=x, y=y, by=by)
+    if held.by is not None and (strange := np.setdiff1d(held.by, train.by)).size:
+        told = f"{strange.size} values of {by!r} are only in the test data, as {strange[0]!r}"
+        raise ConfigError(told, hint="give these devices training samples, or leave them out")
+    if held.x.shape[1:] != train.x.shape[1:]:
+        raise ConfigError(
+            f"test samples are {list(held.x.shape[1:])}, training samples {list(train.x.shape[1:])}",
+            hint="use one shape",
+        )
+    return held
+
+
+def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[Columns, GivenParts]:  # noqa: ANN401
+    """The columns of all devices after each other, and whose each sample is."""
+    held: list[tuple[str, Columns]] = []
+    parts: list[Any] = []
+    end = 0
+    for who, mine in data.items():
+        both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
+        columns = [read_columns((d.x, d.y) if isinstance(d, Dataset) else d, x=x, y=y) for d in both if d is not None]
+        held += [(str(who), part) for part in columns]
+        rows = [np.arange(end, end := end + len(part.x)) for part in columns]
+        parts.append(rows[0] if len(rows) == 1 else tuple(rows))
+    if not held:
+        raise ConfigError("there are no devices", hint="give at least one")
+    first, one = held[0]
+    for who, part in held:
+        if part.x.shape[1:] != one.x.shape[1:]:
+            told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
+            raise ConfigError(told, hint="use one shape")
+    x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
+    whole = Columns(x=x_all, y=y_all, kind=f"{one.kind} of each device", classes=one.classes)
+    return whole, GivenParts(parts, names=device_names(list(data)))
+
+
+def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str]]:
+    """-> the data set, and the names of its classes where they have some."""
+    columns = [train] if test is None else [train, test]
+    labels, classes = _labels([part.y for part in columns])
+    users, names = _users(train, columns)
+    raw = [RawSamples(x=_inputs(part.x), y=y, user=user) for part, y, user in zip(columns, labels, users, strict=True)]
+    ready = to_unit_range if train.x.dtype == np.uint8 else to_float
+    held = raw[1] if test is not None else None
+    data = DataSet(train=raw[0], test=held, ready=ready, train_share=share, names=names)
+    return data, classes or train.classes
+
+
+def _inputs(x: Array) -> Array:
+    """Samples of a kind that becomes float32. Raises ConfigError."""
+    if x.dtype.kind not in "biuf" or x.ndim < 2:  # noqa: PLR2004 - n and at least one feature
+        told = f"x is {x.dtype} {list(x.shape)}"
+        raise ConfigError(told, hint="give numbers [n, features], or [n, channels, height, width] for images")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        n = int((~np.isfinite(x.reshape(len(x), -1)).all(axis=1)).sum())
+        raise ConfigError(f"{n} samples of x hold NaN or infinity", hint="fill these values in, or drop the samples")
+    return x
+
+
+def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str]]:
+    """-> classes [n] int64 or targets [n, ...] float32 of each part, and the names of classes that were texts."""
+    kinds = {y.dtype.kind for y in parts}
+    if kinds <= {"f"}:
+        if not all(np.isfinite(y).all() for y in parts):
+            raise ConfigError("y holds NaN or infinity", hint="drop the samples without a target")
+        return [(y[:, None] if y.ndim == 1 else y).astype(np.float32) for y in parts], ()
+    if any(y.squeeze().ndim > 1 for y in parts):
+        raise ConfigError(f"labels are {list(parts[0].shape)}", hint="give one class for each sample, or float targets")
+    flat = [y.reshape(len(y)) for y in parts]
+    if kinds <= set("iu"):
+        low = min(int(y.min()) for y in flat)
+        if low < 0:
+            hint = "number the classes from 0: y = np.unique(y, return_inverse=True)[1]"
+            raise ConfigError(f"y holds the class {low}", hint=hint)
+        return [y.astype(np.int64) for y in flat], ()
+    texts = [np.array([str(v) for v in y]) for y in flat]
+    names = np.unique(np.concatenate(texts))
+    return [np.searchsorted(names, y).astype(np.int64) for y in texts], tuple(names.tolist())
+
+
+def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None], Sequence[str]]:
+    """-> the number of each sample's user in each part, and the users' names as devices."""
+    if train.by is None:
+        return [None for _ in columns], ()
+    missing = [v is None or v != v for v in train.by.tolist()]  # noqa: PLR0124 - NaN differs from itself
+    if any(missing):
+        raise ConfigError(
+            f"{sum(missing)} samples have no value of by", hint="fill these values in, or drop the samples"
+        )
+    values, first = np.unique(train.by, return_inverse=True)
+    few = int((np.bincount(first) < 2).sum())  # noqa: PLR2004 - one to train, one to test
+    if few and len(columns) == 1:
+        log.warning("%s of %s devices have a single sample and are left out", few, len(values))
+    return [np.searchsorted(values, part.by).astype(np.int64) for part in columns], device_names(values, train.by_name)

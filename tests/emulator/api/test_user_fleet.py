@@ -1,0 +1,188 @@
+"""The user's own samples become the same fleet from whatever library they come; what is wrong is named."""
+
+# ruff: noqa: ANN401 - the objects of other libraries have no types
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, TensorDataset
+from torch.utils.data import Dataset as TorchDataset
+
+import fedcenters as fc
+from edge_client.data.dataset import Dataset, DeviceData
+from edge_client.errors import ConfigError, FedcentersError, UsageError
+from emulator.options import SimulateArgs
+from emulator.run.load import make_fleet
+
+RNG = np.random.default_rng(0)
+N = 60
+X = RNG.normal(size=(N, 4)).astype(np.float32)
+Y = RNG.integers(3, size=N)
+WHO = np.repeat(["anna", "ben", "cleo"], N // 3)
+
+
+class Items(TorchDataset[Any]):
+    """A data set that makes each sample when it is asked for."""
+
+    def __init__(self, *, named: bool) -> None:
+        self._named = named
+
+    def __len__(self) -> int:
+        return N
+
+    def __getitem__(self, i: int) -> Any:
+        x = torch.from_numpy(X[i])
+        return {"image": x, "label": int(Y[i]), "subject": WHO[i]} if self._named else (x, int(Y[i]), WHO[i])
+
+
+def held(local: DeviceData) -> Dataset:
+    assert local.test is not None
+    return local.test
+
+
+def frame() -> pd.DataFrame:
+    return pd.DataFrame({f"f{i}": X[:, i] for i in range(4)} | {"label": Y, "subject": WHO, "note": "text"})
+
+
+SOURCES = {
+    "arrays": lambda: fc.fleet((X, Y), by=WHO),
+    "lists": lambda: fc.fleet([X.tolist(), Y.tolist()], by=WHO.tolist()),
+    "tensors": lambda: fc.fleet((torch.from_numpy(X), torch.from_numpy(Y)), by=WHO),
+    "TensorDataset": lambda: fc.fleet(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), by=WHO),
+    "tuples": lambda: fc.fleet(Items(named=False), by=2),
+    "mappings": lambda: fc.fleet(Items(named=True), by="subject"),
+    "DataLoader": lambda: fc.fleet(DataLoader(Items(named=True), batch_size=7, shuffle=True), by="subject"),
+    "collated": lambda: fc.fleet(DataLoader(Items(named=True), collate_fn=_collate), by="subject"),
+    "data frame": lambda: fc.fleet(frame(), by="subject"),
+    "named columns": lambda: fc.fleet(frame(), x=["f0", "f1", "f2", "f3"], y="label", by="subject"),
+}
+
+
+def _collate(samples: list[Any]) -> Any:
+    return {"image": torch.stack([s["image"] for s in samples]), "label": [s["label"] for s in samples]} | {
+        "subject": [s["subject"] for s in samples]
+    }
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_makes_the_same_devices(source: str) -> None:
+    made, plain = SOURCES[source](), SOURCES["arrays"]()
+    assert list(made) == ["anna", "ben", "cleo"]
+    for who, local in plain.items():
+        np.testing.assert_array_equal(made[who].train.x, local.train.x)
+        np.testing.assert_array_equal(made[who].train.y, local.train.y)
+        np.testing.assert_array_equal(held(made[who]).x, held(local).x)
+        assert made[who].train.x.dtype == np.float32
+        assert made[who].train.y.dtype == np.int64
+
+
+def test_each_device_has_all_samples_of_its_value_and_the_share_that_tests() -> None:
+    made = fc.fleet((X, Y), by=WHO, test=0.25)
+    for who, local in made.items():
+        rows = np.concatenate([local.train.x, held(local).x])
+        assert {row.tobytes() for row in rows} == {row.tobytes() for row in X[who == WHO]}
+        assert len(held(local)) == 5
+
+
+def test_a_value_that_is_a_number_names_its_device_behind_the_column() -> None:
+    data = frame().assign(subject=np.repeat([1, 2, 30], 20))
+    assert list(fc.fleet(data, by="subject")) == ["subject-01", "subject-02", "subject-30"]
+    assert list(fc.fleet((X, Y), by=np.repeat(["a b", "a/b", "c"], 20))) == ["0-a-b", "1-a-b", "2-c"]
+
+
+def test_a_partition_shares_the_samples_among_the_devices() -> None:
+    made = fc.fleet((X, Y), partition=fc.partitions.Dirichlet(1.0, least=2), devices=5, seed=1)
+    assert len(made) == 5
+    assert sum(len(local.train) + len(held(local)) for local in made.values()) == N
+    assert repr(made).startswith("Fleet(arrays, 5 devices with ")
+    lengths = torch.utils.data.random_split(TensorDataset(torch.from_numpy(X)), [20, 40])
+    assert [len(d.train) + len(d.test) for d in fc.fleet((X, Y), partition=lengths).values()] == [20, 40]
+    assert len(fc.fleet((X, Y), devices=6)) == 6
+
+
+def test_a_run_takes_the_fleet_and_its_seed() -> None:
+    made = fc.fleet((X, Y), by=WHO)
+    args, split = make_fleet(SimulateArgs(model="x:y", seed=3), made)
+    assert (args.data_set, args.partition, args.devices) == ("arrays", "by-user:least=2", 3)
+    other = make_fleet(SimulateArgs(model="x:y", seed=4), made)[1]
+    assert split.devices["anna"].train.x.tobytes() != other.devices["anna"].train.x.tobytes()
+    with pytest.raises(UsageError, match="no model of ours suits arrays"):
+        make_fleet(SimulateArgs(), made)
+
+
+def test_test_data_of_its_own_test() -> None:
+    train, test = frame(), frame()[::4]
+    made = fc.fleet(train, by="subject", test=test)
+    assert {who: len(held(local)) for who, local in made.items()} == {"anna": 5, "ben": 5, "cleo": 5}
+    assert {len(local.train) for local in made.values()} == {20}
+    with pytest.raises(ConfigError, match="only in the test data, as 'dora'"):
+        fc.fleet(train, by="subject", test=test.assign(subject="dora"))
+
+
+def test_texts_are_classes_whose_names_are_kept_and_floats_are_targets() -> None:
+    named = fc.fleet((X, np.array(["cat", "dog", "ant"])[Y]), by=WHO)
+    assert named.classes == ("ant", "cat", "dog")
+    assert {int(v) for v in named["anna"].train.y} <= {0, 1, 2}
+    targets = fc.fleet((X, X[:, 0]), by=WHO)
+    assert targets["anna"].train.y.shape == (16, 1)
+    assert targets["anna"].train.y.dtype == np.float32
+
+
+def test_pixels_become_a_unit_range() -> None:
+    pixels = RNG.integers(256, size=(N, 1, 8, 8), dtype=np.uint8)
+    made = fc.fleet((pixels, Y), by=WHO)["anna"].train.x
+    assert made.dtype == np.float32
+    assert 0 <= made.min() < made.max() <= 1
+
+
+def test_data_of_each_device_stay_there(tmp_path: Path) -> None:
+    parts = {who: (X[who == WHO], Y[who == WHO]) for who in ("anna", "ben")}
+    made = fc.fleet(parts)
+    assert {who: len(local.train) for who, local in made.items()} == {"anna": 16, "ben": 16}
+    for who, (x, y) in parts.items():
+        (tmp_path / who).mkdir()
+        np.savez(tmp_path / who / "train.npz", x=x[:15], y=y[:15])
+        np.savez(tmp_path / who / "test.npz", x=x[15:], y=y[15:])
+    read = fc.fleet(tmp_path)
+    for who, (x, y) in parts.items():
+        np.testing.assert_array_equal(read[who].train.x, x[:15])
+        np.testing.assert_array_equal(held(read[who]).y, y[15:])
+
+
+def test_a_loader_of_a_subset_gives_the_subset() -> None:
+    made = fc.fleet(DataLoader(Subset(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), range(20))), devices=2)
+    assert sum(len(local.train) + len(held(local)) for local in made.values()) == 20
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda: fc.fleet(X, devices=2), r"have no labels\n\nhint: write fc.fleet\(\(x, y\)"),
+    (lambda: fc.fleet((X, Y)), "nothing says how devices share"),
+    (lambda: fc.fleet((X, Y), partition=fc.partitions.Dirichlet(0.1)), "for how many devices.*\n\nhint: add devices="),
+    (lambda: fc.fleet((X, Y), by="subject"), "arrays have no column 'subject'\n\nhint: write by=array"),
+    (lambda: fc.fleet(frame(), by="subjekt"), "there is no column 'subjekt' for by\n\nhint: did you mean 'subject'"),
+    (lambda: fc.fleet(frame().drop(columns="label"), by="subject"), "is surely y\n\nhint: name it: y="),
+    (lambda: fc.fleet(Items(named=False), by=7), "tuple of 3 and has no 7"),
+    (lambda: fc.fleet((X, Y[:-1]), by=WHO), "different lengths: x has 60, y has 59, by has 60"),
+    (lambda: fc.fleet((X, Y - 1), by=WHO), "the class -1\n\nhint: number the classes from 0"),
+    (lambda: fc.fleet((np.where(X > 2, np.nan, X), Y), by=WHO), "samples of x hold NaN"),
+    (lambda: fc.fleet((X, Y), by=[None, *WHO[1:]]), "1 samples have no value of by"),
+    (lambda: fc.fleet((X, Y), by=WHO, test=1.5), "test is 1.5\n\nhint: give the share"),
+    (lambda: fc.fleet((X, Y), by=WHO, test=(X, Y)), "whose the test samples are"),
+    (lambda: fc.fleet({"a": (X, Y), "b": (X[:, :2], Y)}), "b has samples of .2., a of .4."),
+    (lambda: fc.fleet({"a": (X, Y)}, devices=3), "divided among devices already"),
+    (lambda: fc.fleet(7, devices=2), "int is no data set\n\nhint: give a torch Dataset"),
+    (lambda: fc.fleet("no-such-folder"), "no-such-folder is no folder"),
+    (lambda: fc.fleet((X[:0], Y[:0]), devices=2), "there are no samples"),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG, ids=[said[:30] for _, said in WRONG])
+def test_what_is_wrong_is_named_with_what_to_write(make: Any, said: str) -> None:
+    with pytest.raises(FedcentersError, match=said):
+        make()
