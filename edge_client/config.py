@@ -34,6 +34,7 @@ class ClientConfig:
     data: Path  # the folder of samples, see dataset.py
     state: Path  # folder that survives power cuts; one per device
     signing_keys: tuple[bytes, ...]  # raw Ed25519 public keys [32 bytes] whose programs may run here
+    release_keys: tuple[bytes, ...] = ()  # raw Ed25519 public keys whose clients may run here; (): `signing_keys`
     engine: str = "onnx"
     device: str = "auto"  # where the engine runs: CUDA where it can be had, else the CPU
     threads: int = 1  # one per session: a board does other things, too
@@ -172,6 +173,7 @@ _KEYS: Mapping[str, tuple[Callable[[Any, Path], Any], str]] = {
     "data": (_path, "the folder of samples: train.npz, or a folder train (docs/flash-a-board.md)"),
     "state": (_path, "a folder of this device's own that survives a restart"),
     "signing-keys": (_keys, "the coordinator's public keys in hex; it writes them to signing.pub"),
+    "release-keys": (_keys, "the public key in hex that `provision` writes to release/signing.pub"),
     "engine": (_one_of(ENGINES), f"one of {', '.join(ENGINES)}"),
     "device": (_one_of(DEVICES), f"one of {', '.join(DEVICES)}; auto is right unless you measure"),
     "threads": (_count(1, 1024), "1 is right for most boards"),

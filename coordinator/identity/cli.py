@@ -105,6 +105,9 @@ def provision(  # noqa: PLR0913 - a command line
     switch_signing_key: Annotated[
         bool, typer.Option(help="Sign with it; join files pin it alone.", rich_help_panel=KEYS)
     ] = False,
+    sign_release: Annotated[
+        Path | None, typer.Option(metavar="FILE.tar", help="Sign a client release.", rich_help_panel=KEYS)
+    ] = None,
     check: Annotated[
         bool, typer.Option(help="Make nothing; fail when a certificate ends within 30 days.", rich_help_panel=KEYS)
     ] = False,
@@ -149,6 +152,7 @@ def provision(  # noqa: PLR0913 - a command line
         if switch_signing_key:
             signing_key.switch_key(folder / "coordinator")
         work.pin_keys()
+        _sign(work, sign_release)
     found = _facts(work)
     typer.echo(json.dumps(found) if as_json else _in_words(found))
     for hint in _hints(folder, revoked=bool(revoke), made=bool(found["made"])):
@@ -182,6 +186,11 @@ def _listed(path: Path | None) -> list[str]:
     except (OSError, UnicodeDecodeError) as wrong:
         raise ConfigError(f"cannot read {path}: {wrong}", hint="one device id a line") from wrong
     return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _sign(work: Provisioner, release: Path | None) -> None:
+    if release is not None:
+        typer.echo(f"signed: {work.sign_release(release)}", err=True)
 
 
 def _hints(folder: Path, *, revoked: bool, made: bool) -> list[str]:

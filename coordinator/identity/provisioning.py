@@ -4,6 +4,7 @@
     authority/         the certificate authority: stays on the operator's machine, offline at best
     coordinator/       ca.crt, coordinator.crt, coordinator.key, signing.key, signing.pub
     broker/            mosquitto.conf, mosquitto.acl, emqx.acl.conf, ca.crt, server.crt, server.key, crl.pem
+    release/           signing.key, signing.pub: signs client releases; the key can be kept elsewhere
     enrolment/         ca.crt, server.crt, server.key: the listener where a token becomes a certificate
     devices/{cid}/     client.toml, ca.crt, device.crt, device.key; or client.toml, ca.crt, token; or link.txt, link.svg
 
@@ -23,6 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from coordinator.identity import broker_acl, revocation, signing_key
 from coordinator.identity.certificate_authority import open_authority, subject_alternative_name
+from coordinator.identity.release_signature import sign_release
 from coordinator.identity.tokens import TokenStore
 from coordinator.identity.web_passwords import WebDevices
 from edge_client.errors import ConfigError, Malformed
@@ -100,6 +102,10 @@ class Provisioner:
         if not (coordinator / signing_key.CURRENT_KEY_FILE).exists():
             signing_key.open_signing_key(coordinator)
             self.written.append(coordinator / signing_key.CURRENT_KEY_FILE)
+        release = self.folder / "release"
+        if not (release / signing_key.PUBLIC_KEY_FILE).exists():  # the key may have been brought to another place
+            signing_key.open_signing_key(release)
+            self.written.append(release / signing_key.CURRENT_KEY_FILE)
         for folder, name in ((self.folder / "broker", BROKER_NAME), (self.folder / "enrolment", ENROLMENT_NAME)):
             self._server(folder, name)
         if self.plan.web_port:
@@ -173,7 +179,20 @@ class Provisioner:
     def pin_keys(self) -> None:
         """Write the trusted signing keys into every join file; its other settings stay."""
         for file in sorted((self.folder / "devices").glob("*/client.toml")):
-            self._put(file, _toml({**read_toml(file, hint=READ_HINT), "signing-keys": self._pins()}))
+            self._put(
+                file,
+                _toml(
+                    {
+                        **read_toml(file, hint=READ_HINT),
+                        "signing-keys": self._pins(),
+                        "release-keys": self._release_pins(),
+                    }
+                ),
+            )
+
+    def sign_release(self, path: Path) -> Path:
+        """Sign a client release; -> the file of the signature. Raises ConfigError without the release key."""
+        return sign_release(path, signing_key.read_signing_key(self.folder / "release"), self.plan.federation)
 
     def expiries(self) -> list[CertificateExpiry]:
         """The newest certificate of every name that is not revoked, and the authority's, sorted by their ends."""
@@ -269,6 +288,7 @@ class Provisioner:
             "certificate": "device.crt",
             "key": "device.key",
             "signing-keys": self._pins(),
+            "release-keys": self._release_pins(),
             **more,
         }
         path = folder / "client.toml"
@@ -288,6 +308,9 @@ class Provisioner:
 
     def _pins(self) -> list[str]:
         return signing_key.trusted_keys(self.folder / "coordinator")
+
+    def _release_pins(self) -> list[str]:
+        return [(self.folder / "release" / signing_key.PUBLIC_KEY_FILE).read_text(encoding="ascii").strip()]
 
     def _put(self, path: Path, data: bytes) -> None:
         """Write a file unless it has this content already."""

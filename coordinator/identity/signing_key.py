@@ -25,7 +25,7 @@ from edge_client.transport.keys import write_private_file
 from edge_client.transport.tls import Credentials, check_subject
 
 KEY_BYTES = 32
-CURRENT_KEY_FILE, NEXT_KEY_FILE = "signing.key", "signing-next.key"
+CURRENT_KEY_FILE, NEXT_KEY_FILE, PUBLIC_KEY_FILE = "signing.key", "signing-next.key", "signing.pub"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def open_signing_key(folder: Path) -> SigningKey:
     if not (folder / CURRENT_KEY_FILE).exists():
         _create(folder / CURRENT_KEY_FILE)
     key = _read(folder / CURRENT_KEY_FILE)
-    _write_if_changed(folder / "signing.pub", key.public.hex() + "\n")
+    _write_if_changed(folder / PUBLIC_KEY_FILE, key.public.hex() + "\n")
     return key
 
 
@@ -60,7 +60,7 @@ def read_signing_key(folder: Path) -> SigningKey:
     try:
         return _read(folder / CURRENT_KEY_FILE)
     except OSError as wrong:
-        hint = "run this as the coordinator's user, on its machine"
+        hint = "run this where the key is, as its owner"
         raise ConfigError(f"{folder / CURRENT_KEY_FILE} cannot be read: {wrong.strerror}", hint=hint) from wrong
 
 

@@ -1,4 +1,4 @@
-"""`fedcenters-edge release`: this client as a release for a fleet of boards. Signs nothing: the coordinator does."""
+"""`fedcenters-edge release`: this client as a release for a fleet of boards; `provision --sign-release` signs it."""
 
 from __future__ import annotations
 

@@ -193,7 +193,10 @@ MESSAGE_TABLES: dict[str, FieldTable] = {
         src=_SOURCES,
     )
     | optional(
-        release=record(required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release"))),
+        release=record(
+            required(version=matching(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}"), file=manifest("release"))
+            | optional(key=matching(r"[0-9a-f]{16}"), sig=matching(r"[0-9a-f]{128}"))
+        ),
         state=_STATE,
         key=matching(r"[0-9a-f]{16}"),
         sig=matching(r"[0-9a-f]{128}"),

@@ -68,6 +68,12 @@ def verify_manifest(manifest: Manifest, trusted: Sequence[bytes], federation: st
     _verify_signature(manifest.to_json(), trusted, federation, manifest.kind, manifest.sha256, manifest.size)
 
 
+def verify_release(offer: Mapping[str, Any], trusted: Sequence[bytes], federation: str) -> None:
+    """Return if one of the `trusted` keys signed the release that a `coord` offers; Malformed otherwise."""
+    file = Manifest.from_json(offer["file"])
+    _verify_signature(offer, trusted, federation, file.kind, file.sha256, file.size)
+
+
 def sign_record(boot: str, epoch: int, private: bytes, federation: str) -> dict[str, str]:
     """The fields `key` and `sig` of a `coord` with this boot and epoch."""
     return {"key": key_id(public_key(private)), "sig": sign(private, federation, RECORD_KIND, boot, epoch)}

@@ -21,7 +21,7 @@ from edge_client.engines.base import open_engine
 from edge_client.engines.golden_run import run_golden
 from edge_client.engines.runtime_versions import runtime_version
 from edge_client.errors import Malformed
-from edge_client.protocol import messages
+from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import DEFAULT_BLOCK_BYTES, Manifest
 from edge_client.protocol.message_schemas import CODECS
 from edge_client.protocol.transfer import MAX_WINDOW
@@ -196,7 +196,10 @@ class Client:
             return
         manifest, self._release = Manifest.from_json(release["file"]), None
         try:
-            self._runner.check_signature(manifest)
+            if self._session.config.release_keys:
+                signing.verify_release(release, self._session.config.release_keys, self._session.config.federation)
+            else:  # a join file of before such keys
+                self._runner.check_signature(manifest)
             for wait_s in session.fetch([manifest]):
                 self._take((yield wait_s))
                 if self._task is not None or session.stopping.is_set():

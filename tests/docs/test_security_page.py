@@ -17,9 +17,11 @@ from coordinator import config as coordinator_config
 from coordinator.cli import app
 from coordinator.identity import signing_key
 from coordinator.identity.certificate_authority import open_authority
+from coordinator.identity.release_signature import read_signature
 from coordinator.identity.revocation import revoked_names
 from coordinator.local_broker import free_port
 from edge_client.config import load_config
+from edge_client.protocol import signing
 from edge_client.transport import mqtt
 from edge_client.transport.tls import check_subject
 from tests.support.doc_pages import DOCS, PageReader, blocks
@@ -36,7 +38,7 @@ def here() -> dict[str, str]:
 
 
 def test_every_command_of_the_page_was_there_to_run() -> None:
-    assert sum(len(block.commands) for block in blocks(DOCS / PAGE) if block.kind == "console") == 9
+    assert sum(len(block.commands) for block in blocks(DOCS / PAGE) if block.kind == "console") == 11
 
 
 def test_the_folders_of_the_page_are_those_that_are_made(reader: PageReader) -> None:
@@ -64,6 +66,13 @@ def test_the_devices_pin_the_new_signing_key_alone(reader: PageReader) -> None:
     assert len(list((reader.folder / "keys" / "coordinator").glob("signing-*.old"))) == 1
     for name in ("device-0000", "pump-8"):
         assert load_config(reader.folder / "keys" / "devices" / name / "client.toml", {}).signing_keys == (key.public,)
+
+
+def test_the_client_of_the_page_is_signed_with_the_key_that_devices_pin(reader: PageReader) -> None:
+    pinned = load_config(reader.folder / "keys" / "devices" / "device-0000" / "client.toml", {}).release_keys
+    signature = read_signature(reader.folder / "client.tar", "demo")
+    assert signature is not None
+    assert signature["key"] == signing.key_id(pinned[0])
 
 
 def test_the_configuration_of_the_page_is_one(reader: PageReader) -> None:

@@ -101,6 +101,7 @@ class DeviceStage:
     epoch: int = 1
     serve: bool = True  # answer every `get` at once
     keys: tuple[bytes, ...] = (TRUSTED,)
+    release_keys: tuple[bytes, ...] = ()
     before_step: Callable[[], None] = lambda: None
     environment: dict[str, str] = field(default_factory=dict)  # of the device's process
     updates: SelfUpdater | None = None  # of a device that a launcher started
@@ -140,6 +141,7 @@ class DeviceStage:
             data=self.folder,
             state=self.folder / "state",
             signing_keys=self.keys,
+            release_keys=self.release_keys,
             min_battery_percent=0,
         )
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.config import read_config
+from coordinator.identity.release_signature import read_signature
+from edge_client.config import load_config
 from edge_client.errors import ConfigError
 from edge_client.protocol import messages, signing
 from edge_client.protocol.blocks import Manifest
 from edge_client.update.self_update import pack_release
+from tests.support.guarded_broker import provision_federation
 from tests.support.virtual_federation import FEDERATION, TOPICS, Federation
 
 FILES = {"edge_client/cli.py": b"", "edge_client/__init__.py": b'__version__ = "9.0"\n'}
@@ -28,6 +31,47 @@ def test_the_record_names_a_signed_release_that_devices_may_fetch(tmp_path: Path
     public = bytes.fromhex((fed.config.signing_key_folder / "signing.pub").read_text().strip())
     signing.verify_manifest(manifest, [public], FEDERATION)
     assert (record["release"]["version"], manifest.kind) == ("9.0", "release")
+
+
+def test_a_release_is_offered_with_the_signature_of_the_release_key(tmp_path: Path) -> None:
+    release = tmp_path / "client.tar"
+    release.write_bytes(pack_release(FILES, "9.0"))
+    work = provision_federation(tmp_path / "keys", "pump-1", federation=FEDERATION)
+    work.sign_release(release)
+    fed = Federation.of(tmp_path, release=release)
+    fed.start(4)
+    fed.finish()
+    record = messages.read_message(fed.world.broker.retained[TOPICS.coord()], "coord")
+    fed.world.end()
+    pinned = load_config(tmp_path / "keys" / "devices" / "pump-1" / "client.toml", {}).release_keys
+    signing.verify_release(record["release"], pinned, FEDERATION)
+    assert pinned != load_config(tmp_path / "keys" / "devices" / "pump-1" / "client.toml", {}).signing_keys
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"{}", b'{"federation": "other", "key": "%s", "sig": "%s"}' % (b"0" * 16, b"0" * 128)]
+)
+def test_a_signature_file_that_is_none_is_told_with_what_to_do(tmp_path: Path, said: bytes) -> None:
+    release = tmp_path / "client.tar"
+    release.write_bytes(pack_release(FILES, "9.0"))
+    (tmp_path / "client.tar.sig").write_bytes(said)
+    with pytest.raises(ConfigError) as wrong:
+        read_signature(release, FEDERATION)
+    assert "--sign-release" in wrong.value.hint
+
+
+def test_the_release_key_may_be_elsewhere_and_no_other_is_made(tmp_path: Path) -> None:
+    work = provision_federation(tmp_path / "keys", "pump-1")
+    join = tmp_path / "keys" / "devices" / "pump-1" / "client.toml"
+    before = load_config(join, {}).release_keys
+    (tmp_path / "keys" / "release" / "signing.key").rename(tmp_path / "offline.key")
+    provision_federation(tmp_path / "keys", "pump-2").pin_keys()
+    assert load_config(join, {}).release_keys == before
+    assert not (tmp_path / "keys" / "release" / "signing.key").exists()
+    release = tmp_path / "client.tar"
+    release.write_bytes(pack_release(FILES, "9.0"))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        work.sign_release(release)
 
 
 @pytest.mark.parametrize("data", [None, b"no release"])
