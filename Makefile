@@ -97,7 +97,7 @@ readers: $(STAMP) reader-environments ## other runtimes run our files, and other
 	$(READERS)/tflite/bin/python tests/readers/read.py tflite_runtime.interpreter $(READERS)/files
 	$(READERS)/tensorflow/bin/python tests/readers/read.py tensorflow.lite.python.interpreter $(READERS)/files
 	$(READERS)/onnxruntime/bin/python tests/readers/read.py onnxruntime $(READERS)/files
-	$(READERS)/flwr-datasets/bin/python -m pytest -q -p no:cacheprovider tests/emulator/api/test_partitions.py tests/emulator/api/test_hugging_face.py
+	$(READERS)/flwr-datasets/bin/python -m pytest -q -p no:cacheprovider tests/emulator/api/data/test_partitions.py tests/emulator/api/data/test_hugging_face.py
 
 # tflite-runtime 2.14 is its last release: numpy 1, Python 3.11 at most
 $(READERS)/tflite/.installed: PACKAGES := 'tflite-runtime==2.14.0' 'numpy<2'

@@ -88,9 +88,9 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "choose_k": "emulator.api.cluster_counts",
     "compare": "emulator.api.comparison",
     "compile": "emulator.api.training_program",
-    "fleet": "emulator.api.user_fleet",
-    "fleets": "emulator.api.fleets",
-    "partitions": "emulator.api.partitions",
+    "fleet": "emulator.api.data.user_fleet",
+    "fleets": "emulator.api.data.fleets",
+    "partitions": "emulator.api.data.partitions",
     "read_bundle": "export.bundle.reader",
     "rounds": "emulator.api.runs",
     "simulate": "emulator.api.runs",
@@ -119,13 +119,13 @@ if TYPE_CHECKING:
     from coordinator.strategies.robust_tkm import TKM
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
-    from emulator.api import fleets, partitions
     from emulator.api.cluster_counts import ClusterCounts, choose_k
     from emulator.api.comparison import Comparison, compare
+    from emulator.api.data import fleets, partitions
+    from emulator.api.data.user_fleet import fleet
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`
-    from emulator.api.user_fleet import fleet
     from emulator.data.fleet import Fleet
     from export.bundle.reader import Bundle, read_bundle
 else:

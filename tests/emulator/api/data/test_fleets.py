@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edge_client.errors import ConfigError
-from emulator.api import fleets
+from emulator.api.data import fleets
 from emulator.data.partition_schemes import Dirichlet
 from emulator.data.registry import DATA_SETS
 from emulator.options import SimulateArgs

@@ -11,8 +11,8 @@ import pytest
 
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, UsageError
-from emulator.api import partitions
-from emulator.api.flower import for_flower, rows_of_devices
+from emulator.api.data import partitions
+from emulator.api.data.flower import for_flower, rows_of_devices
 from emulator.data.loaders.samples import DataSet, RawSamples
 from emulator.data.partition_schemes import PARTITION_SCHEMES
 from tests.support.raw_data_files import numbered

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from emulator.api.flower import FlowerParts, for_flower
+from emulator.api.data.flower import FlowerParts, for_flower
 from emulator.data.given_parts import PartsOf, given_parts
 from emulator.data.mixtures import Mixtures
 from emulator.data.ordered_schemes import Continuous, Shards, SizeSkew

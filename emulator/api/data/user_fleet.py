@@ -12,8 +12,8 @@ import numpy as np
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import I64, Array
-from emulator.api.partitions import as_scheme
-from emulator.api.reading import Columns, device_folders, read_columns
+from emulator.api.data.partitions import as_scheme
+from emulator.api.data.reading import Columns, device_folders, read_columns
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts

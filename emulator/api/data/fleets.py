@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulator.api.partitions import as_scheme
+from emulator.api.data.partitions import as_scheme
 from emulator.data.fleet import Fleet, named_fleet
 
 
@@ -28,7 +28,7 @@ def named(
 ) -> Fleet:
     """The fleet of a data set by the name that the command line takes, `package.module:ENTRY` among them.
 
-    >>> from emulator.api import fleets
+    >>> from emulator.api.data import fleets
     >>> fleets.named("digits", devices=6, partition="dirichlet:alpha=0.5")
     Fleet(digits, 6 devices, dirichlet:alpha=0.5)
     """
