@@ -145,7 +145,7 @@ class TrainingProgram:
     def _complete(self, weights: Tensors) -> dict[str, Array]:
         """The weights in the schema's order. Raises UsageError when one is missing or has another shape."""
         shapes = {t.name: t.shape for t in self.manifest.schema.tensors}
-        if wrong := [name for name, shape in shapes.items() if np.shape(weights.get(name)) != shape]:
+        if wrong := [name for name, shape in shapes.items() if name not in weights or np.shape(weights[name]) != shape]:
             hint = "give arrays under the names and with the shapes of program.weights"
             raise UsageError(f"no weights of the right shape for {', '.join(wrong)}", hint=hint)
         return {name: np.asarray(weights[name]) for name in shapes}

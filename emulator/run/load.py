@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 from typing import TYPE_CHECKING
 
 from edge_client.errors import UsageError
@@ -58,7 +59,8 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
             f"no model of ours suits {fleet.options['data_set']}", hint="name yours: --model package.module:Factory"
         )
     split = fleet.cut(args.seed)
-    return replace(args, **fleet.options, model=model, devices=len(split.devices)), split
+    found: dict[str, Any] = {**fleet.options, "model": model, "devices": len(split.devices)}
+    return replace(args, **found), split
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,7 @@ def test_steps_with_momentum_and_an_anchor_are_those_of_torch() -> None:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(module(torch.from_numpy(X)), torch.from_numpy(Y))
         pull = sum(((p - far[name]) ** 2).sum() for name, p in module.named_parameters())
-        (loss + 0.25 * pull).backward()
+        (loss + 0.25 * pull).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         assert state.loss == pytest.approx(loss.item(), rel=TOLERANCE)
     for name, value in module.named_parameters():
@@ -115,7 +116,8 @@ print(program.step(program.start(), data["x"], data["y"], seed=3).loss)
 
 def test_weights_of_another_model_are_refused(program: TrainingProgram, tmp_path: Path) -> None:
     folder = program.save(tmp_path / "program")
-    np.savez(folder / "weights.npz", **{"w/weight": np.zeros((3, 3), np.float32)})
+    others: dict[str, Any] = {"w/weight": np.zeros((3, 3), np.float32)}
+    np.savez(folder / "weights.npz", **others)
     with pytest.raises(Malformed, match="another model"):
         TrainingProgram.open(folder)
 

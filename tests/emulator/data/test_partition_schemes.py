@@ -285,6 +285,7 @@ def test_a_device_of_several_users_has_all_samples_of_each() -> None:
     assert [len(found) for found in users] == [3] * 5
     assert len(set.union(*users)) == 15
     everything = numbered(2_000, 0, users=40).train
+    assert everything.user is not None
     for local, mine in zip(split.devices.values(), users, strict=True):
         assert len(_all(local)) == np.isin(everything.user, list(mine)).sum()
 
