@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -12,9 +12,6 @@ from edge_client import __version__
 from edge_client.printable import PrintableFormatter
 from export import plugins
 
-if TYPE_CHECKING:
-    from click import Context, HelpFormatter
-
 
 class GroupedCommand(TyperCommand):
     """A command whose --help has a heading for each `rich_help_panel` of its options, in plain text.
@@ -22,7 +19,7 @@ class GroupedCommand(TyperCommand):
     Typer draws panels only with rich's markup, whose boxes and colours are noise in a pipe or a narrow terminal.
     """
 
-    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_options(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - since 0.29 typer has a click of its own
         sections, others = dict[str, list[tuple[str, str]]](), "Options"
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import coordinator.cli
 import emulator.cli
 import export.cli
+from edge_client import __version__
 from edge_client import cli as edge
 
 APPS = {"coordinator": coordinator.cli.app, "emulator": emulator.cli.app, "export": export.cli.app}
@@ -62,4 +63,4 @@ def test_long_help_is_in_groups_of_plain_text_that_fit_eighty_columns() -> None:
 
 def test_each_command_line_prints_its_version_from_one_place() -> None:
     for app in APPS.values():
-        assert CliRunner().invoke(app, ["--version"]).stdout == f"fedcenters {edge.__version__}\n"
+        assert CliRunner().invoke(app, ["--version"]).stdout == f"fedcenters {__version__}\n"

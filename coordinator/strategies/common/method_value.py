@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 from export.plugins import nearest_name_hint
@@ -35,4 +35,4 @@ class MethodValue:
 
 def _fields(value: object) -> Mapping[str, Field[Any]]:
     """The fields of a dataclass by name; none for another object, as for a default that is missing."""
-    return {f.name: f for f in fields(value)} if is_dataclass(value) and value is not MISSING else {}
+    return {f.name: f for f in fields(value)} if is_dataclass(value) else {}
