@@ -14,8 +14,9 @@ The rules (PROTOCOL.md, rounds):
   the client is told once more to go on. While others wait, an upload that is too slow to end within a quarter of the
   exchange's time goes to the end of the queue, so that no client can hold what the others need;
 * the exchange closes when `goal` updates are accepted (more clients may have been asked), when all clients have
-  answered (a refusal is an answer), or at the deadline. `Close.enough` says whether the quorum was met. Every exchange
-  ends.
+  answered (a refusal is an answer), or at the deadline. It does not wait for `silent` clients (silence.py) once the
+  others have answered, the quorum is met and one update is accepted. `Close.enough` says whether the quorum was met.
+  Every exchange ends.
 """
 
 from __future__ import annotations
@@ -146,6 +147,7 @@ class OpenExchange:
     goal: int
     quorum: int
     closes_at_s: float
+    silent: frozenset[ClientId] = frozenset()  # asked, but not waited for
     turn_s: float  # in which a whole upload should arrive while others wait
     credits: int
     budget: float
@@ -157,8 +159,13 @@ class OpenExchange:
 
     @property
     def complete(self) -> bool:
-        """Whether the goal is reached or every client has answered."""
-        return len(self.accepted) >= self.goal or len(self.accepted) + len(self.refused) == len(self.asked)
+        """Whether the goal is reached, or every client that is waited for has answered."""
+        missing = len(self.asked) - len(self.accepted) - len(self.refused)
+        if len(self.accepted) >= self.goal or missing == 0:
+            return True
+        if missing > len(self.silent) or len(self.accepted) < max(1, self.quorum):
+            return False
+        return missing == len(self.silent - self.accepted.keys() - self.refused.keys())
 
     @property
     def wakes_at_s(self) -> float:
@@ -205,6 +212,7 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
     now_s: float,
     deadline_s: float,
     goal: int | None = None,
+    silent: Collection[ClientId] = (),
     credits: int = 32,  # noqa: A002 - the protocol's word
     budget: float = float("inf"),
     accepted: Mapping[ClientId, str] | None = None,
@@ -229,6 +237,7 @@ def open_exchange(  # noqa: PLR0913 - the key, and one number per rule
         asked=frozenset(asked),
         goal=len(asked) if goal is None else min(goal, len(asked)),
         quorum=quorum,
+        silent=frozenset(silent) & frozenset(asked),
         closes_at_s=now_s + deadline_s,
         turn_s=deadline_s / LEAST_PACE,
         credits=credits,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from coordinator.rounds import exchange_rules
+from coordinator.rounds.silence import count_misses, silent_devices
 from coordinator.runtime.envelope import Envelope
 from coordinator.runtime.exchange.late_updates import LateUpdates
 from coordinator.runtime.exchange.reply_recorder import ReplyRecorder
@@ -55,6 +56,7 @@ class LiveExchange:
             number=key.exchange,
             asked=prepared.keys(),
             goal=goal,
+            silent=silent_devices(context.misses, prepared),
             quorum=math.ceil(round(context.config.round.quorum * goal, 9)),
             now_s=now_s,
             deadline_s=context.store.exchanges.begin_try(key, context.config.round.deadline_s),
@@ -174,7 +176,14 @@ class LiveExchange:
             self._context.sender.send(command.cid, "err", re=ident, code="busy", retry_ms=retry_ms)
         elif isinstance(command, exchange_rules.Go):
             self._receiver.begin(command.cid)
-        elif self._late:
+        else:
+            self._on_closed(command, before)
+
+    def _on_closed(self, command: exchange_rules.Close, before: exchange_rules.OpenExchange) -> None:
+        misses = count_misses(self._context.misses, self._state)
+        self._context.misses.clear()
+        self._context.misses.update(misses)
+        if self._late:
             under_way = [cid for cid in (*before.uploads, *before.queue) if cid not in command.keys]
             announced = [self._receiver.announced(cid) for cid in under_way]
             answered = before.accepted.keys() | command.keys

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,10 @@ SIZE_SLACK_BYTES = 1 << 20  # of what a task allows; a reply needs less. It stay
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeContext:
-    """The parts that an exchange uses. `members` is the enrolled fleet: (training samples, engine) per device."""
+    """The parts that an exchange uses. `members` is the enrolled fleet: (training samples, engine) per device.
+
+    `misses` counts the exchanges in a row that a device has not answered (silence.py), since this process began.
+    """
 
     config: CoordinatorConfig
     clock: Clock
@@ -41,6 +44,7 @@ class ExchangeContext:
     downloads: BlockServer
     prepared: CompiledProgram
     members: Mapping[ClientId, tuple[int, str]]
+    misses: dict[ClientId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
