@@ -8,6 +8,7 @@ matrix, the sum of all devices'. Pure.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import numpy as np
 from edge_client.protocol.task import Array, ClientId
 
 MAX_LOSS = 1e30  # a larger reported loss is ignored: a sum of such losses would overflow
+LOSS_RATIO = 10.0  # times the median, or the loss of guessing: the most that counts of one device in an average
 LAST_ROUNDS = 3  # a table's figure is the mean over this many rounds at the end of a run
 
 
@@ -35,8 +37,8 @@ class RoundReport:
 
     All but `centers` is about the model that a device is served. `f1_of_devices` averages each device's macro F1,
     `f1_pooled` is the macro F1 of all samples together. `loss_per_device` is the mean loss on these samples, of the
-    devices that reported one; `loss` and `loss_per_center` average it. `centers` is None where every device is
-    served its center as it is exported, and where that was not measured.
+    devices that reported one; `loss` and `loss_per_center` average it, each device's bounded by LOSS_RATIO. `centers`
+    is None where every device is served its center as it is exported, and where that was not measured.
     """
 
     accuracy: FleetAverage
@@ -86,6 +88,7 @@ def make_report(
     clients = [c for c in sorted(confusions) if confusions[c].sum() > 0]
     told = np.array([(losses or {}).get(c, np.nan) for c in clients])
     knows = np.abs(told) < MAX_LOSS  # not NaN
+    counted = _bounded_losses(told, knows, classes=max((len(confusions[c]) for c in clients), default=1))
     n = np.array([confusions[c].sum() for c in clients], dtype=np.float64)
     right = np.array([accuracy(confusions[c]) for c in clients])
     center = np.array([assignment.get(c, -1) for c in clients])
@@ -96,10 +99,10 @@ def make_report(
         per_device={c: float(x) for c, x in zip(clients, right, strict=True)},
         per_center=tuple(_average(right[center == k], n[center == k]).micro for k in range(n_centers)),
         assignment=dict(sorted(assignment.items())),
-        loss=_average(told[knows], n[knows]),
+        loss=_average(counted[knows], n[knows]),
         loss_per_device={c: float(x) for c, x, known in zip(clients, told, knows, strict=True) if known},
         loss_per_center=tuple(
-            _average(told[knows & (center == k)], n[knows & (center == k)]).micro for k in range(n_centers)
+            _average(counted[knows & (center == k)], n[knows & (center == k)]).micro for k in range(n_centers)
         ),
     )
 
@@ -122,6 +125,12 @@ def _f1_pooled(confusions: Sequence[Array]) -> float | None:
         return None
     shape = Counter(matrix.shape for matrix in confusions).most_common(1)[0][0]
     return f1(np.sum([matrix for matrix in confusions if matrix.shape == shape], axis=0))
+
+
+def _bounded_losses(told: Array, knows: Array, *, classes: int) -> Array:
+    """The losses [n] that count in averages; `knows` says where `told` is a loss."""
+    usual = np.median(told[knows]) if knows.any() else 0.0
+    return np.clip(told, 0.0, LOSS_RATIO * max(float(usual), math.log(classes)))
 
 
 def _average(values: Array, n: Array) -> FleetAverage:

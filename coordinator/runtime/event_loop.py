@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from coordinator.runtime.awake_clock import AwakeClock
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.exchange.live_exchange import LiveExchange
@@ -45,6 +46,7 @@ class EventLoop:
     """One thread that takes events from the transport. It and its parts carry the epoch of one lead."""
 
     transport: Transport
+    clock: AwakeClock
     sender: CoordinatorSender
     downloads: BlockServer
     dispatcher: Dispatcher
@@ -56,7 +58,7 @@ class EventLoop:
         while not done():
             if self.controls.stopping:
                 raise ServerStopped
-            live, now_s = self.dispatcher.exchange.live, self.sender.clock.now_s()
+            live, now_s = self.dispatcher.exchange.live, self.clock.now_s()
             self.status.tick(now_s)
             if now_s >= until_s:
                 return False
@@ -108,7 +110,9 @@ class EventLoop:
             self.run_until(lambda: not self.controls.paused)
 
     def _take(self, timeout_s: float) -> None:
+        began_s, timeout_s = self.clock.now_s(), max(0.0, timeout_s)
         event = self.transport.receive(timeout_s)
+        self.clock.waited(began_s, timeout_s)
         if isinstance(event, Message):
             self.dispatcher.dispatch(event)
         elif isinstance(event, Connected):

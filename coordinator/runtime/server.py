@@ -19,6 +19,7 @@ from coordinator.artifacts.signed_program import CompiledProgram, prepare_progra
 from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.runtime.announcer import StateAnnouncer, training_state
+from coordinator.runtime.awake_clock import AwakeClock
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.event_loop import Controls, EventLoop, ServerStopped
@@ -69,12 +70,18 @@ class Server:
             make_strategy(run, config)  # raises for a wrong method or setting before anything is done
         _check_fingerprint(config, store)
         self.session: EventLoop | None = None
-        self._config, self._store, self._clock, self._dial, self._observe = config, store, clock, dial, observe
+        self._config, self._store, self._clock, self._dial, self._observe = (
+            config,
+            store,
+            AwakeClock(clock),
+            dial,
+            observe,
+        )
         self._key = open_signing_key(config.signing_key_folder)
         self._event_log = EventLog(config.folder / "metrics.jsonl", store.events, watch, clock.unix_ms)
         self._controls = Controls()
         self._progress, self._beside = progress, beside
-        self._began_s = clock.now_s()
+        self._began_s = self._clock.now_s()
 
     def run(self) -> None:
         """Everything, until the work is done or `stop` is called. Raises what else ended it."""
@@ -175,6 +182,7 @@ class Server:
         )
         return EventLoop(
             transport=sender.open(self._dial),
+            clock=clock,
             sender=sender,
             downloads=downloads,
             dispatcher=dispatcher,

@@ -37,6 +37,7 @@ from edge_client.protocol.task import Array, Flat, Schema, Tensors, TensorSpec
 from edge_client.protocol.topics import Topics
 from edge_client.runtime.client import Client
 from edge_client.transport.base import Message, Transport, Will
+from edge_client.transport.clock import Clock
 from tests.support import softmax_program
 from tests.support.memory_broker import MemoryBroker
 from tests.support.virtual_time import Killed, Participant, VirtualTransport, VirtualWorld
@@ -168,6 +169,7 @@ class Federation:
     progress: list[dict[str, Any]] = field(default_factory=list)
     told: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # what each device says to its owner
     open_since_s: float | None = None
+    clocks: dict[str, Clock] = field(default_factory=dict)  # of processes whose clocks are not the world's
 
     @classmethod
     def of(
@@ -197,7 +199,7 @@ class Federation:
                 return VirtualTransport(me, self.world.broker, f"{FEDERATION}.{name}", will)
 
             with closing(store):
-                clock, watch = self.world.clock, self._watch
+                clock, watch = self.clocks.get(name, self.world.clock), self._watch
                 heard = lambda event: self.progress.append(dict(event))  # noqa: E731 - used once
                 self.server = Server(self.config, store, dial=dial, clock=clock, watch=watch, progress=heard)
                 self.server.run()
@@ -242,7 +244,8 @@ class Federation:
             rng = np.random.default_rng(int(cid[1:]))
             told = self.told.setdefault(cid, [])
             more: dict[str, Any] = {"open_engine": open_engine, "tell": lambda event: told.append(dict(event))}
-            Client(settings, dial, local=local, clock=self.world.clock, rng=rng, **more).run()
+            clock = self.clocks.get(cid, self.world.clock)
+            Client(settings, dial, local=local, clock=clock, rng=rng, **more).run()
 
         return self.world.begin(cid, life)
 

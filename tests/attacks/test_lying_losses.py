@@ -1,0 +1,96 @@
+"""Tries to steer others with made-up losses: their choice of a center, the fleet's mean, the guide of newcomers."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from coordinator.config_sections import RunConfig
+from coordinator.nearest.learn_from_replies import learn_from_replies
+from coordinator.rounds.metrics import make_report
+from edge_client.protocol import codecs
+from edge_client.protocol.blocks import manifest_of
+from edge_client.protocol.task import Reply
+from tests.support.virtual_federation import Federation, Spy, program
+
+LIAR, HONEST = "d03", ("d00", "d01", "d02")
+CLASSES = program().classes
+
+
+def losses_of(rdy: dict[str, Any]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    found = codecs.decode_stats(base64.b64decode(rdy["update"]["inline"]), program().schema, rdy["n"]).losses
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("lie", [(1e308, 1e308), (-1e308, 1e308), (0.0, 0.0), (5e-324, 0.0)])
+def test_with_ifca_every_honest_device_trains_the_center_that_fits_itself(
+    tmp_path: Path, lie: tuple[float, float]
+) -> None:
+    run = RunConfig(method="ifca", rounds=2, name="run", settings={"clusters": 2, "local-steps": 2, "batch-size": 8})
+    fed = Federation.of(tmp_path, runs=(run,), quorum=0.5, deadline_s=20.0)
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    fed.start_mute_device(LIAR)
+    fed.start_devices(len(HONEST))
+    answered: set[str] = set()
+
+    def lied() -> bool:
+        for task in spy.said("task", cid=LIAR):
+            if task["job"] == "probe" and task.get("split") != "test" and task["id"] not in answered:
+                answered.add(task["id"])
+                data = codecs.encode_stats(Reply(n=40, losses=np.array(lie)), program().schema)
+                key = {name: task[name] for name in ("run", "round", "exchange")}
+                update = manifest_of(data, "stats", inline=True)
+                spy.say(LIAR, "rdy", **key, attempt=0, n=40, what="stats", update=update, seconds=1.0)
+        return fed.catalog is not None
+
+    fed.world.run(lied)
+    fed.world.end()
+    assert {"ok"} == {ack["status"] for ack in spy.said("ack", cid=LIAR)}
+    chosen = {(t["round"], c): t["center"] for c in HONEST for t in spy.said("task", cid=c) if "center" in t}
+    told = {
+        (rdy["round"], c): int(losses_of(rdy).argmin())
+        for c in HONEST
+        for rdy in spy.said("rdy", cid=c)
+        if (rdy["what"], rdy["exchange"]) == ("stats", chosen_from(spy, c, rdy["round"]))
+    }
+    assert chosen == told
+    assert np.isfinite(fed.final_state("run").centers).all()
+    json.dumps(fed.rounds(), allow_nan=False)
+
+
+def chosen_from(spy: Spy, cid: str, number: int) -> int:
+    """The exchange of a round before the one with the device's fit."""
+    return min(t["exchange"] for t in spy.said("task", cid=cid) if "center" in t and t["round"] == number) - 1
+
+
+@pytest.mark.parametrize("lie", [1e29, -1e29, 1e300, 7e3])
+def test_one_devices_loss_moves_the_fleets_mean_by_no_more_than_ten_times_that_of_guessing(lie: float) -> None:
+    right = np.eye(CLASSES, dtype=np.int64)
+    confusions = {f"d{i}": right for i in range(10)}
+    honest = dict.fromkeys(confusions, 0.5)
+    lied = make_report(confusions, {}, n_centers=1, losses=honest | {"d0": lie}).loss
+    assert lied.micro is not None
+    assert abs(lied.micro - 0.5) <= 10 * math.log(CLASSES) / len(confusions)
+
+
+def guide(last: float) -> Any:  # noqa: ANN401 - the router
+    """Learned from nine devices whose losses are about 0.4, and one more."""
+    own = [0.36, 0.38, 0.4, 0.42, 0.44, 0.37, 0.39, 0.41, 0.43, last]
+    replies = {f"d{i}": Reply(n=50, losses=np.array([loss, loss + 1.0])) for i, loss in enumerate(own)}
+    return learn_from_replies(replies, dict.fromkeys(replies, 0), centers=2, round=None)
+
+
+@pytest.mark.parametrize("lie", [0.0, 1e-300, 1e308, -1e308])
+def test_a_loss_that_a_device_made_up_neither_turns_newcomers_away_nor_sends_them_to_another_center(lie: float) -> None:
+    for losses, center in (([0.4, 1.4], 0), ([1.4, 0.4], 1)):
+        told = guide(lie).predict("loss", {"loss": np.array(losses)}, 50)
+        assert int(np.argmax(told.probabilities)) == center
+        assert told.fit != "none"
