@@ -46,6 +46,7 @@ __all__ = [
     "compile",
     "fleet",
     "fleets",
+    "load",
     "partitions",
     "read_bundle",
     "rounds",
@@ -91,6 +92,9 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "fleet": "emulator.api.data.user_fleet",
     "fleets": "emulator.api.data.fleets",
     "partitions": "emulator.api.data.partitions",
+    "fleets": "emulator.api.fleets",
+    "load": "emulator.api.saved",
+    "partitions": "emulator.api.partitions",
     "read_bundle": "export.bundle.reader",
     "rounds": "emulator.api.runs",
     "simulate": "emulator.api.runs",
@@ -125,6 +129,7 @@ if TYPE_CHECKING:
     from emulator.api.data.user_fleet import fleet
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate
+    from emulator.api.saved import load
     from emulator.api.training_program import TrainingProgram, compile  # noqa: A004 - `fc.compile`
     from emulator.data.fleet import Fleet
     from export.bundle.reader import Bundle, read_bundle

@@ -10,21 +10,21 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from coordinator.rounds.round_record import upgraded_record
-from edge_client.errors import ConfigError
+from coordinator.strategies.base import State
+from coordinator.strategies.common.center_tree import SplitTree
+from edge_client.errors import ConfigError, Malformed
 from edge_client.protocol import codecs
-from edge_client.protocol.nearest.center_tree import CenterTree
-from edge_client.protocol.task import Array, ClientId
+from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
 from emulator import config
+from emulator.data.fleet_split import FleetData
+from emulator.run_centers import RunCenters
 from export.bundle.run_source import BundleSource, LabelledSamples, NewcomerData
-
-if TYPE_CHECKING:
-    from emulator.data.fleet_split import FleetData
 
 MAX_CALIBRATION_SAMPLES = 512  # training samples, every device's share alike
 
@@ -36,68 +36,73 @@ def is_run_folder(run: Path) -> bool:
 
 def bundle_source(run: Path, *, method: str, engines: Sequence[str], data: Path | None) -> BundleSource:
     """The centers of the run, a program for `engines`, and every device's samples."""
-    from coordinator.models.registry import build_model
-    from export.compiler.program import compile_program
-
     asked, last = _asked(run), _last(run)
     if method not in ("", asked["method"]):
         raise ConfigError(f"run {run} has no centers of {method}", hint=f"it has {asked['method']}")
-    model = build_model(asked["model"], seed=asked["seed"])
+    centers = read_run_centers(run, asked, last, data=data)
+    return source_of_centers(centers, last, method=asked["method"], batch=int(asked["batch-size"]), engines=engines)
+
+
+def source_of_centers(
+    run: RunCenters, last: Mapping[str, Any], *, method: str, batch: int, engines: Sequence[str]
+) -> BundleSource:
+    """The source for centers of this process; `last` is the record of the last round."""
+    from export.compiler.program import compile_program
+
+    model, split = run.get_model(), FleetData(devices=run.devices)
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
-    made = compile_program(model.module, **facts, batch=int(asked["batch-size"]), engines=engines)
-    folder = run / "centers" / last["method"]
-    paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
-    centers = [codecs.decode_vector(path.read_bytes(), made.program.schema, kind="model") for path in paths]
-    split = _split(asked, data)
+    made = compile_program(model.module, **facts, batch=batch, engines=engines)
     return BundleSource(
         program=made.program,
         files=made.files,
-        centers=centers,
-        cards=_cards(asked, last, split, len(centers)),
-        reference=_samples(split, last["assignment"], "test", len(centers)),
+        centers=run.models(range(run.centers)),
+        cards=_cards(method, last, split, run.centers),
+        reference=_samples(split, last["assignment"], "test", run.centers),
         calibration=_few_training(split, last),
-        newcomers=_newcomers(asked, last, split, centers, read_tree(folder, len(centers))),
+        newcomers=NewcomerData(
+            router=run.router,
+            start=None if run.router is None else run.first.astype(np.float32),
+            tree=run.tree,
+            splits=list(run.split_tree.models) if run.tree is not None else [],
+        ),
     )
 
 
-def read_tree(folder: Path, centers: int) -> tuple[CenterTree | None, list[Array]]:
-    """The tree of a run whose method splits centers, and the model of each split."""
+def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any], *, data: Path | None) -> RunCenters:
+    """The centers in a run's folder, and the samples of its devices, which are made again."""
+    from coordinator.models.registry import build_model
+    from coordinator.strategies.registry import make_method
+    from export.compiler.program import schema_of, vector_of
+
+    model = build_model(asked["model"], seed=asked["seed"])
+    schema, folder = schema_of(model.module), run / "centers" / last["method"]
+    centers = read_centers(folder, schema)
+    return RunCenters(
+        method=make_method(asked["method"], **config.make_args(asked).settings),
+        state=State(centers=np.stack(centers), assignment=last["assignment"], extra=read_tree(folder)),
+        first=vector_of(model.module, schema),
+        devices=_split(asked, data).devices,
+        seed=asked["seed"],
+        get_model=lambda: model,
+    )
+
+
+def read_centers(folder: Path, schema: Schema) -> list[Flat]:
+    """The centers [schema.size] in a folder, in order. Raises ConfigError for files of another model."""
+    paths = sorted(folder.glob("center-*.safetensors"), key=lambda p: int(p.stem.rpartition("-")[2]))
+    try:
+        return [codecs.decode_vector(path.read_bytes(), schema, kind="model") for path in paths]
+    except Malformed as wrong:
+        raise ConfigError(f"the centers in {folder} are of another model: {wrong}", hint="give the run's own") from None
+
+
+def read_tree(folder: Path) -> dict[str, Array]:
+    """The tree of a run whose method splits centers, as `State.extra` has it; empty for other methods."""
     path = folder / config.TREE_FILE
     if not path.is_file():
-        return None, []
+        return {}
     with np.load(path, allow_pickle=False) as kept:
-        return CenterTree(tuple((int(a), int(b)) for a, b in kept["edges"]), centers), list(kept["models"])
-
-
-def _newcomers(
-    asked: Mapping[str, Any],
-    last: Mapping[str, Any],
-    split: FleetData,
-    centers: Sequence[Array],
-    walked: tuple[CenterTree | None, list[Array]],
-) -> NewcomerData:
-    """What the run's devices teach those that come later, where each of them has a center and a test part."""
-    from coordinator.strategies.common.local_sgd import LocalSgd
-    from coordinator.strategies.registry import make_method
-    from emulator.router_training import FinishedTraining, fit_router
-    from emulator.run.load import open_devices
-
-    assignment = last["assignment"] or (dict.fromkeys(split.devices, 0) if len(centers) == 1 else {})
-    tree, splits = walked
-    method = make_method(asked["method"], **config.make_args(asked).settings)
-    if not assignment or not isinstance(method, LocalSgd) or any(d.test is None for d in split.devices.values()):
-        return NewcomerData(tree=tree, splits=splits)
-    with open_devices(asked["model"], split, seed=asked["seed"], batch=int(asked["batch-size"])) as (devices, start):
-        run = FinishedTraining(
-            learner=devices.learner,
-            method=method,
-            start=start,
-            centers=centers,
-            assignment=assignment,
-            devices=split.devices,
-        )
-        guide = fit_router(run, seed=asked["seed"])
-    return NewcomerData(router=guide, start=start.astype(np.float32), tree=tree, splits=splits)
+        return SplitTree(models=kept["models"], edges=kept["edges"], directions=np.empty((0, 0))).to_extra()
 
 
 def held_out(run: Path, *, data: Path | None) -> LabelledSamples | None:
@@ -115,13 +120,13 @@ def _few_training(split: FleetData, last: Mapping[str, Any]) -> LabelledSamples:
     return _samples(split, last["assignment"], "train", len(last["per_center"])).subsample(MAX_CALIBRATION_SAMPLES)
 
 
-def _cards(asked: Mapping[str, Any], last: Mapping[str, Any], split: FleetData, centers: int) -> list[dict[str, Any]]:
+def _cards(method: str, last: Mapping[str, Any], split: FleetData, centers: int) -> list[dict[str, Any]]:
     from export.bundle.model_cards import center_facts
 
     train = {c: local.train for c, local in split.devices.items()}
     classes = max((int(d.y.max()) + 1 for d in train.values() if np.issubdtype(d.y.dtype, np.integer)), default=0)
     told: dict[str, Any] = {
-        "method": asked["method"],
+        "method": method,
         "rounds": last["of"],
         "samples": {c: len(d) for c, d in train.items()},
         "served": last["per_device"],

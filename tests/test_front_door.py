@@ -17,7 +17,8 @@ ROOT = Path(__file__).parents[1]
 NAMES = """
     Bundle CFL ClusterCounts Comparison Ditto FLHC FeSEM FeSEMMA FedAvg FedAvgLate FedAvgPlus FedDANE FedDWS FedDist
     FedEM FedGroup FedProx FedProxPlus FedSGD FedSoft Fleet HypCluster IFCA NonFed PFedMe Result ServerOptions TKM
-    TrainingProgram WeCFL __version__ choose_k compare compile fleet fleets partitions read_bundle rounds simulate
+    TrainingProgram WeCFL __version__ choose_k compare compile fleet fleets load partitions read_bundle rounds
+    simulate
 """
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from coordinator.models.registry import Loss, Model, build_model
 from edge_client.errors import UsageError
-from edge_client.protocol.task import Array, Flat, Schema
-from export.compiler.program import load_vector, make_source, schema_of
+from edge_client.protocol.task import Flat, Schema
+from export.compiler.program import load_vector, make_source, schema_of, vector_of
 from export.compiler.program_functions import LossFunction
 
 if TYPE_CHECKING:
@@ -71,8 +71,6 @@ def schema_for(model: Model) -> Schema:
     return schema_of(model.module)
 
 
-@torch.no_grad()
-def outputs(module: nn.Module, x: Array) -> Array:
-    """[n, ...] outputs for samples [n, ...]."""
-    found: Array = module(torch.from_numpy(np.ascontiguousarray(x, dtype=np.float32))).numpy()
-    return found
+def first_model(model: Model) -> Flat:
+    """The weights and buffers [schema.size] that a run begins with."""
+    return vector_of(model.module, schema_of(model.module))

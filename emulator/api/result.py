@@ -19,7 +19,7 @@ from coordinator.strategies.registry import method_name, method_settings
 from edge_client.errors import UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.history import Table, frame, series
-from emulator.api.nearest import RunCenters, choose, predict_samples
+from emulator.api.nearest import choose, predict_samples
 from emulator.config import resolved_table
 from emulator.data.fleet_split import FleetData
 from emulator.options import SimulateArgs
@@ -28,6 +28,7 @@ from emulator.run.execute import SimulationResult
 from emulator.run.folder import open_run_folder
 from emulator.run.summary import Record, result_summary
 from emulator.run.write import write_run
+from emulator.run_centers import RunCenters
 from emulator.simulation.attacks import honest_accuracy
 from emulator.simulation.checkpoint import CHECKPOINT_FOLDER
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
     from coordinator.models.registry import Model
     from edge_client.nearest.choose_center import Selection
+    from export.bundle.reader import Bundle
 
 PICTURE_DPI = 80
 
@@ -166,6 +168,38 @@ class Result:
             **(attacked if self.attackers else {}),
             "run": None if self.folder is None else str(self.folder),
         }
+
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        formats: Sequence[str] = ("onnx", "tflite"),
+        quantize: Sequence[str] = (),
+        stacked: bool = False,
+        samples: bool = True,
+    ) -> Bundle:
+        """Write every center as files that other runtimes load, each compared with torch, and what a newcomer needs.
+
+        `formats`: of "onnx", "tflite" and "pt2"; `quantize`: schemes of `fedcenters-export`, as "int8"; `stacked`: also
+        one file of all centers; `samples`: held-out samples lie beside them, to check the files on. The folder is a
+        bundle, as `fc.read_bundle` reads. Raises UsageError where it has something else, ProgramRefused for a module
+        that a format cannot express.
+        """
+        from emulator.bundle_source import source_of_centers
+        from export.bundle.commands import write_run_bundle
+        from export.bundle.reader import read_bundle
+        from export.bundle.writer import BundleOptions, engines_of
+
+        options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
+        last, name = self.run.records[-1], self.args.method
+        source = source_of_centers(self._source, last, method=name, batch=self.batch, engines=engines_of(formats))
+        write_run_bundle(source, Path(folder), options, **({} if samples else {"samples": 0}))
+        return read_bundle(Path(folder))
+
+    @property
+    def batch(self) -> int:
+        """Samples in a step of training."""
+        return int(method_settings(self.method)["batch-size"])
 
     def plot(self) -> Figure:
         """A matplotlib figure: accuracy by round, and a map of the devices by their first updates."""

@@ -18,7 +18,7 @@ from export.bundle.model_cards import quantiles
 from export.bundle.reader import BundleManifest, file_entries, read_bundle
 from export.bundle.run_source import BundleSource, LabelledSamples, Signer, find_run_reader
 from export.bundle.verify_centers import PARITY_LIMIT, accuracy_by_device, latency_ms, open_model, torch_logits
-from export.bundle.writer import ENGINE_OF, MAX_COMPARED_SAMPLES, BundleOptions, random_inputs, write_bundle
+from export.bundle.writer import MAX_COMPARED_SAMPLES, BundleOptions, engines_of, random_inputs, write_bundle
 from export.compiler.program import weights_of
 from export.compiler.program_folder import MANIFEST_FILE, WEIGHTS_FILE, check_unused, container_files, write_folder
 from export.compiler.user_model import compile_model
@@ -126,8 +126,19 @@ def bundle_run(  # noqa: PLR0913 - what the command asks
     sign: Signer | None = None,
 ) -> BundleManifest:
     """A bundle of the centers of `method` in a run's folder; with `samples` of the run in it, where they can be had."""
-    engines = [engine for fmt, engine in ENGINE_OF.items() if fmt in (*options.formats, "pt2")]
-    material = find_run_reader(run).bundle_source(run, method=method, engines=engines, data=data)
+    material = find_run_reader(run).bundle_source(run, method=method, engines=engines_of(options.formats), data=data)
+    return write_run_bundle(material, out, options, samples=samples, sign=sign)
+
+
+def write_run_bundle(
+    material: BundleSource,
+    out: Path,
+    options: BundleOptions,
+    *,
+    samples: int = MAX_COMPARED_SAMPLES,
+    sign: Signer | None = None,
+) -> BundleManifest:
+    """A bundle of a run's centers, its accuracies on all held-out samples, with `samples` of them in it."""
     reference = material.reference.subsample(samples) if material.reference is not None and samples else None
     material = replace(material, reference=reference, held_out=material.reference, sign=sign or material.sign)
     return write_bundle(out, material, options)

@@ -57,6 +57,11 @@ MAX_COMPARED_SAMPLES = 64  # samples of the reference on which every file is com
 ENGINE_OF = {"onnx": "onnx", "tflite": "litert", "pt2": "pt2"}
 
 
+def engines_of(formats: Sequence[str]) -> list[str]:
+    """The engines whose containers a bundle of these formats is made from."""
+    return [engine for fmt, engine in ENGINE_OF.items() if fmt in (*formats, "pt2")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class BundleOptions:
     """What to write for every center: formats, quantized variants of them, and one file of all centers per format."""

@@ -1,0 +1,156 @@
+"""fc.Result: what it shows, gives back, exports, and keeps in a run's folder that the commands read."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import fedcenters as fc
+from edge_client.errors import ConfigError, UsageError
+from emulator.api.history import Table
+from emulator.cli import app
+from emulator.reports.console_tables import summary_rows
+
+
+def net() -> nn.Module:
+    """A module with counters and frozen weights, which no center has and a state_dict does."""
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
+    layers[1].bias.requires_grad = False  # type: ignore[union-attr]
+    return layers
+
+
+@pytest.fixture(scope="module")
+def result() -> fc.Result:
+    method = fc.FeSEM(3, local_steps=20)
+    return fc.simulate(method, model=net, fleet=fc.fleets.digits(devices=6), rounds=3)
+
+
+def test_it_shows_the_words_of_the_command(result: fc.Result) -> None:
+    assert repr(result).splitlines()[0].split() == ["method", "fesem,", "3", "rounds,", "6", "devices"]
+    for label, text in summary_rows(result.summary()):
+        assert label in repr(result)
+        assert text in repr(result)
+    shown = result._repr_html_()
+    assert shown.startswith("<table>")
+    assert "data:image/png;base64," in shown
+
+
+def test_the_history_is_a_data_frame_with_a_row_per_round(result: fc.Result) -> None:
+    assert list(result.history["round"]) == [1, 2, 3]
+    assert set(result.history.columns) >= {"accuracy", "f1", "ari", "bytes", "seconds"}
+    assert result.history["accuracy"].iloc[-1] == result.accuracy
+    assert result.assignments["device-00"] == result.run.state.assignment["device-00"]
+
+
+def test_without_pandas_it_is_a_light_table_that_can_become_one(
+    result: fc.Result, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = result.history
+    real = builtins.__import__
+
+    def without(name: str, *args: object, **more: object) -> object:
+        if name == "pandas":
+            raise ImportError(name)
+        return real(name, *args, **more)  # type: ignore[arg-type]
+
+    result.__dict__.pop("history")
+    monkeypatch.setattr(builtins, "__import__", without)
+    table = result.history
+    assert isinstance(table, Table)
+    assert isinstance(result.assignments, dict)
+    assert len(str(table).splitlines()) == 4
+    with pytest.raises(KeyError, match="there are round, accuracy"):
+        table["acuracy"]
+    monkeypatch.undo()
+    result.__dict__.pop("history")
+    assert table.to_pandas().equals(expected)
+
+
+def test_a_center_loads_into_a_module_of_the_users_own(result: fc.Result) -> None:
+    mine = net()
+    for k, center in enumerate(result.centers):
+        mine.load_state_dict(center)
+        x = torch.randn(5, 1, 8, 8)
+        assert torch.equal(mine.eval()(x), result.module(k)(x))
+    with pytest.raises(UsageError, match="there are 3, from 0 on"):
+        result.module(3)
+
+
+def test_a_newcomer_finds_the_center_of_its_group_with_labels_and_without(result: fc.Result) -> None:
+    group = next(iter(result.split.groups))
+    new = fc.fleets.digits(devices=12)  # the same groups' ways of writing, other samples
+    own = new[group]
+    assert own.test is not None
+    with_labels = result.nearest(own.test.x, own.test.y)
+    assert with_labels.best == result.run.state.assignment[group]
+    assert with_labels.confidence is not None
+    assert with_labels.fit in ("well", "badly", "none")
+    assert result.nearest(own.test.x).samples == len(own.test.x)
+    assert (result.predict(own.test.x, device=group) == own.test.y).mean() > 0.5
+    assert result.predict(own.test.x).shape == own.test.y.shape
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"x": np.zeros((2, 64))}, r"give \[n, 1, 8, 8\]"),
+        ({"x": np.full((2, 1, 8, 8), np.nan)}, "replace NaN"),
+        ({"x": np.zeros((2, 1, 8, 8)), "device": "device-99"}, "no device 'device-99'"),
+        ({"x": np.zeros((2, 1, 8, 8)), "center": 7}, "no center 7"),
+    ],
+)
+def test_samples_that_do_not_fit_are_named(result: fc.Result, wrong: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        result.predict(wrong.pop("x"), **wrong)  # type: ignore[arg-type]
+
+
+def test_the_figure_has_the_curve_and_the_devices(result: fc.Result) -> None:
+    titles = [axes.get_title(loc="left") for axes in result.plot().axes]
+    assert titles == ["FeSEM on held-out samples", "Where each device's first update points"]
+
+
+def test_a_saved_run_of_ones_own_module_loads_again_with_it(result: fc.Result, tmp_path: Path) -> None:
+    place = result.save(tmp_path / "mine")
+    with pytest.raises(ConfigError, match=r"(?s)cannot be made again.*model="):
+        fc.load(place)
+    again = fc.load(place, model=net)
+    np.testing.assert_array_equal(again.run.state.centers, result.run.state.centers)
+    assert again.history.drop(columns="real_seconds").equals(result.history.drop(columns="real_seconds"))
+    assert again.assignments.equals(result.assignments)
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(again.module(1)(x), result.module(1)(x))
+
+
+def test_the_commands_read_and_resume_a_saved_run(tmp_path: Path) -> None:
+    method = fc.FedAvg(local_steps=5)
+    part = fc.simulate(method, fleet=fc.fleets.digits(devices=4), rounds=1).save(tmp_path / "mine")
+    whole = fc.simulate(method, fleet=fc.fleets.digits(devices=4), rounds=2)
+    asked = ["simulate", str(part / "config.toml"), "--resume", "--rounds", "2", "--json"]
+    told = CliRunner().invoke(app, asked)
+    assert told.exit_code == 0, told.output
+    assert json.loads(told.stdout)["accuracy"] == whole.summary()["accuracy"]
+    page = CliRunner().invoke(app, ["report", str(part)])
+    assert page.exit_code == 0, page.output
+    np.testing.assert_allclose(fc.load(part).run.state.centers, whole.run.state.centers, rtol=1e-6)  # float32 files
+
+
+def test_exported_centers_answer_as_the_modules_do(result: fc.Result, tmp_path: Path) -> None:
+    bundle = result.export(tmp_path / "centers", formats=("onnx",))
+    assert len(bundle.manifest["centers"]) == 3
+    x = torch.randn(4, 1, 8, 8)
+    for k in range(3):
+        torch.testing.assert_close(bundle.module(k)(x), result.module(k)(x), rtol=1e-4, atol=1e-4)  # float32
+    assert bundle.router is not None
+
+
+def test_a_folder_with_another_run_is_not_replaced(result: fc.Result, tmp_path: Path) -> None:
+    fc.simulate(fc.FedAvg(local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1).save(tmp_path / "mine")
+    with pytest.raises(UsageError, match="choose another"):
+        result.save(tmp_path / "mine")
