@@ -54,7 +54,9 @@ class Comparison:
                     "better_by": better,
                     "interval": half,
                     "ari": mean_and_deviation(scores)[0] if scores else None,
-                    "bytes": _mean([sum(sum(r["bytes"].values()) for r in run.run.records) for run in runs.values()]),
+                    "bytes": _mean(
+                        [sum(r["bytes"]["down"] + r["bytes"]["up"] for r in run.run.records) for run in runs.values()]
+                    ),
                     "seconds": _mean([run.seconds for run in runs.values()]),
                 }
             )
