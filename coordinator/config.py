@@ -38,6 +38,7 @@ _KEYS: Mapping[str, tuple[str, str]] = {
     "folder": ("", "folder"),
     "min-devices": ("fleet", "min_devices"),
     "max-devices": ("fleet", "max_devices"),
+    "keep-rounds": ("", "keep_rounds"),
     "start-timeout-s": ("fleet", "start_timeout_s"),
     "max-samples-ratio": ("fleet", "max_samples_ratio"),
     "over-select": ("round", "over_select"),
@@ -111,6 +112,7 @@ class CoordinatorConfig:
     dashboard: DashboardConfig = field(default_factory=DashboardConfig)
     teach_newcomers: bool = False  # ask each device once for every center's loss on its held-out samples (PROTOCOL 12)
     exit_when_done: bool = False
+    keep_rounds: int = 10  # of each run, with their updates and models; 0 keeps all
     signing_folder: Path | None = None  # the folder of signing.key; `folder` when absent
     release: Path | None = None  # a newer client for boards, made by `fedcenters-edge release`
     loggers: str = ""  # experiment trackers, as "tensorboard,mlflow" (experiment_trackers.py)
@@ -122,6 +124,9 @@ class CoordinatorConfig:
             raise ConfigError(str(wrong), hint="federation: 1 to 32 of a-z, 0-9 and '-'") from wrong
         if not isinstance(self.teach_newcomers, bool):
             raise ConfigError(f"teach-newcomers is {self.teach_newcomers!r}", hint="true or false")
+        if not isinstance(self.keep_rounds, int) or self.keep_rounds < 0 or self.keep_rounds == 1:
+            hint = "2 or more, so that a damaged state can be played again; 0 keeps all"
+            raise ConfigError(f"keep-rounds is {self.keep_rounds!r}", hint=hint)
         if not 0 <= self.seed < 2**31:
             raise ConfigError(f"seed is {self.seed}", hint="seed is 0 to 2147483647")
         names = [run.name for run in self.runs]

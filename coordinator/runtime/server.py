@@ -271,6 +271,7 @@ class Server:
             devices=devices,
             evaluation=self._config.round.evaluation,
             over_select=self._config.round.over_select,
+            keep_rounds=self._config.keep_rounds,
         )
         context = ExchangeContext(
             config=self._config,

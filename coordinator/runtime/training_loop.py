@@ -24,6 +24,7 @@ from coordinator.runtime.training_fleet import TrainingFleet
 from coordinator.storage.event_log import EventLog
 from coordinator.storage.exchange_store import ExchangeKey
 from coordinator.storage.privacy_noise_key import open_noise_key
+from coordinator.storage.round_pruning import prune_rounds
 from coordinator.storage.store import Store
 from coordinator.strategies.base import (
     Exchange,
@@ -81,6 +82,7 @@ class RunTrainer:
     devices: TrainingFleet
     evaluation: EvaluationPlan = EVERY_ROUND
     over_select: float = 1.0
+    keep_rounds: int = 0  # 0: all
 
     def run(self, run: RunConfig, strategy: Strategy, ask: Ask) -> RunResult:
         """Train the rounds of one run that are not stored yet."""
@@ -141,6 +143,8 @@ class RunTrainer:
         if self.store.states.put(run_id, number, after, events):
             for event in events:
                 self.event_log.append_stored(event)
+        if self.keep_rounds:
+            prune_rounds(self.store, run_id, number - self.keep_rounds)
         return after
 
     def _fleet(self, run: RunConfig, run_id: str, number: int, strategy: Strategy) -> Fleet:

@@ -37,6 +37,8 @@ create table if not exists exchanges (
 create table if not exists tasks (
     run text, round integer, exchange integer, cid text, sha256 text not null,
     primary key (run, round, exchange, cid)) without rowid;
+create table if not exists task_blobs (
+    run text, round integer, exchange integer, sha256 text, primary key (run, round, exchange, sha256)) without rowid;
 create table if not exists replies (
     run text, round integer, exchange integer, cid text, sha256 text not null, size integer not null,
     n integer not null, what text not null, base text not null, seconds real not null,

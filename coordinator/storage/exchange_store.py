@@ -55,12 +55,14 @@ class ExchangeStore:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def open(self, key: ExchangeKey, hashes: Mapping[ClientId, str], left_s: float) -> None:
-        """Store a new exchange: the hash of each device's task, and the seconds until its deadline."""
+    def open(self, key: ExchangeKey, hashes: Mapping[ClientId, str], left_s: float, blobs: Iterable[str] = ()) -> None:
+        """Store a new exchange: the hash of each device's task, the seconds until its deadline, the tasks' blobs."""
         with self._database.transaction():
             self._database.execute("insert into exchanges values (?, ?, ?, ?, 0)", (*key, int(left_s * 1000)))
             rows = [(*key, cid, sha256) for cid, sha256 in sorted(hashes.items())]
             self._database.insert("insert into tasks values (?, ?, ?, ?, ?)", rows)
+            named = [(*key, sha256) for sha256 in sorted(set(blobs))]
+            self._database.insert("insert into task_blobs values (?, ?, ?, ?)", named)
 
     def exists(self, key: ExchangeKey) -> bool:
         return bool(self._database.rows("select 1 from exchanges where run = ? and round = ? and exchange = ?", key))

@@ -70,6 +70,7 @@ def read_status(folder: Path) -> dict[str, Any]:
     last = {event["run"]: event for event in events if event["event"] == "round"}
     return {
         "version": __version__,
+        "folder_bytes": _bytes_of(folder),
         "devices": devices,
         **live,
         "federation": lesson.get("federation") or live.get("federation"),
@@ -90,6 +91,15 @@ def read_status(folder: Path) -> dict[str, Any]:
         "done": "done" in newest,
         "error": errors[-1] if errors else None,
     }
+
+
+def _bytes_of(folder: Path) -> int:
+    """The size of all files; one that is deleted meanwhile does not count."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size if path.is_file() else 0
+    return total
 
 
 def status_lines(found: Mapping[str, Any]) -> list[str]:
@@ -114,6 +124,7 @@ def status_lines(found: Mapping[str, Any]) -> list[str]:
         )
         words = {"uploading": "uploading", "waiting": "waiting for a credit", "refused": "refused", "open": "training"}
         out += [f"  {word}: {_names(exchange[group])}" for group, word in words.items() if exchange[group]]
+    out.append(f"the run folder holds {found['folder_bytes'] / 1e6:,.1f} MB")
     if found["served"]:
         out.append(f"{found['served']} devices fetched a center")
     if found["error"] and not found["done"]:

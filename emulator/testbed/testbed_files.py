@@ -107,6 +107,7 @@ def write_coordinator(  # noqa: PLR0913 - each is one line of the file
             "start-timeout-s": 120,
             "deadline-s": 120,
             "quorum": 1.0,
+            "keep-rounds": 0,  # results and pictures look at every round
             "codec": "f32",
             "seed": seed,
             "formats": list(FORMAT_CYCLE) if "pt2" in engines else [],  # files are made from that program

@@ -31,9 +31,9 @@ def state_blobs(fed: Federation, rounds: int) -> list[Path]:
     return [folder / "blobs" / blob for (blob,) in rows]
 
 
-def stopped_after(folder: Path, rounds: int) -> Federation:
-    """A run of three rounds whose coordinator was killed after some of them; its devices have ended."""
-    fed = Federation.of(folder, rounds=3)
+def stopped_after(folder: Path, rounds: int, *, of: int = 3, keep_rounds: int = 10) -> Federation:
+    """A run `of` rounds whose coordinator was killed after some of them; its devices have ended."""
+    fed = Federation.of(folder, rounds=of, keep_rounds=keep_rounds)
     fed.start()
     fed.world.run(lambda: sum(event["event"] == "round" for event in fed.events) == rounds)
     fed.world.end()

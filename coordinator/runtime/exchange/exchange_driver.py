@@ -35,7 +35,8 @@ def run_exchange(
     asked = prepare_tasks(key, tasks, context)
     hashes = {cid: a.sha256 for cid, a in asked.items()}
     if not context.store.exchanges.exists(key):
-        context.store.exchanges.open(key, hashes, context.config.round.deadline_s)
+        blobs = {manifest.sha256 for task in asked.values() for manifest in task.blobs}
+        context.store.exchanges.open(key, hashes, context.config.round.deadline_s, blobs)
     elif not _same_question(context.store.exchanges.task_hashes(key), hashes):
         raise ReplayDiverged(key)
     replies: dict[ClientId, Reply] = {}
