@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edge_client import __version__
 
 project, release = "fedcenters", __version__
@@ -10,7 +12,9 @@ extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 include_patterns = ["docs/*.md", "docs/*.ipynb", "docs/site/*.md", "*.md"]
 
 myst_heading_anchors = 4  # a link to a heading is written as on GitHub
-nb_execution_mode = "off"  # tests/docs/test_notebooks.py runs them
+nb_execution_mode = "auto"  # the notebooks are kept without outputs
+nb_execution_in_temp = nb_execution_raise_on_error = True
+nb_execution_timeout = 300
 
 default_role = "code"  # docstrings put code between single backticks
 autodoc_typehints_format = "short"
@@ -23,3 +27,17 @@ html_extra_path = ["index.html"]  # the folder's own index leads to root_doc
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 html_show_copyright = html_copy_source = html_show_sourcelink = False
+
+
+def show_equations_as_they_stand(_app: Any, _what: str, _name: str, _of: Any, _options: Any, lines: list[str]) -> None:  # noqa: ANN401 - Sphinx's
+    """Docstrings set equations in by four spaces after an empty line; for Sphinx this needs a mark."""
+    for at in reversed(range(1, len(lines))):
+        begins = lines[at].startswith("    ") and not lines[at - 1]
+        before = next((line for line in reversed(lines[:at]) if line), "")
+        if begins and before[:1].strip() and before not in ("Args:", "Raises:", "Returns:"):
+            lines[at:at] = ["::", ""]
+
+
+def setup(app: Any) -> None:  # noqa: ANN401 - Sphinx's
+    """Called by Sphinx."""
+    app.connect("autodoc-process-docstring", show_equations_as_they_stand, priority=100)  # before napoleon

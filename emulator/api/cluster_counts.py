@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -53,8 +54,9 @@ class ClusterCounts:
 
     def _repr_html_(self) -> str:
         with TemporaryDirectory() as folder:
-            picture = self.plot(Path(folder) / "trials.svg").read_text(encoding="utf-8")
-        return f"{Table(self.found['trials'])._repr_html_()}<p>take {self.clusters} centers</p>{picture}"
+            picture = base64.b64encode(self.plot(Path(folder) / "trials.svg").read_bytes()).decode()
+        image = f'<img alt="the trials" style="max-width: 100%" src="data:image/svg+xml;base64,{picture}">'
+        return f"{Table(self.found['trials'])._repr_html_()}<p>take {self.clusters} centers</p>{image}"
 
 
 def choose_k(  # noqa: PLR0913 - the parts of a run

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.local_broker import free_port
-from tests.support.doc_pages import PageReader
+from tests.support.doc_pages import DOCS, PageReader, blocks
 
 PAGE = "quick-start.md"
 pytestmark = pytest.mark.timeout(600)  # four processes and a compiler, on a machine that may be busy
@@ -24,6 +24,14 @@ def percent(words: str, text: str) -> float:
     """The number before the last percent sign of the line with these words."""
     line = next(line for line in text.splitlines() if words in line)
     return float(re.findall(r"([\d.]+) ?%", line)[-1])
+
+
+def test_python_prints_what_the_page_says_and_what_the_command_prints(reader: PageReader) -> None:
+    shown = next(block.text for block in blocks(DOCS / PAGE) if block.kind == "text" and "one model" in block.text)
+    printed = reader.printed["python first_run.py"].splitlines()
+    assert [line for line in shown.splitlines() if line not in printed] == []
+    command = next(text for words, text in reader.printed.items() if "--method fesem" in words)
+    assert percent("accuracy", command) == percent("accuracy (micro", "\n".join(printed))
 
 
 def test_one_model_fails_where_three_centers_do_not(reader: PageReader) -> None:

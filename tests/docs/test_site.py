@@ -41,11 +41,12 @@ def test_each_linked_heading_exists(page: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # it runs the notebooks too
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     words = ["--quiet", "--fail-on-warning", "--keep-going", "-c", "docs/site", "-b", "html", ".", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", *words], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0, done.stderr
     assert "fedcenters.FeSEM" in (tmp_path / "docs/site/reference.html").read_text(encoding="utf-8")
     assert (tmp_path / "searchindex.js").is_file()

@@ -20,7 +20,7 @@ def test_the_numbers_are_those_of_the_command() -> None:
     assert (counts.clusters, counts.recommended) == (command["clusters"], command["recommended"])
     assert list(counts.table["clusters"]) == [1, 2]
     assert f"take {counts.clusters} centers" in repr(counts)
-    assert "<svg" in counts._repr_html_()
+    assert "data:image/svg+xml" in counts._repr_html_()
 
 
 def test_a_module_of_ones_own_is_tried() -> None:
