@@ -1,4 +1,4 @@
-"""The federation's training program: compiled and signed once, then read from the store at every restart.
+"""The federation's training program: compiled once for each engine, signed, and read from the store at every restart.
 
 torch is imported only to compile.
 """
@@ -6,13 +6,14 @@ torch is imported only to compile.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 
 from coordinator.config import CoordinatorConfig
 from coordinator.identity.signing_key import SigningKey
 from coordinator.storage import state_codec
 from coordinator.storage.store import Store
+from edge_client.errors import ConfigError
 from edge_client.protocol.blocks import Manifest, manifest_of
 from edge_client.protocol.messages import canonical_json, parse_json
 from edge_client.protocol.program import MAX_PROGRAM_BYTES, Container, Program
@@ -43,23 +44,32 @@ def prepare_program(
     config: CoordinatorConfig,
     store: Store,
     key: SigningKey,
+    engines: Collection[str],
     *,
     progress: Callable[[str], None] = lambda _: None,
     compute: Callable[[Callable[[], str]], str] = lambda work: work(),
 ) -> CompiledProgram:
-    """The stored program, or a newly compiled one: `compute` calls the compiler, `progress` is told of each part."""
+    """The stored program, compiled for those of `engines` that it has no containers for.
 
-    def make() -> str:
-        return compute(lambda: _compile(config, store, progress))
-
-    facts = json.loads(store.facts.get_or_make(PROGRAM_FACT, make))
+    `compute` calls the compiler, `progress` is told of each part. Raises ConfigError when the model is another one than
+    that of the stored program.
+    """
+    stored = store.facts.get(PROGRAM_FACT)
+    missing = [engine for engine in config.compiled_engines if engine in engines]
+    if stored is not None:
+        missing = [engine for engine in missing if engine not in _read(store, json.loads(stored)["program"]).containers]
+    if stored is None or missing:
+        before = stored
+        stored = compute(lambda: _compile(config, store, missing, before, progress))
+        store.facts.put(PROGRAM_FACT, stored)
+    facts = json.loads(stored)
     data = store.blobs.read(facts["program"])
 
     def sign(manifest: Manifest) -> Manifest:
         return key.sign_manifest(manifest, config.federation)
 
     return CompiledProgram(
-        program=Program.from_json(parse_json(data, MAX_PROGRAM_BYTES)),
+        program=_read(store, facts["program"]),
         manifest=sign(manifest_of(data, "program", block=config.transfer.block)),
         initial=state_codec.decode_array(store.blobs.read(facts["initial"])),
         block=config.transfer.block,
@@ -67,11 +77,21 @@ def prepare_program(
     )
 
 
-def _compile(config: CoordinatorConfig, store: Store, progress: Callable[[str], None]) -> str:
-    """Build the model, trace it for each engine, store every file; -> the fact that names them."""
+def _read(store: Store, sha256: str) -> Program:
+    return Program.from_json(parse_json(store.blobs.read(sha256), MAX_PROGRAM_BYTES))
+
+
+def _compile(
+    config: CoordinatorConfig,
+    store: Store,
+    engines: Collection[str],
+    before: str | None,
+    progress: Callable[[str], None],
+) -> str:
+    """Build the model, trace it for each engine, store every file; -> the fact that names them beside `before`."""
     from coordinator.models.registry import build_model
 
-    progress(f"model {config.model.name} for {', '.join(config.compiled_engines)}")
+    progress(f"model {config.model.name} for {', '.join(engines)}")
     from export.compiler.program import compile_program, vector_of
 
     model = build_model(config.model.name, seed=config.seed)
@@ -82,14 +102,34 @@ def _compile(config: CoordinatorConfig, store: Store, progress: Callable[[str], 
         target=model.output,
         loss=model.loss,
         batch=config.model.batch_size,
-        engines=config.compiled_engines,
+        engines=tuple(engines),
         progress=progress,
     )
     for data in compiled.files.values():
         store.blobs.put(data)
-    program = store.blobs.put(canonical_json(compiled.program.to_json()))
-    initial = store.blobs.put(state_codec.encode_array(vector_of(model.module, compiled.program.schema)))
-    return json.dumps({"program": program, "initial": initial})
+    if before is None:
+        program, start = compiled.program, state_codec.encode_array(vector_of(model.module, compiled.program.schema))
+        initial = store.blobs.put(start)
+    else:
+        facts = json.loads(before)
+        program, initial = _merged(_read(store, facts["program"]), compiled.program), facts["initial"]
+    return json.dumps({"program": store.blobs.put(canonical_json(program.to_json())), "initial": initial})
+
+
+def _merged(old: Program, new: Program) -> Program:
+    """`old` with the engines of `new`."""
+    if (old.schema, old.functions, old.loss) != (new.schema, new.functions, new.loss):
+        raise ConfigError(
+            f"model {old.model} is not the one that this federation's program was compiled from",
+            hint="restore the model's code, or choose another `folder`",
+        )
+    return replace(
+        old,
+        containers={**old.containers, **new.containers},
+        batch={**old.batch, **new.batch},
+        parity={**old.parity, **new.parity},
+        golden={**old.golden, **new.golden},
+    )
 
 
 def _named(container: Container, block: int) -> Manifest:

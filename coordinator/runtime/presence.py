@@ -77,8 +77,8 @@ class FleetPresence:
         told = {cid: device for cid, device in sorted(self.devices.items()) if device.refused}
         return {cid: _refusal(told[cid]) for cid in list(told)[:MAX_REPORTED_REFUSALS]}
 
-    def ready(self, engines: Mapping[str, Any]) -> dict[ClientId, DevicePresence]:
-        """The devices that can train now: online, with samples and a correct engine that the program has a file for."""
+    def ready(self, engines: Collection[str]) -> dict[ClientId, DevicePresence]:
+        """The devices that can train now: online, with samples and a correct engine that the program is for."""
         able = {c: d for c, d in self.devices.items() if d.is_online and d.n > 0 and d.engine in engines and d.able}
         return dict(sorted(able.items()))
 

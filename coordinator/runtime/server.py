@@ -15,7 +15,7 @@ from typing import Any
 from coordinator.artifacts.client_release import offer_release
 from coordinator.artifacts.finished_run import RunResult, make_strategy
 from coordinator.artifacts.publish import publish_centers
-from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
+from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
 from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.runtime.announcer import StateAnnouncer, training_state
@@ -27,6 +27,7 @@ from coordinator.runtime.exchange.exchange_driver import run_exchange
 from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.leadership import Superseded, seen_epoch
 from coordinator.runtime.presence import FleetPresence
+from coordinator.runtime.program_on_demand import ProgramOnDemand
 from coordinator.runtime.sender import CoordinatorSender, Dial
 from coordinator.runtime.status_reporter import EventWatcher, StatusReporter
 from coordinator.runtime.training_fleet import TrainingFleet
@@ -196,20 +197,31 @@ class Server:
         self._event_log.write(
             "start", epoch=epoch, federation=config.federation, rounds=rounds, needs=config.fleet.min_devices
         )
-        session.status.announcer.set("compile", "next-round" if self._store.states.enrolled() else "now")
-        session.status.write("compiling")
-        prepared = self._prepare(session)
+        program = ProgramOnDemand(
+            config=config,
+            store=self._store,
+            key=self._key,
+            session=session,
+            clock=self._clock,
+            event_log=self._event_log,
+            progress=self._progress,
+            on_ready=lambda: self._store.facts.get_or_make("lesson", lambda: _fingerprint(config)),
+            beside=self._beside,
+        )
+        if self._store.facts.get(PROGRAM_FACT) is not None:
+            program.ensure(())  # read, not compiled
         devices = TrainingFleet(
             self._store,
             session.dispatcher.fleet,
-            prepared.program.containers,
+            config.model.engines,
             self._event_log,
+            program.ensure,
             max_samples_ratio=config.fleet.max_samples_ratio,
         )
-        session.status.write("waiting for devices")
         self._gather(session, devices)
         session.status.write("aggregating")
-        outcomes = self._train(session, prepared, devices)
+        outcomes = self._train(session, program, devices)
+        prepared = program.ensure(config.compiled_engines, newcomers="no")  # for devices that never trained
         session.status.announcer.set("export", "no")
         session.status.write("exporting")
         self._publish(session, outcomes, prepared)
@@ -218,29 +230,16 @@ class Server:
         if not config.exit_when_done:
             session.run_until(lambda: False)
 
-    def _prepare(self, session: EventLoop) -> CompiledProgram:
-        """Compile the training program, or read it from the store, and let every device fetch it."""
-        began_s = self._clock.now_s()
-
-        def tell(part: str) -> None:
-            session.status.working_on = part
-            self._progress({"event": "compiling", "part": part})
-
-        more: dict[str, Any] = {"compute": session.run_beside} if self._beside else {}
-        prepared = prepare_program(self._config, self._store, self._key, progress=tell, **more)
-        session.status.working_on = ""
-        self._store.facts.get_or_make("lesson", lambda: _fingerprint(self._config))
-        session.downloads.share(prepared.blobs())
-        engines = {engine: prepared.program.parity.get(engine) for engine in prepared.program.containers}
-        seconds = round(self._clock.now_s() - began_s, 3)
-        self._event_log.write("program", model=self._config.model.name, parity=engines, seconds=seconds)
-        return prepared
-
     def _gather(self, session: EventLoop, devices: TrainingFleet) -> None:
-        """Wait for the fleet of the first start; it may grow later, between rounds."""
+        """Wait for the fleet of the first start; it may grow later, between rounds.
+
+        The program is compiled for the devices that are here first while the others come.
+        """
         if devices.members:
+            devices.compile_program()
             return
         fleet, told = self._config.fleet, -1
+        session.status.write("waiting for devices")
 
         def enough() -> bool:
             nonlocal told
@@ -251,7 +250,12 @@ class Server:
                 self._progress({"event": "waiting", "here": here, "needed": fleet.min_devices})
             return here >= fleet.min_devices
 
-        if not session.run_until(enough, self._clock.now_s() + fleet.start_timeout_s):
+        until_s = self._clock.now_s() + fleet.start_timeout_s
+        if session.run_until(lambda: enough() or told > 0, until_s):
+            devices.compile_program()
+            told = -1
+            session.status.write("waiting for devices")
+        if not session.run_until(enough, until_s):
             raise NetworkError(
                 f"{told} of {fleet.min_devices} devices came within {fleet.start_timeout_s:g} s",
                 hint=f"start more devices, lower min-devices, or leave start-timeout-s out to wait without an end; "
@@ -259,7 +263,8 @@ class Server:
             )
         devices.enrol()
 
-    def _train(self, session: EventLoop, prepared: CompiledProgram, devices: TrainingFleet) -> list[RunResult]:
+    def _train(self, session: EventLoop, program: ProgramOnDemand, devices: TrainingFleet) -> list[RunResult]:
+        prepared = program.ensure(())
         trainer = RunTrainer(
             seed=self._config.seed,
             batch=self._config.model.batch_size,
@@ -273,15 +278,6 @@ class Server:
             over_select=self._config.round.over_select,
             keep_rounds=self._config.keep_rounds,
         )
-        context = ExchangeContext(
-            config=self._config,
-            clock=self._clock,
-            store=self._store,
-            sender=session.sender,
-            downloads=session.downloads,
-            prepared=prepared,
-            members=devices.members,
-        )
 
         def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
             session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
@@ -289,6 +285,15 @@ class Server:
             if not self._store.exchanges.exists(key):
                 session.status.write("waiting for devices")
                 self._wait_for_connected(session, key)
+            context = ExchangeContext(
+                config=self._config,
+                clock=self._clock,
+                store=self._store,
+                sender=session.sender,
+                downloads=session.downloads,
+                prepared=program.ensure(()),
+                members=devices.members,
+            )
             return run_exchange(key, tasks, wanted, context, session.run_until_closed, late=late)
 
         return train_runs(self._config, trainer, ask)

@@ -1,12 +1,13 @@
 """The devices that train: enrolled at the first start, and joined between rounds by those that come later.
 
 The fleet grows only before a round whose tasks are not stored. So a replay asks the devices that were asked before, and
-a restarted coordinator continues with the same fleet.
+a restarted coordinator continues with the same fleet. So does the training program, which is compiled for the engines
+that the devices ask for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from coordinator.rounds.sample_weights import MAX_SAMPLES_RATIO, weighed_fleet
 from coordinator.runtime.presence import DevicePresence, FleetPresence
@@ -17,19 +18,23 @@ from edge_client.protocol.task import ClientId
 
 
 class TrainingFleet:
-    """`members`: (announced training samples, engine) of each enrolled device; `engines` are those of the program."""
+    """`members`: (announced training samples, engine) of each enrolled device.
+
+    `engines` are those that the program may be compiled for, and `compile_for` makes it have some of them.
+    """
 
     def __init__(
         self,
         store: Store,
         presence: FleetPresence,
-        engines: Mapping[str, object],
+        engines: Collection[str],
         event_log: EventLog,
+        compile_for: Callable[[Collection[str]], object],
         *,
         max_samples_ratio: float = MAX_SAMPLES_RATIO,
     ) -> None:
         self.members = dict(store.states.enrolled())
-        self.engines = engines
+        self.engines, self._compile_for = engines, compile_for
         self._max_samples_ratio = max_samples_ratio
         self._store, self._presence, self._event_log = store, presence, event_log
         self._named: set[ClientId] = set()  # devices of which `left-out` was logged
@@ -44,16 +49,33 @@ class TrainingFleet:
         for cid, device in self._presence.devices.items():
             if device.is_online and device.n > 0 and device.engine not in self.engines and cid not in self._named:
                 self._named.add(cid)
-                why = f"the program has no file for {device.engine}; it has {', '.join(self.engines)}"
+                why = f"the program is not for {device.engine}; it is for {', '.join(self.engines)}"
                 self._event_log.write("left-out", device=cid, why=why)
         return self._presence.ready(self.engines)
 
+    def compile_program(self) -> None:
+        """Compile the program for each engine that is asked for: of members, and of devices that are ready now."""
+        asked: set[str] | None = None
+        while (now := self._asked_engines()) != asked:  # a device with another engine may come meanwhile
+            self._compile_for(sorted(now))
+            asked = now
+
+    def _asked_engines(self) -> set[str]:
+        """An engine that fails on its device needs a replacement, and any may be the one that works there."""
+        here = [device for device in self._presence.devices.values() if device.is_online and device.n > 0]
+        if not all(device.able for device in here):
+            return set(self.engines)
+        asked = {engine for _, engine in self.members.values()} | {device.engine for device in here}
+        return asked & set(self.engines)
+
     def enrol(self) -> None:
         """Enrol everyone who is ready, at the first start."""
+        self.compile_program()
         self._enrol(self.ready(), [])
 
     def let_in(self, run: str, number: int) -> Fleet:
         """Enrol the devices that came since the last round, before round `number` of `run` begins; -> the fleet."""
+        self.compile_program()
         new = {cid: device for cid, device in self.ready().items() if cid not in self.members}
         if new:
             when = {"unix_ms": self._event_log.unix_ms(), "run": run, "round": number}

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,9 @@ from coordinator.local_broker import Broker, broker_url, embedded_broker_warning
 from coordinator.storage.status import read_status, status_lines
 from coordinator.storage.store import Store
 from edge_client.errors import UsageError
+from edge_client.protocol.messages import write_message
+from edge_client.protocol.topics import Topics
+from edge_client.transport.mqtt import MqttTransport
 from tests.support.virtual_federation import seed_program
 
 PATIENCE_S = 60
@@ -88,7 +91,7 @@ def test_a_federation_that_fails_leaves_the_others_alone(tmp_path: Path, mosquit
     assert (process.returncode, "Traceback" in rest) == (4, False)
 
 
-def test_while_it_compiles_it_says_so_status_knows_the_federation_and_ctrl_c_stops_it(
+def test_while_it_compiles_what_its_first_device_asks_for_it_says_so_status_knows_the_federation_and_ctrl_c_stops_it(
     tmp_path: Path, free_port: int
 ) -> None:
     table: dict[str, Any] = {
@@ -99,8 +102,13 @@ def test_while_it_compiles_it_says_so_status_knows_the_federation_and_ctrl_c_sto
     }
     table |= {"model": {"name": "digits-mlp"}, "runs": [{"method": "fedavg", "num-rounds": 1}]}
     (tmp_path / "home.toml").write_text(tomli_w.dumps(table))
-    with started("serve", str(tmp_path / "home.toml")) as process:
-        heard(process, "compiling the training program: model digits-mlp for onnx, litert, pt2")
+    device = MqttTransport(f"mqtt://127.0.0.1:{free_port}", "dev-1")
+    with started("serve", str(tmp_path / "home.toml")) as process, closing(device):
+        heard(process, "waiting: 0 of 1 devices")
+        device.connect()
+        born = write_message("st", ident="1", t_ms=0, s="on", bd=1, caps={"engine": "onnx", "n": 5})
+        device.publish(Topics("home").state("dev-1"), born, retain=True)
+        heard(process, "compiling the training program: model digits-mlp for onnx\n")
         found = read_status(tmp_path / "run")
         assert (found["federation"], found["phase"], found["error"]) == ("home", "compiling", None)
         assert status_lines(found)[0].startswith("federation home, epoch 1: compiling")

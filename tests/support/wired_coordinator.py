@@ -70,7 +70,7 @@ class WiredCoordinator:
             store=self.store,
             sender=self.sender,
             downloads=downloads,
-            prepared=prepare_program(self.config, self.store, open_signing_key(folder)),
+            prepared=prepare_program(self.config, self.store, open_signing_key(folder), ()),
             members=self.store.states.enrolled(),
         )
         for cid in DEVICES:

@@ -164,7 +164,7 @@ def test_a_device_whose_engine_the_program_lacks_is_named_with_the_reason(tmp_pa
     fed.world.run(lambda: fed.happened("left-out"))
     fed.world.end()
     (told,) = [e for e in fed.events if e["event"] == "left-out"]
-    assert (told["device"], told["why"]) == ("d09", "the program has no file for litert; it has onnx")
+    assert (told["device"], told["why"]) == ("d09", "the program is not for litert; it is for onnx")
 
 
 @pytest.mark.broker

@@ -1,0 +1,62 @@
+"""The training program of a federation, compiled for an engine when the first device asks for that engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.artifacts.signed_program import CompiledProgram, prepare_program
+from coordinator.config import CoordinatorConfig
+from coordinator.identity.signing_key import SigningKey
+from coordinator.runtime.event_loop import EventLoop
+from coordinator.runtime.status_reporter import EventWatcher
+from coordinator.storage.event_log import EventLog
+from coordinator.storage.store import Store
+from edge_client.transport.clock import Clock
+
+
+@dataclass(kw_only=True)
+class ProgramOnDemand:
+    """`current` is the program as it is now. It grows between rounds only, so a replayed round names the same one.
+
+    `progress` is told of each part that is compiled; `on_ready` is called when the first program is there; `beside`:
+    the compiler has a thread of its own, so that devices are answered meanwhile.
+    """
+
+    config: CoordinatorConfig
+    store: Store
+    key: SigningKey
+    session: EventLoop
+    clock: Clock
+    event_log: EventLog
+    progress: EventWatcher
+    on_ready: Callable[[], object]
+    beside: bool
+    current: CompiledProgram | None = None
+
+    def ensure(self, engines: Collection[str], *, newcomers: str | None = None) -> CompiledProgram:
+        """The program with containers for these engines; every device can fetch it.
+
+        While something is compiled, devices are told so, and by `newcomers` when one takes part that is not enrolled.
+        """
+        if self.current is not None and self.current.program.containers.keys() >= set(engines):
+            return self.current
+        began_s, status = self.clock.now_s(), self.session.status
+        status.announcer.set("compile", newcomers or ("next-round" if self.store.states.enrolled() else "now"))
+        status.write("compiling")
+
+        def tell(part: str) -> None:
+            status.working_on = part
+            self.progress({"event": "compiling", "part": part})
+
+        more: dict[str, Any] = {"compute": self.session.run_beside} if self.beside else {}
+        self.current = prepare_program(self.config, self.store, self.key, engines, progress=tell, **more)
+        status.working_on = ""
+        self.on_ready()
+        self.session.downloads.share(self.current.blobs())
+        program = self.current.program
+        parity = {engine: program.parity.get(engine) for engine in program.containers}
+        seconds = round(self.clock.now_s() - began_s, 3)
+        self.event_log.write("program", model=self.config.model.name, parity=parity, seconds=seconds)
+        return self.current
