@@ -30,6 +30,7 @@ from coordinator.strategies.registry import method_settings
 from edge_client.errors import EXIT_OK, ConfigError
 from edge_client.protocol.topics import Topics
 from edge_client.transport.base import Transport, Will
+from edge_client.transport.blobs import write_atomically
 from edge_client.transport.clock import SystemClock
 from edge_client.transport.mqtt import MqttTransport
 from export.silence import show_progress, write_stderr
@@ -59,7 +60,7 @@ def run_service(
     endpoints = [dashboard_endpoint(config) if config.dashboard.address else None for config in settings]
     with ExitStack() as stack:
         stack.enter_context(_private_files())
-        stores = [stack.enter_context(closing(_store(config))) for config in settings]
+        stores = [stack.enter_context(closing(open_store(config))) for config in settings]
         counter = _DeviceCounter(
             tell, sum(len(s.states.enrolled()) for c, s in zip(settings, stores, strict=True) if _embedded(c))
         )
@@ -251,7 +252,7 @@ def _check_apart(settings: Sequence[CoordinatorConfig]) -> None:
             )
 
 
-def _store(config: CoordinatorConfig) -> Store:
+def open_store(config: CoordinatorConfig) -> Store:
     """Open the store, and write config.toml beside it: the whole configuration, defaults included.
 
     Raises ConfigError for a setting that no method has.
@@ -262,7 +263,7 @@ def _store(config: CoordinatorConfig) -> Store:
     try:
         config.folder.mkdir(parents=True, exist_ok=True)
         text = "\n".join(parts)
-        (config.folder / "config.toml").write_text(text, encoding="utf-8")
+        write_atomically(config.folder / "config.toml", text.encode())
     except OSError as wrong:
         raise ConfigError(
             f"cannot write to {config.folder}: {wrong.strerror}", hint="choose another `folder`"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.storage.database import Database
+from edge_client.errors import ConfigError
 
 
 def insert_events(database: Database, events: Iterable[Mapping[str, Any]]) -> None:
@@ -75,7 +76,9 @@ class EventLog:
 
 
 def _whole_lines(path: Path) -> int:
-    """Remove a partial line at the end of the file; -> the number of lines."""
+    """Remove a partial line at the end of the file; -> the number of lines. Raises ConfigError for a link."""
+    if path.is_symlink():
+        raise ConfigError(f"{path} is a link", hint="remove it; the lines are kept in the database and written again")
     if not path.exists():
         return 0
     data = path.read_bytes()

@@ -17,6 +17,7 @@ from coordinator.rounds.round_record import SCORES, upgraded_record
 from coordinator.storage.run_reader import open_database
 from edge_client import __version__
 from edge_client.printable import printable_line
+from edge_client.transport.blobs import open_beside
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -39,7 +40,8 @@ class StatusWriter:
         self._phase, self.due_s = phase or self._phase, now_s + WRITE_INTERVAL_S
         beside = self._path.with_suffix(".tmp")
         with contextlib.suppress(OSError):
-            beside.write_text(json.dumps({"phase": self._phase, **numbers}), encoding="utf-8")
+            with open_beside(beside) as file:
+                file.write(json.dumps({"phase": self._phase, **numbers}).encode())
             beside.replace(self._path)
 
 

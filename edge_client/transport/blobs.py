@@ -15,6 +15,7 @@ import os
 import shutil
 from collections.abc import Collection
 from pathlib import Path
+from typing import BinaryIO
 
 from edge_client.errors import Malformed
 from edge_client.protocol.blocks import Bitmap, Manifest, body_range
@@ -29,7 +30,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that after a power cut it holds either its old bytes or the new ones."""
     beside = path.with_name(path.name + ".tmp")
     try:
-        with beside.open("wb") as file:
+        with open_beside(beside) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -37,6 +38,12 @@ def write_atomically(path: Path, data: bytes) -> None:
         beside.unlink(missing_ok=True)
         raise
     _publish(beside, path)
+
+
+def open_beside(path: Path) -> BinaryIO:
+    """A file to write anew, which will replace another one. A link in its place is not followed: OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def _publish(beside: Path, path: Path) -> None:
