@@ -32,12 +32,16 @@ __all__ = [
     "FedProxPlus",
     "FedSGD",
     "FedSoft",
+    "Fit",
     "Fleet",
     "HypCluster",
+    "LocalSgd",
     "NonFed",
     "PFedMe",
+    "Probe",
     "Result",
     "ServerOptions",
+    "State",
     "TrainingProgram",
     "WeCFL",
     "__version__",
@@ -75,13 +79,17 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "FedProxPlus": _METHODS,
     "FedSGD": _METHODS,
     "FedSoft": _METHODS,
+    "Fit": "edge_client.protocol.task",
     "Fleet": "emulator.data.fleet",
     "HypCluster": _METHODS,
     "IFCA": _METHODS,
+    "LocalSgd": "coordinator.strategies.common.local_sgd",
     "NonFed": _METHODS,
     "PFedMe": _METHODS,
+    "Probe": "edge_client.protocol.task",
     "Result": "emulator.api.result",
     "ServerOptions": "coordinator.strategies.common.server_options",
+    "State": "coordinator.strategies.base",
     "TKM": _METHODS,
     "TrainingProgram": "emulator.api.training_program",
     "WeCFL": _METHODS,
@@ -99,6 +107,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
 }
 
 if TYPE_CHECKING:
+    from coordinator.strategies.base import State
     from coordinator.strategies.baselines.ditto import Ditto
     from coordinator.strategies.baselines.fedavg import FedAvg
     from coordinator.strategies.baselines.fedavg_late import FedAvgLate
@@ -110,6 +119,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.baselines.nonfed import NonFed
     from coordinator.strategies.baselines.pfedme import PFedMe
     from coordinator.strategies.cfl import CFL
+    from coordinator.strategies.common.local_sgd import LocalSgd
     from coordinator.strategies.common.server_options import ServerOptions
     from coordinator.strategies.fedem import FedEM
     from coordinator.strategies.fedgroup import FedGroup
@@ -121,6 +131,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.robust_tkm import TKM
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
+    from edge_client.protocol.task import Fit, Probe
     from emulator.api.cluster_counts import ClusterCounts, choose_k
     from emulator.api.comparison import Comparison, compare
     from emulator.api.data import fleets, partitions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,13 +15,14 @@ if TYPE_CHECKING:
     from emulator.api.result import Result
 
 WIDTH = 24  # characters of the bar
+RECENT = 5  # rounds whose mean seconds tell how long the others will take
 
 
 class RunProgress:
     """Shows how far a run of `rounds` rounds is. `shown` None: in a terminal and in a notebook."""
 
     def __init__(self, method: Strategy, rounds: int, *, shown: bool | None) -> None:
-        self._name, self._rounds, self._began = repr(method), rounds, time.perf_counter()
+        self._name, self._rounds = repr(method), rounds
         notebook = in_notebook()
         self._shown = (notebook or sys.stderr.isatty()) if shown is None else shown
         self._line: NotebookLine | ConsoleProgress = NotebookLine() if notebook else ConsoleProgress()
@@ -45,7 +45,8 @@ class RunProgress:
     def text(self, result: Result) -> str:
         """Method, bar, round, accuracy and the seconds that remain."""
         done = len(result.run.records)
-        left = (time.perf_counter() - self._began) / done * (self._rounds - done)
+        last = result.run.real_seconds[-RECENT:]
+        left = sum(last) / len(last) * (self._rounds - done)
         full = round(WIDTH * done / self._rounds)
         accuracy = "" if result.accuracy is None else f"  accuracy {result.accuracy:.1%}"
         rest = f"  {left:.0f} s left" if done < self._rounds else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from coordinator.models.registry import Model
     from export.compiler.program_functions import LossFunction
 
+PARTS = ("begin", "round", "predictor")  # of a method
 OnRound = Callable[[Result], object]
 
 
@@ -183,8 +185,9 @@ def _check(method: object, fleet: object) -> None:
     """Refuse what is easily confused. Raises UsageError, ConfigError."""
     if isinstance(method, type):
         raise UsageError(f"{method.__name__} is a class", hint=f"write {method.__name__}()")
-    if not callable(getattr(method, "round", None)):
-        raise UsageError(f"{method!r} is no method", hint="give one of ours, as fc.FeSEM(3), or a class with `round`")
+    if not is_dataclass(method) or not all(callable(getattr(method, part, None)) for part in PARTS):
+        hint = "give one of ours, as fc.FeSEM(3), or extend one: class Mine(fc.LocalSgd) with `round`"
+        raise UsageError(f"{method!r} is no method", hint=hint)
     if not isinstance(fleet, Fleet):
         hint = "make one: fc.fleets.digits(devices=12), or fc.fleet(data, by=...)"
         raise ConfigError(f"fleet is {type(fleet).__name__}", hint=hint)

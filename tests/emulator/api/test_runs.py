@@ -89,6 +89,21 @@ def test_a_method_of_ones_own_is_a_class_with_round() -> None:
     assert "HalfWay, 1 rounds, 4 devices" in repr(own)
 
 
+class Mean(fc.LocalSgd):
+    """A method from nothing: all devices train from one center, which becomes their plain mean."""
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        replies = yield {who: self.fit(start=state.centers[0], seed=int(rng.integers(2**31))) for who in sorted(fleet)}
+        models = [reply.update for reply in replies.values() if reply.update is not None]
+        return fc.State(centers=np.mean(models, axis=0)[None])
+
+
+def test_a_method_from_nothing_is_five_lines_and_learns() -> None:
+    result = fc.simulate(Mean(local_steps=STEPS), fleet=fc.fleets.digits(devices=3, groups=1), rounds=5)
+    assert (result.accuracy or 0) > 0.4  # ten classes
+    assert repr(result.method) == "Mean(local_steps=5)"
+
+
 def test_a_model_of_ones_own_trains_and_comes_back_as_its_own_state_dicts() -> None:
     module = own_net()
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -146,7 +161,7 @@ def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
     ("wrong", "error", "said"),
     [
         ({"method": fc.FeSEM}, UsageError, r"FeSEM is a class.*write FeSEM\(\)"),
-        ({"method": "fesem"}, UsageError, "is no method"),
+        ({"method": "fesem"}, UsageError, r"is no method.*class Mine\(fc.LocalSgd\)"),
         ({"fleet": "digits"}, ConfigError, "fc.fleets.digits"),
         ({"worker": 2}, UsageError, "did you mean 'workers'"),
         ({"model": nn.Linear(64, 10)}, Exception, "does not take samples of shape"),
