@@ -179,13 +179,20 @@ def test_a_revoked_device_loses_its_rights_at_once_and_does_not_come_back(tmp_pa
         coordinator.subscribe(*TOPICS.coordinator_filters())
         coordinator.settle(TOPICS.request("ready"))
         coordinator.until(mallory.mark(TOPICS.request(MALLORY)))
+        coordinator.publish(TOPICS.coord(), b"record", retain=True)
+        for device in (mallory, victim):
+            device.subscribe(*TOPICS.device_filters(device.name))
+            device.until(b"record")  # the subscriptions stand
         for name in (MALLORY, "scout"):
             broker.work.revoke(name)
         broker.reload()
         while try_connect(broker.url, broker.credentials("scout")) == "":  # until the broker has taken the signal
             pass
+        coordinator.publish(TOPICS.down(MALLORY), b"a task")
+        victim.until(coordinator.mark(TOPICS.coord()))
         mallory.publish(TOPICS.state(MALLORY), b"still here")
         assert mallory.transport.drain(0, PATIENCE_S)
+        assert mallory.transport.receive(0.0) is None  # neither the task nor the record
         assert coordinator.until(victim.mark(TOPICS.request(VICTIM))) == []
         mallory.transport.close()
         with pytest.raises(NetworkError, match="the broker says that our certificate was revoked"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,6 +51,31 @@ def test_a_power_cut_before_or_after_an_acknowledgement_changes_no_bit(tmp_path:
     calm = trained(federation(tmp_path / "calm", "i8"))
     cut = trained(federation(tmp_path / "cut", "i8"), said(kind, number))
     assert cut == calm
+
+
+@pytest.mark.parametrize("seed", [2, 10])
+def test_a_storm_of_kills_changes_no_bit(tmp_path: Path, seed: int) -> None:
+    calm = trained(federation(tmp_path / "calm", "i8"))
+    fed, rng = federation(tmp_path / "storm", "i8"), random.Random(seed)  # noqa: S311 - repeatable on purpose
+    spy = Spy(fed.world.broker)
+    fed.start_coordinator()
+    for cid, local in LOCAL.items():
+        fed.start_device(cid, local)
+    kills = 0
+    while fed.catalog is None:
+        until = len(spy.heard()) + rng.randint(1, 25)
+        fed.world.run(lambda: len(spy.heard()) >= until or fed.catalog is not None)  # noqa: B023 - used at once
+        who = rng.choice([*LOCAL, "coordinator.0"])
+        if fed.catalog is None:
+            kills += 1
+            fed.world.kill(who)
+            if who in LOCAL:
+                fed.start_device(who, LOCAL[who])
+            else:
+                fed.start_coordinator()
+    fed.complete()
+    assert kills > ROUNDS
+    assert fed.final_states() == calm
 
 
 def test_centers_over_i8_are_near_those_over_f32(tmp_path: Path) -> None:
