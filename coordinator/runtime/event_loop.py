@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from coordinator.runtime.awake_clock import AwakeClock
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
 from coordinator.runtime.exchange.live_exchange import LiveExchange
@@ -20,15 +19,39 @@ from coordinator.runtime.sender import CoordinatorSender
 from coordinator.runtime.status_reporter import StatusReporter
 from coordinator.storage.exchange_store import ExchangeKey
 from edge_client.transport.base import Connected, Disconnected, Message, Transport
+from edge_client.transport.clock import Clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_WAIT_S = 1.0  # the longest wait of the event loop
+MAX_LATE_S = 10.0  # a wait that ends later than that was interrupted; a busy machine is less late
 
 
 class ServerStopped(Exception):
     """The server was asked to stop, and noticed it where nothing is half done."""
+
+
+class AwakeClock:
+    """A clock without the time in which the process was stopped or its machine paused, as after a restart.
+
+    Such a process hears nothing, so this time is not taken from the devices' deadlines. `waited` finds it.
+    """
+
+    def __init__(self, inner: Clock) -> None:
+        self._inner, self._slept_s = inner, 0.0
+
+    def now_s(self) -> float:
+        return self._inner.now_s() - self._slept_s
+
+    def unix_ms(self) -> int:
+        return self._inner.unix_ms()
+
+    def waited(self, since_s: float, timeout_s: float) -> None:
+        """A wait of at most `timeout_s` that began at `since_s` is over; leave out what was much longer."""
+        late_s = self.now_s() - since_s - timeout_s
+        if late_s > MAX_LATE_S:
+            self._slept_s += late_s
 
 
 @dataclass

@@ -19,10 +19,9 @@ from coordinator.artifacts.signed_program import PROGRAM_FACT, CompiledProgram
 from coordinator.config import CoordinatorConfig, changed_settings
 from coordinator.identity.signing_key import open_signing_key, trusted_keys
 from coordinator.runtime.announcer import StateAnnouncer, training_state
-from coordinator.runtime.awake_clock import AwakeClock
 from coordinator.runtime.block_server import BlockServer
 from coordinator.runtime.dispatcher import Dispatcher
-from coordinator.runtime.event_loop import Controls, EventLoop, ServerStopped
+from coordinator.runtime.event_loop import AwakeClock, Controls, EventLoop, ServerStopped
 from coordinator.runtime.exchange.exchange_driver import run_exchange
 from coordinator.runtime.exchange.task_messages import ExchangeContext
 from coordinator.runtime.leadership import Superseded, seen_epoch

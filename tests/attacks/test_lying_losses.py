@@ -68,7 +68,7 @@ def test_with_ifca_every_honest_device_trains_the_center_that_fits_itself(
 
 def chosen_from(spy: Spy, cid: str, number: int) -> int:
     """The exchange of a round before the one with the device's fit."""
-    return min(t["exchange"] for t in spy.said("task", cid=cid) if "center" in t and t["round"] == number) - 1
+    return min(int(t["exchange"]) for t in spy.said("task", cid=cid) if "center" in t and t["round"] == number) - 1
 
 
 @pytest.mark.parametrize("lie", [1e29, -1e29, 1e300, 7e3])

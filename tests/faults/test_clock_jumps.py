@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.virtual_federation import Federation, Spy
+from tests.support.virtual_federation import Anything, Federation, Spy
 from tests.support.virtual_time import VirtualClock
 
 HOUR_S, TEN_YEARS_S = 3_600.0, 10 * 365.25 * 86_400
@@ -35,7 +35,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     return Federation.of(tmp_path_factory.mktemp("calm"), devices=3).play(3)
 
 
-def jumped(folder: Path, who: str, *, slept_s: float = 0.0, set_s: float = 0.0, **changes: float) -> Federation:
+def jumped(folder: Path, who: str, *, slept_s: float = 0.0, set_s: float = 0.0, **changes: Anything) -> Federation:
     """A training in which the clock of `who` jumps at each of MOMENTS."""
     fed = Federation.of(folder, devices=3, **changes)
     clock = JumpingClock(fed.world.clock)
