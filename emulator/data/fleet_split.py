@@ -8,7 +8,7 @@ them, so that memory grows with the samples and not with the devices.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -65,7 +65,7 @@ def make_fleet_data(
     return FleetData(devices=devices, groups=groups, holdouts=holdouts or {})
 
 
-def device_names(values: Sequence[object], column: str = "") -> list[ClientId]:
+def device_names(values: Iterable[object], column: str = "") -> list[ClientId]:
     """A name that the protocol allows for each value: the value itself, a number behind the column's name."""
     texts = [str(value) for value in values]
     if all(re.fullmatch(r"\d+(\.0)?", text) for text in texts):

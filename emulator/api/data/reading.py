@@ -177,6 +177,7 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
     if not len(places):
         raise ConfigError("there are no samples", hint="give at least two for each device")
     first = data[places[0]]
+    keys: list[str | int]
     if isinstance(first, Mapping):
         names = [str(name) for name in first]
         keys = [_column("x", x, names, INPUT_COLUMNS), _column("y", y, names, LABEL_COLUMNS)]
@@ -188,7 +189,8 @@ def _rows(data: Any, places: Sequence[int], x: Any, y: Column, by: Column) -> Co
             raise UsageError(f"a sample is a tuple of {len(first)} and has no {wrong[0]!r}", hint=hint)
     else:
         raise UsageError(f"a sample is {type(first).__name__}", hint="the data set gives (x, y), or a dict with both")
-    labels, owners = [], []
+    labels: list[Array] = []
+    owners: list[object] = []
 
     def rows() -> Iterable[Array]:
         for place in places:

@@ -113,7 +113,7 @@ def _test_columns(
             "nothing says whose the test samples are", hint="name a column of both: by='column', or test=0.2"
         )
     held = read_columns(test, x=x, y=y, by=by)
-    if held.by is not None and (strange := np.setdiff1d(held.by, train.by)).size:
+    if held.by is not None and train.by is not None and (strange := np.setdiff1d(held.by, train.by)).size:
         told = f"{strange.size} values of {by!r} are only in the test data, as {strange[0]!r}"
         raise ConfigError(told, hint="give these devices training samples, or leave them out")
     if held.x.shape[1:] != train.x.shape[1:]:
@@ -204,4 +204,6 @@ def _users(train: Columns, columns: Sequence[Columns]) -> tuple[list[I64 | None]
     few = int((np.bincount(first) < 2).sum())  # noqa: PLR2004 - one to train, one to test
     if few and len(columns) == 1:
         log.warning("%s of %s devices have a single sample and are left out", few, len(values))
-    return [np.searchsorted(values, part.by).astype(np.int64) for part in columns], device_names(values, train.by_name)
+    owners = [part.by for part in columns if part.by is not None]
+    numbers: list[I64 | None] = [np.searchsorted(values, owner).astype(np.int64) for owner in owners]
+    return numbers, device_names(values.tolist(), train.by_name)

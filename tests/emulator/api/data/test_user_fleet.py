@@ -102,7 +102,7 @@ def test_a_partition_shares_the_samples_among_the_devices() -> None:
     assert sum(len(local.train) + len(held(local)) for local in made.values()) == N
     assert repr(made).startswith("Fleet(arrays, 5 devices with ")
     lengths = torch.utils.data.random_split(TensorDataset(torch.from_numpy(X)), [20, 40])
-    assert [len(d.train) + len(d.test) for d in fc.fleet((X, Y), partition=lengths).values()] == [20, 40]
+    assert [len(d.train) + len(held(d)) for d in fc.fleet((X, Y), partition=lengths).values()] == [20, 40]
     assert len(fc.fleet((X, Y), devices=6)) == 6
 
 
