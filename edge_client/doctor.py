@@ -203,7 +203,7 @@ def _broker(config: ClientConfig) -> str:
             try:
                 line.sendall(CONNECT_PACKET)
             except OSError as wrong:
-                raise ConnectionError(tls.unread_alert(line) or str(wrong)) from wrong
+                raise ConnectionError(tls.unread_alert(line.recv) or str(wrong)) from wrong
             answer = line.recv(4)
             with contextlib.suppress(OSError):
                 line.sendall(b"\xe0\x00")  # DISCONNECT

@@ -35,15 +35,18 @@ class ProgramOnDemand:
     beside: bool
     current: CompiledProgram | None = None
 
-    def ensure(self, engines: Collection[str], *, newcomers: str | None = None) -> CompiledProgram:
+    def ensure(self, engines: Collection[str], *, trained: bool = False) -> CompiledProgram:
         """The program with containers for these engines; every device can fetch it.
 
-        While something is compiled, devices are told so, and by `newcomers` when one takes part that is not enrolled.
+        While something is compiled, devices are told so; after the training (`trained`) that the centers are written.
         """
         if self.current is not None and self.current.program.containers.keys() >= set(engines):
             return self.current
         began_s, status = self.clock.now_s(), self.session.status
-        status.announcer.set("compile", newcomers or ("next-round" if self.store.states.enrolled() else "now"))
+        if trained:
+            status.announcer.set("export", "no")
+        else:
+            status.announcer.set("compile", "next-round" if self.store.states.enrolled() else "now")
         status.write("compiling")
 
         def tell(part: str) -> None:

@@ -220,7 +220,7 @@ class Server:
         self._gather(session, devices)
         session.status.write("aggregating")
         outcomes = self._train(session, program, devices)
-        prepared = program.ensure(config.compiled_engines, newcomers="no")  # for devices that never trained
+        prepared = program.ensure(config.compiled_engines, trained=True)  # for devices that never trained
         session.status.announcer.set("export", "no")
         session.status.write("exporting")
         self._publish(session, outcomes, prepared)

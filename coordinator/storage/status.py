@@ -153,12 +153,15 @@ def render_status(found: Mapping[str, Any]) -> RenderableType:
     return Panel(text, title="fedcenters-coordinator", title_align="left", expand=False)
 
 
+SIGN_OF_LIFE: dict[str, Any] = {"silent_s": 0, "unix_ms": 0}  # differs each time while nothing else does
+
+
 def follow_status(folder: Path, *, every_s: float = WRITE_INTERVAL_S) -> Iterator[dict[str, Any]]:
     """Yield the status whenever it changes, until the coordinator has stopped, or is done and silent."""
     before: dict[str, Any] = {}
     while True:
         found = read_status(folder)
-        if {**found, "silent_s": 0} != {**before, "silent_s": 0}:
+        if found | SIGN_OF_LIFE != before | SIGN_OF_LIFE:
             yield found
         if found["phase"] == "stopped" or (found["done"] and found["silent_s"] > SILENT_AFTER_S):
             return

@@ -314,8 +314,8 @@ class PahoSession:
     def _heard(self, client: paho.Client, _data: object, level: int, text: str) -> None:
         """A refusal in TLS 1.3 comes after the handshake; paho tells of it in its log alone."""
         if level == paho.MQTT_LOG_ERR and not self.accepted:
-            line: Any = client.socket()  # an SSL socket; paho has a wider type
-            self.reason = (unread_alert(line) if line is not None else "") or text
+            line = client.socket()
+            self.reason = (unread_alert(line.recv) if line is not None else "") or text
 
     def _disconnected(self, _client: object, _data: object, _flags: object, code: Any, _more: object) -> None:  # noqa: ANN401
         if self.accepted or self.reason == "no answer":

@@ -9,9 +9,9 @@ from __future__ import annotations
 import datetime as dt
 import ipaddress
 import os
-import socket
 import ssl
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,13 +120,15 @@ def expiry_warnings(credentials: Credentials, now: dt.datetime, days: int = EXPI
     ]
 
 
-def unread_alert(line: socket.socket) -> str:
-    """What a broker said before it closed the connection, after a write to `line` has failed; "" when it said nothing.
+def unread_alert(receive: Callable[[int], bytes]) -> str:
+    """What a broker said before it closed the connection, after a write has failed; "" when it said nothing.
+
+    `receive` is the connection's `recv`.
 
     In TLS 1.3 a client has sent its first packet before it hears that its certificate is refused.
     """
     try:
-        line.recv(1)
+        receive(1)
     except ssl.SSLWantReadError:
         return ""
     except OSError as alert:

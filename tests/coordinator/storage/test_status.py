@@ -132,6 +132,26 @@ def test_a_coordinator_that_stopped_and_one_that_was_killed_are_told_apart(tmp_p
     assert read_status(folder)["phase"] == "not started"
 
 
+def test_a_watch_repeats_nothing_while_only_signs_of_life_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = Federation.of(tmp_path)
+    fed.start(4)
+    fed.world.run(lambda: fed.happened("round"))
+    fed.world.end()
+    file, writes = fed.config.folder / STATUS_FILE, 0
+
+    def write(phase: str) -> None:
+        file.write_text(json.dumps({**json.loads(file.read_text()), "phase": phase, "unix_ms": writes}))
+
+    def sleep(_seconds: float) -> None:
+        nonlocal writes
+        writes += 1
+        write("serving" if writes < 4 else "stopped")
+
+    write("serving")
+    monkeypatch.setattr("coordinator.storage.status.time.sleep", sleep)
+    assert [found["phase"] for found in follow_status(fed.config.folder)] == ["serving", "stopped"]
+
+
 def test_a_configuration_names_its_folder_and_a_folder_itself(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(
