@@ -12,7 +12,7 @@ UV = UV_FIND_LINKS="$${UV_FIND_LINKS-$${PIP_FIND_LINKS-$(call PIP_SETTING,find-l
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -58,6 +58,9 @@ bench-peers: $(PEERS)/pfl/.installed $(PEERS)/fedjax/.installed $(PEERS)/flower/
 $(PEERS)/%/.installed: tests/benches/peers/%.txt
 	@mkdir -p $(@D)
 	@{ $(PEER_PYTHON) -m venv $(@D) && $(@D)/bin/pip install --quiet --disable-pip-version-check -r $< && touch $@; } || echo "$* cannot be installed: its benches will be unmeasured" >&2
+
+bench-task: $(STAMP) $(PEERS)/flower/.installed $(PEERS)/fluke/.installed ## the same task in ours, Flower and fluke: lines, seconds, memory
+	$(BIN)/python -m tests.benches.same_task
 
 bench-programs: $(STAMP) ## a training step of every model on every engine against torch
 	$(BIN)/python -m tests.benches.programs --json bench-programs.json
