@@ -105,7 +105,7 @@ def check_residuals(sent: dict[str, list[Sent]], stored: set[tuple[str, int, int
                 owed[one.center] = one.key.round, one.left
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(lost=losses, method=st.sampled_from(["fesem", "fedavg-late"]), restart=st.booleans())
 @example(lost={("ack", 2)}, method="fesem", restart=False)
 @example(lost={("ack", 1)}, method="fedavg-late", restart=False)
