@@ -12,7 +12,7 @@ UV = UV_FIND_LINKS="$${UV_FIND_LINKS-$${PIP_FIND_LINKS-$(call PIP_SETTING,find-l
 PEERS := .peers
 PEER_PYTHON ?= python3.11
 
-.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet architectures hostile codecs fuzz reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
+.PHONY: help boards install web demo test check bench bench-steps bench-peers bench-task bench-programs bench-fleet architectures hostile codecs fuzz fuzz-http reader-environments readers runtimes runtime-environments constraints bench-serve roads reference site clean
 help:            ## list the targets
 	@grep -hE '^[a-z-]+: .*##' $(MAKEFILE_LIST) | sed -E 's/: .*##/	/' | expand -t 12
 
@@ -79,6 +79,9 @@ codecs: $(STAMP) ## accuracy and bytes of each codec; needs FEDCENTERS_DATA
 
 fuzz: $(STAMP)   ## ten million damaged inputs to every decoder; about ten minutes of CPU
 	$(BIN)/python -m tests.attacks.fuzz_decoders --cases 10000000
+
+fuzz-http: $(STAMP) ## ten minutes of requests from OpenAPI documents to each of the three HTTP servers
+	$(BIN)/python -m tests.attacks.fuzz_http --seconds 600
 
 bench-serve: $(STAMP) ## requests per second of fedcenters-export serve; needs wrk (apt install wrk), about a minute and a half
 	$(BIN)/python -m tests.benches.serve

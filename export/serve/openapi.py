@@ -125,13 +125,12 @@ def _post_nearest() -> dict[str, Any]:
         "center": MAYBE_CENTER,
         "distance": DISTANCE,
         "alternatives": {"type": "array", "items": other, "maxItems": 8},
-        "fit": {"enum": list(FITS)},
     }
     summary = (
         "Which center suits a device: by its mean loss on each, by votes of its samples, by a sketch of its inputs or "
         "of a local round. null: none. `n` samples were looked at; `fit` says how it fits where that was learned."
     )
-    return _posted(summary, body, content)
+    return _posted(summary, body, content, {"fit": {"enum": list(FITS)}})
 
 
 def _post_report() -> dict[str, Any]:
@@ -157,8 +156,10 @@ def _operation(
     return {"summary": summary, "parameters": parameters or [], "responses": responses, "security": [{}, {"token": []}]}
 
 
-def _posted(summary: str, body: dict[str, Any], content: dict[str, Any]) -> dict[str, Any]:
-    operation = _operation(summary, _json(content))
+def _posted(
+    summary: str, body: dict[str, Any], content: dict[str, Any], also: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    operation = _operation(summary, _json(content, also))
     operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
     operation["responses"] |= {
         "400": _error("it cannot be answered"),
@@ -174,8 +175,8 @@ def _object(needed: dict[str, Any], also: dict[str, Any] | None = None) -> dict[
     return {"type": "object", "properties": {**needed, **(also or {})}, "required": sorted(needed)}
 
 
-def _json(properties: dict[str, Any]) -> dict[str, Any]:
-    return {"description": "the answer", "content": {"application/json": {"schema": _object(properties)}}}
+def _json(properties: dict[str, Any], also: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {"description": "the answer", "content": {"application/json": {"schema": _object(properties, also)}}}
 
 
 def _error(description: str) -> dict[str, Any]:

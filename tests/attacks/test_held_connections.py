@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from starlette.routing import Route
 
 from coordinator.identity.enrolment_server import open_enrolment_server
 from export.serve.http_gate import create_gated_app
-from export.serve.listener import ConnectionSlots, open_listener
-from export.serve.uvicorn_settings import uvicorn_config
+from export.serve.listener import ConnectionSlots
 from tests.support.guarded_broker import provision_federation
+from tests.support.served_app import PATIENCE_S, serve_app
 from tests.support.served_dashboard import serve_dashboard
 
-PATIENCE_S = 30.0  # of a wait for what must come
+Served = AbstractContextManager[tuple[int, uvicorn.Server]]
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 LARGE = 32 << 20  # bytes; more than the buffers of both kernels hold
 
@@ -35,20 +34,9 @@ async def _large(_: Request) -> Response:
     return Response(bytes(LARGE))
 
 
-@contextmanager
-def _serve(*, total: int = 64, per_address: int = 8, timeout_s: float = 0.5) -> Iterator[tuple[int, uvicorn.Server]]:
+def _serve(*, total: int = 64, per_address: int = 8, timeout_s: float = 0.5) -> Served:
     app = create_gated_app([Route("/", _small), Route("/large", _large)])
-    listener = open_listener(
-        "127.0.0.1", 0, what="a test", option="none", slots=ConnectionSlots(total=total, per_address=per_address)
-    )
-    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1], server
-    finally:
-        server.should_exit = True
-        thread.join(PATIENCE_S)
+    return serve_app(app, total=total, per_address=per_address, timeout_s=timeout_s)
 
 
 def _connect(stack: ExitStack, port: int, sent: bytes, address: str = "127.0.0.1") -> socket.socket:

@@ -44,16 +44,20 @@ def config(folder: Path, **more: object) -> CoordinatorConfig:
     )
 
 
-@pytest.fixture
-def third(tmp_path: Path) -> Path:
+def third_party_files(parent: Path) -> Path:
     """A folder that looks like the third-party files."""
-    folder = tmp_path / "third"
+    folder = parent / "third"
     folder.mkdir()
     for name in vendored_files.VENDORED_FILES:
         (folder / name).write_bytes(b"export {};")
         (folder / f"{name}.gz").write_bytes(gzip.compress(b"export {};"))
     (folder / "packages.txt").write_text(vendored_files._stamp(vendored_files.NPM_PACKAGES))
     return folder
+
+
+@pytest.fixture
+def third(tmp_path: Path) -> Path:
+    return third_party_files(tmp_path)
 
 
 def client(folder: Path, third: Path, **more: object) -> TestClient:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -21,8 +22,11 @@ from coordinator.identity.broker_acl import COORDINATOR_CLIENT_ID
 from coordinator.identity.certificate_authority import CERTIFICATE_DAYS, open_authority
 from coordinator.identity.provisioning import Provisioner, ProvisionPlan, open_plan
 from coordinator.identity.signing_key import open_signing_key
+from coordinator.local_broker import MOSQUITTO_CONF
 from edge_client.config import load_config
 from edge_client.errors import ConfigError
+from edge_client.protocol.blocks import HEADER, MAX_BLOCK_BYTES
+from edge_client.protocol.topics import MAX_TOPIC_BYTES
 from edge_client.transport.tls import read_certificate
 from tests.support.guarded_broker import now, provision_federation
 
@@ -267,3 +271,11 @@ def test_the_plan_is_kept_as_toml(tmp_path: Path) -> None:
     kept = tomllib.loads((work.folder / "federation.toml").read_text())
     assert kept == {"federation": "demo", "hosts": ["localhost", "127.0.0.1"], "port": 8883, "enrol-port": 8443}
     assert open_plan(work.folder, {}) == work.plan
+
+
+def test_the_largest_block_fits_whatever_the_brokers_default_is(tmp_path: Path) -> None:
+    """Mosquitto's default went from 256 MB to 2,000,000 bytes in 2.1; the files name the number."""
+    work = provision_federation(tmp_path / "k")
+    for conf in ((work.folder / "broker" / "mosquitto.conf").read_text(), MOSQUITTO_CONF):
+        (size,) = re.findall(r"^max_packet_size (\d+)$", conf, flags=re.MULTILINE)
+        assert int(size) > MAX_BLOCK_BYTES + HEADER.size + MAX_TOPIC_BYTES

@@ -1,0 +1,15 @@
+"""A short run of fuzz_http.py for the two servers that people use in a browser; test_serve.py has the third."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.attacks import fuzz_http
+
+
+@pytest.mark.parametrize("start", [fuzz_http.dashboard, fuzz_http.phone], ids=lambda start: start.__name__)
+def test_no_request_is_a_server_error(tmp_path: Path, start: type) -> None:
+    with start(tmp_path) as server:
+        assert fuzz_http.fuzz(server, examples=10) >= len(server.document["paths"])
