@@ -17,7 +17,7 @@ import numpy as np
 from coordinator.rounds.round_record import upgraded_record
 from coordinator.strategies.base import State
 from coordinator.strategies.common.center_tree import SplitTree
-from edge_client.errors import ConfigError, Malformed
+from edge_client.errors import ConfigError, Malformed, UsageError
 from edge_client.protocol import codecs
 from edge_client.protocol.task import Array, ClientId, Flat, Schema
 from edge_client.toml_files import read_toml
@@ -74,14 +74,18 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
     from coordinator.strategies.registry import make_method
     from export.compiler.program import schema_of, vector_of
 
-    model = build_model(asked["model"], seed=asked["seed"])
+    try:
+        model, split = build_model(asked["model"], seed=asked["seed"]), _split(asked, data)
+    except UsageError as unknown:
+        hint = f'make the bundle in Python: fc.load("{run}", model=..., fleet=...).export(folder)'
+        raise ConfigError(f"{run} has a part that only its user has: {unknown.message}", hint=hint) from None
     schema, folder = schema_of(model.module), run / "centers" / last["method"]
     centers = read_centers(folder, schema)
     return RunCenters(
         method=make_method(asked["method"], **config.make_args(asked).settings),
         state=State(centers=np.stack(centers), assignment=last["assignment"], extra=read_tree(folder)),
         first=vector_of(model.module, schema),
-        devices=_split(asked, data).devices,
+        devices=split.devices,
         seed=asked["seed"],
         get_model=lambda: model,
     )

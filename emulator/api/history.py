@@ -42,7 +42,8 @@ class Table(Sequence[Row]):
         """A pandas DataFrame. Raises ImportError without pandas."""
         import pandas as pd
 
-        return pd.DataFrame(list(self._rows), columns=self.columns)
+        unknown = [c for c in self.columns if all(row.get(c) is None for row in self._rows)]
+        return pd.DataFrame(list(self._rows), columns=self.columns).astype(dict.fromkeys(unknown, float))
 
     def __repr__(self) -> str:
         cells = [self.columns, *([show(row.get(c)) for c in self.columns] for row in self._rows)]

@@ -17,7 +17,7 @@ from emulator.run_centers import RunCenters
 
 def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN401 - arrays of any kind
     """The nearest center for samples `x` [n, ...], with labels `y` [n] or without. Raises UsageError for no samples."""
-    data = Dataset(_samples(x, source.program), np.zeros(len(x), np.int64) if y is None else np.asarray(y))
+    data = Dataset(_samples(x, source.program), _no_labels(source.program, len(x)) if y is None else np.asarray(y))
     return choose_center(source, data, labels=y is not None)
 
 
@@ -27,7 +27,7 @@ def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, cent
         raise UsageError("predict by a device and by a center", hint="give one of them")
     served = _served(source, device) if device is not None else [(1.0, _center(source, x, center))]
     samples = _samples(x, source.program)
-    data = Dataset(samples, np.zeros((len(samples), *_target(source.program)), np.int64))
+    data = Dataset(samples, _no_labels(source.program, len(samples)))
     outputs = source.opened.evaluate([model for _, model in served], data, batch=len(data))[1]
     if len(served) > 1:
         outputs = np.tensordot([w for w, _ in served], np.exp(log_softmax(outputs)), axes=1)[None]
@@ -35,9 +35,9 @@ def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, cent
     return found
 
 
-def _target(program: Program) -> tuple[int, ...]:
-    """Shape of y of one sample."""
-    return () if program.loss == "cross-entropy" else program.target
+def _no_labels(program: Program, n: int) -> Array:
+    """What stands for y [n, ...] where there is none."""
+    return np.zeros(n, np.int64) if program.loss == "cross-entropy" else np.zeros((n, *program.target), np.float32)
 
 
 def _center(source: RunCenters, x: Array, center: int | None) -> Flat:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from coordinator.rounds.round_record import RoundRecord
 from edge_client.protocol.task import ClientId
 from emulator.reports import display_names, plots
 from emulator.run.execute import SimulationResult
@@ -25,7 +27,7 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
     curves = {name: values for name, values in curves.items() if any(value is not None for value in values)}
     panels: list[Callable[[Axes], None]] = [partial(plots.draw_curves, curves=curves, title=title)]
     if not curves:
-        panels = [partial(_draw_loss, losses=[r["loss"]["micro"] if "loss" in r else None for r in records])]
+        panels = [partial(_draw_metrics, records=records)]
     moment = next((m for m in run.kept.moments if len(m.who) > 1), None)
     if moment is not None and run.state.assignment:
         plane = plots.principal_plane(moment.points)
@@ -37,12 +39,16 @@ def draw_result(method: str, run: SimulationResult, groups: Mapping[ClientId, in
     return figure
 
 
-def _draw_loss(axes: Axes, losses: Sequence[float | None]) -> None:
-    """The mean loss per round, where the targets are no classes."""
-    seen = [(t, v) for t, v in enumerate(losses, 1) if v is not None]
-    axes.plot([t for t, _ in seen], [v for _, v in seen], color=plots.COLOURS[0], lw=2, marker="o", ms=4)
-    axes.set(title="Loss on held-out samples")
-    plots.name_rounds(axes, max(len(losses), 1))
+def _draw_metrics(axes: Axes, records: Sequence[RoundRecord]) -> None:
+    """The metrics per round, where the targets are no classes."""
+    for i, name in enumerate(dict.fromkeys(name for record in records for name in record.get("metrics", {}))):
+        found = [(r["round"], r["metrics"][name]["micro"]) for r in records if name in r.get("metrics", {})]
+        seen = [(t, v) for t, v in found if v is not None]
+        look: dict[str, Any] = {"color": plots.center_colour(i), "lw": 2, "marker": "o", "ms": 4}
+        axes.plot([t for t, _ in seen], [v for _, v in seen], label=name, **look)
+        axes.legend(loc="best", fontsize=8.5)
+    axes.set(title="On held-out samples")
+    plots.name_rounds(axes, max(len(records), 1))
     axes.grid(axis="y", color="#e5e7eb", lw=0.8)
 
 

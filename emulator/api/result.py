@@ -188,12 +188,12 @@ class Result:
         from emulator.bundle_source import source_of_centers
         from export.bundle.commands import write_run_bundle
         from export.bundle.reader import read_bundle
-        from export.bundle.writer import BundleOptions, engines_of
+        from export.bundle.writer import MAX_COMPARED_SAMPLES, BundleOptions, engines_of
 
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
         last, name = self.run.records[-1], self.args.method
         source = source_of_centers(self._source, last, method=name, batch=self.batch, engines=engines_of(formats))
-        write_run_bundle(source, Path(folder), options, **({} if samples else {"samples": 0}))
+        write_run_bundle(source, Path(folder), options, samples=MAX_COMPARED_SAMPLES if samples else 0)
         return read_bundle(Path(folder))
 
     @property

@@ -7,6 +7,8 @@ from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+import numpy as np
+
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_path, method_settings
 from edge_client.errors import ConfigError, UsageError
@@ -15,7 +17,7 @@ from emulator.api.progress import RunProgress
 from emulator.api.result import Result
 from emulator.data.fleet import Fleet
 from emulator.options import OPTIONS, SimulateArgs
-from emulator.run.own_metrics import Metric
+from emulator.run.own_metrics import Metric, squared_error
 from emulator.run.resolve import resolve_run
 from export.plugins import nearest_name_hint
 
@@ -85,7 +87,7 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         loss: a function of outputs [batch, ...] and labels [batch] or targets, as `torch.nn.CrossEntropyLoss()`.
             Default: cross-entropy for classes, squared error for other targets.
         metrics: name -> function of y [n] and outputs [n, ...] as arrays -> a number, measured on each device's
-            held-out samples in every round with an evaluation.
+            held-out samples in every round with an evaluation. Targets that are no classes have `squared_error`.
         on_round: called with the result so far after each round; the run ends when it returns something true.
         workers: processes that share the devices' work; the numbers stay the same.
         out: a folder in which the run's own folder is made, for `report`, `bundle` and `resume`. Default: none;
@@ -172,6 +174,8 @@ def _rounds(  # noqa: PLR0913, PLR0917 - the parts of a run
         values["out"] = Path(given["out"])
     settings = method_settings(method)
     args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **values)
+    if metrics is None and not np.issubdtype(next(iter(fleet.cut(seed).devices.values())).train.y.dtype, np.integer):
+        metrics = {"squared_error": squared_error}
     run = resolve_run(args, strategy=method, metrics=metrics or {})
     prepared: Model | str | None = model if isinstance(model, str) else None
     if loss is not None or not (model is None or isinstance(model, str)):

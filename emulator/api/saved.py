@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from coordinator.models.registry import Model
+    from coordinator.rounds.round_record import RoundRecord
 
 
 def load(
@@ -105,7 +106,7 @@ def _read(place: Path, method: str, model: Model) -> SimulationResult:
         centers = np.stack(read_centers(folder, schema))
         state = State(centers=centers, assignment=last["assignment"], extra=read_tree(folder))
     return SimulationResult(
-        records=[{k: v for k, v in record.items() if k != "real_seconds"} for record in rounds],
+        records=[cast("RoundRecord", {k: v for k, v in record.items() if k != "real_seconds"}) for record in rounds],
         real_seconds=[record.get("real_seconds", 0.0) for record in rounds],
         state=state,
         schema=schema,

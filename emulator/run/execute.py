@@ -162,7 +162,7 @@ def _run_round(live: LiveRun, settings: RunSettings, number: int) -> tuple[State
         local_steps=network.local_steps,
         **which,
     )
-    if settings.metrics and report.per_device:
+    if settings.metrics and (number == settings.rounds or number % settings.evaluation.every == 0):
         record["metrics"] = measure_own(settings.metrics, strategy, state, live.devices, settings.batch)
     record["answered"] = network.answered / network.asked if network.asked else None
     if privacy := privacy_spent(strategy, state):

@@ -16,6 +16,11 @@ from emulator.simulation.virtual_network import EmulatedDevices
 Metric = Callable[[Array, Array], float]  # y [n, ...] and outputs [n, ...] of one device -> a number
 
 
+def squared_error(y: Array, outputs: Array) -> float:
+    """The mean over samples and targets: the metric of targets that are no classes, where no other is given."""
+    return float(((outputs - y.reshape(outputs.shape)) ** 2).mean())
+
+
 def measure_own(
     metrics: Mapping[str, Metric], strategy: Strategy, state: State, devices: EmulatedDevices, batch: int
 ) -> dict[str, MetricRecord]:

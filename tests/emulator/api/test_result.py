@@ -17,12 +17,13 @@ from edge_client.errors import ConfigError, UsageError
 from emulator.api.history import Table
 from emulator.cli import app
 from emulator.reports.console_tables import summary_rows
+from export.cli import app as export_app
 
 
 def net() -> nn.Module:
     """A module with counters and frozen weights, which no center has and a state_dict does."""
     layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 10))
-    layers[1].bias.requires_grad = False  # type: ignore[union-attr]
+    layers[1].bias.requires_grad = False
     return layers
 
 
@@ -120,6 +121,8 @@ def test_a_saved_run_of_ones_own_module_loads_again_with_it(result: fc.Result, t
     place = result.save(tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"(?s)cannot be made again.*model="):
         fc.load(place)
+    bundled = CliRunner().invoke(export_app, ["bundle", str(place), "--out", str(tmp_path / "bundle")])
+    assert "make the bundle in Python: fc.load(" in bundled.output
     again = fc.load(place, model=net)
     np.testing.assert_array_equal(again.run.state.centers, result.run.state.centers)
     assert again.history.drop(columns="real_seconds").equals(result.history.drop(columns="real_seconds"))

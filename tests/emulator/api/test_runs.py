@@ -16,7 +16,9 @@ import fedcenters as fc
 from coordinator.strategies.base import Fleet, Round, State
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, Schema
+from emulator.api.runs import RunOptions
 from emulator.cli import app
+from emulator.options import OPTIONS
 
 STEPS = 5
 TIMES = ("seconds", "run")  # the clock's, and where the folder lies
@@ -155,6 +157,28 @@ def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
     result = fc.simulate(fc.FedEM(2, local_steps=STEPS), fleet=digits(), rounds=2, metrics={"right": right})
     assert list(result.history["right"]) == pytest.approx(list(result.history["accuracy"]))
     assert "right" in repr(result)
+
+
+def test_targets_that_are_no_classes_have_a_squared_error_and_predictions() -> None:
+    fleet = fc.fleets.regression(devices=3)
+    method = fc.FedAvg(local_steps=STEPS, learning_rate=0.01)
+    ours = fc.simulate(method, fleet=fleet, rounds=2)
+    other = fc.simulate(method, fleet=fleet, rounds=2, loss=nn.HuberLoss(), model=lambda: nn.Linear(10, 1))
+    assert ours.history["squared_error"].iloc[1] < ours.history["squared_error"].iloc[0]
+    assert ours.history["accuracy"].isna().all()
+    assert "squared_error" in repr(other)
+    assert "accuracy" not in repr(other)
+    test = other.split.devices["device-00"].test
+    assert test is not None
+    assert other.predict(test.x, center=0).shape == test.y.shape
+    assert len(other.plot().axes) == 2
+
+
+def test_the_options_are_those_of_the_commands_table() -> None:
+    explicit = {"rounds", "seed", "workers", "out", "name", "model"}
+    values = {"method", "data_set", "partition", "devices", "groups", "data", "data_seed"}  # of the method and fleet
+    rows = {row.name for row in OPTIONS.values()} - {"broker"}  # fc.federation
+    assert set(RunOptions.__annotations__) | explicit | values == rows
 
 
 @pytest.mark.parametrize(
