@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.config_sections import RunConfig
+from coordinator.rounds.exchange_rules import CREDIT_IDLE_S
 from coordinator.storage.store import Store
 from coordinator.strategies.base import RepliesWithLate, State
 from coordinator.strategies.baselines.fedavg_late import FedAvgLate
@@ -145,6 +146,29 @@ def test_a_late_update_that_comes_inline_while_its_blocks_are_expected_is_kept_o
     fed.world.end()
     assert [ack["status"] for ack in spy.said("ack", cid="d03")] == ["ok"]
     assert shown(fed, 2) == ["d03"]
+
+
+def test_a_late_upload_that_stands_still_gives_its_credit_to_another_one(tmp_path: Path) -> None:
+    run = RunConfig(method="fedavg-late", rounds=2, name="run", settings={"local-steps": 2, "batch-size": 8})
+    fed = Federation.of(tmp_path, runs=(run,), ballast=BALLAST, devices=5, quorum=0.5, deadline_s=60.0, credits=1)
+    spy = Spy(fed.world.broker)
+    fed.start(3)
+    for cid in ("d03", "d04"):
+        fed.start_mute_device(cid)
+    fed.world.run(lambda: fed.live is not None and _exchange(spy, "d00") == 1)
+    task, data = spy.said("task", cid="d03")[0], late_answer(spy)
+    key = {name: task[name] for name in ("run", "round", "exchange")}
+    offer = {**key, "attempt": 1, "n": 40, "what": "delta", "seconds": 1.0}
+
+    def offered(cid: str, kind: str) -> None:
+        spy.say(cid, "rdy", **offer, update=manifest_of(data, "delta", block=BLOCK))
+        fed.world.run(lambda: bool(spy.said(kind, cid=cid)), limit_s=5)
+
+    offered("d03", "go")
+    offered("d04", "err")
+    silent_s = fed.world.clock.time_s + CREDIT_IDLE_S
+    fed.world.run(lambda: fed.world.clock.time_s >= silent_s)
+    offered("d04", "go")
 
 
 @pytest.mark.parametrize("value", [1e6, 5.0], ids=["far from any model", "far from what is usual here"])
