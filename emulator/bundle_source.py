@@ -165,8 +165,14 @@ def _samples(split: FleetData, assignment: Mapping[ClientId, int], part: str, ce
 
 
 def _split(asked: Mapping[str, Any], data: Path | None) -> FleetData:
+    from emulator.data.registry import find_data_set
     from emulator.run.load import make_fleet
 
+    try:
+        find_data_set(asked["data-set"])
+    except UsageError as unknown:
+        told = f"the samples {asked['data-set']!r} were given in Python, and the run's folder does not hold them"
+        raise ConfigError(told, hint="call the result's own export there, or name a data set") from unknown
     return make_fleet(replace(config.make_args(asked), data=data))[1]
 
 

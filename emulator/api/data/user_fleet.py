@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import I64, Array
 from emulator.api.data.partitions import as_scheme
-from emulator.api.data.reading import Columns, device_folders, read_columns
+from emulator.api.data.reading import Columns, as_array, device_folders, read_columns
 from emulator.data.fleet import Fleet
 from emulator.data.fleet_split import device_names
 from emulator.data.given_parts import GivenParts
@@ -34,6 +35,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     test: Any = 0.2,  # noqa: ANN401 - a share, or data
     x: Any = None,  # noqa: ANN401 - a column's name, or several
     y: str | int | None = None,
+    groups: Any = None,  # noqa: ANN401 - a column's name, or an array
     seed: int | None = None,
     name: str = "",
 ) -> Fleet:
@@ -47,7 +49,9 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     Samples x [n, ...] become float32; uint8 are pixels, and become 0 to 1. Whole numbers y [n] are classes from 0;
     texts are classes in alphabetical order, which the fleet's `classes` names; floats are targets. `test` is the
     share of each device's samples that only test, or data of the same kind. `seed` cuts the data; without it the seed
-    of the run does. `name` is what reports call the data. Raises UsageError and ConfigError, which say what to write.
+    of the run does. `groups`, a column or an array [n], is the true group of each sample: where each device has one, a
+    run says how well a method found them (`ari`). `name` is what reports call the data. Raises UsageError and
+    ConfigError, which say what to write.
 
     >>> x, y = np.random.default_rng(0).normal(size=(90, 4)), np.arange(90) % 3
     >>> fleet((x, y), by=np.repeat(["anna", "ben", "cleo"], 30))
@@ -70,6 +74,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     elif not 0 < test < 1:
         raise UsageError(f"test is {test}", hint="give the share of each device's samples that only test, as 0.2")
     whole, classes = _data_set(columns, held, share)
+    if groups is not None:
+        whole = replace(whole, train=replace(whole.train, domain=_group_numbers(groups, data, len(whole.train))))
     scheme = parts or _scheme(by, partition, devices)
     found = Fleet(
         read=lambda _: whole,
@@ -157,6 +163,16 @@ def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataS
     held = raw[1] if test is not None else None
     data = DataSet(train=raw[0], test=held, ready=ready, train_share=share, names=names)
     return data, classes or train.classes
+
+
+def _group_numbers(groups: Any, data: Any, n: int) -> I64:  # noqa: ANN401 - see `fleet`
+    """The number of each sample's true group."""
+    if isinstance(groups, str) and groups not in getattr(data, "columns", getattr(data, "column_names", ())):
+        raise UsageError(f"there is no column {groups!r} for groups", hint="write groups=array, one value a sample")
+    found = as_array(data[groups] if isinstance(groups, str) else groups)
+    if found.shape != (n,):
+        raise ConfigError(f"groups are {list(found.shape)}, for {n} samples", hint="give one value for each sample")
+    return np.unique(found, return_inverse=True)[1].astype(np.int64)
 
 
 def _inputs(x: Array) -> Array:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset as TorchDataset
 import fedcenters as fc
 from edge_client.data.dataset import Dataset, DeviceData
 from edge_client.errors import ConfigError, FedcentersError, UsageError
+from emulator import bundle_source
 from emulator.options import SimulateArgs
 from emulator.run.load import make_fleet
 
@@ -134,6 +135,16 @@ def test_texts_are_classes_whose_names_are_kept_and_floats_are_targets() -> None
     assert targets["anna"].train.y.dtype == np.float32
 
 
+def test_the_true_groups_are_a_column_or_an_array() -> None:
+    made = np.where(WHO == "ben", "left", "right")
+    for fleet in (
+        fc.fleet((X, Y), by=WHO, groups=made),
+        fc.fleet(frame().assign(made=made), by="subject", groups="made"),
+    ):
+        assert dict(fleet.groups) == {"anna": 1, "ben": 0, "cleo": 1}
+    assert dict(fc.fleet((X, Y), by=WHO, groups=np.arange(N) % 2).groups) == {}
+
+
 def test_pixels_become_a_unit_range() -> None:
     pixels = RNG.integers(256, size=(N, 1, 8, 8), dtype=np.uint8)
     made = fc.fleet((pixels, Y), by=WHO)["anna"].train.x
@@ -172,6 +183,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda: fc.fleet((X, Y - 1), by=WHO), "the class -1\n\nhint: number the classes from 0"),
     (lambda: fc.fleet((np.where(X > 2, np.nan, X), Y), by=WHO), "samples of x hold NaN"),
     (lambda: fc.fleet((X, Y), by=[None, *WHO[1:]]), "1 samples have no value of by"),
+    (lambda: fc.fleet((X, Y), by=WHO, groups="made"), "no column 'made' for groups"),
+    (lambda: fc.fleet((X, Y), by=WHO, groups=[0, 1]), "groups are .2., for 60 samples"),
     (lambda: fc.fleet((X, Y), by=WHO, test=1.5), "test is 1.5\n\nhint: give the share"),
     (lambda: fc.fleet((X, Y), by=WHO, test=(X, Y)), "whose the test samples are"),
     (lambda: fc.fleet({"a": (X, Y), "b": (X[:, :2], Y)}), "b has samples of .2., a of .4."),
@@ -186,3 +199,8 @@ WRONG: list[tuple[Any, str]] = [
 def test_what_is_wrong_is_named_with_what_to_write(make: Any, said: str) -> None:
     with pytest.raises(FedcentersError, match=said):
         make()
+
+
+def test_a_command_that_needs_samples_given_in_python_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"'arrays' were given in Python.*\n\nhint: call the result's own export"):
+        bundle_source._split({"data-set": "arrays", "method": "fesem"}, None)
