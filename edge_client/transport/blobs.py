@@ -22,6 +22,7 @@ from edge_client.protocol.blocks import Bitmap, Manifest, body_range
 from edge_client.protocol.topics import check_sha256
 
 CHUNK_BYTES = 1 << 20
+OWN_FILE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)  # flags of POSIX, of Windows
 QUARANTINE = "quarantine"  # the folder of damaged blobs
 MAX_DISK_SHARE = 0.9  # of the free disk; a full disk stops other programs, too
 
@@ -42,8 +43,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def open_beside(path: Path) -> BinaryIO:
     """A file to write anew, which will replace another one. A link in its place is not followed: OSError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | OWN_FILE, 0o666), "wb")
 
 
 def _publish(beside: Path, path: Path) -> None:
@@ -172,7 +172,7 @@ class PartialBlob:
     def __init__(self, folder: BlobFolder, manifest: Manifest, file: Path) -> None:
         self.manifest = manifest
         self._folder, self._file = folder, file
-        self._fd: int | None = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        self._fd: int | None = os.open(file, os.O_RDWR | os.O_CREAT | OWN_FILE, 0o600)
         self.bitmap = self._read_bitmap(self._fd)
 
     def write_block(self, index: int, body: bytes) -> bool:

@@ -188,3 +188,17 @@ def test_a_power_cut_during_a_write_leaves_the_old_file(tmp_path: Path, monkeypa
     with pytest.raises(KeyboardInterrupt):
         write_atomically(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"old"
+
+
+def test_a_link_at_the_place_of_a_transfer_is_not_followed(tmp_path: Path) -> None:
+    """A link in a folder of state must not let a transfer write into another file."""
+    folder, precious = BlobFolder(tmp_path / "blobs"), tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    manifest = manifest_of(b"x" * 10_000, "delta", block=4096)
+    (tmp_path / "blobs" / "partial" / f"{manifest.sha256}.4096").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic link"):
+        folder.partial(manifest)
+    (tmp_path / "state.json.tmp").symlink_to(precious)
+    with pytest.raises(OSError, match="symbolic link"):
+        write_atomically(tmp_path / "state.json", b"new")
+    assert precious.read_bytes() == b"precious"
