@@ -55,7 +55,7 @@ def run_server(options: ServeOptions) -> None:
         is_local=is_loopback(options.host),
     )
     app = create_serve_app(manager, access)
-    config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True)
+    config = uvicorn_config(app, certificate=options.certificate, key=options.key, lifespan=True, fast=True)
     try:
         config.load()
     except OSError as wrong:

@@ -1,32 +1,50 @@
 """Settings of every uvicorn server of the project: bounds on headers and on time; TLS if given.
 
 uvicorn closes a connection that is idle between two requests, but none that is in the middle of a request's head, none
-whose client sends a byte now and then, and none whose client does not read. `BoundedProtocol` does.
+whose client sends a byte now and then, and none whose client does not read. A `BoundedProtocol` does.
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-MAX_HEADER_BYTES = 16 << 10
+if TYPE_CHECKING:
+    _Http = H11Protocol
+else:
+    _Http = object
+
+MAX_HEADER_BYTES = 16 << 10  # of h11
+MAX_UNASKED_BYTES = 256 << 10  # of a request's head, or of a body that was answered already; for every parser
 TIMEOUT_S = 20.0
 
 
-class BoundedProtocol(H11Protocol):
-    """A connection that is aborted when `timeout_s` pass without a whole request head, or with an answer not read."""
+class BoundedProtocol(_Http):
+    """A connection that is aborted when `timeout_s` pass without a whole request head, or with an answer not read.
+
+    It is mixed into uvicorn's protocols, which have the same attributes.
+    """
 
     timeout_s = TIMEOUT_S
     _head_timer: asyncio.TimerHandle | None = None
     _write_timer: asyncio.TimerHandle | None = None
+    _unasked_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
         self._await_request()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._unasked_bytes = 0 if self._is_answering() else self._unasked_bytes + len(data)
+        if self._unasked_bytes > MAX_UNASKED_BYTES:
+            self.transport.abort()
 
     def on_response_complete(self) -> None:
         self._await_request()  # first: a request that has come already begins in the call below
@@ -53,8 +71,20 @@ class BoundedProtocol(H11Protocol):
         self._head_timer = self.loop.call_later(self.timeout_s, self._abort_without_request)
 
     def _abort_without_request(self) -> None:
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering():
             self.transport.abort()
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+
+def bounded_protocol(*, fast: bool, timeout_s: float) -> type[asyncio.Protocol]:
+    """h11, which bounds a header's size exactly; `fast`: httptools where it is installed."""
+    base: type[asyncio.Protocol] = H11Protocol
+    if fast:
+        with suppress(ImportError):
+            from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as base  # noqa: N813
+    return type("Protocol", (BoundedProtocol, base), {"timeout_s": timeout_s})
 
 
 def uvicorn_config(
@@ -63,13 +93,14 @@ def uvicorn_config(
     certificate: Path | None = None,
     key: Path | None = None,
     lifespan: bool = False,
+    fast: bool = False,
     timeout_s: float = TIMEOUT_S,
 ) -> uvicorn.Config:
     """The settings of a server for `app` on sockets that are open; `certificate` and `key` are PEM files."""
     return uvicorn.Config(
         app,
         loop="asyncio",
-        http=type("Protocol", (BoundedProtocol,), {"timeout_s": timeout_s}),
+        http=bounded_protocol(fast=fast, timeout_s=timeout_s),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="on" if lifespan else "off",

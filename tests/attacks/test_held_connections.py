@@ -24,6 +24,7 @@ from tests.support.served_dashboard import serve_dashboard
 Served = AbstractContextManager[tuple[int, uvicorn.Server]]
 HALF = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "
 LARGE = 32 << 20  # bytes; more than the buffers of both kernels hold
+BOTH_PARSERS = pytest.mark.parametrize("fast", [False, True], ids=["h11", "httptools"])
 
 
 async def _small(_: Request) -> Response:
@@ -34,9 +35,9 @@ async def _large(_: Request) -> Response:
     return Response(bytes(LARGE))
 
 
-def _serve(*, total: int = 64, per_address: int = 8, timeout_s: float = 0.5) -> Served:
+def _serve(*, total: int = 64, per_address: int = 8, timeout_s: float = 0.5, fast: bool = False) -> Served:
     app = create_gated_app([Route("/", _small), Route("/large", _large)])
-    return serve_app(app, total=total, per_address=per_address, timeout_s=timeout_s)
+    return serve_app(app, total=total, per_address=per_address, timeout_s=timeout_s, fast=fast)
 
 
 def _connect(stack: ExitStack, port: int, sent: bytes, address: str = "127.0.0.1") -> socket.socket:
@@ -68,16 +69,18 @@ def test_half_requests_from_one_address_leave_room_for_the_others() -> None:
         assert _status(port) == b"HTTP/1.1 200 OK"
 
 
+@BOTH_PARSERS
 @pytest.mark.parametrize("sent", [b"", HALF, b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"])
-def test_a_connection_without_a_whole_request_is_closed(sent: bytes) -> None:
-    with _serve() as (port, _), ExitStack() as stack:
+def test_a_connection_without_a_whole_request_is_closed(sent: bytes, fast: bool) -> None:  # noqa: FBT001
+    with _serve(fast=fast) as (port, _), ExitStack() as stack:
         held = _connect(stack, port, sent)
         while len(held.recv(1 << 16)) > 0:  # the answer, where there is one, then the end
             pass
 
 
-def test_a_request_that_comes_byte_by_byte_is_closed_in_the_same_time() -> None:
-    with _serve() as (port, _), ExitStack() as stack:
+@BOTH_PARSERS
+def test_a_request_that_comes_byte_by_byte_is_closed_in_the_same_time(fast: bool) -> None:  # noqa: FBT001
+    with _serve(fast=fast) as (port, _), ExitStack() as stack:
         held = _connect(stack, port, HALF)
         held.settimeout(0.05)
         closed = False
@@ -94,14 +97,23 @@ def test_a_request_that_comes_byte_by_byte_is_closed_in_the_same_time() -> None:
         assert closed
 
 
-def test_an_answer_that_is_not_read_is_not_kept() -> None:
-    with _serve(total=1, per_address=1) as (port, server), ExitStack() as stack:
+@BOTH_PARSERS
+def test_an_answer_that_is_not_read_is_not_kept(fast: bool) -> None:  # noqa: FBT001
+    with _serve(total=1, per_address=1, fast=fast) as (port, server), ExitStack() as stack:
         held = _connect(stack, port, b"GET /large HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         first = held.recv(1)
         while not _status(port):  # the only slot comes free when the server has given the connection up
             pass
         assert first == b"H"
         assert len(server.server_state.connections) <= 1
+
+
+@BOTH_PARSERS
+def test_a_head_without_an_end_is_not_kept(fast: bool) -> None:  # noqa: FBT001
+    with _serve(timeout_s=PATIENCE_S, fast=fast) as (port, _), ExitStack() as stack:
+        held = _connect(stack, port, HALF)
+        with pytest.raises(ConnectionError):  # long before PATIENCE_S, because of its size
+            held.sendall(b"x" * LARGE)
 
 
 def test_a_slot_comes_back_when_its_connection_ends() -> None:

@@ -17,13 +17,13 @@ PATIENCE_S = 30.0
 
 @contextmanager
 def serve_app(
-    app: ASGIApp, *, total: int = 64, per_address: int = 8, timeout_s: float = TIMEOUT_S
+    app: ASGIApp, *, total: int = 64, per_address: int = 8, timeout_s: float = TIMEOUT_S, fast: bool = False
 ) -> Iterator[tuple[int, uvicorn.Server]]:
     """-> its port on this machine, and the server."""
     slots = ConnectionSlots(total=total, per_address=per_address)
     listener = open_listener("127.0.0.1", 0, what="a test", option="none", slots=slots)
     port = int(listener.getsockname()[1])
-    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s))
+    server = uvicorn.Server(uvicorn_config(app, timeout_s=timeout_s, fast=fast))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
     try:
