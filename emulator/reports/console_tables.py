@@ -60,7 +60,10 @@ def summary_rows(result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The results of a simulated run in words: what the command prints, and what a result is shown as in Python."""
     virtual = f"; {result['virtual_seconds']:.0f} s in the devices' own time" if "virtual_seconds" in result else ""
     return [
-        ("method", f"{result['method'].removeprefix('__main__:')}, {result['rounds']} rounds, {result['devices']} devices"),
+        (
+            "method",
+            f"{result['method'].removeprefix('__main__:')}, {result['rounds']} rounds, {result['devices']} devices",
+        ),
         ("clusters", f"{result['clusters']}{_rand(result['ari'])}"),
         *_scores(result),
         *((name, f"{value:.4g}") for name, value in result.get("metrics", {}).items()),
