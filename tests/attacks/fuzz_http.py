@@ -10,7 +10,6 @@ browser. `--seconds` is for each server; the exit status is 1 where an answer is
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -173,4 +172,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
