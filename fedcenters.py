@@ -48,6 +48,7 @@ __all__ = [
     "choose_k",
     "compare",
     "compile",
+    "federation",
     "fleet",
     "fleets",
     "load",
@@ -97,6 +98,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "choose_k": "emulator.api.cluster_counts",
     "compare": "emulator.api.comparison",
     "compile": "emulator.api.training_program",
+    "federation": "emulator.api.over_mqtt",
     "fleet": "emulator.api.data.user_fleet",
     "fleets": "emulator.api.data.fleets",
     "partitions": "emulator.api.data.partitions",
@@ -136,6 +138,7 @@ if TYPE_CHECKING:
     from emulator.api.comparison import Comparison, compare
     from emulator.api.data import fleets, partitions
     from emulator.api.data.user_fleet import fleet
+    from emulator.api.over_mqtt import federation
     from emulator.api.result import Result
     from emulator.api.runs import rounds, simulate
     from emulator.api.saved import load

@@ -6,7 +6,7 @@ torch is imported only to compile.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.config import CoordinatorConfig
@@ -105,15 +105,20 @@ def _compile(
         engines=tuple(engines),
         progress=progress,
     )
-    for data in compiled.files.values():
-        store.blobs.put(data)
-    if before is None:
-        program, start = compiled.program, state_codec.encode_array(vector_of(model.module, compiled.program.schema))
-        initial = store.blobs.put(start)
-    else:
+    program, initial = compiled.program, vector_of(model.module, compiled.program.schema)
+    if before is not None:
         facts = json.loads(before)
-        program, initial = _merged(_read(store, facts["program"]), compiled.program), facts["initial"]
-    return json.dumps({"program": store.blobs.put(canonical_json(program.to_json())), "initial": initial})
+        program = _merged(_read(store, facts["program"]), program)
+        initial = state_codec.decode_array(store.blobs.read(facts["initial"]))
+    return put_program(store, program, compiled.files.values(), initial)
+
+
+def put_program(store: Store, program: Program, files: Iterable[bytes], initial: Flat) -> str:
+    """Store a program, new containers and the initial model [schema.size]; -> the value of PROGRAM_FACT."""
+    for data in files:
+        store.blobs.put(data)
+    kept = store.blobs.put(canonical_json(program.to_json()))
+    return json.dumps({"program": kept, "initial": store.blobs.put(state_codec.encode_array(initial))})
 
 
 def _merged(old: Program, new: Program) -> Program:

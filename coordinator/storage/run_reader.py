@@ -9,7 +9,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from coordinator.rounds.update_validation import ZERO_BASE
+from coordinator.storage import state_codec
 from coordinator.storage.database import DATABASE_FILE, refuse_damage
+from coordinator.strategies.base import State
 from edge_client.errors import ConfigError
 from edge_client.protocol import codecs
 from edge_client.protocol.messages import parse_json
@@ -29,6 +31,19 @@ def read_program(folder: Path) -> Program:
         raise ConfigError(f"{folder} holds no training program yet", hint="wait until the coordinator has compiled it")
     data = _blob(folder / STORE_FOLDER / "blobs", json.loads(row[0])["program"])
     return Program.from_json(parse_json(data, MAX_PROGRAM_BYTES))
+
+
+def last_state(folder: Path, name: str) -> tuple[State, Flat]:
+    """The state after the last round of the run `name`, and the common first model [schema.size]."""
+    query = "select blob from states join runs on states.run = runs.run where name = ? order by round desc"
+    with open_database(folder) as db:
+        state = db.execute(query, (name,)).fetchone()
+        program = db.execute("select value from meta where key = 'program'").fetchone()
+    if state is None or program is None:
+        raise ConfigError(f"{folder} has no round of {name} yet", hint="wait until its first round has ended")
+    blobs = folder / STORE_FOLDER / "blobs"
+    first = state_codec.decode_array(_blob(blobs, json.loads(program[0])["initial"]))
+    return state_codec.decode_state(_blob(blobs, state[0])), first
 
 
 def reply_vectors(folder: Path, name: str, round: int) -> dict[ClientId, Flat]:  # noqa: A002 - the protocol's word

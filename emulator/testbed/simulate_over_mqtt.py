@@ -10,12 +10,15 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coordinator.storage.run_reader import open_database
+from coordinator.artifacts.signed_program import PROGRAM_FACT, put_program
+from coordinator.storage.run_reader import STORE_FOLDER, open_database
+from coordinator.storage.store import Store
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import make_method, method_name, method_settings
 from edge_client.engines.base import ENGINES
@@ -28,6 +31,9 @@ from emulator.run.load import make_fleet
 from emulator.run.summary import Record, result_summary
 from emulator.testbed import monitor, testbed_files
 from emulator.testbed.testbed import Testbed, run_testbed
+
+if TYPE_CHECKING:
+    from coordinator.models.registry import Model
 
 MAX_DEVICES = 200  # devices with a thread each, and about what the embedded broker is meant for
 DEADLINE_S = 3_600.0  # of an exchange: only a device that hangs exceeds it
@@ -45,35 +51,73 @@ def simulate_over_mqtt(
 ) -> None:
     """Run to the end; `show` is called with the JSON object of the command, which has no virtual seconds."""
     began = time.perf_counter()
-    _check(args, resume=resume)
+    if resume:
+        raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")
+    check_options(args)
     strategy = make_method(args.method, **args.settings)
     args, split = make_fleet(replace(args, engine="onnx" if args.engine == "auto" else args.engine))
+
+    def finish(folder: Path, records: Sequence[Record]) -> None:
+        testbed_files.write_toml(folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
+        (folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
+        last = records[-1]
+        told = result_summary(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
+        progress.close()
+        show(told | {key: last[key] for key in ("answered", "privacy") if key in last} | {"run": str(folder)})
+
+    run_over_mqtt(args, strategy, split, progress, finish)
+
+
+def run_over_mqtt(
+    args: SimulateArgs,
+    strategy: Strategy,
+    split: FleetData,
+    progress: ConsoleProgress,
+    finish: Callable[[Path, Sequence[Record]], None],
+    *,
+    model: Model | None = None,
+) -> None:
+    """Run to the end; `finish` is called with the run's folder and the records of its rounds.
+
+    `model` is one that has no name: its program is compiled here, and the coordinator finds it in its folder.
+    """
+    check_options(args)
     if len(split.devices) > MAX_DEVICES:
         raise UsageError(
             f"{len(split.devices)} devices, and a thread each: use at most {MAX_DEVICES} over MQTT",
             hint="lower --devices, or see `fedcenters-emulator fleet --help`, which takes thousands",
         )
-    federation = _plain(args.folder.name)
 
     def play(testbed: Testbed) -> None:
-        last = _rounds(testbed, args, strategy, split)
-        testbed_files.write_toml(testbed.folder / CONFIG_FILE, resolved_table(args, method_settings(strategy)))
-        (testbed.folder / GROUPS_FILE).write_text(json.dumps(split.groups, sort_keys=True), encoding="utf-8")
-        told = result_summary(args, split.groups, last) | {"seconds": round(time.perf_counter() - began, 3)}
-        answered = {"answered": _answered(testbed.folder, last["round"])}
-        progress.close()
-        show(told | answered | {key: last[key] for key in ("privacy",) if key in last} | {"run": str(testbed.folder)})
+        if model is not None:
+            progress.busy("compiling the training program")
+            _put_program(testbed.folder, model, _engines(args), batch=int(method_settings(strategy)["batch-size"]))
+        records = _rounds(testbed, args, strategy, split)
+        finish(testbed.folder, [r | {"answered": _answered(testbed.folder, r["round"])} for r in records])
 
-    run_testbed(args.folder, args.broker, progress, play, federation=federation)
+    run_testbed(args.folder, args.broker, progress, play, federation=_plain(args.folder.name))
 
 
-def _check(args: SimulateArgs, *, resume: bool) -> None:
+def _put_program(folder: Path, model: Model, engines: Sequence[str], *, batch: int) -> None:
+    from export.compiler.program import compile_program, vector_of
+
+    facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
+    made = compile_program(model.module, **facts, batch=batch, engines=engines)
+    with closing(Store(folder / STORE_FOLDER)) as store:
+        first = vector_of(model.module, made.program.schema)
+        store.facts.get_or_make(PROGRAM_FACT, lambda: put_program(store, made.program, made.files.values(), first))
+
+
+def _engines(args: SimulateArgs) -> list[str]:
+    """What devices run, and pt2, of which files are made."""
+    return sorted({args.engine, "pt2"})
+
+
+def check_options(args: SimulateArgs) -> None:
     """Refuse options that have no meaning over MQTT. Raises UsageError."""
     for key, why in VIRTUAL_ONLY.items():
         if getattr(args, OPTIONS[key].name) != OPTIONS[key].default:
             raise UsageError(f"{key} says nothing over MQTT: {why}", hint=f"leave {key} out, or --broker")
-    if resume:
-        raise UsageError("a run over MQTT cannot be resumed", hint="leave --resume out: the run begins anew")
     if args.name and args.folder.exists():
         raise UsageError(f"{args.folder} has a run already", hint="choose another --name, or delete that folder")
     if args.engine not in ("auto", *ENGINES):
@@ -83,15 +127,20 @@ def _check(args: SimulateArgs, *, resume: bool) -> None:
         )
 
 
-def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: FleetData) -> Mapping[str, Any]:
-    """Run the coordinator and the devices; -> the record of the last round."""
+def run_name(strategy: Strategy) -> str:
+    """The name of the run in the coordinator's folder."""
+    return _plain(method_name(strategy))
+
+
+def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: FleetData) -> list[Record]:
+    """Run the coordinator and the devices; -> the record of each round."""
     settings = method_settings(strategy)
-    run = {"method": args.method, "name": _plain(method_name(strategy)), "num-rounds": args.rounds, **settings}
+    run = {"method": args.method, "name": run_name(strategy), "num-rounds": args.rounds, **settings}
     testbed.start_coordinator(
         devices=len(split.devices),
         runs=[run],
         seed=args.seed,
-        model={"name": args.model, "batch-size": settings["batch-size"], "engines": sorted({args.engine, "pt2"})},
+        model={"name": args.model, "batch-size": settings["batch-size"], "engines": _engines(args)},
         formats=[],  # `fedcenters-export bundle` makes files of the centers, from the program for pt2
         codec=args.codec,
         evaluate_every=args.evaluate_every,
@@ -104,7 +153,7 @@ def _rounds(testbed: Testbed, args: SimulateArgs, strategy: Strategy, split: Fle
     testbed.start_devices(split.devices, lambda _: args.engine)
     tail = monitor.FileTail(testbed.folder / "metrics.jsonl")
     events = testbed.follow(tail, "done", doing="compiling the training program", silence_s=DEADLINE_S)
-    return [event for event in events if event["event"] == "round"][-1]
+    return [event for event in events if event["event"] == "round"]
 
 
 def _answered(folder: Path, number: int) -> float | None:

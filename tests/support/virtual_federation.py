@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from coordinator.artifacts import signed_program
 from coordinator.artifacts.signed_program import PROGRAM_FACT
 from coordinator.config import CoordinatorConfig, config_from_keys
 from coordinator.config_sections import ModelConfig, RunConfig
@@ -30,7 +31,6 @@ from edge_client.config import ClientConfig
 from edge_client.data.dataset import DeviceData
 from edge_client.errors import Malformed
 from edge_client.protocol import messages
-from edge_client.protocol.messages import canonical_json
 from edge_client.protocol.nearest.catalog import Catalog
 from edge_client.protocol.program import Container, Program
 from edge_client.protocol.task import Array, Flat, Schema, Tensors, TensorSpec
@@ -136,13 +136,7 @@ def config(folder: Path, *, rounds: int = 2, devices: int = 4, **changes: Anythi
 
 def put_program(store: Store, made: Program, files: Iterable[bytes], initial: Flat) -> None:
     """Store a program as if the coordinator had compiled it."""
-    for data in files:
-        store.blobs.put(data)
-    facts = {
-        "program": store.blobs.put(canonical_json(made.to_json())),
-        "initial": store.blobs.put(state_codec.encode_array(initial)),
-    }
-    store.facts.get_or_make(PROGRAM_FACT, lambda: json.dumps(facts))
+    store.facts.get_or_make(PROGRAM_FACT, lambda: signed_program.put_program(store, made, files, initial))
 
 
 def seed_program(store: Store, *, ballast: int = 0, buffered: bool = False) -> None:

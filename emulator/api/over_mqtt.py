@@ -1,0 +1,116 @@
+"""The same run over MQTT: a broker, a coordinator and real clients on this machine, as one value in a `with` block."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from coordinator.local_broker import start_broker
+from coordinator.storage.run_reader import last_state, read_program
+from coordinator.strategies.base import Strategy
+from coordinator.strategies.registry import method_path, method_settings
+from edge_client.errors import UsageError
+from emulator.api.data import fleets
+from emulator.api.result import Result
+from emulator.console import ConsoleProgress
+from emulator.data.fleet import Fleet
+from emulator.options import SimulateArgs
+from emulator.run.execute import SimulationResult
+from emulator.run.load import make_fleet
+from emulator.testbed.simulate_over_mqtt import run_name, run_over_mqtt
+
+if TYPE_CHECKING:
+    from torch import nn
+    from typing_extensions import Self
+
+
+@dataclass(kw_only=True)
+class MqttFederation:
+    """A broker that runs as long as the `with` block; see `federation`. `url` is its address."""
+
+    broker: str
+    model: nn.Module | Callable[[], nn.Module] | str | None
+    fleet: Fleet
+    out: Path
+    url: str = ""
+    _open: ExitStack = field(default_factory=ExitStack, repr=False)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory(prefix="fedcenters-"))
+            self.url = stack.enter_context(start_broker(Path(folder), self.broker)).url
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.url = ""
+        self._open.close()
+
+    def run(self, method: Strategy, *, rounds: int = 10, seed: int = 0, name: str = "", engine: str = "onnx") -> Result:
+        """Train a method's centers: a coordinator in a process, and a client for each device of the fleet.
+
+        `engine`: the runtime of the devices, "onnx", "litert" or "pt2". `name`: of the run's folder in `out`. The
+        numbers are those of `fc.simulate` with the same engine. Raises UsageError outside of the `with` block, and for
+        a method of a notebook's cell, which the coordinator's process cannot import.
+        """
+        if not self.url:
+            raise UsageError("this federation is not running", hint="with fc.federation(...) as home: home.run(...)")
+        if type(method).__module__ == "__main__":
+            hint = f"put class {type(method).__name__} into a file, as mine.py, and import it from there"
+            raise UsageError("the coordinator is a process of its own and cannot import from __main__", hint=hint)
+        began = time.perf_counter()
+        options: dict[str, Any] = {"engine": engine, "broker": self.url, "out": self.out, "name": name}
+        settings = method_settings(method)
+        args = SimulateArgs(method=method_path(method), settings=settings, rounds=rounds, seed=seed, **options)
+        own = None
+        if self.model is not None:
+            from emulator.api.models import own_model
+
+            own = own_model(self.model, self.fleet.cut(seed), loss=None, seed=seed)
+        args, split = make_fleet(args if own is None else replace(args, model=own.name), self.fleet)
+        found: list[Result] = []
+
+        def finish(folder: Path, records: Any) -> None:  # noqa: ANN401 - see run_over_mqtt
+            state, start = last_state(folder, run_name(method))
+            seconds = [record["seconds"] for record in records]
+            schema = read_program(folder).schema
+            run = SimulationResult(
+                records=records, real_seconds=seconds, state=state, schema=schema, virtual_seconds=sum(seconds)
+            )
+            took = time.perf_counter() - began
+            facts: dict[str, Any] = {"method": method, "args": args, "split": split, "start": start, "own_model": own}
+            found.append(Result(run=run, seconds=took, folder=folder, **facts))
+
+        run_over_mqtt(args, method, split, ConsoleProgress(), finish, model=own)
+        return found[0]
+
+
+def federation(
+    broker: str = "auto",
+    *,
+    model: nn.Module | Callable[[], nn.Module] | str | None = None,
+    fleet: Fleet | None = None,
+    out: str | Path = "runs",
+) -> MqttFederation:
+    """A fleet over MQTT on this machine: real clients in real time, in place of the virtual time of `fc.simulate`.
+
+    Args:
+        broker: "embedded" (in this process), "mosquitto", "auto" (mosquitto where it is installed), or the address of
+            one that runs, as "mqtt://host:1883".
+        model: as for `fc.simulate`.
+        fleet: the devices, 200 at most. Default: `fc.fleets.digits()`.
+        out: the folder in which each run gets a folder: the coordinator's, which `bundle`, `report` and the dashboard
+            read.
+
+    For devices on other machines see `fedcenters-coordinator serve` and docs/run-as-a-service.md.
+
+    Example:
+        with fc.federation("embedded", model=MyModule()) as home:
+            result = home.run(fc.FeSEM(3), rounds=5)
+    """
+    return MqttFederation(broker=broker, model=model, fleet=fleets.digits() if fleet is None else fleet, out=Path(out))

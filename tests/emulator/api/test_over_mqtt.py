@@ -1,0 +1,68 @@
+"""`fc.federation`: a run over MQTT by real processes has the numbers of the run in one process, and leaves nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedcenters as fc
+from coordinator.strategies.baselines.fedavg import FedAvg
+from edge_client.errors import UsageError
+
+ROOT = Path(__file__).parents[3]
+MINE = """
+import json
+
+import torch
+from torch import nn
+
+import fedcenters as fc
+
+torch.manual_seed(0)
+module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+fleet, method = fc.fleets.digits(devices=4, groups=2), fc.FeSEM(2, local_steps=2)
+with fc.federation("embedded", model=module, fleet=fleet) as home:
+    real = home.run(method, rounds=2, name="home")
+virtual = fc.simulate(method, fleet=fleet, model=module, rounds=2, engine="onnx")
+same = [
+    bool((real.run.state.centers == virtual.run.state.centers).all()),
+    list(real.history["accuracy"]) == list(virtual.history["accuracy"]),
+    dict(real.assignments) == dict(virtual.assignments),
+]
+facts = {"answered": real.summary()["answered"], "folder": str(real.folder), "module": type(real.module(0)).__name__}
+print(json.dumps({"same": same, "url": home.url, **facts}))
+"""
+
+
+@pytest.mark.timeout(400)
+def test_ones_own_module_ends_over_mqtt_where_it_ends_in_one_process(tmp_path: Path) -> None:
+    """In a process of its own, as a user runs it: the embedded broker's library leaves sockets to the interpreter."""
+    script = tmp_path / "mine.py"
+    script.write_text(MINE)
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=env, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["same"] == [True, True, True]
+    assert (told["answered"], told["folder"]) == (1.0, "runs/home")
+    assert (told["module"], told["url"]) == ("Sequential", "")
+
+
+def test_a_federation_that_is_not_open_says_how_to_open_it() -> None:
+    with pytest.raises(UsageError, match=r"with fc\.federation"):
+        fc.federation("embedded").run(fc.FeSEM())
+
+
+def test_a_method_of_a_cell_is_refused_with_what_to_do() -> None:
+    cell = type("Mine", (FedAvg,), {"__module__": "__main__"})
+    home = fc.federation("embedded")
+    home.url = "mqtt://127.0.0.1:1"  # as if it were open; the method is looked at first
+    with pytest.raises(UsageError, match="put class Mine into a file"):
+        home.run(cell())
