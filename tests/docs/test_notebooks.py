@@ -12,6 +12,7 @@ from nbclient import NotebookClient
 from tests.support.doc_pages import DOCS, ROOT
 
 NOTEBOOKS = sorted(DOCS.glob("*.ipynb"))
+READ: Any = nbformat.read  # nbformat has no types here
 CELL_S = 300  # a cell of a few seconds, on a machine that may be busy
 
 
@@ -24,14 +25,14 @@ def texts(notebook: Any) -> list[str]:  # noqa: ANN401 - nbformat's nodes
 def run(path: Path, folder: Path, patch: pytest.MonkeyPatch) -> list[str]:
     patch.setenv("PYTHONPATH", str(ROOT))
     patch.setenv("IPYTHONDIR", str(folder / "ipython"))
-    notebook = nbformat.read(path, as_version=4)
+    notebook = READ(path, as_version=4)
     NotebookClient(notebook, timeout=CELL_S, resources={"metadata": {"path": str(folder)}}).execute()
     return texts(notebook)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
 def test_a_notebook_is_kept_without_outputs_and_counts(path: Path) -> None:
-    cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    cells = [cell for cell in READ(path, as_version=4).cells if cell.cell_type == "code"]
     assert [cell for cell in cells if cell.outputs or cell.execution_count is not None] == []
 
 
