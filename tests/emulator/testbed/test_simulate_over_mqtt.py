@@ -152,7 +152,7 @@ def test_a_model_that_only_the_coordinator_can_refuse_is_refused_in_its_words(tm
 
 
 @pytest.mark.parametrize("moment", ["embedded listens", "FeSEM round 1/"])
-def test_after_a_signal_there_is_no_process_and_no_folder(moment: str, tmp_path: Path) -> None:
+def test_after_a_signal_there_is_no_process_and_it_says_what_is_kept(moment: str, tmp_path: Path) -> None:
     with started(tmp_path / "home", "--rounds", "1000") as process:
         assert process.stderr is not None
         next(line for line in process.stderr if moment in line)
@@ -160,5 +160,8 @@ def test_after_a_signal_there_is_no_process_and_no_folder(moment: str, tmp_path:
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, stdout) == (128 + signal.SIGTERM, ""), stderr
     assert "Traceback" not in stderr
-    assert list((tmp_path / "home" / "runs").iterdir()) == []
+    kept = list((tmp_path / "home" / "runs").iterdir())
+    if "round" in moment:
+        assert kept == [tmp_path / "home" / "runs" / "mqtt-fesem-0"]
+    assert all(f"what was done is kept in {folder}" in stderr for folder in kept)
     assert_nothing_is_left(tmp_path / "home")
