@@ -39,6 +39,7 @@ __all__ = [
     "NonFed",
     "PFedMe",
     "Probe",
+    "Reply",
     "Result",
     "ServerOptions",
     "State",
@@ -88,6 +89,7 @@ _MODULES = {  # name -> the module that defines it, or that it is (`fleets`)
     "NonFed": _METHODS,
     "PFedMe": _METHODS,
     "Probe": "edge_client.protocol.task",
+    "Reply": "edge_client.protocol.task",
     "Result": "emulator.api.result",
     "ServerOptions": "coordinator.strategies.common.server_options",
     "State": "coordinator.strategies.base",
@@ -133,7 +135,7 @@ if TYPE_CHECKING:
     from coordinator.strategies.robust_tkm import TKM
     from coordinator.strategies.wecfl import WeCFL
     from edge_client import __version__
-    from edge_client.protocol.task import Fit, Probe
+    from edge_client.protocol.task import Fit, Probe, Reply
     from emulator.api.cluster_counts import ClusterCounts, choose_k
     from emulator.api.comparison import Comparison, compare
     from emulator.api.data import fleets, partitions

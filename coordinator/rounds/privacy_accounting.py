@@ -18,6 +18,7 @@ from coordinator.aggregation.privacy import epsilon_spent
 from coordinator.rounds.round_record import PrivacyRecord
 from coordinator.strategies.base import Round, State, Strategy, late_replies
 from coordinator.strategies.common.local_sgd import LocalSgd
+from coordinator.strategies.common.server_options import check_applied
 from coordinator.strategies.common.updates import pack_by_client, unpack_by_client
 from edge_client.errors import ConfigError
 from edge_client.protocol.task import Schema
@@ -28,9 +29,12 @@ RELEASES_KEY = "private-releases"
 def with_noise_key(strategy: Strategy, schema: Schema, secret: Callable[[], bytes]) -> Strategy:
     """A private method with the noise key that `secret` returns; any other method as it is.
 
-    Raises ConfigError for a model that the noise cannot protect.
+    Raises ConfigError for a model that the noise cannot protect, and for options that a user's method may ignore.
     """
-    if not isinstance(strategy, LocalSgd) or not strategy.server.privacy_noise:
+    if not isinstance(strategy, LocalSgd):
+        return strategy
+    check_applied(strategy, strategy.server)
+    if not strategy.server.privacy_noise:
         return strategy
     if schema.size > schema.n_params:
         raise ConfigError(

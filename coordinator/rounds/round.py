@@ -13,11 +13,12 @@ import numpy as np
 from coordinator.rounds.label_counting import count_labels
 from coordinator.rounds.metrics import CenterReport, RoundReport, make_center_report, make_report
 from coordinator.rounds.privacy_accounting import count_releases
-from coordinator.strategies.base import Exchange, Fleet, Replies, State, Strategy
+from coordinator.strategies.base import Exchange, Fleet, Replies, Round, State, Strategy
 from coordinator.strategies.common.label_totals import label_totals_of
 from coordinator.strategies.common.momentum import with_momentum
 from coordinator.strategies.common.sampling import sample_cohort
 from coordinator.strategies.common.setting_checks import check_range
+from edge_client.errors import UsageError
 from edge_client.protocol.task import MAX_MODELS, ClientId, OwnModel, Probe, Schema
 
 INITIAL_ROUND = 0  # the "round" of Strategy.begin; rounds count from 1
@@ -67,7 +68,9 @@ def run_round(  # noqa: PLR0913 - a round has these
     training draws the same numbers with and without evaluation. A round without evaluation has no such exchange.
     """
     cohort = evaluation.cohort(fleet, rng, round=round, of=of)
-    exchanges = with_momentum(strategy, state, schema, strategy.round(state, schema, fleet, rng))
+    exchanges = with_momentum(
+        strategy, state, schema, _checked(strategy, schema, strategy.round(state, schema, fleet, rng))
+    )
     exchanges = count_labels(strategy, state, exchanges)
     after = yield from count_releases(strategy, state, exchanges)
     replies = (yield {c: serving_probe(strategy, after, c, batch=batch) for c in cohort}) if cohort else {}
@@ -77,6 +80,22 @@ def run_round(  # noqa: PLR0913 - a round has these
     if round == of:
         report = replace(report, centers=(yield from _measure_centers(strategy, after, schema, cohort, batch)))
     return after, report
+
+
+def _checked(strategy: Strategy, schema: Schema, exchanges: object) -> Round:
+    """The exchanges of a round, which ends with a state for this model. Raises UsageError for another end."""
+    name = type(strategy).__name__
+    if not isinstance(exchanges, Generator):
+        hint = "yield tasks by device, receive replies by device, and return the next state"
+        raise UsageError(f"{name}.round gives {type(exchanges).__name__}, not a generator", hint=hint)
+    after = yield from exchanges
+    if not isinstance(after, State):
+        hint = "return the next State, as replace(state, centers=...)"
+        raise UsageError(f"{name}.round returned {type(after).__name__}", hint=hint)
+    if after.centers.ndim != 2 or after.centers.shape[1] != schema.size:  # noqa: PLR2004 - [K, size]
+        hint = f"give [number of centers, {schema.size}]"
+        raise UsageError(f"{name}.round returned centers of shape {list(after.centers.shape)}", hint=hint)
+    return after
 
 
 def _measure_centers(

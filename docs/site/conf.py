@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import is_dataclass
 from typing import Any
 
 from edge_client import __version__
@@ -38,6 +40,15 @@ def show_equations_as_they_stand(_app: Any, _what: str, _name: str, _of: Any, _o
             lines[at:at] = ["::", ""]
 
 
+def show_settings(_app: Any, what: str, _name: str, of: Any, _options: Any, _signature: str, returns: str) -> Any:  # noqa: ANN401 - Sphinx's
+    """A dataclass is called with its fields, also where a base class looks at the arguments first."""
+    if what != "class" or not is_dataclass(of):
+        return None
+    made = inspect.signature(of.__init__)
+    return str(made.replace(parameters=list(made.parameters.values())[1:], return_annotation=made.empty)), returns
+
+
 def setup(app: Any) -> None:  # noqa: ANN401 - Sphinx's
     """Called by Sphinx."""
+    app.connect("autodoc-process-signature", show_settings)
     app.connect("autodoc-process-docstring", show_equations_as_they_stand, priority=100)  # before napoleon

@@ -72,7 +72,7 @@ class Selection:
     `fit`: how `best` fits, of router.FITS; None where the run has taught nothing to tell it by. `probabilities` (center
     -> probability) compare the centers among themselves and sum to 1 where they are known.
 
-    `distances`: feature -> center -> how far, for those that were looked at; `told`: why, in plain lines.
+    `distances`: feature -> center -> how far, for those that were looked at; `reasons`: why, in plain lines.
     """
 
     center: int | None

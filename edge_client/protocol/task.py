@@ -252,7 +252,7 @@ class Reply:
     """What a device answered. Only what was asked for is present; M is the number of candidate models."""
 
     n: int  # samples behind this answer (training samples; test samples when split was "test")
-    update: Flat | None = None  # the fitted model [schema.size], decoded
+    update: Flat | None = None  # the whole fitted model [schema.size], decoded: not its difference from the start
     losses: Array | None = None  # [M] float64, mean loss; [1], that of training, for a fit without upload
     votes: Array | None = None  # [M] int64, samples for which the candidate has the least loss
     posterior: Array | None = None  # [M] float64, mean responsibilities

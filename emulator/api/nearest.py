@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
 from emulator.run_centers import RunCenters
+
+UNSURE = 0.6  # a choice whose probability is below comes with a warning
 
 
 def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN401 - arrays of any kind
@@ -41,10 +44,22 @@ def _no_labels(program: Program, n: int) -> Array:
 
 
 def _center(source: RunCenters, x: Array, center: int | None) -> Flat:
-    chosen = choose(source, x).best if center is None else center
+    chosen = _chosen(choose(source, x)) if center is None else center
     if not 0 <= chosen < source.centers:
         raise UsageError(f"there is no center {chosen}", hint=f"there are {source.centers}, from 0 on")
     return source.models([chosen])[0]
+
+
+def _chosen(found: Selection) -> int:
+    """The center that fits, with a warning where several may. Raises UsageError where none does."""
+    if found.center is None:
+        hint = f"look at `nearest(x)`; center={found.best} is nearest all the same"
+        raise UsageError("no center fits these samples", hint=hint)
+    likely = found.probabilities.get(found.center, 1.0)
+    if likely < UNSURE:
+        said = f"these samples tell the centers apart badly: center {found.center} has a probability of {likely:.0%}"
+        warnings.warn(f"{said}; give labels to `nearest`, then its center, or a device", stacklevel=4)
+    return found.center
 
 
 def _served(source: RunCenters, device: ClientId) -> list[tuple[float, Flat]]:

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,6 +96,8 @@ def play(
                 found = result()
             except GeneratorExit:
                 if keep:
+                    with suppress(StopIteration):
+                        played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
                     write_run(folder, method_name(run.strategy), live_result(live), loaded.split)
                 raise
         if keep:

@@ -139,7 +139,8 @@ class Result:
     def predict(self, x: Array, *, device: ClientId | None = None, center: int | None = None) -> Array:
         """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
 
-        By the model that a device of the run is served, by a center, or by the center that is nearest to the samples.
+        By the model that a device of the run is served, by a center, or by the center that is nearest to the samples:
+        with a warning where the samples, which have no labels here, fit several. Raises UsageError where none fits.
         """
         return predict_samples(self._source, x, device=device, center=center)
 
@@ -190,6 +191,7 @@ class Result:
         from export.bundle.reader import read_bundle
         from export.bundle.writer import MAX_COMPARED_SAMPLES, BundleOptions, engines_of
 
+        formats = (formats,) if isinstance(formats, str) else formats
         options = BundleOptions(formats=formats, schemes=quantize, stacked=stacked)
         last, name = self.run.records[-1], self.args.method
         source = source_of_centers(self._source, last, method=name, batch=self.batch, engines=engines_of(formats))
@@ -233,4 +235,6 @@ class Result:
         self.plot().savefig(picture, format="png", dpi=PICTURE_DPI)
         shown = base64.b64encode(picture.getvalue()).decode()
         alt = html.escape(repr(self.method))
-        return f'{Table(rows)._repr_html_()}<img alt="{alt}" src="data:image/png;base64,{shown}">'
+        return (
+            f'{Table(rows)._repr_html_()}<img alt="{alt}" style="max-width: 100%" src="data:image/png;base64,{shown}">'
+        )

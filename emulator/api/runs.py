@@ -95,7 +95,8 @@ def simulate(  # noqa: PLR0913 - the parts of a run
         name: the name of that folder. Default: made from the method and the seed.
         resume: go on from that folder's checkpoint; more `rounds` than before add rounds.
         progress: show a bar. Default: in a terminal and in a notebook.
-        **options: the command line's other options, with underscores: see `RunOptions`.
+        **options: the command line's other options, with underscores: `engine`, `ray`, `profiles`, `codec`, `hostile`,
+            `evaluate_every`, `fraction_evaluate`, `checkpoint_every`, `loggers`.
 
     Raises:
         UsageError, ConfigError: an option, a model or samples that cannot work; the message says what to write instead.
@@ -137,7 +138,8 @@ def rounds(  # noqa: PLR0913 - the parts of a run
 ) -> Iterator[Result]:
     """The same run as `simulate`, one round at a time: the result so far after each round.
 
-    Leave the loop to stop early; a run with `out` then writes its folder. Arguments are those of `simulate`.
+    Leave the loop to stop early; a run with `out` then writes its folder, from which it can go on. Without `out`, a run
+    that shall go on later is stopped by `on_round` of `simulate`. Arguments are those of `simulate`.
 
     >>> import fedcenters as fc
     >>> for r in fc.rounds(fc.FedAvg(local_steps=5), fleet=fc.fleets.digits(devices=3), rounds=5):

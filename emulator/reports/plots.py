@@ -105,7 +105,7 @@ def draw_fleet(
         look: dict[str, Any] = {
             "color": center_colour(k),
             "marker": MARKERS[group % len(MARKERS)],
-            "label": f"group {group} → center {k}",
+            "label": f"group {group} → center {k}" if groups else f"center {k}",
         }
         axes.scatter(here[:, 0], here[:, 1], s=70, edgecolor="white", lw=0.8, **look)
     axes.set(title="Where each device's first update points", xlabel="first component", ylabel="second component")

@@ -55,7 +55,8 @@ def make_fleet(args: SimulateArgs, fleet: Fleet | None = None) -> tuple[Simulate
     model = args.model or fleet.model
     if not model:
         raise UsageError(
-            f"no model of ours suits {fleet.options['data_set']}", hint="name yours: --model package.module:Factory"
+            f"no model of ours suits {fleet.options['data_set']}",
+            hint="name yours: --model package.module:Factory; in Python model=MyModule, or the name of one of ours",
         )
     split = fleet.cut(args.seed)
     found: dict[str, Any] = {**fleet.options, "model": model, "devices": len(split.devices)}

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -82,9 +82,9 @@ class Bundle:
     """A bundle whose files all have the hashes of its manifest."""
 
     root: Path
-    raw: bytes  # manifest.json
-    manifest: BundleManifest
-    program: Program
+    raw: bytes = field(repr=False)  # manifest.json
+    manifest: BundleManifest = field(repr=False)
+    program: Program = field(repr=False)
 
     def vector(self, center: int) -> Flat:
         """The center's weights [schema.size] float32."""

@@ -80,3 +80,16 @@ class ServerOptions(MethodValue):
 
 
 SERVER_DEFAULTS = ServerOptions()
+
+
+def check_applied(method: object, server: ServerOptions) -> None:
+    """Refuse noise and robust rules with a user's own `round`, which may average by itself. Raises ConfigError."""
+    own_round = not type(method).round.__module__.startswith("coordinator.strategies.")  # type: ignore[attr-defined]
+    wanted = {"privacy-noise": server.privacy_noise > 0, "reduce": server.reduce != "mean"}
+    asked = [name for name, is_wanted in wanted.items() if is_wanted]
+    if own_round and asked and not getattr(method, "applies_server_options", False):
+        raise ConfigError(
+            f"{asked[0]} with {type(method).__name__}, which has a `round` of its own: nothing says that it uses it",
+            hint="make the centers by self.server.aggregate or by super().round, and set applies_server_options = True "
+            "in the class",
+        )

@@ -150,6 +150,52 @@ def test_a_loss_of_ones_own_that_is_cross_entropy_gives_the_numbers_of_ours() ->
     assert np.abs(other.run.state.centers - ours.run.state.centers).max() > 1e-3
 
 
+class Own(fc.FedAvg):
+    """A method whose round returns what its test wants."""
+
+    returned: Any = None
+
+    def round(self, state: State, schema: Schema, fleet: Fleet, rng: np.random.Generator) -> Round:
+        after = yield from super().round(state, schema, fleet, rng)
+        return self.returned(after)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (lambda _after: None, "Own.round returned NoneType.*return the next State"),
+        (lambda after: after.centers, "Own.round returned ndarray"),
+        (lambda after: State(centers=after.centers[0]), r"centers of shape \[\d+\].*number of centers"),
+    ],
+)
+def test_a_round_that_returns_no_state_is_named(returned: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
+    monkeypatch.setattr(Own, "returned", staticmethod(returned))
+    with pytest.raises(UsageError, match=f"(?s){said}"):
+        fc.simulate(Own(local_steps=1), fleet=digits(3), rounds=1)
+
+
+@pytest.mark.parametrize("server", [{"privacy_noise": 1.0}, {"reduce": "median"}])
+def test_noise_and_robust_rules_that_a_round_of_ones_own_may_ignore_are_refused(
+    server: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = Own(local_steps=1, server=fc.ServerOptions(**server))
+    with pytest.raises(ConfigError, match=r"(?s)with Own, which has a `round` of its own.*applies_server_options"):
+        fc.simulate(asked, fleet=digits(3), rounds=1)
+    monkeypatch.setattr(Own, "returned", staticmethod(lambda after: after))
+    monkeypatch.setattr(Own, "applies_server_options", True, raising=False)
+    assert len(fc.simulate(asked, fleet=digits(3), rounds=1).history) == 1
+
+
+def test_a_run_whose_loop_was_left_goes_on(tmp_path: Path) -> None:
+    method, place = fc.FedAvg(local_steps=STEPS), {"out": tmp_path, "name": "left"}
+    for result in fc.rounds(method, fleet=digits(3), rounds=9, **place):  # type: ignore[arg-type]
+        if len(result.history) == 2:
+            break
+    again = fc.simulate(method, fleet=digits(3), rounds=3, resume=True, **place)  # type: ignore[arg-type]
+    whole = fc.simulate(method, fleet=digits(3), rounds=3)
+    np.testing.assert_array_equal(again.run.state.centers, whole.run.state.centers)
+
+
 def test_a_metric_of_ones_own_is_a_column_of_the_history() -> None:
     def right(y: Array, outputs: Array) -> float:
         return float((outputs.argmax(-1) == y).mean())
