@@ -39,6 +39,7 @@ from coordinator.strategies.base import Exchange, Replies
 from edge_client.errors import ConfigError, FedcentersError, NetworkError
 from edge_client.protocol.blocks import Manifest
 from edge_client.protocol.nearest.catalog import Catalog
+from edge_client.protocol.task import ClientId
 from edge_client.protocol.topics import Topics
 from edge_client.transport.clock import Clock
 
@@ -278,6 +279,8 @@ class Server:
             keep_rounds=self._config.keep_rounds,
         )
 
+        misses: dict[ClientId, int] = {}
+
         def ask(key: ExchangeKey, tasks: Exchange, wanted: int | None, late: bool) -> Replies:  # noqa: FBT001 - as Ask says
             session.status.announcer.set("train", **training_state(key, self._config, self._store.states.run_names()))
             session.wait_while_paused()
@@ -292,6 +295,7 @@ class Server:
                 downloads=session.downloads,
                 prepared=program.ensure(()),
                 members=devices.members,
+                misses=misses,
             )
             return run_exchange(key, tasks, wanted, context, session.run_until_closed, late=late)
 

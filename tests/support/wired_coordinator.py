@@ -72,6 +72,7 @@ class WiredCoordinator:
             downloads=downloads,
             prepared=prepare_program(self.config, self.store, open_signing_key(folder), ()),
             members=self.store.states.enrolled(),
+            misses={},
         )
         for cid in DEVICES:
             self.hear(cid, "st", s="on", bd=1, caps={"engine": "onnx", "n": SAMPLES})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,7 @@ class ExchangeContext:
     downloads: BlockServer
     prepared: CompiledProgram
     members: Mapping[ClientId, tuple[int, str]]
-    misses: dict[ClientId, int] = field(default_factory=dict)
+    misses: dict[ClientId, int]
 
 
 @dataclass(frozen=True, kw_only=True)
