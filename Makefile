@@ -37,9 +37,8 @@ web: $(STAMP)    ## the phone page's third-party files into .web, once (33 MB fr
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(DEMO)/.installed) ## twelve emulated devices, three centers, exported and handed to new devices
 	$(if $(wildcard $(STAMP)),$(BIN),$(DEMO)/bin)/fedcenters-emulator demo
 
-# one worker more than a small machine has cores: a third of the time tests wait for processes
 test: $(STAMP)   ## the tests
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not board"
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not gpu and not board"
 
 check: $(STAMP)  ## lint, types, import rules
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ from tests.figures.architectures import GOOD, judge
 from tests.support.random_architectures import Architecture, architectures
 
 
-@settings(max_examples=4, phases=[Phase.generate])  # each one compiles, for seconds: no time to shrink
+@settings(max_examples=2, phases=[Phase.generate])  # each one compiles, for seconds: no time to shrink
 @given(one=architectures(most=3))
 def test_a_random_architecture_matches_torch_or_is_refused_by_name(one: Architecture) -> None:
     verdict, said = judge(one, "onnx")

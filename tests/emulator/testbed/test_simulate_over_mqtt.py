@@ -60,7 +60,7 @@ def centers(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "centers").rglob("*.safetensors")}
 
 
-@pytest.mark.parametrize("method", ["fesem", "fedsoft"])
+@pytest.mark.parametrize("method", ["fesem", pytest.param("fedsoft", marks=pytest.mark.slow)])
 def test_over_mqtt_the_devices_end_where_they_end_in_one_process(method: str, tmp_path: Path) -> None:
     with started(tmp_path / "mqtt", "--method", method) as process:
         stdout, stderr = process.communicate(timeout=PATIENCE_S)
