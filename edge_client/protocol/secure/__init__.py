@@ -1,0 +1,1 @@
+"""Secure aggregation: the parts that both sides share, from masks and shares to the bytes of its messages."""

@@ -1,0 +1,36 @@
+"""Who masks with whom: a random ring in which each device is joined to its nearest k on both sides (Bell et al. 2020).
+
+The devices stand on the ring in the order of SHA-256(seed, device id), so the seed and the ids alone give the graph, in
+any language. A ring of this kind (Harary's graph) stays connected whichever k - 1 devices are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+
+from edge_client.errors import Malformed
+
+SEED_BYTES = 32
+
+Graph = Mapping[str, tuple[str, ...]]
+
+
+def neighbour_graph(seed: bytes, cids: Iterable[str], neighbours: int) -> Graph:
+    """The `neighbours` (k) of each device, sorted by id (ASCII). k is even, or n - 1 for the complete graph.
+
+    Raises Malformed("bad_field") for another k, a device that is named twice, or a seed of another size than 32 bytes.
+    """
+    given = list(cids)
+    n, k = len(given), neighbours
+    if len(seed) != SEED_BYTES:
+        raise Malformed("bad_field", f"the graph's seed has {len(seed)} bytes, not {SEED_BYTES}")
+    if len(set(given)) < n:
+        raise Malformed("bad_field", "the roster names a device twice")
+    if not (k == n - 1 >= 1 or (2 <= k < n - 1 and k % 2 == 0)):  # noqa: PLR2004 - one neighbour on each side
+        raise Malformed("bad_field", f"{k} neighbours among {n} devices: an even number below {n - 1}, or {n - 1}")
+    ring = sorted(given, key=lambda cid: hashlib.sha256(seed + cid.encode("ascii")).digest())
+    if k == n - 1:
+        return {cid: tuple(sorted(set(ring) - {cid})) for cid in ring}
+    steps = [step for step in range(-(k // 2), k // 2 + 1) if step]
+    return {cid: tuple(sorted(ring[(at + step) % n] for step in steps)) for at, cid in enumerate(ring)}

@@ -1,0 +1,83 @@
+"""How many neighbours a device has and how many of their shares recover its secret, from hypergeometric tails.
+
+A cohort of n devices, of which up to 30 % drop out at any stage and up to 10 % may collude with the coordinator. The
+neighbours of one device are k random others (Bell et al. 2020, "Secure Single-Server Aggregation with
+(Poly)Logarithmic Overhead"), so the number of missing ones among them is hypergeometric. Three events are bounded, each
+for all devices together:
+
+* fewer than t neighbours of a device survive: the sum cannot be unmasked (at most 2^-20);
+* t neighbours of a device collude: they recover its secrets (at most 2^-40);
+* the graph of the honest survivors falls apart: the coordinator learns the sums of its parts (at most 2^-40). A ring in
+  which each node is joined to the k/2 nearest on both sides falls apart only where two gaps hold k removed nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import comb
+
+from edge_client.errors import ConfigError
+
+MISSING_PERCENT = 30
+COLLUDING_PERCENT = 10
+MAX_FAILURE = 2.0**-20
+MAX_LEAK = 2.0**-40
+LEAST_COHORT = 5
+MAX_COHORT = 100_000
+MAX_NEIGHBOURS = 255
+COMPLETE_COHORT = 16  # up to here a device has all others as neighbours, which costs less than 2 KB
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumParameters:
+    """The graph's degree `neighbours` (k) and the number of shares that recover a secret, `threshold` (t)."""
+
+    neighbours: int
+    threshold: int
+
+
+def sum_parameters(devices: int, *, least_members: int = LEAST_COHORT) -> SumParameters:
+    """The least even k, and a t, that keep all three bounds for a cohort of n devices; k = n - 1 for a small cohort.
+
+    Raises ConfigError for a cohort of fewer than `least_members` devices, or of more than 100,000.
+    """
+    least = max(least_members, LEAST_COHORT)
+    if devices < least:
+        raise ConfigError(
+            f"secure aggregation of {devices} devices: at least {least} are needed",
+            hint=f"wait for {least} devices, or lower least-members to at most {devices} (never below {LEAST_COHORT})",
+        )
+    if devices > MAX_COHORT:
+        raise ConfigError(
+            f"secure aggregation of {devices} devices in one sum: at most {MAX_COHORT}",
+            hint="ask fewer devices per round (fraction)",
+        )
+    degrees = range(2, min(devices, MAX_NEIGHBOURS + 1), 2) if devices > COMPLETE_COHORT else ()
+    for k in (*degrees, devices - 1):
+        thresholds = possible_thresholds(devices, k)
+        if thresholds:
+            return SumParameters(neighbours=k, threshold=min(thresholds[-1], k // 2 + 1))
+    raise ConfigError(f"no graph of {devices} devices keeps the bounds", hint="ask more devices per round")
+
+
+def possible_thresholds(devices: int, neighbours: int) -> range:
+    """All t that keep the bounds for n devices with k neighbours each; empty where there is none."""
+    n, k = devices, neighbours
+    missing = n * MISSING_PERCENT // 100
+    colluding = max(1, n * COLLUDING_PERCENT // 100)
+    if k < n - 1 and n * (n - 1) / 2 * upper_tail(n - 1, missing + colluding, k)[k] > MAX_LEAK:
+        return range(0)
+    lost, held = upper_tail(n - 1, missing, k), upper_tail(n - 1, colluding, k)
+    low = next(t for t in range(2, k + 2) if n * held[t] <= MAX_LEAK)
+    high = next((t for t in range(k, 0, -1) if n * lost[k - t + 1] <= MAX_FAILURE), 0)
+    return range(low, high + 1)
+
+
+def upper_tail(total: int, marked: int, drawn: int) -> list[float]:
+    """P(X >= x) for x = 0 to drawn + 1, X the marked ones among `drawn` of `total` of which `marked` are marked."""
+    ways, tail = 0, [0.0] * (drawn + 2)
+    all_ways = comb(total, drawn)
+    for x in range(drawn, -1, -1):
+        ways += comb(marked, x) * comb(total - marked, drawn - x)
+        tail[x] = ways / all_ways
+    return tail

@@ -1,0 +1,60 @@
+"""The degree and the threshold of a cohort, against the exact tails and against drawn cohorts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import hypergeom
+
+from edge_client.errors import ConfigError
+from edge_client.protocol.secure.parameters import possible_thresholds, sum_parameters, upper_tail
+
+
+@pytest.mark.parametrize(
+    ("devices", "neighbours", "threshold"),
+    [(100, 34, 11), (200, 54, 21), (500, 76, 31), (1000, 88, 36), (5000, 104, 42)],
+)
+def test_large_cohorts_have_the_degrees_of_the_hypergeometric_tails(
+    devices: int, neighbours: int, threshold: int
+) -> None:
+    found = sum_parameters(devices)
+    assert (found.neighbours, found.threshold) == (neighbours, threshold)
+
+
+def test_fifty_devices_have_22_neighbours_since_20_could_all_be_removed() -> None:
+    """15 missing and 5 colluding devices may be all the 20 neighbours of a device, with more than 2^-40."""
+    assert 6 in possible_thresholds(50, 22)
+    assert list(possible_thresholds(50, 20)) == []
+    assert 50 * upper_tail(49, 20, 20)[20] > 2**-40
+    assert (sum_parameters(50).neighbours, sum_parameters(50).threshold) == (22, 7)
+
+
+@pytest.mark.parametrize("devices", [5, 6, 9, 16])
+def test_a_small_cohort_is_complete_and_a_majority_of_neighbours_is_needed_where_the_survivors_suffice(
+    devices: int,
+) -> None:
+    found = sum_parameters(devices)
+    assert found.neighbours == devices - 1
+    assert found.threshold == min(devices - 1 - 3 * devices // 10, (devices - 1) // 2 + 1)
+
+
+@pytest.mark.parametrize("devices", [5, 17, 50, 100, 333, 1000])
+def test_the_bounds_hold_by_another_implementation_of_the_tails(devices: int) -> None:
+    found = sum_parameters(devices)
+    n, k, t = devices, found.neighbours, found.threshold
+    missing, colluding = 3 * n // 10, max(1, n // 10)
+    assert n * hypergeom(n - 1, missing, k).sf(k - t) <= 2**-20
+    assert n * hypergeom(n - 1, colluding, k).sf(t - 1) <= 2**-40
+
+
+def test_a_tail_is_the_share_of_drawn_cohorts() -> None:
+    rng = np.random.default_rng(3)
+    drawn = rng.hypergeometric(30, 69, 20, size=200_000)
+    for x, exact in enumerate(upper_tail(99, 30, 20)):
+        assert abs((drawn >= x).mean() - exact) < 0.006  # five standard deviations of a share of 200,000 draws
+
+
+@pytest.mark.parametrize(("devices", "least"), [(4, 1), (9, 10), (0, 5), (100_001, 5)])
+def test_a_cohort_of_the_wrong_size_is_refused_with_what_to_do(devices: int, least: int) -> None:
+    with pytest.raises(ConfigError, match="hint: "):
+        sum_parameters(devices, least_members=least)
