@@ -49,7 +49,8 @@ def source_of_centers(
     """The source for centers of this process; `last` is the record of the last round."""
     from export.compiler.program import compile_program
 
-    model, split = run.get_model(), FleetData(devices=run.devices)
+    model, split = run.get_model(), run.split
+    reference = _samples(split, last["assignment"], "test", run.centers)  # before what takes long: it may be missing
     facts: dict[str, Any] = {"name": model.name, "input": model.input, "target": model.output, "loss": model.loss}
     made = compile_program(model.module, **facts, batch=batch, engines=engines)
     return BundleSource(
@@ -57,7 +58,7 @@ def source_of_centers(
         files=made.files,
         centers=run.models(range(run.centers)),
         cards=_cards(method, last, split, run.centers),
-        reference=_samples(split, last["assignment"], "test", run.centers),
+        reference=reference,
         calibration=_few_training(split, last),
         newcomers=NewcomerData(
             router=run.router,
@@ -85,7 +86,7 @@ def read_run_centers(run: Path, asked: Mapping[str, Any], last: Mapping[str, Any
         method=make_method(asked["method"], **config.make_args(asked).settings),
         state=State(centers=np.stack(centers), assignment=last["assignment"], extra=read_tree(folder)),
         first=vector_of(model.module, schema),
-        devices=split.devices,
+        split=split,
         seed=asked["seed"],
         get_model=lambda: model,
     )

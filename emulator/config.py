@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coordinator.strategies.base import Strategy
 from coordinator.strategies.common.representation import annotate_representations
 from coordinator.strategies.registry import Setting, make_method, method_settings
 from edge_client.errors import ConfigError, UsageError
@@ -46,13 +47,16 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, str]:
     return settings
 
 
-def make_args(*tables: Mapping[str, Any]) -> SimulateArgs:
-    """The options of these tables; a later table wins. Raises UsageError, ConfigError for what is not valid."""
+def make_args(*tables: Mapping[str, Any], strategy: Strategy | None = None) -> SimulateArgs:
+    """The options of these tables; a later table wins. Raises UsageError, ConfigError for what is not valid.
+
+    `strategy` is the method itself, where the caller has it and its name need not be found.
+    """
     table: dict[str, Any] = {}
     for one in tables:
         table |= {key: value for key, value in one.items() if value is not None}
     method = str(table.get("method", SimulateArgs.method))
-    valid = method_settings(make_method(method))
+    valid = method_settings(make_method(method) if strategy is None else strategy)
     values, settings = {}, {}
     for key, value in table.items():
         if key in OPTIONS:
@@ -61,7 +65,8 @@ def make_args(*tables: Mapping[str, Any]) -> SimulateArgs:
             settings[key] = value
         else:
             raise ConfigError(f"unknown key {key!r}", hint=nearest_name_hint(key, {*OPTIONS, *valid}))
-    make_method(method, **settings)
+    if strategy is None:
+        make_method(method, **settings)
     return SimulateArgs(**values, settings=settings)
 
 

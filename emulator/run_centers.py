@@ -17,6 +17,7 @@ from edge_client.protocol.nearest.selection_rule import guessing_loss
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import ClientId, Flat
 from edge_client.training.learner import Learner
+from emulator.data.fleet_split import FleetData
 from emulator.router_training import FinishedTraining, fit_router
 
 if TYPE_CHECKING:
@@ -27,15 +28,21 @@ if TYPE_CHECKING:
 class RunCenters:
     """See `CenterSource`: the centers of a run. Its devices teach the rule when it is first asked for.
 
-    `get_model` gives the run's model, `first` is the common first model [schema.size].
+    `get_model` gives the run's model, `first` is the common first model [schema.size]. `taught` is the router that the
+    devices of a loaded run taught, whose samples are not here.
     """
 
     method: Strategy
     state: State
     first: Flat
-    devices: Mapping[ClientId, DeviceData]
+    split: FleetData
     seed: int
     get_model: Callable[[], Model]
+    taught: Router | None = None
+
+    @property
+    def devices(self) -> Mapping[ClientId, DeviceData]:
+        return self.split.devices
 
     @cached_property
     def opened(self) -> Learner:
@@ -53,6 +60,8 @@ class RunCenters:
 
     @cached_property
     def router(self) -> Router | None:
+        if self.taught is not None:
+            return self.taught
         state, devices = self.state, self.devices
         assignment = state.assignment or (dict.fromkeys(devices, 0) if self.centers == 1 else {})
         if not assignment or not isinstance(self.method, LocalSgd) or any(d.test is None for d in devices.values()):

@@ -92,7 +92,7 @@ def _imported(name: str) -> ModuleType:
 def _attribute(module: ModuleType, name: str) -> object:
     if not hasattr(module, name):
         near = get_close_matches(name, [n for n in vars(module) if not n.startswith("_")], n=1)
-        where = module.__file__ or "a folder without __init__.py"
+        where = getattr(module, "__file__", None) or "no file: `python -c`, a notebook, or a folder without __init__.py"
         hint = f"did you mean {near[0]!r}?" if near else f"it was read from {where}"
         hint = _rename(module.__name__) if module.__name__ in ROOMS else hint
         raise UsageError(f"module {module.__name__!r} has no {name!r}", hint=hint)

@@ -33,8 +33,7 @@ def own_model(
     if isinstance(model, str):
         ours = build_model(model, seed=seed)
         return Model(**{**vars(ours), "own_loss": loss})
-    if not isinstance(model, nn.Module):
-        model = _made(model, seed)
+    model = make_module(model, seed)
     kind: Loss = "cross-entropy" if labels else "squared-error"
     source = make_source(model, input=shape, loss=kind, own_loss=loss)
     if labels:
@@ -48,7 +47,10 @@ def own_model(
     return Model(name=source.name, module=model, input=shape, target=source.target, loss=kind, own_loss=loss)
 
 
-def _made(make: Callable[[], object], seed: int) -> nn.Module:
+def make_module(make: object, seed: int) -> nn.Module:
+    """A module as it is, or what a function makes of torch's generator at `seed`. Raises UsageError."""
+    if isinstance(make, nn.Module):
+        return make
     if not callable(make):
         raise UsageError(f"model is {type(make).__name__}", hint="give a torch module, or a function that makes one")
     with torch.random.fork_rng(devices=[]):

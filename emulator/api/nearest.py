@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from edge_client.nearest.choose_center import Selection, choose_center
 from edge_client.protocol.program import Program
 from edge_client.protocol.task import Array, ClientId, Flat, OwnModel
 from edge_client.training.learner import log_softmax
+from emulator.api.data.reading import as_array, frame_inputs, is_frame
 from emulator.run_centers import RunCenters
 
 UNSURE = 0.6  # a choice whose probability is below comes with a warning
@@ -20,8 +22,11 @@ UNSURE = 0.6  # a choice whose probability is below comes with a warning
 
 def choose(source: RunCenters, x: Any, y: Any = None) -> Selection:  # noqa: ANN401 - arrays of any kind
     """The nearest center for samples `x` [n, ...], with labels `y` [n] or without. Raises UsageError for no samples."""
-    data = Dataset(_samples(x, source.program), _no_labels(source.program, len(x)) if y is None else np.asarray(y))
-    return choose_center(source, data, labels=y is not None)
+    samples = _samples(source, x)
+    labels = _no_labels(source.program, len(samples)) if y is None else _labels(source, y)
+    if len(labels) != len(samples):
+        raise UsageError(f"{len(labels)} labels for {len(samples)} samples", hint="give one label for each sample")
+    return choose_center(source, Dataset(samples, labels), labels=y is not None)
 
 
 def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, center: int | None) -> Array:  # noqa: ANN401
@@ -29,18 +34,43 @@ def predict_samples(source: RunCenters, x: Any, *, device: ClientId | None, cent
     if device is not None and center is not None:
         raise UsageError("predict by a device and by a center", hint="give one of them")
     served = _served(source, device) if device is not None else [(1.0, _center(source, x, center))]
-    samples = _samples(x, source.program)
+    samples = _samples(source, x)
     data = Dataset(samples, _no_labels(source.program, len(samples)))
     outputs = source.opened.evaluate([model for _, model in served], data, batch=len(data))[1]
     if len(served) > 1:
         outputs = np.tensordot([w for w, _ in served], np.exp(log_softmax(outputs)), axes=1)[None]
-    found: Array = outputs[0].argmax(axis=-1) if source.program.loss == "cross-entropy" else outputs[0]
-    return found
+    if source.program.loss != "cross-entropy":
+        return np.asarray(outputs[0])
+    found: Array = outputs[0].argmax(axis=-1)
+    return _class_values(source)[found] if source.split.classes else found
 
 
 def _no_labels(program: Program, n: int) -> Array:
     """What stands for y [n, ...] where there is none."""
     return np.zeros(n, np.int64) if program.loss == "cross-entropy" else np.zeros((n, *program.target), np.float32)
+
+
+def _class_values(source: RunCenters) -> Array:
+    """The user's value of each output [outputs]; an output that no class has is its number as text."""
+    known = list(source.split.classes)
+    return np.array([*known, *(str(k) for k in range(len(known), source.program.classes))])
+
+
+def _labels(source: RunCenters, y: Any) -> Array:  # noqa: ANN401
+    """Numbers of classes [n] for the user's own values, or for numbers; targets as they are. Raises UsageError."""
+    given = as_array(y)
+    if source.program.loss != "cross-entropy":
+        return given.astype(np.float32).reshape(len(given), *source.program.target)
+    known = list(source.split.classes)
+    if given.dtype.kind in "iu":
+        if not given.size or 0 <= given.min() <= given.max() < source.program.classes:
+            return given.astype(np.int64)
+        raise UsageError(f"labels from {given.min()} to {given.max()}", hint=f"use 0 to {source.program.classes - 1}")
+    number = {value: k for k, value in enumerate(known)}
+    if unknown := [value for value in given.tolist() if value not in number]:
+        hint = f"the run has {', '.join(map(str, known))}" if known else "the run's classes are numbers from 0"
+        raise UsageError(f"no class {unknown[0]!r}", hint=hint)
+    return np.array([number[value] for value in given.tolist()], np.int64)
 
 
 def _center(source: RunCenters, x: Array, center: int | None) -> Flat:
@@ -71,10 +101,20 @@ def _served(source: RunCenters, device: ClientId) -> list[tuple[float, Flat]]:
     return [(weight, model) for weight, model in served if not isinstance(model, OwnModel)]
 
 
-def _samples(x: Any, program: Program) -> Array:  # noqa: ANN401
-    samples = np.ascontiguousarray(np.asarray(x), dtype=np.float32)
+def _samples(source: RunCenters, x: Any) -> Array:  # noqa: ANN401
+    program = source.program
+    samples = np.ascontiguousarray(_of_frame(x, source.split.columns) if is_frame(x) else as_array(x), dtype=np.float32)
     if samples.shape[1:] != program.input or not len(samples):
         raise UsageError(f"samples of shape {samples.shape}", hint=f"give [n, {', '.join(map(str, program.input))}]")
     if not np.isfinite(samples).all():
         raise UsageError("samples that are not finite", hint="replace NaN and infinity")
     return samples
+
+
+def _of_frame(x: Any, columns: Sequence[str]) -> Array:  # noqa: ANN401
+    """The run's columns by name; all of x where the run's samples had no names. Raises UsageError for a missing one."""
+    names = [str(name) for name in x.columns]
+    if missing := [name for name in columns if name not in names]:
+        told = f"this data frame has no column {missing[0]!r}"
+        raise UsageError(told, hint=f"the run's inputs are {', '.join(columns)}; it has {', '.join(names)}")
+    return frame_inputs(x, columns or names)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.storage.experiment_trackers import open_trackers
-from coordinator.strategies.registry import method_name, method_settings
+from coordinator.strategies.registry import method_settings
 from edge_client.errors import ConfigError, UsageError
 from emulator.api.result import Result
 from emulator.config import fingerprint, resolved_table
@@ -23,7 +23,6 @@ from emulator.run.execute import live_result, open_run, run_rounds
 from emulator.run.folder import Say, open_run_folder
 from emulator.run.load import load_fleet, open_devices
 from emulator.run.resolve import ResolvedRun
-from emulator.run.write import write_run
 from emulator.simulation.checkpoint import Checkpoints
 
 if TYPE_CHECKING:
@@ -98,10 +97,10 @@ def play(
                 if keep:
                     with suppress(StopIteration):
                         played.send(True)  # noqa: FBT003 - writes the checkpoint of the last round
-                    write_run(folder, method_name(run.strategy), live_result(live), loaded.split)
+                    result().write(folder)
                 raise
         if keep:
-            write_run(folder, method_name(run.strategy), found.run, loaded.split)
+            found.write(folder)
     return found if keep else replace(found, temporary=folder)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.rounds.metrics import ari
 from coordinator.strategies.base import Strategy
 from coordinator.strategies.registry import method_name, method_settings
-from edge_client.errors import UsageError
+from edge_client.errors import ConfigError, UsageError
 from edge_client.protocol.task import Array, ClientId, Flat
 from emulator.api.history import Table, frame, series
 from emulator.api.nearest import choose, predict_samples
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from coordinator.models.registry import Model
     from edge_client.nearest.choose_center import Selection
+    from edge_client.protocol.nearest.router import Router
     from export.bundle.reader import Bundle
 
 PICTURE_DPI = 80
@@ -48,7 +49,8 @@ class Result:
     """A run of a method over a fleet, or its rounds so far. `print` it for a summary.
 
     `method` is the value that was run, `args` the run's options with every default filled in, `split` the devices'
-    samples, `seconds` those of this machine. `folder` is the run's own folder, if it has one.
+    samples, `seconds` those of this machine. `folder` is the run's own folder, if it has one. `taught` is the guide
+    that the folder of a loaded run had.
     """
 
     method: Strategy
@@ -61,6 +63,7 @@ class Result:
     seconds: float = 0.0
     folder: Path | None = None
     temporary: Path | None = field(default=None)
+    taught: Router | None = None
 
     def __post_init__(self) -> None:
         if self.temporary is not None:
@@ -112,7 +115,21 @@ class Result:
             return self.own_model
         from coordinator.models.registry import build_model
 
-        return build_model(self.args.model, seed=self.args.seed)
+        try:
+            return build_model(self.args.model, seed=self.args.seed)
+        except UsageError as unknown:
+            told = f"the model {self.args.model} cannot be made again: {unknown.message}"
+            raise ConfigError(told, hint="give the run's own: fc.load(folder, model=...)") from None
+
+    @property
+    def classes(self) -> tuple[str | bool, ...]:
+        """The user's values of classes 0, 1, ..., which `predict` returns; empty for labels that are numbers."""
+        return tuple(self.split.classes)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the inputs, where the samples came from a table; a data frame for `predict` needs them."""
+        return tuple(self.split.columns)
 
     @cached_property
     def centers(self) -> Sequence[dict[str, Tensor]]:
@@ -133,11 +150,20 @@ class Result:
 
         `center` of the answer is None where none fits; `fit` is "well", "badly" or "none", `probabilities` are by
         center, `reasons` plain lines. The first call lets the run's devices teach the rule, which takes seconds.
+        Labels are values of `classes`, or their numbers; a data frame is read by the names of `columns`.
         """
         return choose(self._source, x, y)
 
+    @property
+    def guide(self) -> Router | None:
+        """The rule of `nearest`, taught by the run's devices; None for a method whose centers are not of devices."""
+        return self._source.router
+
     def predict(self, x: Array, *, device: ClientId | None = None, center: int | None = None) -> Array:
         """Predicted classes [n] for samples [n, ...], or targets [n, ...] of a model without classes.
+
+        Classes are the values of `classes`, where the run has some. Of a data frame the run's `columns` are taken by
+        name, in any order; a frame without one of them is refused.
 
         By the model that a device of the run is served, by a center, or by the center that is nearest to the samples:
         with a warning where the samples, which have no labels here, fit several. Raises UsageError where none fits.
@@ -150,9 +176,10 @@ class Result:
             method=self.method,
             state=self.run.state,
             first=self.start,
-            devices=self.split.devices,
+            split=self.split,
             seed=self.args.seed,
             get_model=lambda: self.model,
+            taught=self.taught,
         )
 
     def summary(self) -> Record:
@@ -218,11 +245,19 @@ class Result:
         args = replace(self.args, out=path.parent, name=path.name)
         table = resolved_table(args, method_settings(self.method))
         with open_run_folder(args, table, resume=False, say=lambda _: None) as place:
-            write_run(place, method_name(self.method), self.run, self.split)
+            self.write(place)
             before = (self.folder or self.temporary or place) / CHECKPOINT_FOLDER
             if before.is_dir() and before.parent.resolve() != place.resolve():
                 shutil.copytree(before, place / CHECKPOINT_FOLDER, dirs_exist_ok=True)
         return place
+
+    def write(self, place: Path) -> None:
+        """Write the files of the run's folder, apart from config.toml and the checkpoint."""
+        from emulator.api.kept_model import keep_parts
+
+        write_run(place, method_name(self.method), self.run, self.split)
+        facts: dict[str, Any] = {"data_set": self.args.data_set, "model": self.own_model, "schema": self.run.schema}
+        keep_parts(place, guide=lambda: self.guide, **facts)
 
     def __repr__(self) -> str:
         rows = summary_rows(self.summary()) if len(self.run.records) else [("method", f"{self.method!r}, no round yet")]

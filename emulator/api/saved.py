@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from coordinator.strategies.base import State
-from coordinator.strategies.registry import method_name
+from coordinator.strategies.base import State, Strategy
+from coordinator.strategies.registry import make_method, method_name, method_path, method_settings
+from edge_client.data.dataset import DeviceData
 from edge_client.errors import ConfigError, UsageError
+from edge_client.protocol.task import ClientId, Flat, Schema
+from emulator.api.kept_model import check_module, is_named, read_facts, read_guide, read_kept_model
 from emulator.api.result import Result
 from emulator.bundle_source import is_run_folder, read_centers, read_tree
 from emulator.config import make_args, read_table
@@ -21,7 +26,7 @@ from emulator.options import SimulateArgs
 from emulator.reports.demo_page import read_events, round_events
 from emulator.reports.pictures import records as pictures
 from emulator.run.execute import SimulationResult
-from emulator.run.load import LoadedFleet, load_fleet
+from emulator.run.load import load_fleet
 from emulator.run.resolve import ResolvedRun, resolve_run
 from emulator.simulation.checkpoint import read_checkpoint
 
@@ -33,12 +38,18 @@ if TYPE_CHECKING:
 
 
 def load(
-    folder: str | Path, *, model: nn.Module | Callable[[], nn.Module] | None = None, fleet: Fleet | None = None
+    folder: str | Path,
+    *,
+    model: nn.Module | Callable[[], nn.Module] | None = None,
+    fleet: Fleet | None = None,
+    method: Strategy | None = None,
 ) -> Result:
     """The result of a run that `Result.save`, `simulate(..., out=...)` or the command wrote.
 
-    `model` and `fleet` are those of the run, where it had the user's own: a folder has their names only. Raises
-    ConfigError for a folder without a run, and where one of them is missing.
+    History, assignments, `predict` and `nearest` need nothing else: the folder has a traced copy of the user's own
+    module, and what the devices taught `nearest`. `model`, `fleet` and `method` are those of the run, where it had the
+    user's own: `fleet` for what needs the samples, as `export`; `method` for a class that cannot be imported, as of
+    `__main__`. Raises ConfigError for a folder without a run, and for a part that is not the run's or is missing.
 
     >>> import fedcenters as fc, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -50,58 +61,166 @@ def load(
     place = Path(folder)
     if not is_run_folder(place):
         raise ConfigError(f"{place} has no simulated run", hint="give the folder that `save` wrote")
-    args = replace(make_args(read_table(place / "config.toml")), out=place.parent, name=place.name)
-    run = resolve_run(args)
-    loaded = _fleet(run, fleet)
-    from emulator.api.models import first_model
-
-    prepared = _model(args, loaded.split, model)
-    found = _read(place, method_name(run.strategy), prepared)
+    table = read_table(place / "config.toml")
+    strategy = _method(table, method)
+    args = replace(make_args(table, strategy=strategy), out=place.parent, name=place.name)
+    run = resolve_run(args, strategy=strategy)
+    split = _kept_split(place, run)
+    if fleet is not None:
+        loaded = load_fleet(run, fleet)
+        _check_fleet(loaded.split, split, place)
+        args, split = loaded.args, loaded.split
+    prepared, schema, start, traced = _model(place, args, split, model)
+    found = _read(place, method_name(run.strategy), schema)
     return Result(
         method=run.strategy,
-        args=loaded.args,
+        args=args,
         run=found,
-        split=loaded.split,
-        start=first_model(prepared),
-        attackers=loaded.attackers,
+        split=split,
+        start=start,
+        attackers=run.attack.attackers(split.devices, args.seed),
         own_model=prepared,
         seconds=sum(found.real_seconds),
         folder=place,
+        taught=read_guide(place, traced=traced) if fleet is None else None,
     )
 
 
-def _fleet(run: ResolvedRun, fleet: Fleet | None) -> LoadedFleet:
+def _method(table: Mapping[str, Any], given: Strategy | None) -> Strategy:
+    """The run's method. Raises ConfigError for one that cannot be imported, or that is not the run's."""
+    name = str(table.get("method", SimulateArgs.method))
+    if given is None:
+        try:
+            make_method(name)
+        except UsageError as unknown:
+            told = f"the method {name} cannot be made again: {unknown.message}"
+            hint = f"give the run's own: fc.load(folder, method={name.rpartition(':')[2]}(...))"
+            raise ConfigError(told, hint=hint) from None
+        return make_method(name, **make_args(table).settings)
+    if method_path(given).rpartition(":")[2] != name.rpartition(":")[2]:
+        raise ConfigError(f"the run's method is {name}, not {method_path(given)}", hint="leave out method=, or give it")
+    for key, value in method_settings(given).items():
+        if table.get(key, value) != value:
+            told = f"the run's {name} has {key} = {table[key]}, this one has {value}"
+            raise ConfigError(told, hint="give the method with the settings of the run")
+    return given
+
+
+@dataclass(frozen=True)
+class KeptDevices(Mapping[ClientId, DeviceData]):
+    """The devices of a run's folder by name; `read` makes their samples again when the first is asked for."""
+
+    names: Sequence[ClientId]
+    read: Callable[[], Mapping[ClientId, DeviceData]] = field(repr=False)
+
+    @cached_property
+    def _samples(self) -> Mapping[ClientId, DeviceData]:
+        return self.read()
+
+    def __getitem__(self, name: ClientId) -> DeviceData:
+        if name not in self.names:
+            raise KeyError(name)
+        return self._samples[name]
+
+    def __iter__(self) -> Iterator[ClientId]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+
+def _kept_split(place: Path, run: ResolvedRun) -> FleetData:
+    """Names, groups, classes and columns from fleet.json; the samples when they are needed."""
+    told = _fleet_facts(place)
+
+    def read() -> Mapping[ClientId, DeviceData]:
+        hint = f'give the run\'s own: fc.load("{place}", fleet=...)'
+        if not is_named(run.args.data_set):
+            raise ConfigError(f"{place} does not hold the samples of {run.args.data_set!r}", hint=hint)
+        made = load_fleet(run).split
+        _check_fleet(made, kept, place)
+        return made.devices
+
+    groups = {who: facts["group"] for who, facts in told["devices"].items() if facts["group"] is not None}
+    kept = FleetData(
+        devices=KeptDevices(sorted(told["devices"]), read),
+        groups=groups,
+        classes=tuple(told.get("classes", ())),
+        columns=tuple(told.get("columns", ())),
+    )
+    return kept
+
+
+def _fleet_facts(place: Path) -> dict[str, Any]:
     try:
-        return load_fleet(run, fleet)
-    except UsageError as unknown:
-        if fleet is not None:
-            raise
-        hint = "give the run's own: fc.load(folder, fleet=...)"
-        raise ConfigError(f"the fleet {run.args.data_set} cannot be made again: {unknown.message}", hint=hint) from None
+        told: dict[str, Any] = json.loads((place / "fleet.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as wrong:
+        raise ConfigError(f"{place}/fleet.json cannot be read: {wrong}", hint="save the run again") from wrong
+    return told
 
 
-def _model(args: SimulateArgs, split: FleetData, model: nn.Module | Callable[[], nn.Module] | None) -> Model:
-    from coordinator.models.registry import build_model
-    from emulator.api.models import own_model
+def _check_fleet(mine: FleetData, kept: FleetData, place: Path) -> None:
+    """Raise ConfigError for another fleet than that of the folder, with the first difference."""
+    hint = "give the run's own fleet, with the data and the seed that it had"
+    for here, there in ((mine, kept), (kept, mine)):
+        if strange := sorted(here.devices.keys() - there.devices.keys()):
+            told = f"has {strange[0]!r}, which the run had not" if here is mine else f"has no {strange[0]!r}"
+            other = sorted(kept.devices.keys() - mine.devices.keys())
+            beside = f"; the run had {other[0]!r}" if other and here is mine else ""
+            raise ConfigError(f"this fleet {told}{beside}", hint=hint)
+    for name in ("columns", "classes"):
+        values, theirs = ([str(v) for v in getattr(each, name)] for each in (mine, kept))
+        if values != theirs and theirs:
+            raise ConfigError(f"this fleet has the {name} {', '.join(values)}, the run {', '.join(theirs)}", hint=hint)
+    for who, facts in _fleet_facts(place)["devices"].items():
+        y = mine.devices[who].train.y
+        if len(y) != sum(facts["labels"]):
+            told = f"{who!r} has {len(y)} training samples, in the run {sum(facts['labels'])}"
+            raise ConfigError(told, hint=hint)
+        if np.issubdtype(y.dtype, np.integer) and np.bincount(y).tolist() != facts["labels"]:
+            raise ConfigError(f"{who!r} has other numbers of samples of each class than in the run", hint=hint)
 
-    if model is not None:
-        return own_model(model, split, loss=None, seed=args.seed)
-    try:
-        return build_model(args.model, seed=args.seed)
-    except UsageError as unknown:
-        hint = "give the run's own: fc.load(folder, model=...)"
-        raise ConfigError(f"the model {args.model} cannot be made again: {unknown.message}", hint=hint) from None
+
+def _model(
+    place: Path, args: SimulateArgs, split: FleetData, given: nn.Module | Callable[[], nn.Module] | None
+) -> tuple[Model | None, Schema, Flat, bool]:
+    """-> the user's own model, the tensors of a center, the first weights, and whether the model is a traced one."""
+    from coordinator.models.registry import Model, build_model
+    from emulator.api.models import first_model, make_module, own_model, schema_for
+
+    facts = read_facts(place)
+    if facts is None:  # one of ours, or a folder that an older version wrote
+        try:
+            model = (
+                own_model(given, split, loss=None, seed=args.seed) if given else build_model(args.model, seed=args.seed)
+            )
+        except UsageError as unknown:
+            hint = "give the run's own: fc.load(folder, model=...)"
+            raise ConfigError(f"the model {args.model} cannot be made again: {unknown.message}", hint=hint) from None
+        return model, schema_for(model), first_model(model), False
+    fields_, schema = facts
+    kept = read_kept_model(place, fields_)
+    start = np.zeros(schema.size, np.float32) if kept is None else first_model(kept)
+    if given is None:
+        return kept, schema, start, True
+    module = make_module(given, args.seed)
+    check_module(module, schema, None if kept is None else kept.module)
+    return Model(module=module, **fields_), schema, start, False
 
 
-def _read(place: Path, method: str, model: Model) -> SimulationResult:
+def _read(place: Path, method: str, schema: Schema) -> SimulationResult:
     """The rounds, and the state: of the last round's checkpoint, or the centers and what belongs to them."""
-    from emulator.api.models import schema_for
-
     rounds = round_events(read_events(place / "metrics.jsonl"), method)
-    schema, folder, last = schema_for(model), place / "centers" / method, rounds[-1]
+    folder, last = place / "centers" / method, rounds[-1]
     kept = read_checkpoint(place)
     if kept is not None and kept[1].round == last["round"]:
         state = kept[1].state
+        if state.centers.shape[1] != schema.size:
+            told = f"the centers have {state.centers.shape[1]} numbers, this module {schema.size}"
+            raise ConfigError(told, hint="give the run's own module: fc.load(folder, model=...)")
     else:
         centers = np.stack(read_centers(folder, schema))
         state = State(centers=centers, assignment=last["assignment"], extra=read_tree(folder))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
 
     `read` gives the data set for a seed, `scheme` shares it among `count` devices (0: as many as the data name).
     `options` are the options of emulator/options.py by which a run's folder names this fleet; `model` is the model that
-    suits the data, if there is one; `classes` are the names of labels that were texts. `seed` cuts the data; None takes
-    the seed of the run, as the command line does.
+    suits the data, if there is one; `classes` are the values of labels that were no numbers, `columns` the names of
+    the inputs where they are a table's. `seed` cuts the data; None takes the seed of the run, as the command line does.
 
     >>> from emulator.data.fleet import named_fleet
     >>> fleet = named_fleet("digits", devices=4)
@@ -41,7 +41,8 @@ class Fleet(Mapping[ClientId, DeviceData]):
     options: Mapping[str, Any]
     model: str = ""
     seed: int | None = None
-    classes: Sequence[str] = ()
+    classes: Sequence[str | bool] = ()
+    columns: Sequence[str] = ()
     _cuts: dict[int, FleetData] = field(default_factory=dict, init=False)
 
     def cut(self, seed: int = 0) -> FleetData:
@@ -50,7 +51,7 @@ class Fleet(Mapping[ClientId, DeviceData]):
         if seed not in self._cuts:
             found = self.scheme.split(self.read(seed), devices=self.count, seed=seed)
             self._cuts.clear()
-            self._cuts[seed] = found
+            self._cuts[seed] = replace(found, classes=self.classes, columns=self.columns)
         return self._cuts[seed]
 
     @property

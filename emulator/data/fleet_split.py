@@ -28,6 +28,7 @@ class FleetData:
     """A fleet's data: devices that train, devices that only join later, and the true group of those that have one.
 
     `reference` [r, ...] are samples that no device holds. `holdouts` are test samples of one pure distribution each.
+    `classes` are the user's values of classes 0, 1, ..., and `columns` the names of the inputs, where they have some.
     """
 
     devices: Mapping[ClientId, DeviceData]
@@ -35,6 +36,8 @@ class FleetData:
     groups: Mapping[ClientId, int] = field(default_factory=dict, repr=False)
     reference: Array = field(default_factory=lambda: np.empty(0, np.float32), repr=False)
     holdouts: Mapping[str, Dataset] = field(default_factory=dict, repr=False)
+    classes: Sequence[str | bool] = ()
+    columns: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

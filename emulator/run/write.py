@@ -45,10 +45,15 @@ def _write_centers(folder: Path, result: SimulationResult) -> None:
 
 
 def describe_fleet(split: FleetData, schema: Schema) -> Record:
-    """For pictures: each device's true group, if any, and training samples of each class; the classifier's names."""
+    """Each device's true group, if any, and training samples of each class; names of tensors, classes and columns."""
     devices: Record = {}
     for who, local in sorted(split.devices.items()):
         y = local.train.y
         counts = np.bincount(y).tolist() if np.issubdtype(y.dtype, np.integer) else [len(y)]
         devices[who] = {"group": split.groups.get(who), "labels": counts}
-    return {"classifier": list(schema.classifier), "devices": devices}
+    names = {"classes": list(split.classes), "columns": list(split.columns)}
+    return {
+        "classifier": list(schema.classifier),
+        "devices": devices,
+        **{key: value for key, value in names.items() if value},
+    }

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,8 @@ Column = str | int | None
 class Columns:
     """`x` [n, ...] raw, `y` [n, ...] raw, `by` [n]: to whom each sample belongs; `kind` is what they came from.
 
-    `classes` are the names of the labels, where the source has them; `by_name` is the name of the column.
+    `classes` are the names of the labels, where the source has them; `by_name` is the name of the column. `names` are
+    those of the columns of x, in order, where x is a table.
     """
 
     x: Array
@@ -36,6 +37,7 @@ class Columns:
     kind: str = "arrays"
     by_name: str = ""
     classes: Sequence[str] = ()
+    names: Sequence[str] = ()
 
 
 def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) -> Columns:
@@ -43,7 +45,7 @@ def read_columns(data: Any, *, x: Any = None, y: Column = None, by: Any = None) 
     named = by if isinstance(by, (str, int)) else None
     found = _reader(data)(data, x, y, named)
     if named is None and by is not None:
-        found = Columns(x=found.x, y=found.y, by=as_array(by), kind=found.kind, classes=found.classes)
+        found = replace(found, by=as_array(by))
     lengths = {"x": len(found.x), "y": len(found.y), **({} if found.by is None else {"by": len(found.by)})}
     if len(set(lengths.values())) != 1:
         told = ", ".join(f"{name} has {n}" for name, n in lengths.items())
@@ -68,7 +70,7 @@ def channels_first(pixels: Array) -> Array:
 
 
 def _reader(data: Any) -> Callable[[Any, Any, Column, Column], Columns]:
-    if hasattr(data, "iloc") and hasattr(data, "columns"):
+    if is_frame(data):
         return _frame
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
         return _hugging_face
@@ -101,15 +103,27 @@ def _frame(data: Any, x: Any, y: Column, by: Column) -> Columns:
     listed = [_column("x", name, names, ()) for name in ([x] if isinstance(x, str) else x)]
     if not listed:
         raise UsageError("no column of numbers is left for x", hint="name them: x=[...]")
-    cells = [data[name] for name in listed]
-    nested = len(cells) == 1 and cells[0].dtype == object
-    values = (
-        np.stack([as_array(cell) for cell in cells[0]]) if nested else np.stack([as_array(c) for c in cells], axis=1)
-    )
-    found = as_array(data[label])
     return Columns(
-        x=values, y=found, by=None if mine is None else as_array(data[mine]), kind="data frame", by_name=str(mine or "")
+        x=frame_inputs(data, listed),
+        y=as_array(data[label]),
+        by=None if mine is None else as_array(data[mine]),
+        kind="data frame",
+        by_name=str(mine or ""),
+        names=listed,
     )
+
+
+def is_frame(data: Any) -> bool:
+    """Whether it is a pandas DataFrame, or acts as one."""
+    return hasattr(data, "iloc") and hasattr(data, "columns")
+
+
+def frame_inputs(data: Any, names: Sequence[str]) -> Array:
+    """X [n, columns] of a data frame, or [n, ...] of one column of arrays."""
+    cells = [data[name] for name in names]
+    if len(cells) == 1 and cells[0].dtype == object:
+        return np.stack([as_array(cell) for cell in cells[0]])
+    return np.stack([as_array(cell) for cell in cells], axis=1)
 
 
 def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
@@ -140,6 +154,7 @@ def _hugging_face(data: Any, x: Any, y: Column, by: Column) -> Columns:
         kind=getattr(data.info, "dataset_name", None) or "Hugging Face data set",
         by_name=str(mine or ""),
         classes=tuple(getattr(data.features[label], "names", ()) or ()),
+        names=listed if len(listed) > 1 else (),
     )
 
 

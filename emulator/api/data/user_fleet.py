@@ -47,7 +47,8 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
     other column of numbers. `by` may also be an array [n]. `partition` is what `fc.partitions` says.
 
     Samples x [n, ...] become float32; uint8 are pixels, and become 0 to 1. Whole numbers y [n] are classes from 0;
-    texts are classes in alphabetical order, which the fleet's `classes` names; floats are targets. `test` is the
+    texts, and True and False, are classes in alphabetical order, which the fleet's `classes` names and
+    `Result.predict` returns; floats are targets. `columns` has the names of a table's inputs. `test` is the
     share of each device's samples that only test, or data of the same kind. `seed` cuts the data; without it the seed
     of the run does. `groups`, a column or an array [n], is the true group of each sample: where each device has one, a
     run says how well a method found them (`ari`). `name` is what reports call the data. Raises UsageError and
@@ -84,6 +85,7 @@ def fleet(  # noqa: PLR0913 - each is a part of the question
         options={"data_set": name or columns.kind, "partition": describe_scheme(scheme), "data_seed": seed},
         seed=seed,
         classes=classes,
+        columns=tuple(columns.names),
     )
     found.cut()  # so that what is wrong is said here
     return found
@@ -118,7 +120,7 @@ def _test_columns(
         raise UsageError(
             "nothing says whose the test samples are", hint="name a column of both: by='column', or test=0.2"
         )
-    held = read_columns(test, x=x, y=y, by=by)
+    held = read_columns(test, x=list(train.names) or x, y=y, by=by)
     if held.by is not None and train.by is not None and (strange := np.setdiff1d(held.by, train.by)).size:
         told = f"{strange.size} values of {by!r} are only in the test data, as {strange[0]!r}"
         raise ConfigError(told, hint="give these devices training samples, or leave them out")
@@ -137,7 +139,8 @@ def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[C
     end = 0
     for who, mine in data.items():
         both = [mine.train, mine.test] if isinstance(mine, DeviceData) else [mine]
-        columns = [read_columns((d.x, d.y) if isinstance(d, Dataset) else d, x=x, y=y) for d in both if d is not None]
+        of = list(held[0][1].names) or x if held else x  # in the order of the first device
+        columns = [read_columns((d.x, d.y) if isinstance(d, Dataset) else d, x=of, y=y) for d in both if d is not None]
         held += [(str(who), part) for part in columns]
         rows = [np.arange(end, end := end + len(part.x)) for part in columns]
         parts.append(rows[0] if len(rows) == 1 else tuple(rows))
@@ -149,11 +152,11 @@ def _of_each(data: Mapping[str, Any], *, x: Any, y: str | int | None) -> tuple[C
             told = f"{who} has samples of {list(part.x.shape[1:])}, {first} of {list(one.x.shape[1:])}"
             raise ConfigError(told, hint="use one shape")
     x_all, y_all = (np.concatenate([getattr(part, name) for _, part in held]) for name in ("x", "y"))
-    whole = Columns(x=x_all, y=y_all, kind=f"{one.kind} of each device", classes=one.classes)
+    whole = Columns(x=x_all, y=y_all, kind=f"{one.kind} of each device", classes=one.classes, names=one.names)
     return whole, GivenParts(parts, names=device_names(list(data)))
 
 
-def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str]]:
+def _data_set(train: Columns, test: Columns | None, share: float) -> tuple[DataSet, Sequence[str | bool]]:
     """-> the data set, and the names of its classes where they have some."""
     columns = [train] if test is None else [train, test]
     labels, classes = _labels([part.y for part in columns])
@@ -186,9 +189,11 @@ def _inputs(x: Array) -> Array:
     return x
 
 
-def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str]]:
-    """-> classes [n] int64 or targets [n, ...] float32 of each part, and the names of classes that were texts."""
+def _labels(parts: Sequence[Array]) -> tuple[list[Array], Sequence[str | bool]]:
+    """-> classes [n] int64 or targets [n, ...] float32 of each part, and the values of classes that were no numbers."""
     kinds = {y.dtype.kind for y in parts}
+    if kinds == {"b"} and all(y.squeeze().ndim == 1 for y in parts):
+        return [y.reshape(len(y)).astype(np.int64) for y in parts], (False, True)
     if kinds <= {"f"}:
         if not all(np.isfinite(y).all() for y in parts):
             raise ConfigError("y holds NaN or infinity", hint="drop the samples without a target")

@@ -1,0 +1,157 @@
+"""The user's own module in a run's folder, so that `fc.load` needs no code of the user's.
+
+model/model.json has name, shapes, loss and the tensors of a center in order; model/model.pt2 is the module traced in
+inference mode, with its first weights, where it can be traced. newcomers/guide.json is what the devices taught
+`Result.nearest` (protocol/nearest/router.py), where their samples are the user's own, which no folder has.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from coordinator.models.registry import Model
+from edge_client.errors import ConfigError, ProgramRefused, UsageError
+from edge_client.protocol.nearest.router import Router
+from edge_client.protocol.task import Schema, TensorSpec
+from emulator.data import registry
+from export.bundle.center_files import export_center
+from export.compiler.program import schema_of
+from export.compiler.tracing import quiet_warnings
+from export.silence import suppress_output
+
+log = logging.getLogger(__name__)
+FACTS_FILE, GRAPH_FILE, GUIDE_FILE = "model/model.json", "model/model.pt2", "newcomers/guide.json"
+
+
+def keep_parts(
+    folder: Path, *, data_set: str, model: Model | None, schema: Schema, guide: Callable[[], Router | None]
+) -> None:
+    """Write what only this process has: the user's own module, and what the user's own samples teach newcomers."""
+    for name in (FACTS_FILE, GRAPH_FILE, GUIDE_FILE):
+        (folder / name).unlink(missing_ok=True)
+    if model is not None:
+        _keep_model(folder, model, schema)
+    if not is_named(data_set) and (taught := guide()) is not None:
+        (folder / GUIDE_FILE).parent.mkdir(exist_ok=True)
+        (folder / GUIDE_FILE).write_bytes(taught.to_bytes())
+
+
+def is_named(data_set: str) -> bool:
+    """Whether a data set's samples can be read again by its name."""
+    try:
+        registry.find_data_set(data_set)
+    except UsageError:
+        return False
+    return True
+
+
+def _keep_model(folder: Path, model: Model, schema: Schema) -> None:
+    (folder / FACTS_FILE).parent.mkdir(exist_ok=True)
+    facts = {
+        "name": model.name,
+        "input": model.input,
+        "classes": model.classes,
+        "target": model.target,
+        "loss": model.loss,
+        "schema": [[t.name, t.role, list(t.shape)] for t in schema.tensors],
+        "classifier": list(schema.classifier),
+    }
+    (folder / FACTS_FILE).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+    try:
+        graph = export_center(copy.deepcopy(model.module).cpu().float(), model.input, "pt2")
+    except ProgramRefused as wrong:
+        log.warning("fc.load will need model=... for %s: %s", folder, wrong.message)
+    else:
+        (folder / GRAPH_FILE).write_bytes(graph)
+
+
+def read_facts(folder: Path) -> tuple[dict[str, Any], Schema] | None:
+    """-> the fields of the `Model` without its module, and its schema; None where the run had none of the user's."""
+    path = folder / FACTS_FILE
+    if not path.is_file():
+        return None
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        tensors = tuple(TensorSpec(name=n, role=r, shape=tuple(s)) for n, r, s in told.pop("schema"))
+        schema = Schema(tensors, tuple(told.pop("classifier")))
+        return {**told, "input": tuple(told["input"]), "target": tuple(told["target"])}, schema
+    except (OSError, ValueError, KeyError, TypeError) as wrong:
+        raise ConfigError(f"{path} cannot be read: {wrong}", hint="save the run again") from wrong
+
+
+def read_kept_model(folder: Path, facts: Mapping[str, Any]) -> Model | None:
+    """The traced module, which cannot be trained; None where none was kept."""
+    path = folder / GRAPH_FILE
+    if not path.is_file():
+        return None
+    try:
+        with suppress_output():
+            graph = torch.export.load(io.BytesIO(path.read_bytes())).module(check_guards=False)
+    except Exception as wrong:  # torch raises many kinds for a damaged archive
+        hint = "give the module: fc.load(folder, model=...)"
+        raise ConfigError(f"{path} cannot be read: {wrong}", hint=hint) from wrong
+    for name in ("train", "eval"):  # an exported graph refuses both; a flag that it ignores does no harm
+        graph.__dict__.pop(name, None)
+    _copy_quietly(type(graph))
+    return Model(module=graph, **facts)
+
+
+def _copy_quietly(kind: Any) -> None:  # noqa: ANN401 - torch makes a class of its own for each graph
+    """Silence torch, which warns of its own internals when a graph is copied."""
+    copied = kind.__deepcopy__
+
+    def quiet_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        with quiet_warnings():
+            made: nn.Module = copied(self, memo)
+        _copy_quietly(type(made))
+        return made
+
+    kind.__deepcopy__ = quiet_copy
+
+
+def read_guide(folder: Path, *, traced: bool) -> Router | None:
+    """What the devices taught. A traced module does not count batches, so that "norms" cannot be measured with it."""
+    path = folder / GUIDE_FILE
+    if not path.is_file():
+        return None
+    guide = Router.from_bytes(path.read_bytes())
+    if not traced:
+        return guide
+    ways = {}
+    for name, way in guide.ways.items():
+        left = [i for i, feature in enumerate(way.features) if feature != "norms"]
+        if left:
+            ways[name] = replace(way, features=tuple(way.features[i] for i in left), weights=way.weights[:, left])
+    return replace(guide, ways=ways)
+
+
+def check_module(module: nn.Module, schema: Schema, kept: nn.Module | None) -> None:
+    """Raise ConfigError for a module whose tensors are not those of the run, with the first that differs.
+
+    `kept`: the run's own, which has the values of the frozen ones.
+    """
+    hint = "give the run's own module, or leave out model= where the folder has it"
+    mine, theirs = ({t.name: t for t in each.tensors} for each in (schema_of(module), schema))
+    for name, tensor in theirs.items():
+        if name not in mine:
+            raise ConfigError(f"this module has no {name!r} {list(tensor.shape)}, which that of the run has", hint=hint)
+        if mine[name].shape != tensor.shape:
+            told = f"{name!r} of this module is {list(mine[name].shape)}, that of the run {list(tensor.shape)}"
+            raise ConfigError(told, hint=hint)
+    if more := sorted(mine.keys() - theirs.keys()):
+        raise ConfigError(f"this module has {more[0]!r}, which that of the run has not", hint=hint)
+    frozen = {n: p for n, p in module.named_parameters() if not p.requires_grad}
+    held = {} if kept is None else kept.state_dict()
+    for name, value in frozen.items():
+        if name in held and not torch.equal(held[name].cpu(), value.detach().cpu().to(held[name].dtype)):
+            raise ConfigError(f"the frozen {name!r} of this module has other values than that of the run", hint=hint)

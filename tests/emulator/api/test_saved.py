@@ -1,0 +1,158 @@
+"""fc.load: a run's folder answers without module and data, and says by name which part is not the run's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+import fedcenters as fc
+from edge_client.errors import ConfigError, UsageError
+
+ROOT = Path(__file__).parents[3]
+COLUMNS = ("height", "width", "depth")
+
+
+def frame(seed: int = 0, people: tuple[str, ...] = ("anna", "ben", "cleo", "dora")) -> pd.DataFrame:
+    """Two kinds of fruit; half of the people call them by each other's name."""
+    rng = np.random.default_rng(seed)
+    x, kind = rng.normal(size=(160, 3)), np.arange(160) % 2
+    x[:, 0] += 4 * kind
+    owner = np.repeat(np.arange(4), 40)
+    called = np.where(kind ^ (owner % 2), "plum", "fig")
+    return pd.DataFrame({**dict(zip(COLUMNS, x.T, strict=True)), "label": called, "who": np.array(people)[owner]})
+
+
+def net() -> nn.Module:
+    """Normalization, dropout and a frozen weight, none of which a vector of weights shows."""
+    layers = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 2))
+    nn.init.constant_(layers[0].bias, 0.1).requires_grad_(requires_grad=False)
+    return layers
+
+
+def fruit(data: pd.DataFrame | None = None) -> fc.Fleet:
+    return fc.fleet(frame() if data is None else data, by="who", name="fruit")
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Mine(fc.FeSEM):
+    """A method of the user's own."""
+
+
+@pytest.fixture(scope="module")
+def result() -> fc.Result:
+    return fc.simulate(fc.FeSEM(2, local_steps=10), model=net(), fleet=fruit(), rounds=3)
+
+
+@pytest.fixture(scope="module")
+def place(result: fc.Result, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return result.save(tmp_path_factory.mktemp("runs") / "mine")
+
+
+def test_predictions_are_the_users_own_values_of_columns_by_name(result: fc.Result) -> None:
+    assert result.classes == ("fig", "plum")
+    assert result.columns == COLUMNS
+    mine = frame(seed=1).query("who == 'ben'")
+    assert (result.predict(mine, device="ben") == mine["label"]).mean() > 0.9
+    turned = mine[["label", *reversed(COLUMNS)]]
+    np.testing.assert_array_equal(result.predict(turned, device="ben"), result.predict(mine, device="ben"))
+    with pytest.raises(UsageError, match=r"(?s)no column 'width'.*height, width, depth; it has height, wide"):
+        result.predict(mine.rename(columns={"width": "wide"}), device="ben")
+    with pytest.raises(UsageError, match=r"(?s)no class 'pear'.*the run has fig, plum"):
+        result.nearest(mine, mine["label"].replace("fig", "pear"))
+
+
+def test_test_data_with_its_columns_in_another_order_are_read_by_name() -> None:
+    data, test = frame(), frame(seed=1)
+    made = fc.fleet(data, by="who", test=test[["label", *reversed(COLUMNS), "who"]])
+    held = made["anna"].test
+    assert held is not None
+    np.testing.assert_array_equal(held.x, test.query("who == 'anna'")[list(COLUMNS)].to_numpy(np.float32))
+
+
+def test_true_and_false_are_classes() -> None:
+    data = frame()
+    made = fc.fleet(data.assign(label=data["label"] == "fig"), by="who")
+    result = fc.simulate(fc.FedAvg(local_steps=1), model=net(), fleet=made, rounds=1)
+    assert result.predict(data, center=0).dtype == bool
+
+
+def test_a_folder_answers_without_the_module_and_without_the_data(result: fc.Result, place: Path) -> None:
+    again, new = fc.load(place), frame(seed=1)
+    assert again.assignments.equals(result.assignments)
+    assert again.history.drop(columns="real_seconds").equals(result.history.drop(columns="real_seconds"))
+    assert repr(again).splitlines()[0] == repr(result).splitlines()[0]
+    for device, rows in new.groupby("who"):
+        np.testing.assert_array_equal(again.predict(rows, device=str(device)), result.predict(rows, device=str(device)))
+        found, expected = (r.nearest(rows, rows["label"]) for r in (again, result))
+        assert found.best == expected.best == result.assignments[device]
+        assert found.fit is not None
+    x = torch.randn(5, 3)
+    for k, center in enumerate(again.centers):
+        mine = net()
+        mine.load_state_dict(center)
+        torch.testing.assert_close(mine.eval()(x), result.module(k)(x), rtol=1e-6, atol=1e-6)  # float32 files
+
+
+def test_what_needs_the_samples_says_so(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)samples of 'fruit'.*fc.load\(.*fleet="):
+        fc.load(place).export(tmp_path / "centers", formats=("onnx",))
+
+
+def test_the_runs_own_fleet_and_module_are_taken(result: fc.Result, place: Path) -> None:
+    again = fc.load(place, model=net(), fleet=fruit())
+    rows = frame(seed=1).head(40)
+    np.testing.assert_array_equal(again.predict(rows, center=1), result.predict(rows, center=1))
+    assert len(again.split.devices["anna"].train) == 32
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"fleet": fruit(frame(people=("anna", "ben", "cleo", "emil")))}, "has 'emil', .* the run had 'dora'"),
+        ({"fleet": fruit(frame().drop(index=range(10)))}, "'anna' has 24 training samples, .* the run 32"),
+        ({"fleet": fruit(frame().rename(columns={"depth": "deep"}))}, "columns height, width, deep"),
+        ({"fleet": fruit(frame().replace("fig", "pear"))}, "classes pear, plum"),
+        ({"model": nn.Linear(3, 2)}, r"this module has no '0.weight' \[8, 3\]"),
+        (
+            {"model": nn.Sequential(nn.Linear(3, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(), nn.Linear(9, 2))},
+            r"'0.weight' of this module is \[9, 3\], that of the run \[8, 3\]",
+        ),
+        ({"method": fc.FedAvg()}, "the run's method is fesem, not fedavg"),
+        ({"method": fc.FeSEM(3, local_steps=10)}, "clusters = 2, this one has 3"),
+    ],
+)
+def test_a_part_that_is_not_the_runs_is_named(place: Path, part: dict[str, Any], said: str) -> None:
+    with pytest.raises((ConfigError, UsageError), match=f"(?s){said}"):
+        fc.load(place, **part)
+
+
+def test_a_method_that_cannot_be_imported_is_given(tmp_path: Path) -> None:
+    script = f"""
+import sys; sys.path.insert(0, {str(ROOT)!r})
+import fedcenters as fc
+if "run" in sys.argv:
+    from dataclasses import dataclass
+    @dataclass(frozen=True, kw_only=True, repr=False)
+    class Mine(fc.FeSEM):
+        pass
+    fc.simulate(Mine(2, local_steps=1), fleet=fc.fleets.digits(devices=3), rounds=1).save({str(tmp_path / "mine")!r})
+    print(len(fc.load({str(tmp_path / "mine")!r}, method=Mine(2, local_steps=1)).history))
+else:
+    fc.load({str(tmp_path / "mine")!r})
+"""
+    first, second = (
+        subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, check=False)
+        for words in (["run"], [])
+    )
+    assert first.stdout.strip() == "1", first.stderr
+    assert "ConfigError: the method __main__:Mine cannot be made again" in second.stderr
+    assert "fc.load(folder, method=Mine(...))" in second.stderr
