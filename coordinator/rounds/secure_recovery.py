@@ -1,0 +1,108 @@
+"""Shares become secrets: which are still missing, whether a shown share is the dealt one, and the recovered secrets.
+
+A share's `x` is 1 + the place of its holder among the sorted neighbours of its dealer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from edge_client.errors import Malformed
+from edge_client.protocol.secure import keys
+from edge_client.protocol.secure.graph import Graph
+from edge_client.protocol.secure.shamir import combine_shares
+from edge_client.protocol.secure.sum_messages import DealtShares, RevealedShares
+
+
+@dataclass(frozen=True, kw_only=True)
+class Secrets:
+    """The self secrets of the survivors and the mask secrets of the dropped, [31 bytes] each."""
+
+    self_secrets: Mapping[str, bytes]
+    mask_secrets: Mapping[str, bytes]
+
+
+def missing_shares(
+    graph: Graph,
+    *,
+    survivors: AbstractSet[str],
+    dropped: AbstractSet[str],
+    answered: AbstractSet[str] | Mapping[str, RevealedShares],
+    threshold: int,
+) -> tuple[str, ...]:
+    """The devices whose needed secret fewer than `threshold` of `answered` hold.
+
+    Needed are the secrets of all survivors, and of those dropped ones that are neighbours of a survivor. Where answers
+    are given, a share counts only if it is among them.
+    """
+    needed = [*survivors, *(cid for cid in dropped if survivors & set(graph[cid]))]
+    return tuple(cid for cid in sorted(needed) if sum(_has(answered, n, cid) for n in graph[cid]) < threshold)
+
+
+def _has(answered: AbstractSet[str] | Mapping[str, RevealedShares], holder: str, dealer: str) -> bool:
+    if isinstance(answered, Mapping):
+        answer = answered.get(holder)
+        return answer is not None and (dealer in answer.self_shares or dealer in answer.mask_shares)
+    return holder in answered
+
+
+def checked_reveal(
+    reveal: RevealedShares,
+    context: keys.SumContext,
+    holder: str,
+    *,
+    survivors: Collection[str],
+    dropped: Collection[str],
+    dealt: Mapping[str, DealtShares],
+) -> bool:
+    """Whether `holder` shows nothing but what it was asked for, and each share as its dealer announced it."""
+    if not (set(reveal.self_shares) <= set(survivors) and set(reveal.mask_shares) <= set(dropped)):
+        return False
+    for kind, shares in (("mask", reveal.mask_shares), ("self", reveal.self_shares)):
+        for dealer, share in shares.items():
+            digests = dealt[dealer].envelopes[holder][keys.SEALED_BYTES :]
+            said = digests[: keys.DIGEST_BYTES] if kind == "mask" else digests[keys.DIGEST_BYTES :]
+            if keys.share_digest(share, context, kind, dealer, holder) != said:
+                return False
+    return True
+
+
+def recover_secrets(
+    revealed: Mapping[str, RevealedShares],
+    context: keys.SumContext,
+    *,
+    graph: Graph,
+    dealt: Mapping[str, DealtShares],
+    devices: Mapping[str, keys.PublicPrekey],
+    threshold: int,
+) -> Secrets:
+    """All secrets of which `threshold` shares were shown. Raises Malformed with the name of a dealer that lied."""
+    shown: dict[str, dict[str, dict[int, bytes]]] = {"self": {}, "mask": {}}
+    for holder, answer in sorted(revealed.items()):
+        for kind, shares in (("self", answer.self_shares), ("mask", answer.mask_shares)):
+            for dealer, share in shares.items():
+                of_dealer = shown[kind].setdefault(dealer, {})
+                if len(of_dealer) < threshold:
+                    of_dealer[graph[dealer].index(holder) + 1] = share
+    enough = {
+        kind: {dealer: shares for dealer, shares in of_kind.items() if len(shares) == threshold}
+        for kind, of_kind in shown.items()
+    }
+    self_secrets = {dealer: _combined(dealer, shares) for dealer, shares in enough["self"].items()}
+    mask_secrets = {dealer: _combined(dealer, shares) for dealer, shares in enough["mask"].items()}
+    for dealer, secret in self_secrets.items():
+        if keys.commitment(secret, context, dealer) != dealt[dealer].commitment:
+            raise Malformed("bad_hash", f"the shares of {dealer} are not those of the self secret that it announced")
+    for dealer, secret in mask_secrets.items():
+        if keys.public_of(keys.mask_private(secret)) != devices[dealer].mask:
+            raise Malformed("bad_hash", f"the shares of {dealer} are not those of the mask key that it announced")
+    return Secrets(self_secrets=self_secrets, mask_secrets=mask_secrets)
+
+
+def _combined(dealer: str, shares: Mapping[int, bytes]) -> bytes:
+    try:
+        return combine_shares(shares)
+    except Malformed as wrong:
+        raise Malformed("bad_hash", f"the shares of {dealer} belong to no secret") from wrong

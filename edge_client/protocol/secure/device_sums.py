@@ -1,0 +1,247 @@
+"""A device's side of masked sums as a pure state machine: `advance(state, event) -> (state, what to send)`.
+
+The caller stores the new state before it sends anything. All that is sent follows from the stored state, so after a
+crash or a repeated message the device sends the same bytes again. An event that breaks a rule raises Malformed and
+changes nothing. The rules:
+
+* a prekey is used for one roster, ever: its root leaves `roots` with the first one;
+* one vector is masked per sum: two vectors under the same masks would tell their difference;
+* of one neighbour a device shows one kind of share, ever: the self share of a survivor, the mask share of a dropped
+  one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from edge_client.errors import Malformed
+from edge_client.protocol.secure import keys
+from edge_client.protocol.secure.masks import Words, add_masks_into, pack_words, pair_sign
+from edge_client.protocol.secure.parameters import possible_thresholds
+from edge_client.protocol.secure.shamir import SHARE_BYTES
+from edge_client.protocol.secure.sum_messages import (
+    MAX_PREKEYS,
+    DealtShares,
+    PrekeyBatch,
+    RelayedShares,
+    RevealedShares,
+    SumRoster,
+    UnmaskRequest,
+    write_upload,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSum:
+    """One sum that the device takes part in."""
+
+    roster: SumRoster
+    root: bytes  # of the prekey
+    shares: Mapping[str, bytes] | None = (
+        None  # per neighbour that takes part: both shares [64 bytes]; empty if unreadable
+    )
+    upload: str | None = None  # sha256 of the masked upload
+    shown: Mapping[str, str] = field(default_factory=dict)  # per neighbour the kind of share that was shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSums:
+    """All that a device stores for secure sums. Roots [32 bytes] are secret; each is deleted when its sum ends."""
+
+    federation: str
+    cid: str
+    roots: Mapping[int, bytes] = field(default_factory=dict)  # of unused prekeys, by number
+    next_number: int = 0
+    sums: Mapping[str, DeviceSum] = field(default_factory=dict)  # by the sha256 of the roster
+
+
+@dataclass(frozen=True)
+class PrekeysNeeded:
+    """Refill to 16 unused prekeys from fresh random roots [32 bytes each]; roots beyond that are ignored."""
+
+    random: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class RosterArrived:
+    """A roster for this device."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class RelayArrived:
+    """The envelopes of the neighbours that take part."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class VectorReady:
+    """The device's own vector for a sum, uint32 [words]; it is not changed."""
+
+    roster: str
+    words: Words
+
+
+@dataclass(frozen=True)
+class UnmaskArrived:
+    """The coordinator's question for shares."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class SumEnded:
+    """The sum is over for this device: its root and shares are deleted."""
+
+    roster: str
+
+
+SumEvent = PrekeysNeeded | RosterArrived | RelayArrived | VectorReady | UnmaskArrived | SumEnded
+
+
+def advance(state: DeviceSums, event: SumEvent) -> tuple[DeviceSums, bytes | None]:
+    """The next state, and the message or blob to send once it is stored. Raises Malformed for what must not be done."""
+    match event:
+        case PrekeysNeeded(random):
+            return _refill(state, random)
+        case RosterArrived(data):
+            return _on_roster(state, SumRoster.from_bytes(data))
+        case RelayArrived(data):
+            return _on_relay(state, RelayedShares.from_bytes(data))
+        case VectorReady(roster, words):
+            return _on_vector(state, _sum_of(state, roster), words)
+        case UnmaskArrived(data):
+            return _on_unmask(state, UnmaskRequest.from_bytes(data))
+        case SumEnded(roster):
+            return replace(state, sums={name: of for name, of in state.sums.items() if name != roster}), None
+
+
+def _refill(state: DeviceSums, random: tuple[bytes, ...]) -> tuple[DeviceSums, bytes]:
+    fresh = random[: max(0, MAX_PREKEYS - len(state.roots))]
+    if any(len(root) != keys.ROOT_BYTES for root in fresh) or len(set(fresh)) < len(fresh):
+        raise Malformed("bad_field", f"a root has {keys.ROOT_BYTES} random bytes")
+    roots = dict(state.roots) | dict(enumerate(fresh, state.next_number))
+    batch = PrekeyBatch(keys=tuple(keys.public_prekey(number, roots[number]) for number in sorted(roots)))
+    return replace(state, roots=roots, next_number=state.next_number + len(fresh)), batch.to_bytes()
+
+
+def _on_roster(state: DeviceSums, roster: SumRoster) -> tuple[DeviceSums, bytes]:
+    known = state.sums.get(roster.roster)
+    if known is not None:
+        if known.roster != roster:
+            raise Malformed("bad_task", "another roster under the same name")
+        return state, _dealt(state, known)
+    if roster.cid != state.cid:
+        raise Malformed("bad_task", f"a roster for {roster.cid}")
+    if roster.number not in state.roots:
+        raise Malformed("bad_task", f"prekey {roster.number} was used, or never offered")
+    if roster.threshold not in possible_thresholds(roster.devices, len(roster.neighbours)):
+        raise Malformed(
+            "bad_task", f"threshold {roster.threshold} of {len(roster.neighbours)} neighbours is not secret"
+        )
+    roots = {number: root for number, root in state.roots.items() if number != roster.number}
+    mine = DeviceSum(roster=roster, root=state.roots[roster.number])
+    sealed = _dealt(state, mine)  # may refuse a neighbour's key, before anything is used
+    return replace(state, roots=roots, sums=dict(state.sums) | {roster.roster: mine}), sealed
+
+
+def _dealt(state: DeviceSums, mine: DeviceSum) -> bytes:
+    roster, context = mine.roster, mine.roster.context(state.federation)
+    near = sorted(roster.neighbours)
+    dealt = keys.deal_shares(mine.root, context, threshold=roster.threshold, count=len(near))
+    private, envelopes = keys.seal_private(mine.root), {}
+    for cid, of_mask, of_self in zip(near, dealt["mask"], dealt["self"], strict=True):
+        sealed = keys.seal(private, roster.neighbours[cid].seal, context, state.cid, cid, of_mask + of_self)
+        digests = _digests(of_mask + of_self, context, state.cid, cid)
+        envelopes[cid] = sealed + digests
+    committed = keys.commitment(keys.self_secret(mine.root, context), context, state.cid)
+    return DealtShares(roster=roster.roster, commitment=committed, envelopes=envelopes).to_bytes()
+
+
+def _on_relay(state: DeviceSums, relay: RelayedShares) -> tuple[DeviceSums, None]:
+    mine = _sum_of(state, relay.roster)
+    roster, private = mine.roster, keys.seal_private(mine.root)
+    if not set(relay.envelopes) <= set(roster.neighbours):
+        raise Malformed("bad_task", "shares of a device that is no neighbour")
+    if len(relay.envelopes) < roster.threshold:
+        raise Malformed(
+            "bad_task", f"{len(relay.envelopes)} neighbours take part, at least {roster.threshold} are needed"
+        )
+    shares = {}
+    for cid, envelope in sorted(relay.envelopes.items()):
+        shares[cid] = _opened(state, mine, private, cid, envelope)
+    if mine.shares is not None and mine.shares != shares:
+        raise Malformed("bad_task", "other shares than before")
+    return _with(state, replace(mine, shares=shares)), None
+
+
+def _opened(state: DeviceSums, mine: DeviceSum, private: bytes, dealer: str, envelope: bytes) -> bytes:
+    """Both shares [64 bytes] of a neighbour; empty where they do not open or are not the announced ones."""
+    context = mine.roster.context(state.federation)
+    sealed, digests = envelope[: keys.SEALED_BYTES], envelope[keys.SEALED_BYTES :]
+    try:
+        plain = keys.unseal(private, mine.roster.neighbours[dealer].seal, context, dealer, state.cid, sealed)
+    except Malformed:  # the others can recover the neighbour's secrets without this device
+        return b""
+    return plain if _digests(plain, context, dealer, state.cid) == digests else b""
+
+
+def _digests(plain: bytes, context: keys.SumContext, dealer: str, holder: str) -> bytes:
+    of_mask, of_self = plain[:SHARE_BYTES], plain[SHARE_BYTES:]
+    return keys.share_digest(of_mask, context, "mask", dealer, holder) + keys.share_digest(
+        of_self, context, "self", dealer, holder
+    )
+
+
+def _on_vector(state: DeviceSums, mine: DeviceSum, words: Words) -> tuple[DeviceSums, bytes]:
+    roster, context = mine.roster, mine.roster.context(state.federation)
+    if mine.shares is None:
+        raise Malformed("bad_task", "no shares have come yet: a vector without pair masks is never sent")
+    if words.shape != (roster.words,) or words.dtype != "uint32":
+        raise Malformed("bad_field", f"a vector {words.dtype}{list(words.shape)} for {roster.words} words of uint32")
+    private = keys.mask_private(keys.mask_secret(mine.root))
+    masks = [(keys.self_mask_key(keys.self_secret(mine.root, context), context), 1)]
+    for cid in mine.shares:
+        key = keys.pair_mask_key(private, roster.neighbours[cid].mask, context, state.cid, cid)
+        masks.append((key, pair_sign(state.cid, cid)))
+    masked = words.copy()
+    add_masks_into(masked, masks)
+    upload = write_upload(roster.roster, roster.words, roster.bits, pack_words(masked, roster.bits))
+    name = hashlib.sha256(upload).hexdigest()
+    if mine.upload not in (None, name):
+        raise Malformed("bad_task", "another vector was masked in this sum")
+    return _with(state, replace(mine, upload=name)), upload
+
+
+def _on_unmask(state: DeviceSums, asked: UnmaskRequest) -> tuple[DeviceSums, bytes]:
+    mine = _sum_of(state, asked.roster)
+    if mine.shares is None or mine.upload is None:
+        raise Malformed("bad_task", "asked for shares before the upload")
+    if {*asked.survivors, *asked.dropped} != set(mine.shares):
+        raise Malformed("bad_task", "survivors and dropped are not the neighbours that take part")
+    if len(asked.survivors) < mine.roster.threshold:
+        raise Malformed("bad_task", f"{len(asked.survivors)} neighbours survive, at least {mine.roster.threshold} must")
+    shown = dict.fromkeys(asked.survivors, "self") | dict.fromkeys(asked.dropped, "mask")
+    if mine.shown and mine.shown != shown:
+        raise Malformed("bad_task", "other shares were shown before; of one device only one kind is ever shown")
+    readable = {cid: both for cid, both in mine.shares.items() if both}
+    answer = RevealedShares(
+        roster=asked.roster,
+        self_shares={cid: both[SHARE_BYTES:] for cid, both in readable.items() if shown[cid] == "self"},
+        mask_shares={cid: both[:SHARE_BYTES] for cid, both in readable.items() if shown[cid] == "mask"},
+    )
+    return _with(state, replace(mine, shown=shown)), answer.to_bytes()
+
+
+def _sum_of(state: DeviceSums, roster: str) -> DeviceSum:
+    if roster not in state.sums:
+        raise Malformed("bad_task", f"no sum {roster:.16} is open here")
+    return state.sums[roster]
+
+
+def _with(state: DeviceSums, mine: DeviceSum) -> DeviceSums:
+    return replace(state, sums=dict(state.sums) | {mine.roster.roster: mine})

@@ -1,0 +1,291 @@
+"""Tries to learn one device's vector, or to spoil a sum: both kinds of share, replays, lies, and small rosters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from coordinator.rounds.secure_sum import RevealArrived, SharesArrived, StageDeadline, SumFailed
+from edge_client.errors import Malformed
+from edge_client.protocol.secure import device_sums
+from edge_client.protocol.secure.device_sums import (
+    DeviceSums,
+    PrekeysNeeded,
+    RelayArrived,
+    RosterArrived,
+    SumEnded,
+    UnmaskArrived,
+    VectorReady,
+)
+from edge_client.protocol.secure.sum_messages import (
+    READERS,
+    DealtShares,
+    RelayedShares,
+    RevealedShares,
+    SumRoster,
+    UnmaskRequest,
+    read_upload,
+)
+from tests.support.secure_cohort import FORM, SecureCohort, cids, root_of, vector_of
+
+VICTIM, HOLDER = "dev-000", "dev-001"
+
+
+@pytest.fixture
+def cohort() -> SecureCohort:
+    """Six devices that have dealt and uploaded, but for dev-005, which dropped out."""
+    made = SecureCohort.of(6)
+    made.deal()
+    made.upload(["dev-005"])
+    return made
+
+
+def question(cohort: SecureCohort) -> UnmaskRequest:
+    return UnmaskRequest.from_bytes(cohort.sent["unmask"][HOLDER])
+
+
+def swapped(request: UnmaskRequest) -> bytes:
+    """The same question with the victim among the dropped."""
+    survivors = tuple(cid for cid in request.survivors if cid != VICTIM)
+    return replace(request, survivors=survivors, dropped=(*request.dropped, VICTIM)).to_bytes()
+
+
+def test_both_kinds_of_share_of_one_device_are_not_shown(cohort: SecureCohort) -> None:
+    first = cohort.on_device(HOLDER, UnmaskArrived(question(cohort).to_bytes()))
+    with pytest.raises(Malformed, match="only one kind"):
+        cohort.on_device(HOLDER, UnmaskArrived(swapped(question(cohort))))
+    assert cohort.on_device(HOLDER, UnmaskArrived(question(cohort).to_bytes())) == first
+
+
+def test_a_crash_between_two_questions_does_not_obtain_the_other_kind(cohort: SecureCohort) -> None:
+    """The state that is stored before the answer leaves remembers the choice; a lost answer is sent again."""
+    stored, answer = device_sums.advance(cohort.devices[HOLDER], UnmaskArrived(swapped(question(cohort))))
+    with pytest.raises(Malformed, match="only one kind"):
+        device_sums.advance(stored, UnmaskArrived(question(cohort).to_bytes()))
+    assert device_sums.advance(stored, UnmaskArrived(swapped(question(cohort)))) == (stored, answer)
+
+
+def test_survivors_and_dropped_that_overlap_are_refused(cohort: SecureCohort) -> None:
+    both = replace(question(cohort), dropped=(*question(cohort).dropped, VICTIM))
+    with pytest.raises(Malformed, match="cannot both survive and drop out"):
+        cohort.on_device(HOLDER, UnmaskArrived(both.to_bytes()))
+    shown = RevealedShares(roster=both.roster, self_shares={VICTIM: bytes(32)}, mask_shares={VICTIM: bytes(32)})
+    with pytest.raises(Malformed, match="cannot both survive"):
+        RevealedShares.from_bytes(shown.to_bytes())
+
+
+def test_a_question_that_names_too_few_survivors_or_leaves_a_neighbour_out_is_refused(cohort: SecureCohort) -> None:
+    asked = question(cohort)
+    few = replace(asked, survivors=asked.survivors[:1], dropped=(*asked.dropped, *asked.survivors[1:]))
+    less = replace(asked, survivors=asked.survivors[1:])
+    for wrong, why in ((few, "neighbours survive"), (less, "not the neighbours")):
+        with pytest.raises(Malformed, match=why):
+            cohort.on_device(HOLDER, UnmaskArrived(wrong.to_bytes()))
+
+
+def test_shares_are_not_shown_before_the_upload() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.deal()
+    cohort.on_device(HOLDER, RelayArrived(cohort.sent["relay"][HOLDER]))
+    near = tuple(cid for cid in cids(6) if cid != HOLDER)
+    asked = UnmaskRequest(roster=cohort.server.roster, survivors=near, dropped=())
+    with pytest.raises(Malformed, match="before the upload"):
+        cohort.on_device(HOLDER, UnmaskArrived(asked.to_bytes()))
+
+
+def test_a_prekey_is_used_for_one_roster_also_after_its_end(cohort: SecureCohort) -> None:
+    roster = SumRoster.from_bytes(cohort.sent["roster"][VICTIM])
+    again = replace(roster, exchange=9, roster="cd" * 32).to_bytes()
+    for _ in range(2):
+        with pytest.raises(Malformed, match="prekey 0 was used"):
+            cohort.on_device(VICTIM, RosterArrived(again))
+        cohort.on_device(VICTIM, SumEnded(cohort.server.roster))
+
+
+def test_a_replayed_roster_gives_the_same_shares_and_none_after_the_end(cohort: SecureCohort) -> None:
+    roster, before = cohort.sent["roster"][VICTIM], cohort.devices[VICTIM]
+    dealt = cohort.on_device(VICTIM, RosterArrived(roster))
+    assert cohort.devices[VICTIM] == before
+    assert dealt in cohort.transcript
+    cohort.on_device(VICTIM, SumEnded(cohort.server.roster))
+    with pytest.raises(Malformed, match="was used"):
+        cohort.on_device(VICTIM, RosterArrived(roster))
+
+
+def test_another_roster_under_the_same_name_is_refused(cohort: SecureCohort) -> None:
+    roster = SumRoster.from_bytes(cohort.sent["roster"][VICTIM])
+    with pytest.raises(Malformed, match="another roster under the same name"):
+        cohort.on_device(VICTIM, RosterArrived(replace(roster, exchange=9).to_bytes()))
+
+
+@pytest.mark.parametrize("threshold", [2, 3])
+def test_a_roster_whose_threshold_colluding_devices_reach_is_refused(threshold: int) -> None:
+    cohort = SecureCohort.of(40)
+    roster = replace(SumRoster.from_bytes(cohort.sent["roster"][VICTIM]), threshold=threshold)
+    with pytest.raises(Malformed, match="is not secret"):
+        cohort.on_device(VICTIM, RosterArrived(roster.to_bytes()))
+
+
+def test_a_roster_that_is_too_small_is_refused_by_the_device() -> None:
+    cohort = SecureCohort.of(5)
+    roster = SumRoster.from_bytes(cohort.sent["roster"][VICTIM])
+    near = dict(list(roster.neighbours.items())[:3])
+    with pytest.raises(Malformed, match="bad_field"):
+        cohort.on_device(VICTIM, RosterArrived(replace(roster, devices=4, neighbours=near).to_bytes()))
+
+
+def test_a_second_vector_is_not_masked_with_the_same_masks(cohort: SecureCohort) -> None:
+    name = cohort.server.roster
+    assert cohort.on_device(VICTIM, VectorReady(name, vector_of(VICTIM))) == cohort.uploads[VICTIM]
+    with pytest.raises(Malformed, match="another vector was masked"):
+        cohort.on_device(VICTIM, VectorReady(name, vector_of(HOLDER)))
+
+
+def test_a_second_relay_with_fewer_neighbours_is_refused(cohort: SecureCohort) -> None:
+    relay = RelayedShares.from_bytes(cohort.sent["relay"][VICTIM])
+    fewer = replace(relay, envelopes=dict(list(relay.envelopes.items())[1:]))
+    with pytest.raises(Malformed, match="other shares than before"):
+        cohort.on_device(VICTIM, RelayArrived(fewer.to_bytes()))
+
+
+def test_a_vector_is_never_sent_without_pair_masks() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.deal()
+    with pytest.raises(Malformed, match="never sent"):
+        cohort.on_device(VICTIM, VectorReady(cohort.server.roster, vector_of(VICTIM)))
+    empty = RelayedShares(roster=cohort.server.roster, envelopes={})
+    with pytest.raises(Malformed, match="0 neighbours take part"):
+        cohort.on_device(VICTIM, RelayArrived(empty.to_bytes()))
+
+
+def lie(cohort: SecureCohort, cid: str) -> None:
+    answer = RevealedShares.from_bytes(cohort.on_device(cid, UnmaskArrived(cohort.sent["unmask"][cid])))
+    wrong = {dealer: bytes([share[0] ^ 1]) + share[1:] for dealer, share in answer.self_shares.items()}
+    cohort.tell_server(RevealArrived(cid, replace(answer, self_shares=wrong).to_bytes()))
+
+
+def test_a_lying_share_is_named_and_the_sum_is_right_where_others_suffice(cohort: SecureCohort) -> None:
+    lie(cohort, HOLDER)
+    assert cohort.server.liars == {HOLDER}
+    cohort.reveal([HOLDER])
+    assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+
+
+def test_lying_shares_end_the_sum_with_their_names_where_too_few_are_left(cohort: SecureCohort) -> None:
+    for cid in cids(5)[:3]:
+        lie(cohort, cid)
+    cohort.reveal(cids(5)[:3])
+    assert isinstance(cohort.outcome, SumFailed)
+    assert "wrong shares came from dev-000, dev-001, dev-002" in cohort.outcome.reason
+
+
+def test_a_dealer_whose_shares_are_of_another_secret_ends_the_sum_with_its_name() -> None:
+    cohort = SecureCohort.of(6)
+    for cid, roster in cohort.sent["roster"].items():
+        dealt = DealtShares.from_bytes(cohort.on_device(cid, RosterArrived(roster)))
+        said = replace(dealt, commitment=bytes(32)) if cid == VICTIM else dealt
+        cohort.tell_server(SharesArrived(cid, said.to_bytes()))
+    cohort.upload()
+    cohort.reveal()
+    assert isinstance(cohort.outcome, SumFailed)
+    assert f"the shares of {VICTIM} are not those" in cohort.outcome.reason
+
+
+def test_an_envelope_that_does_not_open_costs_one_share_and_blames_nobody_else() -> None:
+    cohort = SecureCohort.of(6)
+    for cid, roster in cohort.sent["roster"].items():
+        dealt = DealtShares.from_bytes(cohort.on_device(cid, RosterArrived(roster)))
+        if cid == VICTIM:
+            dealt = replace(dealt, envelopes=dict(dealt.envelopes) | {HOLDER: bytes(112)})
+        cohort.tell_server(SharesArrived(cid, dealt.to_bytes()))
+    cohort.upload()
+    cohort.reveal()
+    assert cohort.server.liars == frozenset()
+    assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+
+
+def test_relayed_envelopes_cannot_be_swapped_between_senders() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.deal()
+    relay = RelayedShares.from_bytes(cohort.sent["relay"][VICTIM])
+    first, second = sorted(relay.envelopes)[:2]
+    crossed = dict(relay.envelopes) | {first: relay.envelopes[second], second: relay.envelopes[first]}
+    cohort.on_device(VICTIM, RelayArrived(replace(relay, envelopes=crossed).to_bytes()))
+    (mine,) = cohort.devices[VICTIM].sums.values()
+    assert mine.shares is not None
+    assert [cid for cid, both in mine.shares.items() if not both] == [first, second]
+
+
+@pytest.mark.parametrize("at", [0, 1, 2, 4, 8, 39])
+def test_an_upload_with_another_header_is_refused(cohort: SecureCohort, at: int) -> None:
+    blob = bytearray(cohort.uploads[VICTIM])
+    blob[at] ^= 1
+    with pytest.raises(Malformed):
+        read_upload(bytes(blob), roster=cohort.server.roster, words=5, bits=20)
+
+
+@pytest.mark.parametrize("kind", list(READERS))
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b"{}", b'{"v":2}', b'{"v":1,"v":1}', b'{"v":1,"keys":[[0,"AA=="]]}', b" " * 65_537]
+)
+def test_messages_of_another_form_are_refused(kind: str, data: bytes) -> None:
+    with pytest.raises(Malformed):
+        READERS[kind](data)
+
+
+def test_lists_that_are_unsorted_or_name_a_device_twice_are_refused() -> None:
+    for survivors in ('["b","a"]', '["a","a"]', '["a/b"]', "[1]"):
+        text = f'{{"dropped":[],"roster":"{"ab" * 32}","survivors":{survivors},"v":1}}'
+        with pytest.raises(Malformed, match="bad_field"):
+            UnmaskRequest.from_bytes(text.encode())
+
+
+def test_no_root_is_offered_twice_and_a_batch_holds_sixteen() -> None:
+    fresh = DeviceSums(federation="demo", cid="a")
+    full, batch = device_sums.advance(fresh, PrekeysNeeded(tuple(root_of("a", n) for n in range(40))))
+    assert (len(full.roots), full.next_number) == (16, 16)
+    assert device_sums.advance(full, PrekeysNeeded((root_of("a", 99),))) == (full, batch)
+    with pytest.raises(Malformed, match="random bytes"):
+        device_sums.advance(fresh, PrekeysNeeded((bytes(32), bytes(32))))
+
+
+def test_masked_words_are_uniform_bytes_and_do_not_follow_the_plain_ones() -> None:
+    """60,000 masked words of six devices with the same skewed vector; five standard deviations of what noise gives."""
+    form = replace(FORM, words=10_000, bits=16)
+    plain = np.random.default_rng(5).geometric(0.01, form.words).astype(np.uint32)
+    cohort = SecureCohort.of(6, form)
+    cohort.deal()
+    cohort.upload(vectors=dict.fromkeys(cids(6), plain))
+    masked = [np.frombuffer(cohort.uploads[cid], "<u2", offset=40) for cid in cids(6)]
+    counts = np.bincount(np.concatenate(masked).view(np.uint8), minlength=256)
+    expected = counts.sum() / 256
+    assert abs(((counts - expected) ** 2 / expected).sum() - 255) < 5 * np.sqrt(2 * 255)
+    rows = np.corrcoef([plain.astype(float), *(words.astype(float) for words in masked)])
+    assert np.abs(rows - np.eye(7)).max() < 5 / np.sqrt(form.words)
+
+
+def test_two_sets_of_vectors_with_equal_sums_leave_transcripts_that_differ_in_masked_words_alone() -> None:
+    """The shares, digests and answers are equal bytes: of the vectors the coordinator receives masked words only."""
+    spread = {cid: vector_of(cid) for cid in cids(6)}
+    total = np.sum(list(spread.values()), axis=0, dtype=np.uint32)
+    alone = dict.fromkeys(cids(6), np.zeros(5, np.uint32)) | {VICTIM: total}
+    seen = []
+    for vectors in (spread, alone):
+        cohort = SecureCohort.of(6)
+        cohort.run(vectors=vectors)
+        seen.append((cohort.transcript, cohort.sum().tolist()))
+        plain = [words.astype("<u4").tobytes() for words in vectors.values() if words.any()]
+        assert not any(word in message for word in plain for message in cohort.transcript)
+    (one, sum_of_one), (other, sum_of_other) = seen
+    assert sum_of_one == sum_of_other
+    assert [a == b for a, b in zip(one, other, strict=True)] == [True] * 6 + [False] * 6 + [True] * (len(one) - 12)
+    with pytest.raises(TypeError, match="no sum"):
+        SecureCohort.of(6).sum()
+
+
+def test_a_deadline_of_another_stage_changes_nothing(cohort: SecureCohort) -> None:
+    before = cohort.server
+    cohort.tell_server(StageDeadline("shares"))
+    assert cohort.server == before

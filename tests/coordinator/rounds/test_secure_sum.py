@@ -1,0 +1,136 @@
+"""The masked sum: exact under every pattern of dropouts that it can bear, and closed under every other one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.rounds.secure_sum import (
+    DeviceLeft,
+    MaskedVectorStored,
+    RevealArrived,
+    SharesArrived,
+    StageDeadline,
+    SumFailed,
+    SumReady,
+    advance,
+    choose_prekeys,
+)
+from edge_client.errors import ConfigError, Malformed
+from edge_client.protocol.secure.device_sums import RosterArrived
+from edge_client.protocol.secure.keys import public_prekey
+from edge_client.protocol.secure.sum_messages import PrekeyBatch, SumForm
+from tests.support.secure_cohort import SecureCohort, cids, root_of
+
+
+def can_finish(cohort: SecureCohort, *silent: set[str]) -> bool:
+    """Whether a sum exists, from the graph and the numbers alone."""
+    graph, t = cohort.server.graph, cohort.server.parameters.threshold
+    active = set(graph) - silent[0]
+    while alone := {c for c in active if len(active & set(graph[c])) < t}:
+        active -= alone
+    survivors = active - silent[1]
+    answers = survivors - silent[2]
+    needed = survivors | {c for c in active - survivors if survivors & set(graph[c])}
+    least = cohort.server.least_members
+    return len(active) >= least and len(survivors) >= least and all(len(answers & set(graph[c])) >= t for c in needed)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_every_pattern_of_dropouts_gives_the_exact_sum_of_the_survivors_or_none(data: st.DataObject) -> None:
+    count = data.draw(st.sampled_from([5, 6, 9, 18, 24]))
+    bits = data.draw(st.integers(16, 32))
+    cohort = SecureCohort.of(count, SumForm(federation="demo", run="r1", round=0, exchange=0, words=3, bits=bits))
+    silent = [set(data.draw(st.lists(st.sampled_from(cids(count)), max_size=count // 2))) for _ in range(3)]
+    cohort.run(*silent)
+    assert isinstance(cohort.outcome, SumReady) == can_finish(cohort, *silent)
+    if isinstance(cohort.outcome, SumReady):
+        assert set(cohort.outcome.survivors).isdisjoint(silent[0] | silent[1])
+        assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+
+
+def test_thirty_percent_may_drop_out_at_every_stage() -> None:
+    for stage in range(3):
+        cohort = SecureCohort.of(50)
+        silent: list[list[str]] = [[], [], []]
+        silent[stage] = cids(50)[::3][:15]
+        cohort.run(*silent)
+        assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+
+
+def test_without_dropouts_no_deadline_is_needed_and_late_ones_change_nothing() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.run()
+    state = cohort.server
+    assert state.stage == "done"
+    for event in (StageDeadline("shares"), MaskedVectorStored("dev-000"), DeviceLeft("dev-001"), StageDeadline("done")):
+        after, commands = advance(state, event)
+        assert (after.stage, commands) == ("done", [])
+
+
+def test_a_device_that_left_is_not_waited_for() -> None:
+    cohort = SecureCohort.of(6)
+    for cid in cids(6)[1:]:
+        cohort.tell_server(SharesArrived(cid, cohort.on_device(cid, RosterArrived(cohort.sent["roster"][cid]))))
+    assert cohort.server.stage == "shares"
+    cohort.tell_server(DeviceLeft("dev-000"))
+    assert cohort.server.stage == "uploads"
+
+
+def test_the_stored_events_played_again_send_the_same_messages() -> None:
+    first, again = SecureCohort.of(7), SecureCohort.of(7)
+    for cohort in (first, again):
+        cohort.run(["dev-003"], ["dev-001"])
+    assert (first.sent, first.server) == (again.sent, again.server)
+
+
+def test_too_few_uploads_close_the_sum_and_nothing_is_asked() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.run((), cids(6)[:2])
+    assert isinstance(cohort.outcome, SumFailed)
+    assert "4 devices uploaded; at least 5 must" in cohort.outcome.reason
+    assert "unmask" not in cohort.sent
+
+
+def test_too_few_answers_name_whose_secrets_are_missing() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.run((), (), cids(6)[:4])
+    assert isinstance(cohort.outcome, SumFailed)
+    assert "too few shares of the secrets of dev-000" in cohort.outcome.reason
+
+
+def test_a_roster_of_fewer_than_least_members_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match="hint: wait for 8 devices"):
+        SecureCohort.of(7, least_members=8)
+    with pytest.raises(ConfigError, match="at least 5"):
+        SecureCohort.of(4, least_members=1)
+
+
+def test_a_prekey_number_is_chosen_once_whatever_a_device_offers_again() -> None:
+    batch = PrekeyBatch(keys=tuple(public_prekey(n, root_of("a", n)) for n in (3, 4)))
+    chosen, used = choose_prekeys({"a": batch}, {"a": 2, "b": 9})
+    assert (chosen["a"].number, used) == (3, {"a": 3, "b": 9})
+    chosen, used = choose_prekeys({"a": batch}, used)
+    assert (chosen["a"].number, used["a"]) == (4, 4)
+    assert choose_prekeys({"a": batch}, used) == ({}, used)
+
+
+def test_shares_for_another_set_of_neighbours_are_refused_and_may_be_sent_right() -> None:
+    cohort, other = SecureCohort.of(6), SecureCohort.of(7)
+    wrong = other.on_device("dev-000", RosterArrived(other.sent["roster"]["dev-000"]))
+    with pytest.raises(Malformed, match="bad_task"):
+        cohort.tell_server(SharesArrived("dev-000", wrong))
+    cohort.run()
+    assert cohort.sum().tolist() == cohort.plain_sum().tolist()
+
+
+def test_answers_of_a_device_that_was_not_asked_are_ignored() -> None:
+    cohort = SecureCohort.of(6)
+    cohort.deal()
+    cohort.upload(["dev-000"])
+    before = cohort.server
+    cohort.tell_server(RevealArrived("dev-000", b"anything"))
+    cohort.tell_server(MaskedVectorStored("dev-000"))
+    assert cohort.server == before

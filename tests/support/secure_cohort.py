@@ -1,0 +1,149 @@
+"""A cohort that sums vectors under masks, in one process: the device's and the coordinator's real state machines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from coordinator.rounds.secure_sum import (
+    MaskedVectorStored,
+    RevealArrived,
+    SecureCommand,
+    SecureSum,
+    SendSumMessage,
+    SharesArrived,
+    StageDeadline,
+    SumFailed,
+    SumReady,
+    advance,
+    choose_prekeys,
+    open_sum,
+    unmask_into,
+)
+from edge_client.protocol.secure import device_sums
+from edge_client.protocol.secure.device_sums import (
+    DeviceSums,
+    PrekeysNeeded,
+    RelayArrived,
+    RosterArrived,
+    UnmaskArrived,
+    VectorReady,
+)
+from edge_client.protocol.secure.masks import Words, add_packed_into
+from edge_client.protocol.secure.sum_messages import PrekeyBatch, SumForm, read_upload
+
+FORM = SumForm(federation="demo", run="r1", round=3, exchange=1, words=5, bits=20)
+
+
+def cids(count: int) -> list[str]:
+    return [f"dev-{i:03}" for i in range(count)]
+
+
+def root_of(cid: str, number: int, salt: str = "") -> bytes:
+    """The bytes of a prekey's root; a test wants the same ones each time."""
+    return hashlib.sha256(f"{salt}/{cid}/{number}".encode()).digest()
+
+
+def vector_of(cid: str, form: SumForm = FORM) -> Words:
+    """A device's vector: words below 2^bits, another one for each device."""
+    rng = np.random.default_rng(list(cid.encode()))
+    return rng.integers(0, 2**form.bits, form.words, np.uint32)
+
+
+@dataclass
+class SecureCohort:
+    """Devices and a coordinator between stages; `sent` has the last message of each kind to each device."""
+
+    devices: dict[str, DeviceSums]
+    form: SumForm = FORM
+    server: SecureSum = field(init=False)
+    sent: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    uploads: dict[str, bytes] = field(default_factory=dict)
+    transcript: list[bytes] = field(default_factory=list)  # every byte that the coordinator received
+    outcome: SumReady | SumFailed | None = None
+
+    @staticmethod
+    def of(count: int, form: SumForm = FORM, *, salt: str = "", least_members: int = 5) -> SecureCohort:
+        """A cohort whose rosters are sent."""
+        devices, offered = {}, {}
+        for cid in cids(count):
+            roots = tuple(root_of(cid, number, salt) for number in range(2))
+            fresh = DeviceSums(federation=form.federation, cid=cid)
+            devices[cid], batch = device_sums.advance(fresh, PrekeysNeeded(roots))
+            offered[cid] = PrekeyBatch.from_bytes(batch or b"")
+        cohort = SecureCohort(devices=devices, form=form)
+        chosen, _ = choose_prekeys(offered, {})
+        cohort.server, commands = open_sum(form, chosen, least_members=least_members)
+        cohort.carry_out(list(commands))
+        return cohort
+
+    def carry_out(self, commands: list[SecureCommand]) -> None:
+        for command in commands:
+            if isinstance(command, SendSumMessage):
+                self.sent.setdefault(command.kind, {})[command.cid] = command.data
+            else:
+                self.outcome = command
+
+    def tell_server(self, event: object) -> None:
+        if isinstance(event, SharesArrived | RevealArrived):
+            self.transcript.append(event.data)
+        self.server, commands = advance(self.server, event)  # type: ignore[arg-type]
+        self.carry_out(commands)
+
+    def on_device(self, cid: str, event: object) -> bytes:
+        self.devices[cid], out = device_sums.advance(self.devices[cid], event)  # type: ignore[arg-type]
+        return out or b""
+
+    def deal(self, silent: Collection[str] = ()) -> None:
+        for cid, roster in self.sent["roster"].items():
+            if cid not in silent:
+                self.tell_server(SharesArrived(cid, self.on_device(cid, RosterArrived(roster))))
+        self.tell_server(StageDeadline("shares"))
+
+    def upload(self, silent: Collection[str] = (), vectors: Mapping[str, Words] | None = None) -> None:
+        for cid, relay in self.sent.get("relay", {}).items():
+            if cid in silent:
+                continue
+            self.on_device(cid, RelayArrived(relay))
+            words = vector_of(cid, self.form) if vectors is None else vectors[cid]
+            blob = self.on_device(cid, VectorReady(self.server.roster, words))
+            read_upload(blob, roster=self.server.roster, words=self.form.words, bits=self.form.bits)
+            self.uploads[cid] = blob
+            self.transcript.append(blob)
+            self.tell_server(MaskedVectorStored(cid))
+        self.tell_server(StageDeadline("uploads"))
+
+    def reveal(self, silent: Collection[str] = ()) -> None:
+        for cid, request in self.sent.get("unmask", {}).items():
+            if cid not in silent:
+                self.tell_server(RevealArrived(cid, self.on_device(cid, UnmaskArrived(request))))
+        self.tell_server(StageDeadline("unmask"))
+
+    def run(self, *silent: Collection[str], vectors: Mapping[str, Words] | None = None) -> None:
+        """All stages; `silent` are those that do not answer in the first, second and third."""
+        first, second, third = [*silent, (), (), ()][:3]
+        self.deal(first)
+        self.upload(second, vectors)
+        self.reveal(third)
+
+    def sum(self) -> Words:
+        """The unmasked sum of the survivors' uploads."""
+        if not isinstance(self.outcome, SumReady):
+            raise TypeError(f"no sum: {self.outcome}")
+        total = np.zeros(self.form.words, np.uint32)
+        for cid in self.outcome.survivors:
+            packed = read_upload(
+                self.uploads[cid], roster=self.server.roster, words=self.form.words, bits=self.form.bits
+            )
+            add_packed_into(total, packed, self.form.bits)
+        unmask_into(self.server, self.outcome, total)
+        return total
+
+    def plain_sum(self) -> Words:
+        """The sum of the survivors' vectors, modulo 2^bits."""
+        survivors = self.outcome.survivors if isinstance(self.outcome, SumReady) else ()
+        total = np.sum([vector_of(cid, self.form) for cid in survivors], axis=0, dtype=np.uint32)
+        return np.asarray(total & np.uint32(2**self.form.bits - 1))
